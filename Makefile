@@ -7,8 +7,9 @@
 RUN := .venv/bin
 WORKERS ?= 2
 MINUTES ?=
-CHECKED := tests/test_house.py tests/test_outside.py tests/test_found.py $(wildcard tests/test_kernels_*.py) \
-  tests/test_laws.py tests/test_merging_laws.py tests/test_expressions_law.py tests/test_partitions_law.py ddflow
+CHECKED := tests/test_house.py tests/test_outside.py tests/laws/test_found.py \
+  $(wildcard tests/kernels/test_kernels_*.py) tests/laws/test_laws.py tests/laws/test_merging_laws.py \
+  tests/expressions/test_expressions_law.py tests/partitions/test_partitions_law.py ddflow
 export PYTHON
 # Else every process that a test starts would compile the package from its source, and pytest would all tests.
 unexport PYTHONDONTWRITEBYTECODE

@@ -61,13 +61,13 @@ class Receipts(Bench):
             for _ in range(epochs):
                 rows = _rows(partitions * ROWS, rng)
                 given |= dict(zip(rows["key"].to_pylist(), rows["val"].to_pylist(), strict=True))
-                start = time.perf_counter()
-                base = coordinator.begin()
-                begins.append((time.perf_counter() - start) * 1e3)
-                receipts = _epoch(coordinator.cut, base, parts, rows)
-                start = time.perf_counter()
-                coordinator.finish(base, receipts)
-                finishes.append((time.perf_counter() - start) * 1e3)
+                began = time.perf_counter()
+                start = coordinator.begin()
+                begins.append((time.perf_counter() - began) * 1e3)
+                receipts = _epoch(coordinator.cut, start, parts, rows)
+                began = time.perf_counter()
+                coordinator.finish(start, receipts)
+                finishes.append((time.perf_counter() - began) * 1e3)
                 files = sum(1 + len(receipt.added) + len(receipt.outputs) for receipt in receipts)
             for part in parts.values():
                 part.close()
@@ -107,36 +107,36 @@ def _rows(n: int, rng: Any) -> pa.Table:
     return pa.table({"key": rng.choice(10 * n, n, replace=False), "val": rng.integers(0, n, n)})
 
 
-def _epoch(cut: Any, base: Any, parts: dict[tuple[int, int], Any], rows: pa.Table) -> list[Any]:
+def _epoch(cut: Any, start: Any, parts: dict[tuple[int, int], Any], rows: pa.Table) -> list[Any]:
     """All tasks of an epoch, one after the other; their receipts."""
     from ddflow.partitions.stage_step import StagePart
 
     receipts, came = [], dict[int, list[pa.Table]]()
     for stage in range(cut.stages):
         met = {each.number: each for each in cut.exchanges if each.stage == stage}
-        shares = _by_partition(rows, ["key"], base) if stage == 0 else [None] * base.partitions
-        sums = {number: _by_partition(pa.concat_tables(came[number]), each.by, base) for number, each in met.items()}
-        for number in range(base.partitions):
-            part = parts.setdefault((stage, number), None) or StagePart(cut, base, stage, number)
+        shares = _by_partition(rows, ["key"], start) if stage == 0 else [None] * start.partitions
+        sums = {number: _by_partition(pa.concat_tables(came[number]), each.by, start) for number, each in met.items()}
+        for number in range(start.partitions):
+            part = parts.setdefault((stage, number), None) or StagePart(cut, start, stage, number)
             parts[stage, number] = part
             inputs = {} if shares[number] is None else {"rows": shares[number]}
             counts = {name: table.num_rows for name, table in inputs.items()}
             digests = {name: f"{table.num_rows:032x}" for name, table in inputs.items()}
-            done = part.step(base, inputs, {n: each[number] for n, each in sums.items()}, counts, digests)
+            done = part.step(start, inputs, {n: each[number] for n, each in sums.items()}, counts, digests)
             receipts.append(done.receipt)
             for meeting, table in done.sums.items():
                 came.setdefault(meeting, []).append(table)
     return receipts
 
 
-def _by_partition(table: pa.Table, by: Sequence[str], base: Any) -> list[pa.Table]:
+def _by_partition(table: pa.Table, by: Sequence[str], start: Any) -> list[pa.Table]:
     from ddflow.columns.hashing import Secret, identities, partition_of
 
-    high, _ = identities(table.select(list(by)), Secret(*base.secret), table.num_rows)
-    to = partition_of(high, base.partitions)
-    edges = np.searchsorted(np.sort(to), np.arange(base.partitions + 1))
+    high, _ = identities(table.select(list(by)), Secret(*start.secret), table.num_rows)
+    to = partition_of(high, start.partitions)
+    edges = np.searchsorted(np.sort(to), np.arange(start.partitions + 1))
     ordered = table.take(pa.array(np.argsort(to, kind="stable")))
-    return [ordered.slice(edges[n], edges[n + 1] - edges[n]) for n in range(base.partitions)]
+    return [ordered.slice(edges[n], edges[n + 1] - edges[n]) for n in range(start.partitions)]
 
 
 BENCH = Receipts()

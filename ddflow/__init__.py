@@ -4,7 +4,7 @@ The journey of one upsert, room by room:
 
     a table comes in          dataflow.admission    to Arrow once, cast, checked, numbered
     it waits for its time     dataflow.batcher      in hold-back mode, until the frontier passes
-    it stands by its key      operators.upsert      `UpsertState.keyed`: identified, sorted, beside what its key holds
+    its key is looked up      operators.upsert      `UpsertState.keyed`: sorted, beside what its key holds (`Prior`)
     a partial row is folded   operators.upsert      `MergedRows`, with what its key holds; `FullRows` replace it
     it is resolved            operators.upsert      `resolve`: one verdict, at most one net change a key and time
     updates are emitted       operators.upsert      `emit`; columns are gathered when somebody reads them
@@ -26,8 +26,6 @@ Importing ddflow imports nothing heavy: the errors are there at once, the names 
 >>> dd.Upsert(key="id").key
 ('id',)
 """
-
-from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """A call on a stack of its own: how deep it may go does not depend on who calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import Thread
 from typing import TypeVar

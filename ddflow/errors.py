@@ -12,8 +12,6 @@ same remedy raise the same class. Nothing here formats data frames, logs or exit
 'the frontier is already 7'
 """
 
-from __future__ import annotations
-
 
 def cut(text: str, most: int = 300) -> str:
     """What messages repeat of a text that may be of any length: all of it, or its two ends."""

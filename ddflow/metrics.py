@@ -15,8 +15,6 @@ the engine.  What an engine holds is in `Engine.stats`; what a query on Spark do
 ('step', 7, 2, {'people': 2}, True)
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple

@@ -15,8 +15,6 @@ section 6.)
 4 events, 25 splits, 25 shuffles
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -117,10 +115,10 @@ class _Trial:
                 steps.append(engine.advance_to(CLOSED))
             for step in steps:
                 _add(total, step["out"], names)
-            held: Counter[int] = Counter()
-            _add(held, engine.read("out"), names)
+            live: Counter[int] = Counter()
+            _add(live, engine.read("out"), names)
         kept = Counter({row: n for row, n in total.items() if n})
-        if kept != held:
+        if kept != live:
             raise AssertionError("differences do not add up to the collection: a bug of ddflow")
         return kept
 

@@ -18,8 +18,6 @@ Importing this imports nothing of Spark.  docs/spark.md has the rest.
 ['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'rescale', 'run', 'schema', 'stage', 'stream']
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

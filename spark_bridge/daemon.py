@@ -9,8 +9,6 @@ is left for the worker to meet. Spark starts it, by ``spark.python.daemon.module
 True
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import sys

@@ -16,8 +16,6 @@ is looked up among ddflow's errors, and the parts are text.
 NullKey('a step', 'row 7 has no key', 'mend it')
 """
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Iterator

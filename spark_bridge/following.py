@@ -11,8 +11,6 @@ offset carries a mark of its epoch, and who cannot compare it does not go on. A 
 {'epoch': -1, 'mark': ''}
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,12 +28,11 @@ from ddflow.connectors.opening import open_sink
 from ddflow.connectors.protocol import Fragment
 from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
-from ddflow.operators.to_upserts import forgetting
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.partitions.reading import read_updates, stamped
 from ddflow.partitions.version import Version
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.naming import inside
@@ -149,7 +146,7 @@ class Follower(DataSourceStreamReader):
             tables = self._read(partition.version, partition.files, partition.schema)
         else:
             assert isinstance(partition, SnapshotSplit), partition
-            tables = iter([self._held(partition)])
+            tables = iter([self._snapshot(partition)])
         for table in tables:
             yield from sent(table, self.columns, self.output)
 
@@ -162,7 +159,7 @@ class Follower(DataSourceStreamReader):
         try:
             then = found(store, end["epoch"])
         except SnapshotExpired:
-            if upserts or forgetting(node):
+            if upserts or node.forgetting:
                 raise
             less = tuple(self._files(manifest, self._epochs(manifest, end, manifest.epoch)))
             return [SnapshotSplit(Version.of(store, manifest, self.trust), None, end["time"], schema, less)]
@@ -222,19 +219,19 @@ class Follower(DataSourceStreamReader):
                         AGAIN,
                     ) from None
 
-    def _held(self, held: SnapshotSplit) -> pa.Table:
+    def _snapshot(self, split: SnapshotSplit) -> pa.Table:
         """What a version holds, less what came since."""
-        table = read_updates(held.version, self.flow, self.output, held.share)
-        if held.schema is None:
+        table = read_updates(split.version, self.flow, self.output, split.share)
+        if split.schema is None:
             return table
-        if held.less:
-            rows = pa.schema(list(held.schema)[:-2])
-            pieces = [table, *map(negated, self._read(held.version, held.less, held.schema))]
+        if split.less:
+            rows = pa.schema(list(split.schema)[:-2])
+            pieces = [table, *map(negated, self._read(split.version, split.less, split.schema))]
             both = pa.concat_tables([each.select([*rows.names, DIFF]) for each in pieces]).combine_chunks()
             diffs = both.column(DIFF).to_numpy()
             updates = Updates(both.select(rows.names).cast(rows), np.zeros(diffs.size, np.int32), diffs, ints(0))
             table = consolidated(updates, Secret.fresh()).to_table(rows, None)
-        return stamped(table, held.time, held.schema)
+        return stamped(table, split.time, split.schema)
 
     def _schema(self, plan: Plan) -> pa.Schema:
         """All columns of the output, those that are wanted among them."""

@@ -16,8 +16,6 @@ What it does not do: install Java (``pip install 'ddflow[java]'`` does), start S
 ``python -m spark_bridge.java`` prints the JAVA_HOME, for shells: ``export JAVA_HOME=$(python -m spark_bridge.java)``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -13,8 +13,6 @@ What it does not do: choose what an epoch is (``running`` and ``streaming`` do),
 'struct<to:int,what:int,origin:string,at:bigint,rows:bigint,digest:binary,payload:binary>'
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,14 +34,14 @@ from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
-from ddflow.partitions.chunks import PACKED, added, held
+from ddflow.partitions.chunks import PACKED, added, chunk_limits
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.partitioner import Partitioner, carried_only, columns_there
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.manifest import Epoch
 from ddflow.storage.opening import located
@@ -124,7 +122,7 @@ class Job:
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
         version = Version(self.store, self.options.trust, manifest.number, self.coordinator.log.manifest_log.digest)
-        most = held(partitions)[1]
+        most = chunk_limits(partitions)[1]
         if self.memory is not None:
             most = min(most, max(self.memory // 16, 1 << 20))
         routers = (router(self.flow, name, partitions, secret, self.columns[name], most) for name in frames)
@@ -135,14 +133,14 @@ class Job:
     ) -> Committed:
         """Run and commit the next epoch, of such chunks or of no rows.  Raises what tasks and coordinator raise."""
         began = perf_counter_ns()
-        base = self.coordinator.begin(epoch=epoch, feed=feed, close=close, adopt=self.options.adopt)
+        start = self.coordinator.begin(epoch=epoch, feed=feed, close=close, adopt=self.options.adopt)
         ready = perf_counter_ns()
         stages = "stage 0" if self.coordinator.cut.stages == 1 else f"stages 0 to {self.coordinator.cut.stages - 1}"
         batch = "" if feed is None else f"batch {feed.batch}, "
-        with self.around(session, f"{batch}epoch {base.epoch}, {stages}"):
-            receipts = self._run(session, packed, base)
+        with self.around(session, f"{batch}epoch {start.epoch}, {stages}"):
+            receipts = self._run(session, packed, start)
         ran = perf_counter_ns()
-        committed = self.coordinator.finish(base, receipts, feed=feed)
+        committed = self.coordinator.finish(start, receipts, feed=feed)
         driver = {"begin": ready - began, "tasks": ran - ready, "commit": perf_counter_ns() - ran}
         more = {f"driver_{name}": each // 1000 for name, each in driver.items()}
         return committed._replace(figures={**committed.figures, **more})
@@ -161,7 +159,7 @@ class Job:
             digests[name] = added(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
-    def _run(self, session: Any, packed: DataFrame | None, base: EpochStart) -> list[Receipt]:
+    def _run(self, session: Any, packed: DataFrame | None, start: EpochStart) -> list[Receipt]:
         """Run all stages, for every partition.  All of it again, a few times, where Spark gives a job up.
 
         Receipts name files and differ from attempt to attempt, so when an executor is lost while the last stage runs,
@@ -169,20 +167,20 @@ class Job:
         """
         for left in reversed(range(ATTEMPTS)):
             try:
-                receipts = [] if packed is None else self._receipts(packed, base)
+                receipts = [] if packed is None else self._receipts(packed, start)
                 # A relation that is empty for certain has no tasks.
-                return receipts or self._receipts(self._called(session), base)
+                return receipts or self._receipts(self._called(session), start)
             except Exception as error:  # py4j's own, or Spark's
                 if not left or _GIVEN_UP not in str(error):
                     raise
         raise AssertionError
 
-    def _receipts(self, packed: DataFrame, base: EpochStart) -> list[Receipt]:
+    def _receipts(self, packed: DataFrame, start: EpochStart) -> list[Receipt]:
         """Run all stages; the receipts of their tasks."""
         frame = packed
         for stage in range(self.coordinator.cut.stages):
-            task = EpochStage(self.coordinator.cut, base, stage, self.columns, self.stamp, self.part_cache)
-            frame = mapped(frame.repartitionById(base.partitions, "to"), task)
+            task = EpochStage(self.coordinator.cut, start, stage, self.columns, self.stamp, self.part_cache)
+            frame = mapped(frame.repartitionById(start.partitions, "to"), task)
         collected = frame.select("payload").collect()
         return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]
 

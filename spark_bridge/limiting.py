@@ -9,14 +9,12 @@ where the state was when it asked, though epochs are committed on.
 ({'epoch': -1, 'mark': ''}, ReadMaxFiles(max_files=3))
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from spark_bridge.following import Follower, Offset, offset
 

@@ -13,8 +13,6 @@ query waits for it.
 []
 """
 
-from __future__ import annotations
-
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable

@@ -17,8 +17,6 @@ The cache is a process's own, and knows neither Spark nor what a part does.
 ('second', None, ['first'])
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from contextlib import suppress
 from typing import Any, Final, NamedTuple

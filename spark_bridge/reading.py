@@ -9,9 +9,7 @@ a NaN, nor what is null-safe; the others Spark applies itself.
 (True, False)
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -34,12 +32,12 @@ from pyspark.sql.datasource import (
 
 from ddflow.partitions.reading import partitions_with, read_updates, shared
 from ddflow.partitions.version import Version
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from spark_bridge.tasks import travelling
 from spark_bridge.types import carrier
 
-_COMPARE: Final[dict[type[Filter], Any]] = {
+_COMPARE: Final[dict[type[Filter], Callable[[pa.Array, pa.Scalar], pa.Array]]] = {
     EqualTo: pc.equal,
     GreaterThan: pc.greater,
     GreaterThanOrEqual: pc.greater_equal,
@@ -84,8 +82,7 @@ class BatchReader(DataSourceReader):
         """The rows of one, in the types that travel.  O(bytes of it).  Raises what `read_updates` does."""
         assert isinstance(partition, Split), partition
         version, flow, name, columns, as_of, after = self.asked
-        table = read_updates(version, flow, name, partition.share, as_of, after)
-        yield from sent(table, columns, name, self.filters)
+        yield from sent(read_updates(version, flow, name, partition.share, as_of, after), columns, name, self.filters)
 
 
 class Searcher(BatchReader):
@@ -131,9 +128,9 @@ class Searcher(BatchReader):
 
 def parts_of(plan: Plan, name: str, manifest: Manifest) -> list[Split]:
     """What tasks read of an output or an input.  O(nodes + partitions)."""
-    if manifest.spread == 1 or not manifest.partitions or (found := shared(plan, name)) is None:
+    if manifest.partitions == 1 or not manifest.inventories or (found := shared(plan, name)) is None:
         return [Split(None)]
-    return [Split((found.stage, number)) for number in range(manifest.spread)]
+    return [Split((found.stage, number)) for number in range(manifest.partitions)]
 
 
 def sent(table: pa.Table, columns: pa.Schema, name: str, filters: Iterable[Any] = ()) -> Iterator[pa.RecordBatch]:
@@ -154,7 +151,7 @@ def fits(given: Filter, columns: pa.Schema) -> bool:
         return True
     kind = carrier(columns.field(path[0]).type)
     values = given.value if isinstance(given, In) else [getattr(given, "value", None)]
-    if type(given) not in (*_COMPARE, In) or not any(test(kind) for test in _EXACT) or None in values:
+    if kind is None or type(given) not in (*_COMPARE, In) or not any(test(kind) for test in _EXACT) or None in values:
         return False
     try:
         for value in values:

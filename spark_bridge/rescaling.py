@@ -9,8 +9,6 @@ it.
 'Rows of the numbers of tasks in, what each made out.'
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal

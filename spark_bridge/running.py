@@ -17,8 +17,6 @@ by ``streaming``.
 'struct<city:string,count:bigint,_time:bigint,_diff:bigint>'
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, overload
 
@@ -32,7 +30,7 @@ from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import behind
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
 from spark_bridge.stats import EpochStats

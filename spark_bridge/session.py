@@ -19,8 +19,6 @@ spark.python.worker.reuse
 'scratch/warehouse'
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -28,8 +28,8 @@ from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import found
 from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.partitions.version import Version
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import opened_store
 from ddflow.storage.protocol import Store
@@ -108,7 +108,9 @@ class DdflowSource(DataSource):
         O(the plan).
         """
         with self._opened() as (_, _, plan, name):
-            return spark_schema(plan.updates_schema(name), f"output {name!r}")
+            own = plan.updates_schema(name)
+            assert own is not None, "the name was looked up"
+            return spark_schema(own, f"output {name!r}")
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make what reads a batch: the newest version, or that of an epoch.
@@ -256,8 +258,9 @@ class DdflowSource(DataSource):
             )
         return name
 
-    def _columns(self, own: pa.Schema, asked: StructType, name: str) -> pa.Schema:
+    def _columns(self, own: pa.Schema | None, asked: StructType, name: str) -> pa.Schema:
         """The columns that are asked for, in the flow's types."""
+        assert own is not None, "the name was looked up"
         there = {field.name: field.dataType for field in spark_schema(own, f"output {name!r}")}
         for field in asked:
             if there.get(field.name) != field.dataType:

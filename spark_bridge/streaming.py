@@ -13,27 +13,22 @@ is the input's and the trigger's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame
 
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
-from ddflow.partitions.receipt import Committed
-from ddflow.storage.manifest import Feed
-from ddflow.time import CLOSED
-from spark_bridge.errors import noted, translated
-from spark_bridge.job import KEEP, Job, StateOptions, check_address, checked, context_of, settings
-from spark_bridge.monitoring import ACCOUNTS, Account, log
-from spark_bridge.running import ran, session_of
+from ddflow.storage.closing import on_failure
+from spark_bridge.errors import translated
+from spark_bridge.feeder import Feeder, Then
+from spark_bridge.job import KEEP, StateOptions, check_address, checked, context_of, settings
+from spark_bridge.monitoring import ACCOUNTS
+from spark_bridge.running import session_of
 from spark_bridge.stats import EpochStats, QueryStats
 from spark_bridge.types import check_frames
-
-Then = Callable[[Mapping[str, DataFrame], int], Any]
-"""Is called with the outputs of an epoch and its number."""
-_QUERY: Final = "sql.streaming.queryId"
 
 
 def stream(
@@ -55,39 +50,56 @@ def stream(
 ) -> Stream:
     """Make a query that feeds streaming DataFrames into a state, one epoch a batch.  Call its `Stream.start`.
 
-    ``frames``: by input; several are read side by side.  ``state``: a folder that driver and executors see, or
-    ``s3://bucket/prefix``; it is made if it does not exist.  ``partitions``: of a new state, by default the number of
-    cores, at most ``spark.sql.shuffle.partitions``; a state of another number is refused.  ``outputs``: a folder in
-    which each epoch's updates appear as Parquet, or a function that is called with the outputs and the number of each
-    epoch once it is committed, and again if the batch is given again or the end is reached again.  ``checkpoint``:
-    Spark's, by default the state's folder with ``.checkpoint`` behind it.  ``trigger``: what ``writeStream.trigger``
-    takes.  ``close``: whether the end of the input closes all times, in hold-back mode, with a trigger that has an end.
-    ``adopt``: let this query continue a state that another one has fed.  ``memory``: what a task may take, such as
-    "1GB".  ``name``: of the query, for Spark's pages and the log.  ``trust``: as in `Flow.open`.  ``part_cache``: how
-    much of the state, such as "512MB", a worker may keep open between batches.  ``keep``: how many epochs can be
-    replayed, and followed by other jobs.
+    Parameters
+    ----------
+    flow, frames, state, memory, trust, part_cache, keep
+        As in `run`, with streaming DataFrames.  Several are read side by side.
+    partitions : int, optional
+        Of a new state, by default the number of cores, at most ``spark.sql.shuffle.partitions``.  A state of another
+        number is refused.
+    outputs : str or callable, optional
+        A folder in which each epoch's updates appear as Parquet; or a function that is called with the outputs and the
+        number of each committed epoch, and again if Spark gives the batch again or the end is reached again.
+    checkpoint : str, optional
+        Spark's.  By default the state's folder with ``.checkpoint`` behind it.
+    trigger : mapping, optional
+        What ``writeStream.trigger`` takes.
+    close : bool
+        Hold-back mode: whether the end of the input closes all times.  It needs a trigger that has an end.
+    adopt : bool
+        Let this query continue a state that another one has fed.
+    name : str, optional
+        Of the query, for Spark's pages and the log.  By default its inputs.
 
-    Runs nothing yet; O(the plan).
+    Returns
+    -------
+    Stream
+        Not started yet.
 
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow, WrongMode
-        For options that do not fit; columns that do not; no DataFrame; a DataFrame that is no stream, or ``close`` in
-        epoch mode.
+        `SpecError` for options that do not fit; `SchemaMismatch` for a wrong input or column; `NotArrow` for no
+        DataFrame; `WrongMode` for a DataFrame that is no stream, and for ``close`` in epoch mode.
+
+    Notes
+    -----
+    Runs nothing.  O(nodes of the plan).
     """
     place = check_address(state, outputs)
     check_frames(flow, frames)
     if not frames:
         raise SpecError("stream into a state", "no DataFrame is given", "give one for an input at least")
     columns = {input: checked(flow, input, frame, streaming=True) for input, frame in frames.items()}
-    if checkpoint is None:
-        if "://" in place:
-            raise SpecError(
-                f"stream into {place}",
-                "there is no place for Spark's checkpoint beside it",
-                "give checkpoint=, a path that Spark can write to",
-            )
-        checkpoint = f"{place.rstrip('/')}.checkpoint"
+    checkpoint = _checkpoint(place) if checkpoint is None else checkpoint
+    _check_close(flow, trigger, close)
+    folder, then = (None, outputs) if callable(outputs) else (outputs, None)
+    options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint)
+    return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
+
+
+def _check_close(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> None:
+    """Raise `WrongMode` or `SpecError` if times are to be closed at an end that there is not."""
     if close and not flow.holds_back:
         raise WrongMode(
             "stream with close=True",
@@ -100,93 +112,22 @@ def stream(
             f"trigger={trigger!r} has no end",
             "give trigger={'availableNow': True}, or leave close= out",
         )
-    folder, then = (None, outputs) if callable(outputs) else (outputs, None)
-    options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint)
-    return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
+
+
+def _checkpoint(state: str) -> str:
+    """Where Spark's checkpoint goes by default: beside the state."""
+    if "://" in state:
+        raise SpecError(
+            f"stream into {state}",
+            "there is no place for Spark's checkpoint beside it",
+            "give checkpoint=, a path that Spark can write to",
+        )
+    return f"{state.rstrip('/')}.checkpoint"
 
 
 def until_the_end(trigger: Mapping[str, Any] | None) -> bool:
     """Whether a query with this trigger ends by itself.  Pure."""
     return bool(trigger) and any((trigger or {}).get(each) for each in ("availableNow", "once"))
-
-
-class Feeder:
-    """What ``foreachBatch`` calls.  It travels to another process on Spark Connect, and opens the state there.
-
-    ``account``: what this process committed."""
-
-    def __init__(
-        self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, then: Then | None
-    ) -> None:
-        self.flow, self.columns, self.options, self.then = flow, columns, options, then
-        self.account = Account()
-        self._job: Job | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_job": None, "account": Account()}
-
-    def __call__(self, packed: DataFrame, batch: int) -> None:
-        try:
-            with noted():
-                self._take(packed, int(batch))
-        except BaseException:
-            self.release()  # the query ends by it, and another one reads the state anew
-            raise
-
-    def _take(self, packed: DataFrame, batch: int) -> None:
-        """A batch becomes an epoch, or is recognised as the one that it was."""
-        session = packed.sparkSession
-        context = context_of(session)
-        feed = Feed("" if context is None else context.getLocalProperty(_QUERY) or "", batch)
-        job = self.job(session)
-        before = job.coordinator.committed(feed=feed, adopt=self.options.adopt)
-        if before is not None:
-            committed = job.again(session, packed, before)
-        else:
-            committed = job.epoch(session, packed, feed=feed)
-        ACCOUNTS.put(feed.query, self.account)
-        self._report(job, session, committed, feed.batch)
-
-    def finish(self, session: Any) -> None:
-        """Close all times that are open; or report again how they were closed, since the process that did it may have
-        died before its report.  Raises as an epoch does."""
-        job = self.job(session)
-        manifest = job.coordinator.manifest
-        closing = [
-            each
-            for each in manifest.receipts
-            if each.batch is None
-            and each.calls[-1:]
-            and each.calls[-1].kind == "advance_to"
-            and each.calls[-1].frontier == CLOSED
-        ]
-        if manifest.frontier < CLOSED:
-            committed = job.epoch(session, None, close=True)
-        elif closing:
-            committed = job.again(session, None, closing[-1])
-        else:
-            return
-        self._report(job, session, committed, None)
-
-    def _report(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
-        """Report what was committed: to the account, the log and the caller's function."""
-        batch = EpochStats.of(committed, number)
-        self.account.add(batch)
-        log(job.name, batch)
-        if self.then is not None:
-            self.then(ran(job, session, committed), committed.epoch)
-
-    def job(self, session: Any) -> Job:
-        """The state, opened if it is not.  Raises what `Job` raises."""
-        if self._job is None:
-            self._job = Job(self.flow, self.columns, self.options, session)
-        return self._job
-
-    def release(self) -> None:
-        """Close the state; it is opened again when it is needed."""
-        if self._job is not None:
-            self._job.close()
-            self._job = None
 
 
 class Stream:
@@ -221,7 +162,7 @@ class Stream:
         """
         # Of this query alone: an earlier one may still be at its end.
         session, feeder = session_of(self.frames), copy(self.feeder)
-        try:
+        with on_failure(feeder.release):
             job = feeder.job(session)
             packed = job.routed(self.frames)
             writer = packed.writeStream.foreachBatch(feeder).option("checkpointLocation", self.checkpoint)
@@ -233,9 +174,6 @@ class Stream:
                 feeder.release()
             with settings(session, job.memory):  # a query keeps those that it was started with
                 started = writer.start()
-        except BaseException:
-            feeder.release()
-            raise
         return Query(started, feeder, session, self.close)
 
 

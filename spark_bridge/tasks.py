@@ -16,8 +16,6 @@ folder under the state's name: that is found before any work is done. Nothing is
 [[{'to': 0, 'rows': 1}]]
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os
@@ -46,6 +44,7 @@ from ddflow.partitions.stage_step import StagePart, idle
 from ddflow.partitions.stages import Stages
 from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.closing import on_failure
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import noted
@@ -97,7 +96,7 @@ class EpochStage:
     """
 
     cut: Stages
-    base: EpochStart
+    start: EpochStart
     stage: int
     columns: Mapping[str, tuple[str, ...]]
     stamp: str
@@ -109,20 +108,20 @@ class EpochStage:
             yield from self._run(batches, _number())
 
     def _run(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
-        base, began = self.base, perf_counter_ns()
+        start, began = self.start, perf_counter_ns()
         with ExitStack() as stack:
-            scratch = None if base.memory is None else stack.enter_context(_scratch())
+            scratch = None if start.memory is None else stack.enter_context(_scratch())
             shuffle = stack.enter_context(
-                ShuffleReader(self.cut, self.stage, number, base.memory, scratch, self.columns)
+                ShuffleReader(self.cut, self.stage, number, start.memory, scratch, self.columns)
             )
             inputs, sums = _read(shuffle, batches)
             taken = (perf_counter_ns() - began) // 1000
             yield from shuffle.forwarded
-            receipt = None if inputs or sums else idle(self.cut, base, self.stage, number)
+            receipt = None if inputs or sums else idle(self.cut, start, self.stage, number)
             if receipt is None:
                 part, hit = self._part(number)
-                try:
-                    done = part.step(base, inputs, sums, shuffle.rows, shuffle.digests)
+                with on_failure(close, part):  # half way through, or nobody wants the rest
+                    done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests)
                     figures = {
                         **done.receipt.figures,
                         "take": taken,
@@ -130,24 +129,21 @@ class EpochStage:
                         "miss": int(not hit),
                         "pending": part.dataflow.pending,
                     }
-                    yield from packed_sums(done.sums, self.cut, base.partitions, Secret(*base.secret))
+                    yield from packed_sums(done.sums, self.cut, start.partitions, Secret(*start.secret))
                     yield self._receipts(shuffle, replace(done.receipt, figures=figures), number)
-                except BaseException:
-                    close(part)  # half way through, or nobody wants the rest
-                    raise
                 PARTS.put(self._key(number), part, figures["memory"], self.most)
             else:
                 yield self._receipts(shuffle, receipt, number)
 
     def _part(self, number: int) -> tuple[StagePart, bool]:
         """The part, and whether it was open."""
-        at = self.base.inventories[self.stage][number].name if self.base.inventories else ""
+        at = self.start.inventories[self.stage][number].name if self.start.inventories else ""
         found = PARTS.take(self._key(number), at)
-        return (found, True) if found is not None else (StagePart(self.cut, self.base, self.stage, number), False)
+        return (found, True) if found is not None else (StagePart(self.cut, self.start, self.stage, number), False)
 
     def _key(self, number: int) -> tuple[Any, ...]:
-        base = self.base
-        return base.store, self.stamp, base.memory, base.retain, base.partitions, self.stage, number
+        start = self.start
+        return start.store, self.stamp, start.memory, start.retain, start.partitions, self.stage, number
 
     @staticmethod
     def _receipts(shuffle: ShuffleReader, receipt: Receipt, number: int) -> pa.RecordBatch:

@@ -17,8 +17,6 @@ StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
 'struct<n:decimal(20,0),at:timestamp_ntz>'
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +29,7 @@ from pyspark.sql.types import TimeType  # by name: where it is missing, PySpark 
 
 from ddflow.columns.schema import updates_schema
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 
 _ITSELF: tuple[Callable[[pa.DataType], bool], ...] = (
     pat.is_null,
@@ -78,8 +76,8 @@ def carrier(kind: pa.DataType) -> pa.DataType | None:
         key, value = carrier(kind.key_type), carrier(kind.item_type)
         return None if key is None or value is None else pa.map_(key, value)
     if pat.is_struct(kind):
-        children = [(field.name, carrier(field.type)) for field in kind]
-        return None if any(child is None for _, child in children) else pa.struct(children)
+        children = [(field.name, child) for field in kind if (child := carrier(field.type)) is not None]
+        return pa.struct(children) if len(children) == len(kind) else None
     return None
 
 
@@ -260,6 +258,6 @@ def _arrow_type(kind: T.DataType) -> pa.DataType | None:
         key, value = _arrow_type(kind.keyType), _arrow_type(kind.valueType)
         return None if key is None or value is None else pa.map_(key, value)
     if isinstance(kind, T.StructType):
-        children = [(field.name, _arrow_type(field.dataType)) for field in kind]
-        return None if any(child is None for _, child in children) else pa.struct(children)
+        children = [(field.name, child) for field in kind if (child := _arrow_type(field.dataType)) is not None]
+        return pa.struct(children) if len(children) == len(kind) else None
     return next((arrow for spark, arrow in _PAIRS if type(kind) is spark), None)

@@ -19,12 +19,20 @@ from typing import Any
 import pytest
 import soaking
 import spark_classes
+from _pytest.doctest import DoctestModule
 from chance import SEED, SHARE, SOAK, draw_for, effort
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent.parent
+TESTS = Path(__file__).parent
+# Tests import each other and their helpers by name, here and in the processes that they start.
+FOLDERS = [str(each) for each in (TESTS, *sorted({path.parent for path in TESTS.glob("*/test_*.py")}))]
+sys.path[:0] = FOLDERS
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    dict.fromkeys([*FOLDERS, str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+).rstrip(os.pathsep)
 EXAMPLES = DirectoryBasedExampleDatabase(ROOT / ".hypothesis" / "examples")
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
@@ -54,6 +62,15 @@ def pytest_report_header() -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Seed what the test will draw."""
     draw_for(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Any:
+    """No examples are looked for in files that have none: that took half of the time of collecting."""
+    found = yield
+    if file_path.suffix == ".py" and ">>>" not in file_path.read_text():
+        return [each for each in found if not isinstance(each, DoctestModule)]
+    return found
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -94,7 +111,11 @@ def _stopped_at_the_end() -> Iterator[None]:
         sys.modules["spark_session"].stop_shared()
 
 
-LONGEST = ("spark_connect", "spark_bucket", "notebooks", "java", "durable_memory", "partitions_memory", "medium", "cli")
+NO_KERNELS = ("cache", "store_s3", "store_local", "store_cache", "store_power", "store")
+"""Files that begin first of all but Spark's: meanwhile the other worker's first group, ``warmup``, compiles the kernels
+that are not kept yet.  Tests that call kernels would compile them a second time."""
+
+LONGEST = ("spark_connect", "notebooks", "java", *NO_KERNELS, "durable_memory", "partitions_memory", "medium", "cli")
 """Files that begin first: a test of a minute that begins last leaves a core idle for as long."""
 
 

@@ -400,7 +400,7 @@ def fold(input: Input, held: Merged | None, events: list[Event], over: bool = Fa
     return now
 
 
-def buried(input: Input, tomb: Held, its: Any) -> Merged:
+def merged_tombstone(input: Input, tomb: Held, its: Any) -> Merged:
     """The tombstone of a key that is absent from full contents: its groups keep their orders, and are of the delete."""
     mark, cells = Mark(tomb.base, tomb.order, tomb.seq, None), input.spec.versions == "cell"
     groups = [by and replace(by, seq=tomb.seq, own=None) for by in its.groups]

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from expiry_rules import expire, moved, refuse
-from merging_rules import buried, fold
+from merging_rules import fold, merged_tombstone
 from rules import Condition, Event, Held, Input, Refused, Row, canonical, rank, ranks, resolve
 
 CLOSED = 2**63 - 1
@@ -225,7 +225,7 @@ class Twin:
             for key in absent:
                 its = held.pop(key)
                 if input.keeps_order:
-                    held[key] = self._buried(input, its, events, order)
+                    held[key] = self._tombstone_of(input, its, events, order)
             out.absent = len(absent)
             self._judge_time(time, events, out, over=True)
 
@@ -240,7 +240,7 @@ class Twin:
             out[tuple(event[column] for column in input.row)] += misordered(input.spec, event) and not null
         return +out
 
-    def _buried(self, input: Input, its: Held, events: list[Event], order: Mapping[str, Any] | None) -> Held:
+    def _tombstone_of(self, input: Input, its: Held, events: list[Event], order: Mapping[str, Any] | None) -> Held:
         """The tombstone of a key that is absent from full contents; ``its``: what it held."""
         spec = input.spec
         if order is not None:
@@ -251,7 +251,7 @@ class Twin:
             tomb = Held(greatest.base, greatest.order, greatest.seq, None)
         else:
             tomb = Held((), (), None, None)
-        return buried(input, tomb, its) if spec.merges else tomb
+        return merged_tombstone(input, tomb, its) if spec.merges else tomb
 
     def push(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Out:
         """Hold-back mode: take events in; what the lateness closes comes out."""

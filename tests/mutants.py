@@ -343,13 +343,14 @@ def importing(row: Row, times: dict[str, float]) -> list[str]:
     *room, stem = Path(row["file"]).with_suffix("").parts
     named = re.compile(rf"{re.escape('.'.join(room))}(?:\.| import .*\b){stem}\b")
     files = {
-        path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("*.py") if named.search(path.read_text())
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py") if named.search(path.read_text())
     }
     return sorted(test for test in times if test.split("::")[0] in files | {row["file"]})
 
 
 def kernel_tests() -> list[str]:
-    marked = [f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py") if "mark.kernels" in path.read_text()]
+    every = (ROOT / "tests").rglob("test_*.py")
+    marked = [path.relative_to(ROOT).as_posix() for path in every if "mark.kernels" in path.read_text()]
     return ["-m", "kernels and not soak", *sorted(marked), "ddflow/kernels"]
 
 

@@ -46,45 +46,45 @@ class Hands:
 
     def epoch(self, inputs: Mapping[str, pa.Table], **options: Any) -> tuple[Committed, Tables]:
         """One epoch of the rows of some inputs: what was committed, and what its files hold."""
-        base = self.base = self.coordinator.begin(**options)
+        start = self.start = self.coordinator.begin(**options)
         came: dict[int, list[pa.Table]] = {}
         receipts = []
         for stage in range(self.cut.stages):
-            tasks = list(range(base.partitions))
+            tasks = list(range(start.partitions))
             self.chance.shuffle(tasks)
             sums = {number: pa.concat_tables(tables) for number, tables in came.items()}
             for number in tasks:
                 for _ in range(self.chance.choice([1, 1, 1, 2])):
-                    done = self.task(base, stage, number, inputs, sums)
+                    done = self.task(start, stage, number, inputs, sums)
                     receipts.append(type(done.receipt).from_json(done.receipt.to_json(), "a test"))
                 for meeting, table in done.sums.items():
                     came.setdefault(meeting, []).append(table)
-        committed = self.coordinator.finish(base, receipts, **{k: v for k, v in options.items() if k == "feed"})
+        committed = self.coordinator.finish(start, receipts, **{k: v for k, v in options.items() if k == "feed"})
         return committed, self.outputs(committed)
 
     def task(
-        self, base: EpochStart, stage: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
+        self, start: EpochStart, stage: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
     ) -> PartDone:
-        """One attempt at one task, on a part that is kept open where it holds what the base says."""
-        rows = {name: mine(table, self.cut.flow.inputs[name].spec.key, base, number) for name, table in inputs.items()}
+        """One attempt at one task, on a part that is kept open where it holds what the epoch start says."""
+        rows = {name: mine(table, self.cut.flow.inputs[name].spec.key, start, number) for name, table in inputs.items()}
         met = {each.number: each for each in self.cut.exchanges if each.stage == stage}
-        here = {n: mine(table, met[n].by, base, number) for n, table in sums.items() if n in met}
+        here = {n: mine(table, met[n].by, start, number) for n, table in sums.items() if n in met}
         rows = {name: table for name, table in rows.items() if table.num_rows} if stage == 0 else {}
         here = {n: table for n, table in here.items() if table.num_rows}
-        if not rows and not here and (receipt := idle(self.cut, base, stage, number)) is not None:
+        if not rows and not here and (receipt := idle(self.cut, start, stage, number)) is not None:
             return PartDone(receipt, {})
         part = self.warm.pop((stage, number), None)
-        wanted = base.inventories[stage][number].name if base.inventories else ""
+        wanted = start.inventories[stage][number].name if start.inventories else ""
         if part is None or part.at != wanted or self.chance.random() < 0.3:
             if part is not None:
                 part.close()
-            budget = base.memory or self.chance.choice(self.budgets)
-            part = StagePart(self.cut, base._replace(memory=budget), stage, number)
+            budget = start.memory or self.chance.choice(self.budgets)
+            part = StagePart(self.cut, start._replace(memory=budget), stage, number)
         else:
             self.hits += 1
         counts = {name: table.num_rows for name, table in rows.items()}
         digests = {name: f"{table.num_rows:032x}" for name, table in rows.items()}
-        done = part.step(base, rows, {n: shuffled(table, self.chance) for n, table in here.items()}, counts, digests)
+        done = part.step(start, rows, {n: shuffled(table, self.chance) for n, table in here.items()}, counts, digests)
         self.warm[stage, number] = part
         return done
 
@@ -111,10 +111,10 @@ def rows_of(batch_store: BatchStore, blob: Any) -> int:
     return int(pa.ipc.open_file(batch_store.store.map(blob)).read_all().num_rows)
 
 
-def mine(table: pa.Table, by: Any, base: EpochStart, number: int) -> pa.Table:
+def mine(table: pa.Table, by: Any, start: EpochStart, number: int) -> pa.Table:
     """The rows of a table that belong to a partition, in their order."""
-    high, _ = identities(table.select(list(by)), Secret(*base.secret), table.num_rows)
-    return table.filter(pa.array(partition_of(high, base.partitions) == number))
+    high, _ = identities(table.select(list(by)), Secret(*start.secret), table.num_rows)
+    return table.filter(pa.array(partition_of(high, start.partitions) == number))
 
 
 def shuffled(table: pa.Table, chance: random.Random) -> pa.Table:

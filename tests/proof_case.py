@@ -91,11 +91,11 @@ def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
     """Publish the newest version again, its inventory changed, with a checksum that is right."""
     manifest = newest(store)
     assert manifest is not None
-    inventory = json.loads(store.map(manifest.partitions[0]).to_pybytes())
+    inventory = json.loads(store.map(manifest.inventories[0]).to_pybytes())
     tell(inventory)
     store = store.writer()
     part = store.put("json", lambda sink: sink.write(json.dumps(inventory).encode()))
-    new = replace(manifest, number=manifest.number + 1, nonce=store.nonce, partitions=(part,))
+    new = replace(manifest, number=manifest.number + 1, nonce=store.nonce, inventories=(part,))
     assert store.publish(new.number, new.encode())
 
 

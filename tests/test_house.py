@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -180,6 +181,12 @@ def test_every_module_opens_with_a_header_and_a_longer_one_with_a_real_header() 
 def test_every_longer_module_shows_an_example_that_runs() -> None:
     silent = [name(path) for path in sources() if text(path).count("\n") > 60 and ">>> " not in text(path)]
     assert silent == []
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Tests import each other by name, whatever folder they are in."""
+    names = Counter(path.stem for path in sources("tests"))
+    assert [each for each, times in names.items() if times > 1] == []
 
 
 def test_kernels_and_public_names_have_docstrings() -> None:

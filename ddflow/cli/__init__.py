@@ -13,8 +13,6 @@ A verb ``v`` is a function ``v`` in ``ddflow/cli/v.py``, with its options as Typ
 True
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import os
@@ -134,7 +132,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Say which version this is.", is_eager=True, callback=_version)
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_version)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand after the verb, too.")] = False,
 ) -> None:

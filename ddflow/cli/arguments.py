@@ -4,8 +4,6 @@
 'owner|group'
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -18,8 +18,6 @@ Traceback (most recent call last):
 ddflow.errors.NullKey: rows for 'input': the key is null; mend them; epochs 4 to 5 are committed: the same files ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -82,8 +80,7 @@ def epochs(
         elif final:
             time = max(time, least)
         with within(given, FilePosition(file)):
-            reader = pa.RecordBatchReader.from_batches(given.schema, batches)
-            step = taken(engine, part, reader, time, number)
+            step = taken(engine, part, pa.RecordBatchReader.from_batches(given.schema, batches), time, number)
         engine.commit()
         yield step
 

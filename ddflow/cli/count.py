@@ -7,8 +7,6 @@ Invariant: at each time a group's old count leaves and its new one enters; a gro
 'count'
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from ddflow.cli.options import OF_FULL_FILES, Ask, asks
@@ -23,7 +21,7 @@ def count(ask: Ask) -> None:
 
     The two modes are those of `ddflow diff`: each file is one epoch, or with `--time` events wait for their time.
 
-    `--state` goes on from a state, as in `ddflow diff`.
+    `--state` continues a state, as in `ddflow diff`.
 
     Examples:
 

@@ -7,8 +7,6 @@ are the collection.  The work is in ``run``.
 'diff'
 """
 
-from __future__ import annotations
-
 from ddflow.cli.options import OF_COUNTS, OF_FULL_FILES, Ask, asks
 
 
@@ -19,14 +17,14 @@ def diff(ask: Ask) -> None:
     Every row of the input says "this key now has these values", or that it is gone. Every row of the output says
     that a row enters (`_diff` 1) or leaves (`_diff` -1) the collection at `_time`.
 
-    **Epoch mode**, the default: each file is one epoch, in the order given, and `_time` is 1, 2, 3, ... An event
-    whose `--order-by` is below what its key holds already is stale, however late it arrives.
+    **Epoch mode**, the default: each file is one epoch, in the order given, and `_time` is 1, 2, 3, ... An event below
+    the order of its key (`--order-by`) is stale, however late it arrives.
 
     **Hold-back mode**, with `--time`: `_time` is the event's own. Events wait until their time is closed: at the end
     of input, or with `--lateness` once times that much greater have been seen.
 
-    With `--state` the run goes on from a state, and leaves it to the next: give it the files that are new. Each is an
-    epoch, and is committed with its rows.
+    With `--state` the run continues a state and leaves it to the next run. Give it the new files only. Each is an
+    epoch, committed whole.
 
     Examples:
 

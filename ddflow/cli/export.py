@@ -6,8 +6,6 @@ Invariant: a file is there under its name only when it is whole.  What is in it 
 ('orders', 'x-ade92630f33b0870', 'hidden-372051e37372c4c0')
 """
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import ExitStack
@@ -46,9 +44,9 @@ def export(
 ) -> None:
     """Write the collections of a state as Parquet, or CSV, JSON lines or Arrow.
 
-    Rows are those of the last commit, or as of an earlier time that is still kept. Where rows may be there more than
-    once, each is written once, with a column `_diff` that says how often. Rows come range by range, so a state larger
-    than memory can be exported; a writer may go on meanwhile.
+    Rows are those of the last commit, or as of an earlier time that is still kept. Where rows may repeat, each is
+    written once, with its number in a column `_diff`. Rows are read range by range, so you can export a state larger
+    than memory. A writer may continue meanwhile.
 
     Examples:
 

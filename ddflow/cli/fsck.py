@@ -7,8 +7,6 @@ work is in `ddflow.tools.fsck`.
 'fsck'
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 
@@ -29,9 +27,10 @@ def fsck(
     Every manifest that is kept and every file that one of them names is read: its length and checksum, its columns
     and their order, the identities and hashes of its rows, and that keys, deleted keys and events add up. All that is
     wrong is listed with its file. Files that no manifest names are counted as garbage (`ddflow gc`), files that are
-    not ours are named. Nothing is written, and a writer may go on meanwhile.
+    not ours are named. Nothing is written, and a writer may continue meanwhile.
 
-    What to do then: restore the folder from a copy, go back with `ddflow rollback`, or replay the log into a new state.
+    If something is wrong, restore the folder from a copy, go back with `ddflow rollback`, or replay the log into a new
+    state.
 
     Examples:
 
@@ -39,7 +38,7 @@ def fsck(
 
     * `ddflow fsck s3://bucket/orders --json`
     """
-    from ddflow.cli.log import watching
+    from ddflow.cli.progress import watching
     from ddflow.dataflow.budget import shown_size
     from ddflow.tools.fsck import fsck as checked
 

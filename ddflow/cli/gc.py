@@ -7,8 +7,6 @@ Invariant: nothing is deleted that a version which is kept names, or one that is
 (90.0, 86400.0, 0.5)
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict
@@ -40,9 +38,9 @@ def gc(
 ) -> None:
     """Delete the versions of a state whose time is over, and files that no version names.
 
-    A writer does this by itself, when it opens the state and after its commits; by hand it is for a state that nobody
-    opens, and after a crash. Writers and readers may go on meanwhile. The two newest versions always stay. A file that
-    was put since the newest version was published may be of an epoch under way, and stays. Where the newest version,
+    A writer does this by itself, when it opens the state and after its commits. Run it for a state that nobody
+    opens, and after a crash. Writers and readers may continue meanwhile. The two newest versions always stay. Files
+    that were put after the newest version stay, because they may be of an epoch under way. If the newest version,
     or one that is to be kept, cannot be read, nothing is deleted.
 
     `--forget` makes people forgotten: history goes, and every byte of rows that were deleted or replaced, in all files

@@ -7,8 +7,6 @@ manifest and its inventory; that is `ddflow.tools.inspect`'s.
 ('inspect', '2 h')
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the verbs that prove a state share: an input of the state, its log, a key of it, and progress.
+"""What the verbs that prove a state share: an input of the state, its log and a key of it.
 
 Invariant: a log's columns are read as the types that the input declares, whatever their files would be guessed to be,
 so that ``007`` of a text column is text on the command line too. A column may come in later files only, or not at
@@ -13,16 +13,11 @@ all. Nothing of a state is read here but its manifest.
 {'id': 'a=b'}
 """
 
-from __future__ import annotations
-
 import csv
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 from uuid import UUID
 
@@ -39,7 +34,6 @@ from ddflow.errors import NotReadable
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.rebuild import inputs
 from ddflow.storage.opening import opened_store
-from ddflow.terminal import console
 
 
 def input_of(state: str, name: str | None, trust: str) -> Bound:
@@ -117,27 +111,3 @@ def key_of(text: str, bound: Bound) -> dict[str, Any]:
         except (pa.ArrowException, ValueError, OverflowError) as error:
             raise NotReadable(asked, f"{given[name]!r} is no {kind} ({error})", "write a value of that type") from None
     return out
-
-
-@contextmanager
-def watching(doing: str, total: int | None, unit: Callable[[int], str]) -> Iterator[Callable[[int], None]]:
-    """Show how much was read, on a terminal, while the block runs; wiped away at the end.
-
-    ``unit``: how an amount is written.
-    """
-    if not sys.stderr.isatty():
-        yield lambda more: None
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-    seen, began = [0], perf_counter()
-    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(doing, total=total)
-
-        def tick(more: int) -> None:
-            seen[0] += more
-            rate = int(seen[0] / max(perf_counter() - began, 1e-3))
-            bar.update(task, completed=seen[0], description=f"{doing}: {unit(seen[0])}, {unit(rate)}/s")
-
-        yield tick

@@ -44,18 +44,17 @@ def migrate(
     full: Full = None,
     scope: Scope = None,
 ) -> None:
-    """Make a new state of the log under another plan, and write what changes for those who follow the old one.
+    """Replay a log into a new state under another plan, and write the net difference to the old one.
 
-    A state goes on with the plan that it was made by. For another key, order, filter or projection the log is replayed
-    into a new state, as `ddflow diff --state NEW` would: each file is an epoch. Of all the differences that this makes
-    only the net one is written: rows that the old output has and the new one has not leave, the others enter, at the
-    new state's last time, which is above all of the old one's. So whoever follows the old output goes on with this file
-    and then with what the new state gives.
+    A state keeps the plan that it was made by. For another key, order, filter or projection the log is replayed into a
+    new state, as by `ddflow diff --state NEW`: each file is an epoch. Only the net difference is written: rows of the
+    old output that are not in the new one leave, the others enter, at the new state's last time, which is above all
+    times of the old one. Followers of the old output take in this file and then the updates of the new state.
 
-    The log is replayed as OLD was fed, which OLD says. Where `ddflow replace` gave it full files, the log has one file
-    for each; or, where its events were cut into files otherwise, `--full` names those that are full.
+    The log is replayed as OLD was fed; OLD records that. If `ddflow replace` fed it full files, the log has one file
+    for each. If its events were cut into files otherwise, `--full` names the full ones.
 
-    The old state is not changed, and NEW must not be there yet. When anything fails, nothing of NEW is left.
+    The old state is not changed, and NEW must not exist yet. If anything fails, nothing of NEW is left.
 
     Examples:
 

@@ -15,8 +15,6 @@ True
 ['dry_run', 'inputs', 'key', 'order_by', 'tie']
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, field, fields
@@ -216,7 +214,7 @@ class Ask:
     overwrite: Annotated[bool, _option("--overwrite", None, _OUT, "Replace output files that exist.")] = False
     as_json: Annotated[
         bool,
-        _option("--json", None, _OUT, "Say what was done as one JSON object on stdout, for machines; needs -o FILE."),
+        _option("--json", None, _OUT, "Print what was done as one JSON object on stdout; needs -o FILE."),
     ] = False
     state: Annotated[
         str | None,
@@ -234,8 +232,8 @@ class Ask:
             "--epoch",
             "N",
             _STATE,
-            "The first file is this epoch of the state. One that was committed gives the rows it gave, so that the "
-            "same line can be run again after a crash.",
+            "The first file is this epoch of the state. A committed epoch gives its rows again, so you can run the "
+            "same line again after a crash.",
             least=1,
         ),
     ] = None

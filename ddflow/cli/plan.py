@@ -11,8 +11,6 @@ in quotes, as in CSV) and a projection mixes names with expressions. What contra
 (1500000, 2)
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Sequence

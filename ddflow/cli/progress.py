@@ -1,4 +1,4 @@
-"""Progress on a terminal: rows, rows a second, updates; nothing at all where stderr is no terminal.
+"""Progress on a terminal: how much was done and how fast; nothing at all where stderr is no terminal.
 
 Invariant: what is shown has been read and put out already; it goes to stderr and is wiped away at the end, so that
 output and messages are the same with and without it.
@@ -7,37 +7,49 @@ output and messages are the same with and without it.
 ...     tick(1000, 0)
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from operator import add
 from time import perf_counter
 
 from ddflow.terminal import console
 
-Tick = Callable[[int, int], None]
-"""Called with the rows read and the updates put out, since the last call."""
+Tick = Callable[..., None]
+"""Called with what was done since the last call: amounts, of which the first is that of the total."""
+
+
+def progress(total: int | None, hidden: bool = False) -> AbstractContextManager[Tick]:
+    """Show the rows read and the updates put out, while the block runs.  ``total``: of rows; None: unknown."""
+    return _drawn(
+        _beginning, total, lambda rate, rows, updates: f"{rows:,} rows, {rate:,} rows/s, {updates:,} updates", hidden
+    )
+
+
+def watching(doing: str, total: int | None, unit: Callable[[int], str]) -> AbstractContextManager[Tick]:
+    """Show how much was read, while the block runs.  ``unit``: how an amount is written."""
+    return _drawn(lambda: doing, total, lambda rate, read: f"{doing}: {unit(read)}, {unit(rate)}/s")
 
 
 @contextmanager
-def progress(total: int | None, hidden: bool = False) -> Iterator[Tick]:
-    """Show progress towards ``total`` rows (None: unknown) while the block runs."""
+def _drawn(
+    begin: Callable[[], str], total: int | None, text: Callable[..., str], hidden: bool = False
+) -> Iterator[Tick]:
+    """``text``: what is said of the amount a second, and of all amounts so far; at the ``begin``, that."""
     if hidden or not sys.stderr.isatty():
-        yield lambda rows, updates: None
+        yield lambda *more: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"))
-    seen, began = [0, 0], perf_counter()
+    done, began = [0, 0], perf_counter()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(_beginning(), total=total)
+        task = bar.add_task(begin(), total=total)
 
-        def tick(rows: int, updates: int) -> None:
-            seen[0], seen[1] = seen[0] + rows, seen[1] + updates
-            rate = seen[0] / max(perf_counter() - began, 1e-3)
-            said = f"{seen[0]:,} rows, {rate:,.0f} rows/s, {seen[1]:,} updates"
-            bar.update(task, completed=seen[0], description=said)
+        def tick(*more: int) -> None:
+            done[:] = map(add, done[: len(more)], more)
+            rate = int(done[0] / max(perf_counter() - began, 1e-3))
+            bar.update(task, completed=done[0], description=text(rate, *done))
 
         yield tick
 

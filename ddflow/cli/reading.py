@@ -19,8 +19,6 @@ errors speak of rows of a step, so the place where the step began, as its source
 "/a.csv, from row 9: rows for 'input'"
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -7,8 +7,6 @@ holds the updates that lead from one to the next, times ascending.  The work is 
 'replace'
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from ddflow.cli.options import OF_COUNTS, OF_EVENTS, Ask, asks
@@ -16,12 +14,12 @@ from ddflow.cli.options import OF_COUNTS, OF_EVENTS, Ask, asks
 
 @asks(without=OF_COUNTS | OF_EVENTS)
 def replace(ask: Ask) -> None:
-    """Turn successive full files into differences: what came, what changed, what is gone.
+    """Turn successive full files into differences.
 
-    Every file holds *all* rows there are at its time: a key that it does not name is deleted. `_time` is 1 for the
-    first file, then 2, 3, ... A key that a file names twice is an error.
+    Every file holds *all* rows of its time. A key that it does not name is deleted. `_time` is 1 for the first file,
+    then 2, 3, ... A key that is in a file twice is an error.
 
-    With `--scope` the files hold all rows of that scope, and the others stay as they are.
+    With `--scope` the files hold all rows of that scope; all other rows stay as they are.
 
     With `--state` the first file is compared with what the state holds: give it one file a day.
 

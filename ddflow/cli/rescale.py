@@ -7,8 +7,6 @@ is in `ddflow.partitions.rescale`.
 'rescale'
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any
 
@@ -38,10 +36,10 @@ def rescale(
 ) -> None:
     """Split or join the partitions of a state.
 
-    A state that goes on on Spark has as many partitions as its epochs have tasks; one that goes on here, with
-    `ddflow diff --state` or `flow.open`, has one. The rows, history and waiting events of each new partition are cut
-    out of the old ones' files, merged, and written anew; the whole is published as another version of the same epoch.
-    Until then the state is as it was. A writer is fenced; one that commits first wins, and nothing happens here.
+    A state on Spark has as many partitions as its epochs have tasks. A state of `ddflow diff --state` or `flow.open`
+    has one. The rows, history and waiting events of each new partition are cut out of the old ones' files, merged, and
+    written to new files. The result is published as another version of the same epoch; until then the state is as it
+    was. A writer is fenced. If a writer commits first, it wins, and nothing happens here.
 
     A plan with functions of one's own is rescaled from Python: `ddflow.partitions.rescale.rescale(state, 64,
     flow=flow)`.

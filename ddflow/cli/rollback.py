@@ -41,13 +41,13 @@ def rollback(
 ) -> None:
     """Go back to an older version of a state, when the newest is damaged or was a mistake.
 
-    All files of that version are read, compared with their checksums, and copied; what they say is published as a new
-    version, with the next number. Nothing is deleted: a damaged manifest stays to be looked into. A writer is fenced.
-    Epochs after that one are no more, and can be given again; files that they left in a folder of outputs are hidden,
-    listed, and deleted by `ddflow gc` a day later.
+    All files of that version are read, compared with their checksums, and copied. The copy is published as a new
+    version, with the next number. Nothing is deleted; a damaged manifest stays. A writer is fenced. Later epochs no
+    longer exist and can be given again. Their files in a folder of outputs are hidden and listed, and `ddflow gc`
+    deletes them a day later.
 
-    Versions are kept for as long as `ddflow gc` leaves them: the two newest, and others for a minute or what `grace=`
-    says. What is older is in your copies, or is made again from the log.
+    The two newest versions are kept, others for a minute or for what `grace=` says. For an older version use a copy, or
+    replay the log.
 
     Examples:
 

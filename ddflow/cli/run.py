@@ -9,8 +9,6 @@ was for a state that goes on (``continued``). Nothing is interpreted here (``pla
 'run'
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator
@@ -44,8 +42,7 @@ def run(ask: Ask) -> None:
     """Do what is asked, and say what was done.  Raises `DdflowError`, `typer.BadParameter`."""
     check_usage(ask)
     began = perf_counter()
-    required = [*names(ask.key), *([ask.time] if ask.time else [])]
-    given = opened(ask, required)
+    given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])])
     flow = planned(ask, given.schema)
     out = target(ask, flow, given)
     sides = _sides(ask, flow, given)

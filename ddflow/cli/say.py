@@ -4,8 +4,6 @@
 a\\x1b[2Jb
 """
 
-from __future__ import annotations
-
 import typer
 
 from ddflow.terminal import lines

@@ -8,14 +8,12 @@ command is read by people and by pipes. `Preview` and `Piped` are written to lik
 '4 rows of a.csv in 1 epoch: 6 updates to out.parquet in 0.50 s, 8 rows/s; applied 3, noop 1'
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
@@ -105,7 +103,7 @@ class Preview:
             self._first = pa.concat_tables([self._first, table.slice(0, missing)])
         self.written += table.num_rows
 
-    def __enter__(self) -> Preview:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -7,8 +7,6 @@ is in `ddflow.tools.verify`.
 'verify'
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from typing import Annotated
@@ -45,13 +43,13 @@ def verify(
 
     The log is folded from its events alone, without the state, and both sides are compared range by range. Rows that
     are missing in the state, that are there and should not be, or that differ are counted; the first ten are shown
-    with both rows. Counts are made anew from the rows, and compared too. Nothing is written to the state.
+    with both rows. Counts are computed again from the rows and compared too. Nothing is written to the state.
 
-    The log is folded as the state was fed, which the state says. Where `ddflow replace` gave it full files, the log has
-    one file for each; or, where its events were cut into files otherwise, `--full` names those that are full. A log may
-    begin with a full file.
+    The log is folded as the state was fed; the state records that. If `ddflow replace` fed it full files, the log has
+    one file for each. If its events were cut into files otherwise, `--full` names the full ones. A log may begin with a
+    full file.
 
-    A state may rightly know what no log can tell: which events came late, or that a refused step left out. Notes say
+    A state may know what a log cannot tell: which events came late, or which a refused step left out. Notes say
     where that may be.
 
     Examples:
@@ -62,7 +60,8 @@ def verify(
 
     * `ddflow verify state/orders full.csv monday.csv tuesday.csv --full full.csv`
     """
-    from ddflow.cli.log import input_of, log_of, streamed, watching
+    from ddflow.cli.log import input_of, log_of, streamed
+    from ddflow.cli.progress import watching
     from ddflow.tools.verify import verify as compared
 
     bound = input_of(state, input, trust)

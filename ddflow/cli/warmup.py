@@ -6,8 +6,6 @@ Invariant: it ends well only if compiled kernels can be kept; otherwise the next
 'warmup'
 """
 
-from __future__ import annotations
-
 import sys
 from time import perf_counter
 

@@ -7,8 +7,6 @@ is in `ddflow.engine.why`.
 'why'
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import closing, nullcontext
 from typing import Annotated
@@ -37,7 +35,7 @@ def why(
     """Tell a key's story: what it holds, what it held, and why not something else.
 
     From the state: the row, every version that is still kept with the order that won it, and events that wait for their
-    time. From the log, if it is given: every event of the key with its verdict, so that losers are seen, and what they
+    time. From the log, if you give it: every event of the key with its verdict, so that you see losers and what they
     lost against, and every full file that does not name the key. The log is resolved again, each file as one epoch, so
     the times of events are of that replay; in hold-back mode they are the events' own.
 
@@ -55,6 +53,5 @@ def why(
         closing(log_of(log, bound)) if log else nullcontext() as given,
         Snapshot.open(state, trust=trust) as snapshot,  # type: ignore[arg-type]
     ):
-        events = None if given is None else streamed(given, full, scope)
-        story = snapshot.why(bound.name, key_of(key, bound), events)
+        story = snapshot.why(bound.name, key_of(key, bound), None if given is None else streamed(given, full, scope))
     say(json.dumps(story.to_dict(), default=str) if as_json else str(story))

@@ -14,12 +14,10 @@ alone, never by a batch, since it is fixed for the life of a state.
 (True, [0, 0, 0, 1])
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +52,7 @@ class Secret(NamedTuple):
     k1: int
 
     @classmethod
-    def fresh(cls) -> Secret:
+    def fresh(cls) -> Self:
         """Make a new secret from the system's random source.
 
         Returns

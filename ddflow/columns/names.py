@@ -11,8 +11,6 @@ Traceback (most recent call last):
 ddflow.errors.SpecError: an upsert spec: seq= is ['id']; name one column, as text
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any, Final

@@ -313,7 +313,7 @@ def shown_row(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
     return out
 
 
-def dense_ranks(table: pa.Table, equal: Array) -> Array:
+def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
     """The dense rank of every row by its columns, left to right: null smallest, NaN largest.
 
     ``table``: n rows of flat types.  ``equal``: uint64[n], a word that is equal for equal rows (a hash of them).
@@ -322,7 +322,7 @@ def dense_ranks(table: pa.Table, equal: Array) -> Array:
     if not table.num_columns or not table.num_rows:
         return np.zeros(table.num_rows, np.int64)
     columns: dict[str, Any] = {}
-    for i, column in enumerate(table.columns):
+    for i, column in enumerate(table.itercolumns()):
         # Arrow sorts NaN beside the nulls, so null-ness and NaN-ness become columns of their own.
         columns[f"{i}valid"] = pc.is_valid(column)
         if pat.is_floating(column.type):

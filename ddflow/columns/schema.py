@@ -15,8 +15,6 @@ DataType(string)
 [{'id': 1, 'city': 'Bern'}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,8 +71,8 @@ def plain(array: pa.Array) -> pa.Array:
     if pat.is_struct(kind):
         return pa.StructArray.from_arrays([plain(child) for child in array.flatten()], fields=list(normal), mask=gone)
     if pat.is_fixed_size_list(kind):
-        children = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
-        return pa.FixedSizeListArray.from_arrays(plain(children), type=normal, mask=gone)
+        values = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
+        return pa.FixedSizeListArray.from_arrays(plain(values), type=normal, mask=gone)
     wide = pat.is_large_list(kind) or pat.is_large_list_view(kind)
     if pat.is_list_view(kind) or pat.is_large_list_view(kind):
         sizes = pc.fill_null(pc.list_value_length(array), 0)
@@ -93,7 +91,8 @@ def plain_size(rows: pa.Table | pa.RecordBatch) -> int:
 
     A slice of a dictionary's or of views' rows refers to all values, so Arrow would tell the bytes of them all.
     """
-    return sum(_plain_size(chunk) for c in rows.columns for chunk in (c.chunks if isinstance(rows, pa.Table) else [c]))
+    chunks = (c.chunks if isinstance(c, pa.ChunkedArray) else [c] for c in rows.itercolumns())
+    return sum(_plain_size(chunk) for each in chunks for chunk in each)
 
 
 def _plain_size(array: pa.Array) -> int:
@@ -182,7 +181,8 @@ def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:
     if isinstance(given, pa.RecordBatchReader):
         return given.read_all()
     if hasattr(given, "__arrow_c_stream__"):
-        return imported(pa.RecordBatchReader.from_stream, given, what).read_all()
+        reader: pa.RecordBatchReader = imported(pa.RecordBatchReader.from_stream, given, what)
+        return reader.read_all()
     if hasattr(given, "__arrow_c_array__"):
         return pa.Table.from_batches([imported(pa.record_batch, given, what)])
     if isinstance(given, list | tuple) and all(isinstance(part, pa.RecordBatch) for part in given):

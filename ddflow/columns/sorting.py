@@ -8,8 +8,6 @@ Invariant: rows of one identity stand together, in the order in which they came.
 ([1, 0, 2], [0, 1, 3])
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 

@@ -9,12 +9,10 @@ Python between the kernels still runs one thread at a time.
 ([(0, 5), (5, 10)], [10, 35])
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, starmap
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 LEAST = 16384
@@ -28,7 +26,7 @@ class Threads:
         self.size = size
         self._pool = ThreadPoolExecutor(size - 1, "ddflow") if size > 1 else None
 
-    def __enter__(self) -> Threads:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

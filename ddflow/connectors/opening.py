@@ -4,8 +4,6 @@ Invariant: what a manifest names as the target of its outputs opens the sink tha
 pass what `open_sink` opens.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

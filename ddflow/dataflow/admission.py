@@ -1,20 +1,18 @@
-"""The admission of one input: rows as they come are checked, numbered, and turned into events with a time, or refused.
+"""The admission of one input: its rows are checked, numbered, and turned into events with a time, or refused.
 
-Invariant: `admit` changes nothing; either all rows of a push or step are admitted (bad and late ones with their
-verdict) or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too.
-The same row may lack its key and be late, and must then be counted once, as bad; and an advanced event is stamped at
-the frontier but keeps its own time to be resolved by. It does not wait (``batcher``) nor decide (``operators.upsert``).
+Invariant: `admit` changes nothing. Either all rows of a push or step are admitted (bad and late ones with their
+verdict), or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too. A
+row that lacks its key and is late counts once, as bad. An advanced event is stamped at the frontier, but is resolved by
+its own time. Waiting is the business of ``batcher``, deciding that of ``operators.upsert``.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.plan.spec import Upsert
 >>> admission = Admission(bind("o", pa.schema({"k": pa.int64(), "t": pa.int64()}), Upsert("k", time="t", late="drop")))
 >>> admitted = admission.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
->>> admitted.sealed.times.tolist(), admitted.counts
+>>> admitted.events.times.tolist(), admitted.counts
 ([9], {'late': 1})
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,7 +24,7 @@ from ddflow.columns.hashing import Flags, Ints, validity, words
 from ddflow.columns.schema import conform, one_batch, to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.plan.bind import Bound
 from ddflow.time import CLOSED, NEVER, shown
 
@@ -37,7 +35,7 @@ NOTHING: Ints = np.empty(0, np.int64)
 class Admitted(NamedTuple):
     """What one push or step brought."""
 
-    sealed: Sealed
+    events: Events
     """The events that go on, in the order of their times."""
     rows: int
     """How many rows came, with those that do not go on."""
@@ -90,15 +88,15 @@ class Admission:
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
-        bound, events = self.bound, self.events(given)
+        bound, rows = self.bound, self.events(given)
         if look is not None:
-            look(events)
-        n, first = events.num_rows, self.arrived + before
+            look(rows)
+        n, first = rows.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
-        keyless = self._keyless(events)
-        times = original = np.full(n, time) if time is not None else self._times(events, keyless)
+        keyless = self._keyless(rows)
+        times = original = np.full(n, time) if time is not None else self._times(rows, keyless)
         if bound.spec.exclusive and bound.merging is not None:
-            misordered = bound.merging.misordered(events)
+            misordered = bound.merging.misordered(rows)
             keyless = misordered if keyless is None else keyless | misordered
         codes = None if keyless is None else np.where(keyless != 0, np.int8(BAD), np.int8(-1))
         if time is None and n and int(original.min()) < frontier:
@@ -107,18 +105,18 @@ class Admission:
             if late.any():
                 times = self._late(late, original, frontier, codes)
         if codes is None or not (codes >= 0).any():
-            sealed = Sealed(events, times, original, arrival)
+            events = Events(rows, times, original, arrival)
             if time is None:
-                sealed = sealed.in_order()
+                events = events.in_order()
             greatest = int(original.max()) if n else NEVER
-            return Admitted(sealed, n, {}, events.slice(0, 0), NOTHING, NOTHING, greatest)
+            return Admitted(events, n, {}, rows.slice(0, 0), NOTHING, NOTHING, greatest)
         keep, drop = np.flatnonzero(codes < 0), np.flatnonzero(codes >= 0)
-        sealed = Sealed(events.take(pa.array(keep)), times[keep], original[keep], arrival[keep])
+        events = Events(rows.take(pa.array(keep)), times[keep], original[keep], arrival[keep])
         gone = codes[drop]
         counts = {NAMES[code]: int((gone == code).sum()) for code in (BAD, LATE) if (gone == code).any()}
-        greatest = int(sealed.original.max()) if sealed.original.size else NEVER
-        refused = events.take(pa.array(drop))
-        return Admitted(sealed.in_order(), n, counts, refused, gone.astype(np.int64), arrival[drop], greatest)
+        greatest = int(events.original.max()) if events.original.size else NEVER
+        refused = rows.take(pa.array(drop))
+        return Admitted(events.in_order(), n, counts, refused, gone.astype(np.int64), arrival[drop], greatest)
 
     def _keyless(self, events: pa.RecordBatch) -> Flags | None:
         """Which events lack their key, None when none does.  Raises `NullKey` when that is an error."""

@@ -1,18 +1,16 @@
-"""Sizes that people write, and the budget: how many bytes of memory an engine may take, and for what.
+"""Sizes as people write them, and the budget: how many bytes of memory an engine may take, and for what.
 
 Invariant: what ddflow holds (indexes, batches, pending events, scratch, outputs on their way) stays inside the budget.
-Without a spill folder a step whose state would outgrow it is refused before anything changes; with one, state, pending
-events and outputs go to files, and large steps are taken in pieces. The parts compete, and none can be cut short while
-it works; so each has a share that it is brought under before and after every step, and what a step may add in between
-is a share as well. Not counted: the input as it is given, and Python itself.
+Without a spill folder, a step whose state would outgrow it is refused before anything changes. With one, state, pending
+events and outputs go to files, and large steps are taken in pieces. None of these can be cut short while it works. So
+each has a share that it is brought under before and after every step, and what a step may add in between is a share as
+well. The caller's input and Python itself are not counted.
 
 >>> parse_size("512MB"), parse_size("2 GiB"), parse_size(100)
 (512000000, 2147483648, 100)
 >>> Budget(parse_size("128MB"), None).state
 64000000
 """
-
-from __future__ import annotations
 
 import re
 from os import PathLike

@@ -11,8 +11,6 @@ caller's table is mapped from. Without scratch everything stays in memory.
 {'v': [1, 2, 1, 2], '_time': [5, 5, 9, 9], '_diff': [1, 1, -1, -1]}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -31,18 +29,17 @@ class UpdateBuffer:
     ``home``: for changes of state."""
 
     def __init__(self, scratch: BatchStore | None, share: int, home: BatchStore | None = None) -> None:
-        self.scratch, self.share, self.held, self.home = scratch, share, 0, home
+        self.scratch, self.share, self.bytes_resident, self.home = scratch, share, 0, home
 
     def keep(self, updates: Updates) -> Updates:
         """The same updates, of their own memory or mapped: what they were gathered from may change.  O(n)."""
         rows = updates.rows.select(updates.rows.schema.names)
         own = Updates(rows, updates.ranks.copy(), updates.diffs, updates.times)
         size = rows.nbytes + own.ranks.nbytes + own.diffs.nbytes
-        if self.scratch is None or self.held + size <= self.share:
-            self.held += size
+        if self.scratch is None or self.bytes_resident + size <= self.share:
+            self.bytes_resident += size
             return own
-        fields = [pa.field("", pa.int32()), pa.field("", pa.int64())]
-        schema = pa.schema([*rows.schema, *fields])
+        schema = pa.schema([*rows.schema, pa.field("", pa.int32()), pa.field("", pa.int64())])
         columns = [*rows.combine_chunks().columns, pa.array(own.ranks), pa.array(own.diffs)]
         there = self.scratch.mapped(pa.Table.from_arrays(columns, schema=schema).to_batches(), schema)
         width = len(rows.schema)
@@ -58,21 +55,20 @@ class UpdateBuffer:
 
     def table(self, tables: Iterable[pa.Table]) -> pa.Table:
         """Tables one behind the other: in memory, or mapped when they are more than the share."""
-        held: list[pa.Table] = []
+        read: list[pa.Table] = []
         rest, size = iter(tables), 0
         for table in rest:
-            held.append(table)
+            read.append(table)
             size += table.nbytes
-            if self.scratch is not None and len(held) > 1 and size > self.share:
-                return self.scratch.mapped(_batches(held, rest), table.schema)
-        return pa.concat_tables(held)
+            if self.scratch is not None and len(read) > 1 and size > self.share:
+                return self.scratch.mapped(_batches(read, rest), table.schema)
+        return pa.concat_tables(read)
 
     def _merged(
         self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None
     ) -> Iterable[pa.Table]:
         """The output window by window."""
-        times = pieces[0].times
-        counts = np.zeros(max(times.size, 1), np.int64)
+        counts = np.zeros(max(pieces[0].times.size, 1), np.int64)
         for piece in pieces:
             counts += np.bincount(piece.ranks, minlength=counts.size)
         total = int(counts.sum())
@@ -114,21 +110,21 @@ class UpdateBuffer:
             yield whole.picked(order).to_table(schema, time_type)
 
 
-def _batches(held: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """The batches of all tables, of which those that were ``held`` are let go one by one."""
-    while held:
-        yield from held.pop(0).to_batches()
+def _batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """The batches of all tables, of which those that were ``read`` are let go one by one."""
+    while read:
+        yield from read.pop(0).to_batches()
     for table in rest:
         yield from table.to_batches()
 
 
 def together(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
     """The same rows in tables of one chunk and at least so many rows, but for the last: thousands are slow to use."""
-    held: list[pa.Table] = []
+    read: list[pa.Table] = []
     for table in tables:
-        held.append(table)
-        if sum(part.num_rows for part in held) >= rows:
-            yield pa.concat_tables(held).combine_chunks()
-            held = []
-    if held:
-        yield pa.concat_tables(held).combine_chunks()
+        read.append(table)
+        if sum(part.num_rows for part in read) >= rows:
+            yield pa.concat_tables(read).combine_chunks()
+            read = []
+    if read:
+        yield pa.concat_tables(read).combine_chunks()

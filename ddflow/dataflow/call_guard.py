@@ -1,9 +1,9 @@
 """CallGuard: one call of an engine at a time, and none after its end.
 
-Invariant: between `use` and the end of its ``with`` no other thread is in a call; an engine that was closed, or whose
-step was interrupted while it changed the state, lets nobody in again, and a forked child never: it has none of the
-threads, and a lock that was held when it was forked is held for ever. A step of one event takes so little that a
-context manager made by a generator would be a tenth of it, so the turn is its own context manager.
+Invariant: between `use` and the end of its ``with`` no other thread is in a call. An engine that was closed, or whose
+step was interrupted while it changed the state, admits no further call. A forked child never makes a call: it has none
+of the threads, and a lock that was held at the fork is held for ever. The guard is its own context manager, because one
+made by a generator would take a tenth of the time of a step of one event.
 
 >>> turns = CallGuard()
 >>> with turns.use("step"):
@@ -63,8 +63,7 @@ class CallGuard:
         """Give the turn back; memory that a call could not have is an error of ours, which says what became of it."""
         self._lock.release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
-            same = self.state == "open"
-            whole = "nothing was changed" if same else "the engine goes no further: open a new one"
+            whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
             raise OutOfMemory(
                 "a call",
                 str(error).strip() or "no more memory could be had",

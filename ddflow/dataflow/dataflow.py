@@ -1,10 +1,10 @@
-"""A dataflow: a plan, opened, with its pending events and its times; it takes steps.
+"""A dataflow: an opened plan, with its pending events and its times. It takes steps.
 
-Invariant: nothing changes until `Dataflow.take` is called, and that refuses only before its first change; after it,
+Invariant: nothing changes until `Dataflow.take` is called, and that refuses only before its first change. After it,
 events in = resolved + pending. A step touches several inputs, pending events and several operators with state, and may
-not fit in memory, so room is made before rows are admitted and the budget is looked at before anything is taken in. An
-engine is a dataflow with calls, readers and commits around it; a partition of a state is one that begins at an epoch
-and ends in a receipt; a snapshot is one that takes no steps.
+not fit in memory. So room is made before rows are admitted, and the budget is checked before anything is taken in. An
+engine is a dataflow with calls, readers and commits around it. A partition of a state is one that begins at an epoch
+start and ends in a receipt. A snapshot is one that takes no steps.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -14,8 +14,6 @@ and ends in a receipt; a snapshot is one that takes no steps.
 >>> dataflow.step(inflows, 7)["people"].to_pylist()
 [{'id': 1, '_time': 7, '_diff': 1}, {'id': 2, '_time': 7, '_diff': 1}]
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,7 +41,8 @@ from ddflow.dataflow.verdicts import NAMES, Verdicts
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.plan.codec import node_ids
-from ddflow.plan.collection import Collection, Plan
+from ddflow.plan.collection import Collection
+from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER
 

@@ -5,7 +5,7 @@ more; so a step that fails, whichever operator objects, leaves every arrangement
 downstream reads are gathered at all.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.collection import Plan
+>>> from ddflow.plan.plan import Plan
 >>> from ddflow.plan.spec import Upsert
 >>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
@@ -14,23 +14,22 @@ downstream reads are gathered at all.
 ['city']
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.operators.base import Context, Readable, Running, held
+from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.keyed import Seen
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.collection import Collection, Plan
+from ddflow.plan.collection import Collection
+from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement, Change
 
 
@@ -40,17 +39,17 @@ class Released(NamedTuple):
     total: int
     times: Ints
     """int64: the distinct times, ascending."""
-    pieces: Iterable[Sealed]
+    pieces: Iterable[Events]
     """All events of some range of identities each, ranges ascending."""
 
     @classmethod
-    def of(cls, sealed: Sealed | None) -> Released:
+    def of(cls, events: Events | None) -> Self:
         """All events in one piece."""
-        if sealed is None or not sealed.times.size:
+        if events is None or not events.times.size:
             return cls(0, ints(), ())
-        times = sealed.times
+        times = events.times
         first = np.flatnonzero(times[1:] != times[:-1])
-        return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [sealed])
+        return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [events])
 
 
 class Stepped(NamedTuple):
@@ -162,21 +161,21 @@ class Graph:
         ``last``: the last closed time.  Raises what operators raise where a plan asks, and did not before, for what
         cannot be.
         """
-        self.running[node].fill([self.held(of)._replace(times=ints(last)) for of in node.inputs], upper, since)
+        self.running[node].fill([self.accumulated(of)._replace(times=ints(last)) for of in node.inputs], upper, since)
 
     def read(self, node: Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
 
         O(rows of the inputs it needs).
         """
-        return consolidated(self.held(node, as_of), self.secret).to_table(node.schema, None)
+        return consolidated(self.accumulated(node, as_of), self.secret).to_table(node.schema, None)
 
     def output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
         """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""
-        made = self.held(node, as_of)._replace(times=ints(time))
+        made = self.accumulated(node, as_of)._replace(times=ints(time))
         return self.opened[node].output(made, self.secret, node.schema, self.time_type)
 
-    def held(self, node: Collection, as_of: int | None = None) -> Updates:
+    def accumulated(self, node: Collection, as_of: int | None = None) -> Updates:
         """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the inputs)."""
         walk, wanted = [node], set[Collection]()
         while walk:
@@ -189,7 +188,7 @@ class Graph:
             if each in wanted:
                 own = self.opened[each]
                 if own.arrangements:
-                    done[each] = held(own.rows(own.arranged.read(as_of)).select(each.schema.names))
+                    done[each] = once_each(own.rows(own.arranged.read(as_of)).select(each.schema.names))
                 else:
                     done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
         return done[node]

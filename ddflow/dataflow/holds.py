@@ -10,8 +10,6 @@ because a finalizer may do it in the middle of anything.
 5
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections import deque

@@ -1,17 +1,15 @@
-"""What a call brings: the rows of each input, admitted piece by piece and put with those that wait.
+"""The inflow of a call: the rows of each input, admitted piece by piece and put with those that wait.
 
-Invariant: either all rows of all inputs are taken in, or an error names what is wrong and every input is as before:
-batchers are changed in copies, which the engine adopts when nothing can be refused any more. Under a budget the input
-is a stream that must never be in memory whole, so rows are admitted, numbered and, where they are many, spilled while
-more of them are still to come.
+Invariant: either all rows of all inputs are taken in, or an error names what is wrong and every input is as before.
+Batchers are changed in copies, which the engine adopts when nothing can be refused any more. Under a budget the input
+is a stream that is never in memory whole, so rows are admitted and numbered while more are still to come; many rows are
+spilled on the way.
 
 >>> import pyarrow as pa
 >>> parts = list(portions(pa.table({"v": range(10)}), "'v'", pa.schema({"v": pa.int64()}), 32))
 >>> [part.num_rows for part in parts]
 [4, 4, 2]
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +24,7 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
 from ddflow.dataflow.graph import Released
 from ddflow.errors import BudgetExceeded, NotArrow, SchemaMismatch
-from ddflow.operators.upsert.events import Sealed, joined
+from ddflow.operators.upsert.events import Events, joined
 from ddflow.time import CLOSED, NEVER
 
 
@@ -36,7 +34,7 @@ class Inflow:
 
     batcher: Batcher | None
     """What waits, with the rows that were admitted; None where nothing need wait: in epoch mode, in memory."""
-    chunks: list[Sealed] = field(default_factory=list)
+    chunks: list[Events] = field(default_factory=list)
     """The events that were admitted then."""
     rows: int = 0
     """How many rows came, with those that do not go on."""
@@ -47,12 +45,12 @@ class Inflow:
     listed: list[pa.Table] = field(default_factory=list)
     """Verdict rows, when they are asked for."""
 
-    def put(self, sealed: Sealed, budget: Budget) -> None:
+    def put(self, events: Events, budget: Budget) -> None:
         """Put events with those that came; where they are many they go to files.  Raises `SpillFull`, `SpillFailed`."""
         if self.batcher is None:
-            self.chunks += [sealed] if sealed.times.size else []
+            self.chunks += [events] if events.times.size else []
             return
-        self.batcher = self.batcher.with_run(sealed)
+        self.batcher = self.batcher.with_run(events)
         if budget.home is not None and self.batcher.nbytes > budget.pending:
             self.batcher.spill(budget.home, budget.pending // 2, budget.chunk)
 
@@ -62,7 +60,7 @@ class Inflow:
         return Released.of(joined(self.chunks) if self.chunks else None)
 
     @property
-    def pieces(self) -> Iterable[Sealed]:
+    def pieces(self) -> Iterable[Events]:
         """All events, in chunks."""
         return self.chunks if self.batcher is None else self.batcher.released(CLOSED)[1]
 
@@ -86,7 +84,7 @@ def flowing(
     inflow = Inflow(batcher)
     for part in (given,) if most is None else portions(given, admission.what, admission.bound.schema, most):
         admitted = admission.admit(part, frontier, time, inflow.rows, look)
-        inflow.put(admitted.sealed, budget)
+        inflow.put(admitted.events, budget)
         inflow.rows += admitted.rows
         inflow.greatest = max(inflow.greatest, admitted.greatest)
         if admitted.counts:
@@ -131,16 +129,16 @@ def portions(given: Any, what: str, schema: pa.Schema, most: int) -> Iterator[pa
     if not isinstance(given, pa.RecordBatchReader):
         yield from _cut(to_table(given, what, schema), what, most)
         return
-    held: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = []
     size, none = 0, True
     for batch in given:
-        held.append(batch)
+        batches.append(batch)
         size += plain_size(batch)
         if size >= most:
-            yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
-            held, size, none = [], 0, False
-    if held or none:
-        yield from _cut(pa.Table.from_batches(held, given.schema), what, most)
+            yield from _cut(pa.Table.from_batches(batches, given.schema), what, most)
+            batches, size, none = [], 0, False
+    if batches or none:
+        yield from _cut(pa.Table.from_batches(batches, given.schema), what, most)
 
 
 def _cut(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:

@@ -8,19 +8,17 @@ uniform, so ranges are of one size.)
 
 >>> import tempfile, numpy as np
 >>> from ddflow.columns.hashing import Secret
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> events = pa.record_batch({"k": pa.array(range(100), pa.int64())})
 >>> times = np.zeros(100, np.int64)
 >>> from ddflow.storage.scratch import ScratchStore
 >>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as scratch:
 ...     ranges = Ranges(RowHashes(events.schema, Secret(1, 2)), scratch, 4)
-...     ranges.add(Sealed(events, times, times, np.arange(100)))
+...     ranges.add(Events(events, times, times, np.arange(100)))
 ...     sizes = [part.times.size for part in ranges]
 >>> len(sizes), sum(sizes)
 (4, 100)
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -28,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, RowHashes
-from ddflow.operators.upsert.events import Sealed, joined
+from ddflow.operators.upsert.events import Events, joined
 from ddflow.storage.batch_store import BatchStore, StoredBatch
 
 
@@ -40,22 +38,22 @@ class Ranges:
         self.bits = count.bit_length() - 1
         self.pieces: list[tuple[StoredBatch, Ints]] = []
 
-    def add(self, sealed: Sealed) -> None:
+    def add(self, events: Events) -> None:
         """Write some events in the order of ranges.  O(n).  Raises `SpillFull`, `SpillFailed`."""
-        events, (high, _) = sealed.events, self.keys.of(sealed.events)
+        rows, (high, _) = events.rows, self.keys.of(events.rows)
         # Shifted by all 64 bits a word would stay as it is.
         at = (high >> np.uint64(63) >> np.uint64(1) if not self.bits else high >> np.uint64(64 - self.bits)).astype(
             np.uint16
         )
         order = np.argsort(at, kind="stable")
         ends = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=1 << self.bits))])
-        numbers = [sealed.times, sealed.original, sealed.arrival]
+        numbers = [events.times, events.original, events.arrival]
         arrays = [pa.array(np.ascontiguousarray(column)) for column in numbers]
         fields = [pa.field(f"_{i}", pa.int64(), nullable=False) for i in range(3)]
-        batch = pa.RecordBatch.from_arrays([*events.columns, *arrays], schema=pa.schema([*events.schema, *fields]))
+        batch = pa.RecordBatch.from_arrays([*rows.columns, *arrays], schema=pa.schema([*rows.schema, *fields]))
         self.pieces.append((self.scratch.write(batch.take(pa.array(order))), ends))
 
-    def __iter__(self) -> Iterator[Sealed]:
+    def __iter__(self) -> Iterator[Events]:
         for number in range(1 << self.bits):
             parts = [
                 _part(piece.batch, int(ends[number]), int(ends[number + 1]))
@@ -72,8 +70,8 @@ class Ranges:
         self.pieces.clear()
 
 
-def _part(batch: pa.RecordBatch, begin: int, end: int) -> Sealed:
+def _part(batch: pa.RecordBatch, begin: int, end: int) -> Events:
     part = batch.slice(begin, end - begin)
     width = batch.num_columns - 3
     events = pa.RecordBatch.from_arrays(part.columns[:width], schema=pa.schema(list(batch.schema)[:width]))
-    return Sealed(events, *(part.column(width + i).to_numpy() for i in range(3)))
+    return Events(events, *(part.column(width + i).to_numpy() for i in range(3)))

@@ -10,8 +10,6 @@ never change afterwards and own their memory.
 (['v', '_time', '_diff'], 1, 5)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa

@@ -1,8 +1,8 @@
-"""What is said of events beside the differences: verdict rows, and the outputs that ``stale=`` adds.
+"""Side outputs of events: verdict rows, and the outputs that ``stale=`` adds.
 
-Invariant: every event that is resolved in a call is listed in it once, with the verdict that was counted and the order
-that its key holds from then on (the winner's).  Nothing here decides; it reads a resolution before it is applied, since
-the orders of what keys held are read from state.
+Invariant: every event that a call resolves is listed in it once, with the verdict that was counted and the winner's
+order, which its key holds from then on. Nothing is decided here. A resolution is read before it is applied, because the
+orders that keys held before are read from state.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -16,8 +16,6 @@ the orders of what keys held are read from state.
 >>> late["v.stale"].to_pylist()
 [{'k': 1, 'at': 5, '_winner_at': 9, '_time': 2, '_diff': 1}]
 """
-
-from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -35,7 +33,7 @@ from ddflow.kernels.resolve import STALE
 from ddflow.operators.updates import time_column
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.plan.bind import Bound
-from ddflow.plan.collection import Input
+from ddflow.plan.plan import Input
 
 ARRIVAL: Final = "_arrival"
 """What the column of verdict rows is called that holds the numbers of their events."""
@@ -63,9 +61,9 @@ def verdict_rows(bound: Bound, of: Admitted | Resolution) -> pa.Table:
         winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
     else:
         rows = of.given
-        events = of.sealed.events.take(pa.array(rows)) if of.keyed.absent.size else of.sealed.events
-        codes, arrival = of.verdict[rows], of.sealed.arrival[rows]
-        times = time_column(of.sealed.times[rows], bound.time_type)
+        events = of.events.rows.take(pa.array(rows)) if of.keyed.absent.size else of.events.rows
+        codes, arrival = of.verdict[rows], of.events.arrival[rows]
+        times = time_column(of.events.times[rows], bound.time_type)
         winners = of.winner_orders(rows)
     number = pa.array(arrival)
     seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
@@ -96,9 +94,9 @@ class SideOutputs:
         else:
             rows = np.flatnonzero(stale)
             further = resolution.winner_orders(rows)
-        events = resolution.sealed.events.take(pa.array(rows))
+        events = resolution.events.rows.take(pa.array(rows))
         columns = [events.column(n) for n in input.bound.told] + further
-        times = time_column(resolution.sealed.times[rows], self.time_type)
+        times = time_column(resolution.events.times[rows], self.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
         return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.time_type))
 

@@ -16,8 +16,6 @@ known to arrangements and batchers.
 (0, True, 1000)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

@@ -1,27 +1,25 @@
 """One step, computed: events become updates, updates flow through the operators, and nothing changes yet.
 
-Invariant: what comes out does not depend on how many pieces the events came in. A piece is all events of some range of
-identities; most steps are one. Operators without state pass pieces on as they come; a count, or a consolidation, sees
-equal rows of all pieces together, for which they are brought into ranges of their own. Scratch is used again by the
-next piece, so what outlives one (updates for an output or for a keyed operator, changes of state) is kept in the
-update buffer, in files where memory is short; and each node is computed once, however many read it.
+Invariant: the result does not depend on how many pieces the events came in. A piece is all events of some range of
+identities; most steps are one piece. Operators without state pass pieces on as they come. A count, or a consolidation,
+sees equal rows of all pieces together, so its updates are brought into ranges of their own. The next piece uses the
+same scratch. So data that outlives a piece (updates for an output or for a keyed operator, changes of state) is kept in
+the update buffer, in files where memory is short. Each node is computed once, however many read it.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.collection import Plan
+>>> from ddflow.plan.plan import Plan
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.spec import Upsert
 >>> flow = Plan()
 >>> v = flow.upserts("v", {"k": pa.int64()}, Upsert(key="k"))
 >>> _ = flow.output("n", v.count([]))
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
->>> sealed = Sealed(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": Released.of(sealed)}, 0, UpdateBuffer(None, 0))
+>>> events = Events(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
+>>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": Released.of(events)}, 0, UpdateBuffer(None, 0))
 >>> computation.run().outputs["n"].to_pylist()
 [{'count': 2, '_time': 0, '_diff': 1}]
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -103,15 +101,15 @@ class Computation:
             return
         changes = self.out.changes[name] = []
         wanted = self.graph.needed.get(node)
-        for sealed in self.released[name].pieces:
-            resolution = upsert.resolve(sealed, self.times, self.since, self.graph.winners)
+        for events in self.released[name].pieces:
+            resolution = upsert.resolve(events, self.times, self.since, self.graph.winners)
             counts += resolution.counts
             if upsert.expiring is not None:
                 self.out.seen[name] = resolution.keyed.seen.plus(self.out.seen.get(name, Seen()))
             if self.observe is not None:
                 self.observe(resolution)
             if wanted is not None:
-                self._spread(node, resolution.updates(wanted))
+                self._propagate(node, resolution.updates(wanted))
             for change in resolution.changes:
                 changes.append(self._kept(upsert.arranged, change) if self.many else change)
         self.out.counts[name] = counts
@@ -134,7 +132,7 @@ class Computation:
         running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
         for inputs in self._met(node):
             updates, change = running.compute(inputs, self.since)
-            self._spread(node, updates)
+            self._propagate(node, updates)
             if change is not None:
                 changes.append(running.outlives(change, self._kept) if self.many else change)
 
@@ -149,7 +147,7 @@ class Computation:
         none = [pieces[0].between(0, 0) for pieces in every]
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
-    def _spread(self, node: Collection, updates: Updates) -> None:
+    def _propagate(self, node: Collection, updates: Updates) -> None:
         """Give a piece of a node's updates to all that pass it on; keep it where it is needed whole."""
         fresh: dict[Collection, Updates] = {node: updates}
         for each in self.nodes:
@@ -183,8 +181,7 @@ class Computation:
         bits = (total // GATHERED).bit_length() if self.buffer.scratch is not None else 0
         ranged = [self._ranged(piece, by, bits) for piece in pieces]
         for number in range(1 << bits):
-            parts = [piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged]
-            yield concat(parts)
+            yield concat([piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged])
 
     def _ranged(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
         """A piece in the order of ranges of its rows' identities, by some columns, and where each range ends."""

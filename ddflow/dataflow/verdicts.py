@@ -8,11 +8,9 @@ are looked at is that of ``NAMES``: an event that is bad is not also late.  See 
 ('applied 2, noop 1, pending 4', 3, 7)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +48,7 @@ class Verdicts:
     absent: int = 0
 
     @classmethod
-    def of(cls, counts: Mapping[str, int], pending: int = 0, rows: Mapping[str, pa.Table] | None = None) -> Verdicts:
+    def of(cls, counts: Mapping[str, int], pending: int = 0, rows: Mapping[str, pa.Table] | None = None) -> Self:
         """Make one of some counts; the others are 0.
 
         Parameters

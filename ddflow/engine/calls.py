@@ -13,8 +13,6 @@ dataflow.
 (1, '')
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from time import perf_counter
 from typing import Any

@@ -22,8 +22,6 @@ contents, which the next step gives before its own updates. It does not publish 
 [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -32,6 +30,7 @@ import pyarrow as pa
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
@@ -79,17 +78,17 @@ def fill(
     batch_store: BatchStore,
     indexed: bool,
     sieved: bool = True,
-    spread: int = 1,
+    partitions: int = 1,
 ) -> None:
     """Fill a new dataflow, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
 
-    ``stored``: stage by stage, of ``spread`` partitions each; what is of several is to be read only.  ``indexed``,
+    ``stored``: stage by stage, of ``partitions`` partitions each; what is of several is to be read only.  ``indexed``,
     ``sieved``: as in `arrangements.restore`.  Raises `CorruptState`, naming the file.
     """
-    assert spread == 1 or not indexed, "what is joined is not searched"
-    graph, held = dataflow.graph, Inventories(stored, spread)
+    assert partitions == 1 or not indexed, "what is joined is not searched"
+    graph, inventories = dataflow.graph, Inventories(stored, partitions)
     for name, upsert in graph.upserts.items():
-        if not (found := held.input(name)):
+        if not (found := inventories.input(name)):
             continue
         places, given = [what for what, _ in found], [each for _, each in found]
         admission = dataflow.admissions[name]
@@ -98,17 +97,17 @@ def fill(
         made, rows = upsert.rehashed, [(f"{what}, rows", each.rows) for what, each in found]
         upsert.arrangements = (_restored(dataflow, upsert.arranged, rows, batch_store, indexed, made, sieved),)
         for number, each in enumerate(upsert.arranged.partitions):
-            if spread > 1 and (odd := misplaced(each, number, spread)) is not None:
-                raise CorruptState(places[number], f"partition {number} of {spread} has a key of {odd}", MEND)
+            if partitions > 1 and (odd := misplaced(each, number, partitions)) is not None:
+                raise CorruptState(places[number], f"partition {number} of {partitions} has a key of {odd}", MEND)
         if upsert.expiring is not None:
             known = [each.horizon for each in given if each.horizon is not None]
             upsert.expiring.horizons.greatest = max(known, default=None)
         home = batch_store if sieved and not indexed else None
         dataflow.batchers[name] = _waiting(found, upsert.bound.event_schema, batch_store, not indexed, home)
-    dataflow.totals = held.totals()
+    dataflow.totals = inventories.totals()
     ids = node_ids(dataflow.flow)
     for node, running in graph.keeping.items():
-        if parts := held.operator(ids[node]) if running.arrangements else []:
+        if parts := inventories.operator(ids[node]) if running.arrangements else []:
             if wrong := [what for what, each in parts if len(each.arrangements) != len(running.arrangements)]:
                 raise CorruptState(
                     wrong[0], f"a {node.verb} has {len(running.arrangements)} arrangements, and it has others", MEND
@@ -133,10 +132,10 @@ def fill(
 
 
 class Inventories:
-    """All inventories of a state.  ``stored``: stage by stage, of ``spread`` partitions each."""
+    """All inventories of a state.  ``stored``: stage by stage, of ``partitions`` partitions each."""
 
-    def __init__(self, stored: Sequence[StoredInventory], spread: int) -> None:
-        self.stored, self.spread = stored, spread
+    def __init__(self, stored: Sequence[StoredInventory], partitions: int) -> None:
+        self.stored, self.partitions = stored, partitions
 
     def input(self, name: str) -> list[tuple[str, InputRecord]]:
         """What the partitions say of an input, in their order, and where; [] where none has it.  O(inventories).
@@ -151,12 +150,12 @@ class Inventories:
 
     def _of(self, kind: str, name: str, within: Sequence[Mapping[str, T]]) -> list[tuple[str, T]]:
         places = [n for n, each in enumerate(within) if name in each]
-        stage = places[0] // self.spread if places else 0
-        if places and places != list(range(stage * self.spread, (stage + 1) * self.spread)):
+        stage = places[0] // self.partitions if places else 0
+        if places and places != list(range(stage * self.partitions, (stage + 1) * self.partitions)):
             raise CorruptState(
                 self.stored[places[0]].what,
                 f"it has the {kind[:-1]} {name!r}; that is in the "
-                f"inventories {places} of the state, and a stage has {self.spread}",
+                f"inventories {places} of the state, and a stage has {self.partitions}",
                 MEND,
             )
         return [(self.stored[n].at(kind, name), within[n][name]) for n in places]
@@ -165,9 +164,7 @@ class Inventories:
         """Events by verdict, of all partitions.  O(inventories)."""
         out: dict[str, int] = {}
         for each in self.stored:
-            for name, n in each.of.totals.items():
-                if name in NAMES:
-                    out[name] = out.get(name, 0) + n
+            add(out, {name: n for name, n in each.of.totals.items() if name in NAMES})
         return out
 
 

@@ -1,10 +1,10 @@
-"""An engine's hold on durable state: what its calls did becomes an epoch, published whole, and replayed when asked.
+"""An engine's hold on durable state: its calls become epochs, which are published whole and can be asked for again.
 
-Invariant: an epoch is one commit of state and outputs together; a committed epoch that is given again returns what it
-returned, and changes nothing. Whoever feeds the engine may not know whether the epoch he gave was committed before one
-of the two died, so the rows of each call are digested and the outputs kept for as long as an epoch may be asked for
-again; and after a commit that failed nobody knows what the store holds, so the engine goes no further until it is
-opened anew. What a state consists of is known to ``checkpoint``; how an epoch is published, to ``epoch_log``.
+Invariant: an epoch is one commit of state and outputs together. A committed epoch that is given again returns its first
+result and changes nothing. A caller that lost its connection or died cannot know whether its epoch was committed. So
+the rows of each call are digested, and the outputs are kept for as long as an epoch may be asked for again. After a
+commit that failed nobody knows what the store holds, so the engine goes no further until it is opened again. What a
+state consists of is known to ``checkpoint``; how an epoch is published, to ``epoch_log``.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -36,9 +36,10 @@ from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import put
 from ddflow.errors import CorruptState, ReplayMismatch, StateRefused
-from ddflow.plan.collection import Plan, widened
+from ddflow.plan.collection import widened
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.options import EngineOptions
+from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
@@ -128,7 +129,7 @@ class Commits:
         dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
         dataflow.fed = manifest.fed
         files, stored = set[str](), list[StoredInventory]()
-        for part in manifest.partitions:
+        for part in manifest.inventories:
             stored.append(StoredInventory.read(store, part))
             files |= {part.name} | names_in(stored[-1].data)
         recovery.fill(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
@@ -246,10 +247,10 @@ class Commits:
 
 def _one_partition(manifest: Manifest, change: PlanChange, where: str) -> None:
     """Raise `StateRefused` for a state of several partitions."""
-    if manifest.spread > 1:
+    if manifest.partitions > 1:
         raise StateRefused(
             f"open {where}",
-            f"it has {manifest.spread:,} partitions, and an engine has one",
+            f"it has {manifest.partitions:,} partitions, and an engine has one",
             f"make it one with ddflow rescale {where} --partitions 1, or go on with it on "
             "Spark; it can be read as it is: dd.read, dd.Snapshot",
         )

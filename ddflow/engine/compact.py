@@ -1,14 +1,12 @@
-"""Compaction to the present: history before ``since`` goes, and, where that is asked for, deleted rows for good.
+"""Compaction to the present: history before ``since`` goes and, on request, every byte of deleted rows.
 
-Invariant: no read at or after ``since`` changes. After `Compacting.compact` with ``forget=True`` no file of the state
-holds a value of a row that is deleted or was replaced, whatever its type. Rows live on in many places beside the
-newest run: in runs and merges half done; in the payload of a tombstone, which stays as the order that its key was
-deleted by, and whose own row is filler that nobody reads; beneath nulls; in what a batcher has released of a file; in
-the stored outputs of the last epochs, whose retractions name them; and in the versions before this one. So all is
-rewritten, receipts go (an epoch cannot be given again after that), scopes and orders that were given with full contents
-are forgotten, and it is published twice: the two newest versions always stay, and both are clean then. What was
-written to a folder of outputs, copied, or cached elsewhere is not ours to find; the keyed hash of a deleted key stays
-for as long as its order does.
+Invariant: no read at or after ``since`` changes. After ``forget=True`` no file of the state holds a value of a row that
+was deleted or replaced, whatever its type. Such values live in many places beside the newest run: older runs and merges
+half done, the payload of tombstones, the bytes under nulls, released events in a pending file, the stored outputs of
+the last epochs, and earlier versions. So everything is rewritten, and the receipts, scopes and orders of full contents
+are removed (an epoch cannot be given again after that). The result is published twice, because the two newest versions
+always stay. Folders of outputs, copies and caches elsewhere are not searched. The keyed hash of a deleted key stays for
+as long as its order does.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -22,8 +20,6 @@ for as long as its order does.
 ...     before, any(b"Ann" in data for data, _ in store.shared.blobs.values()), engine.read("people").num_rows
 (True, False, 1)
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace

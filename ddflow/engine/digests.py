@@ -1,10 +1,10 @@
 """The digest of a call's rows: whether two calls brought the same.
 
-Invariant: it depends on the rows and their order, by canonical equality, and not on how they were cut into batches, nor
-on what their buffers hold where a value is null. A batch that is read again from a file or a feed has other buffers,
-and a step larger than memory is never there whole; so rows are hashed one by one, with the state's secret, and the
-words hashed in turn as they come. An input that brought no rows counts as not given. What could not be read again
-from a file, text that is no UTF-8, is refused here, where all rows pass.
+Invariant: a digest depends on the rows and their order, by canonical equality. It does not depend on how the rows were
+cut into batches, nor on what buffers hold where a value is null, because a batch that is read again has other buffers.
+A step larger than memory is never there whole, so rows are hashed one by one with the state's secret, and their hashes
+are hashed in turn. An input that brought no rows counts as not given. Text that is not UTF-8 is refused here, because
+all rows pass and such text could not be read again from a file.
 
 >>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
 >>> one, two = Digest(secret), Digest(secret)
@@ -14,8 +14,6 @@ from a file, text that is no UTF-8, is refused here, where all rows pass.
 >>> combined("step", 7, {"a": one}) == combined("step", 7, {"a": two, "b": Digest(secret)})
 True
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache

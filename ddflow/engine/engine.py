@@ -16,30 +16,23 @@ epochs, published whole (``commits``).
 [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}] applied 2
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from ddflow.columns.hashing import Secret
-from ddflow.columns.threads import Threads
-from ddflow.dataflow.budget import Budget, parse_size
-from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.inflow import lateness_frontier
 from ddflow.dataflow.result import Step
-from ddflow.dataflow.side_outputs import check_listed
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.compact import compact
 from ddflow.engine.digests import combined
+from ddflow.engine.opening import new_dataflow, runnable
 from ddflow.engine.reads import Reading
 from ddflow.engine.replace import replace
 from ddflow.errors import SpecError, TimeWentBack
-from ddflow.plan.collection import Plan
 from ddflow.plan.options import EngineOptions
+from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, advance, as_int64, shown
 
@@ -52,19 +45,10 @@ class Engine(Reading, Closing):
     """
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
-        if not flow.inputs or not flow.outputs:
-            raise SpecError(
-                "open a flow",
-                f"it has {len(flow.inputs)} inputs and {len(flow.outputs)} outputs",
-                "give it at least one of each: flow.upserts(...), flow.output(...)",
-            )
-        flow = flow.frozen()
-        if options.verdicts == "rows":
-            for input in flow.inputs.values():
-                check_listed(input.bound)
+        flow = runnable(flow, options)
         self.durable = Commits.open(flow, options) if options.state is not None else None
         try:
-            super().__init__(_dataflow(flow, options, self.durable))
+            super().__init__(new_dataflow(flow, options, self.durable))
             if self.durable is not None:
                 self.dataflow.owed = self.durable.recover(self.dataflow)
         except BaseException:
@@ -92,7 +76,17 @@ class Engine(Reading, Closing):
         return self.calls.epoch
 
     def output_schema(self, name: str) -> pa.Schema:
-        """The columns of the table of the output ``name``: the row's columns, then ``_time`` and ``_diff``.
+        """The columns of the table of an output in a `Step`.
+
+        Parameters
+        ----------
+        name : str
+            An output, or a side output that ``stale=`` adds.
+
+        Returns
+        -------
+        pyarrow.Schema
+            The row's columns, then ``_time`` and ``_diff``.
 
         Raises
         ------
@@ -293,10 +287,31 @@ class Engine(Reading, Closing):
     def restate(self, name: str, events: Any, time: int, *, order: Any = None, epoch: int | None = None) -> Step:
         """Epoch mode: make the input ``name`` what ``events``, its corrected history, fold to from nothing.
 
-        The updates, stamped ``time``, compensate for the difference. The events are resolved among themselves, and
-        keys hold the orders of the winners from then on. Keys that no event names are deleted as in `replace`, with
-        ``order``, by default the greatest among the events. Parameters, result, errors and cost are those of
-        `replace`, without `DuplicateKeys` and `OutOfScope`.
+        The updates, stamped ``time``, compensate for the difference.  The events are resolved among themselves.  From
+        then on keys hold the orders of the winners.  Keys that no event names are deleted as in `replace`.
+
+        Parameters
+        ----------
+        name, time, epoch
+            As in `replace`.
+        events : table
+            Anything that speaks Arrow.  A reader is read as it goes.
+        order : mapping or scalar, optional
+            The order of the deletions, as in `replace`.  By default the greatest among the events.
+
+        Returns
+        -------
+        Step
+            The differences, and the verdicts.
+
+        Raises
+        ------
+        DdflowError
+            What `replace` raises, without `DuplicateKeys` and `OutOfScope`.
+
+        Notes
+        -----
+        O(n + k), for n events and k held keys.
         """
         return replace(self.calls, "restate", name, events, time, None, order, epoch)
 
@@ -324,13 +339,3 @@ class Engine(Reading, Closing):
     def _check(self) -> None:
         """Assert the invariants of everything below."""
         self.dataflow._check()
-
-
-def _dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
-    """A new dataflow, with nothing in it."""
-    lists, threads, memory = options.verdicts == "rows", Threads(options.threads), parse_size(options.memory)
-    secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
-    budget = Budget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)
-    if durable is not None and budget.spills:
-        budget.home = durable.batch_store
-    return Dataflow(flow, Graph(flow, secret, lists, threads), budget, lists, options.retain, threads)

@@ -19,13 +19,11 @@ Traceback (most recent call last):
 ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the outputs of [1] are kept; give epoch 2
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -35,9 +33,10 @@ from ddflow.engine.garbage import gc, names_of
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
+from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
@@ -79,7 +78,7 @@ class EpochLog:
         grace: float = GRACE,
         keep: int = KEPT,
         secret: Secret | None = None,
-    ) -> EpochLog:
+    ) -> Self:
         """Take hold of a state, or make a new one of so many ``partitions``.  O(plan).
 
         A new state is published by whoever is first, with his plan, so the plan is compared after that, too.  ``flow``:
@@ -89,7 +88,7 @@ class EpochLog:
         plan = describe(flow)
         check_types(flow)
         store = open_store(state, trust=trust)
-        try:
+        with on_failure(store.close):
             manifest = newest(store)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
             where = Outputs.open(outputs, store, manifest, schemas, trust)
@@ -102,9 +101,6 @@ class EpochLog:
             change = compare(manifest_log.manifest.plan, flow, store.where)
             fits(manifest_log.manifest, change, store.where)
             where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])
-        except BaseException:
-            store.close()
-            raise
         return cls(plan, manifest_log, change, where, keep)
 
     @property
@@ -157,11 +153,11 @@ class EpochLog:
         return (*before[max(0, len(before) + 1 - self.keep) :], epoch)
 
     def publish(
-        self, receipts: tuple[Epoch, ...], partitions: tuple[Blob, ...], files: set[str], note: str, **state: Any
+        self, receipts: tuple[Epoch, ...], inventories: tuple[Blob, ...], files: set[str], note: str, **state: Any
     ) -> None:
         """Publish the next version: that of a new epoch, the last of ``receipts``, or another of the same one.
 
-        ``partitions``: its inventories.  ``files``: the names of all that those name.  ``state``: the fields of the
+        ``inventories``: of its parts.  ``files``: the names of all that those name.  ``state``: the fields of the
         manifest that change with it.  O(what changed), and once O(what others left).  Raises `Fenced`, `StorageFull`,
         `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
         """
@@ -179,7 +175,7 @@ class EpochLog:
         if not self._tidy:
             self._look_after()
         self.outputs.sync()
-        self.manifest_log.commit(new, partitions, files | names_inside(new.outputs()), note)
+        self.manifest_log.commit(new, inventories, files | names_inside(new.outputs()), note)
         if new.epoch > before.epoch:
             self.change = PlanChange()
 
@@ -206,7 +202,7 @@ class EpochLog:
         self._tidy = True
         store = self.manifest_log.store
         try:
-            if len(store.numbers()) * len(self.manifest_log.manifest.partitions) <= TIDY:
+            if len(store.numbers()) * len(self.manifest_log.manifest.inventories) <= TIDY:
                 gc(store, grace=self.manifest_log.grace)
                 self.manifest_log.remember(names_of)
         except DdflowError:

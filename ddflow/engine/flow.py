@@ -13,8 +13,8 @@ Step(by_city: 1 updates; applied 1)
 from __future__ import annotations
 
 from ddflow.engine.engine import Engine
-from ddflow.plan.collection import Plan
 from ddflow.plan.options import EngineOptions, opened_with
+from ddflow.plan.plan import Plan
 
 
 class Flow(Plan):

@@ -16,8 +16,6 @@ gathered where its key is missing. Nothing is resolved here, and nothing changes
 [[{'id': 3, 'city': 'Bern'}]]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -32,7 +30,7 @@ from ddflow.columns.schema import is_text, is_word
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError, cut
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.ordering import value_of
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.spec import Upsert as Spec
@@ -105,17 +103,17 @@ class Contents:
         self._ids = []
         return sort(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
 
-    def refuse_duplicates(self, by: Sorted, rows: Iterable[Sealed]) -> None:
+    def refuse_duplicates(self, by: Sorted, rows: Iterable[Events]) -> None:
         """Raise `DuplicateKeys` where a key has several rows.  ``rows``: all of them, for the message.  O(keys)."""
         twice = np.flatnonzero(np.diff(by.starts) > 1)
         if not twice.size:
             return
         wanted = {int(by.high[at]) for at in by.starts[twice[:NAMED]]}
         keys: dict[int, Any] = {}
-        for sealed in rows:
-            high, _ = self.upsert.keys.of(sealed.events)
+        for events in rows:
+            high, _ = self.upsert.keys.of(events.rows)
             for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
-                keys[int(high[row])] = shown_row(sealed.events.select(list(self.bound.spec.key)), int(row))
+                keys[int(high[row])] = shown_row(events.rows.select(list(self.bound.spec.key)), int(row))
         raise DuplicateKeys(
             self.asked,
             f"{twice.size:,} keys have more than one row, first {list(keys.values())}",
@@ -206,8 +204,7 @@ def unspelled(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) ->
             if word is None:
                 out[name] = pa.scalar(None, field.type)
             elif is_word(field.type):
-                exact = field.with_nullable(False)
-                out[name] = value_of([np.array([word], np.int64)], exact)[0]
+                out[name] = value_of([np.array([word], np.int64)], field.with_nullable(False))[0]
             else:
                 made: Any = str(word)
                 if pat.is_decimal(field.type):

@@ -1,15 +1,14 @@
-"""Collecting: what no version of a state names any more is deleted, whoever else is at work there.
+"""Collecting garbage: files that no version of a state names are deleted, whatever other processes do there meanwhile.
 
-Invariant: no file is deleted that a manifest names which is kept, or that any manifest yet to come will name; a
-collection that cannot account for something deletes nothing. A writer puts files long before it publishes, and may be
-paused anywhere, for a week. It rests on one fact. *A file that was put before manifest K was published, and that K does
-not name, is named by no later one*: number K + 1 is only given to a writer that has read K, and that names files of K
-or files it put since; so does the next, and so on; a rollback names copies, which it put since. So what is decided here
-from K (or by a writer's own ``ManifestLog.sweep`` from the one it published) stays right for ever: who decided it may
-be stopped, fenced and woken, and still deletes nothing that is of use. That a file was put before K is told by the
-store's own clock: the youngest file that K names is older than K. Files are listed first and manifests read after, so
-that what is put and published meanwhile is seen as named. What K's writer, or one that opened the state since, has put
-and not published is left, however old it is, until somebody has published K + 1.
+Invariant: no file is deleted that a kept manifest names, or that a later manifest will name. A collection that cannot
+account for something deletes nothing. A writer puts files long before it publishes, and may be paused anywhere, for a
+week. The rule rests on one fact: *a file that was put before manifest K was published, and that K does not name, is
+named by no later manifest*. Number K + 1 is only given to a writer that has read K, and that names files of K or files
+that it put since. The same holds for the next number, and a rollback names copies, which it put since. So a decision
+from K stays right, even if the process that made it is stopped, fenced and woken. The store's own clock says whether a
+file was put before K: the youngest file that K names is older than K. Files are listed before manifests are read, so
+files that are put and published meanwhile count as named. Files that were put after K stay until K + 1 is published,
+however old they are.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -22,8 +21,6 @@ and not published is left, however old it is, until somebody has published K + 1
 >>> done.manifests, done.kept
 ([0, 1, 2], [3, 4])
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator
@@ -112,8 +109,7 @@ def gc(
     O(m + f), for m manifests and f files.
     """
     with opened_store(state, trust=trust, readonly=dry_run) as store:
-        early = newest(store)
-        sink = owned(store, early, deleting=True)
+        sink = owned(store, newest(store), deleting=True)
         outputs = [] if sink is None else sink.unfinished()
         entries = store.list()  # before the manifests are read, see the header
         manifest = newest(store)
@@ -178,9 +174,9 @@ def names_of(store: Store, manifest: Manifest) -> set[str]:
 
 def blobs_of(store: Store, manifest: Manifest) -> Iterator[Blob]:
     """All files of a version: its partitions, what they name, its outputs.  As `names_of`."""
-    yield from manifest.partitions
+    yield from manifest.inventories
     yield from manifest.outputs()
-    for part in manifest.partitions:
+    for part in manifest.inventories:
         yield from files_in(store.map(part))
 
 

@@ -1,10 +1,10 @@
 """History: which times can be read, and the net changes of a collection between two of them.
 
-Invariant: half open. A collection as of t1 plus its changes from t1 to t2 is the collection as of t2, row by row and
-multiplicity by multiplicity; so changes from t1 to t2 and from t2 to t3 add up to those from t1 to t3. *net* means
-that a row which left and came back within the interval is no change, and neither is one that came and left, whatever
-the operators between the inputs and the collection did with it in the meantime; only consolidation knows. This asks
-for two reads and subtracts them; it keeps nothing, and what is held back for whom is known to ``readers``.
+Invariant: a collection as of t1 plus its changes from t1 to t2 is the collection as of t2, row by row and multiplicity
+by multiplicity. So changes from t1 to t2 and from t2 to t3 add up to those from t1 to t3. *Net* means that a row which
+left and came back within the interval is no change, and neither is one that came and left. Only consolidation can tell,
+so two reads are subtracted. This file keeps nothing; ``readers`` knows which history is held back, and for which
+reader.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -19,8 +19,6 @@ for two reads and subtracts them; it keeps nothing, and what is held back for wh
 >>> back  # it was away in between, and nothing has changed
 []
 """
-
-from __future__ import annotations
 
 import pyarrow as pa
 
@@ -64,6 +62,5 @@ def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
         )
     if t1 == t2:
         return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
-    after, before = graph.held(node, t2), graph.held(node, t1)
-    both = concat([after, negate(before)])
-    return consolidated(both, graph.secret).to_table(node.schema, None)
+    after, before = graph.accumulated(node, t2), graph.accumulated(node, t1)
+    return consolidated(concat([after, negate(before)]), graph.secret).to_table(node.schema, None)

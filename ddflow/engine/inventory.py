@@ -11,7 +11,7 @@ or a batcher from them.
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
->>> stored = StoredInventory.read(store, newest(store).partitions[0])
+>>> stored = StoredInventory.read(store, newest(store).inventories[0])
 >>> stored.of.inputs["people"].arrived, stored.of.totals["applied"], stored.at("inputs", "people").partition(", ")[2]
 (2, 2, 'inputs, people')
 """

@@ -21,8 +21,6 @@ Traceback (most recent call last):
 ddflow.errors.LogUnclear: the log of 'people': the state was fed events (epoch 1), full contents (epoch 2), events ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

@@ -1,10 +1,10 @@
-"""Where a state's outputs go, and that what is committed of them is seen.
+"""The outputs of a state: where they go, and that the committed ones become visible.
 
-Invariant: what the receipts of a manifest name is finished, durably, before a later manifest is published, which may
-name it no more: by whoever opens the state, also one that writes outputs to another sink or to none at all; so a
-fragment that is not finished and that no version names was never committed. A state's sink may be another one than
-before: what is given again is looked for in both, and what lies only in the one before is given again no more once a
-manifest names the new one. Without a sink, updates are blobs of the state.
+Invariant: the fragments that a manifest's receipts name are finished, durably, before a later manifest is published,
+which may name them no more. Every process that opens the state does this, also one with another sink or none. So an
+unfinished fragment that no version names was never committed. A state may have another sink than before. An epoch that
+is given again is looked for in both sinks; once a manifest names the new one, fragments of the old one are no longer
+given. Without a sink, updates are blobs of the state.
 
 >>> import os, tempfile
 >>> from ddflow.storage.memory import MemoryStore

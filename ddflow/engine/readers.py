@@ -1,11 +1,11 @@
-"""Readers: whoever follows a collection at a pace of its own, and what must stay readable for them.
+"""Readers: each follows a collection at its own pace, and history stays readable for it.
 
-Invariant: a reader's own time can be read for as long as the reader lives; ``since`` is never above the least time that
-a reader holds, and never retreats. A reader may be forgotten without being closed, and then the garbage collector lets
-go of it, at any moment, in any thread, even while this registry is being changed; so letting go only puts a note into a
-queue, and whoever asks next reads the queue. Several readers share one arrangement: what is held back is history, not
-a copy. Where there is no reader, ``retain=`` alone says how much history stays. (differential-dataflow's
-``TraceHandle``: readers hold compaction back by a frontier each, and downgrade it themselves.)
+Invariant: a reader's own time can be read for as long as the reader lives. ``since`` is never above the least time that
+a reader holds, and never retreats. A reader may be dropped without being closed. Then Python's garbage collector gives
+up its claim, at any time, in any thread, even while this registry is being changed. So giving up only puts a note into
+a queue, and the next question reads the queue. Several readers share one arrangement: a reader holds back history, not
+a copy. Without readers, ``retain=`` alone says how much history stays. (differential-dataflow's ``TraceHandle``:
+readers hold compaction back by a frontier each, and downgrade it themselves.)
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -17,8 +17,6 @@ a copy. Where there is no reader, ``retain=`` alone says how much history stays.
 ...         engine.since, reader.changes_to().to_pylist(), reader.time
 (1, [{'id': 2, '_diff': 1}], 2)
 """
-
-from __future__ import annotations
 
 import weakref
 from numbers import Integral

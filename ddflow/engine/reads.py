@@ -1,8 +1,8 @@
-"""Reading: what an engine is asked, and what it answers without changing.
+"""Reading: the questions that an engine answers without changing.
 
-Invariant: an answer is of one moment: the engine's last closed time, or one at or after `Reading.since`.  Nothing here
-takes anything in; a reader that is given out holds ``since`` back, which is all that a question can do.  Why it stands
-apart: an engine that takes steps and one that is only read (``snapshot``) answer in the same words.
+Invariant: an answer is as of one time: the engine's last closed time, or one at or after `Reading.since`. A reader that
+is given out holds ``since`` back; no other question has an effect. `Reading` is a class of its own because an engine
+that takes steps and a snapshot (``snapshot``) answer the same questions.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -13,8 +13,6 @@ apart: an engine that takes steps and one that is only read (``snapshot``) answe
 ...     engine.read("people").num_rows, engine.read("people", as_of=1).num_rows, engine.changes("people", 1, 2).num_rows
 (2, 1, 1)
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -30,7 +28,8 @@ from ddflow.engine.stats import Arranged, Stats
 from ddflow.engine.story import Story
 from ddflow.engine.why import why
 from ddflow.errors import NotReadable
-from ddflow.plan.collection import Collection, Input, Plan
+from ddflow.plan.collection import Collection
+from ddflow.plan.plan import Input, Plan
 from ddflow.time import CLOSED, as_int64
 
 

@@ -17,8 +17,6 @@ is absent is found by ``full_contents``.
 {'Basel': -1, 'Chur': 1} applied 1, noop 1, absent 1
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any, Literal
@@ -36,7 +34,7 @@ from ddflow.engine.commits import Asked
 from ddflow.engine.digests import combined
 from ddflow.engine.full_contents import Contents
 from ddflow.errors import TimeWentBack, WrongMode
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.storage.feeding import FULL, RESTATED, Way
 from ddflow.time import CLOSED, as_int64, shown
 
@@ -115,6 +113,6 @@ def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, a
     for events in contents.absent(by):
         n = events.num_rows
         times = np.full(n, time)
-        inflow.put(Sealed(events, times, times, arrival + total + np.arange(n)), dataflow.budget)
+        inflow.put(Events(events, times, times, arrival + total + np.arange(n)), dataflow.budget)
         total += n
     return total

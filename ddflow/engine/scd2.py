@@ -1,12 +1,11 @@
 """Slowly changing dimension, type 2: each version that a key held, with the times from and to which it held it.
 
-Invariant: for every time t in [since, upper) the rows with ``valid_from <= t < valid_to`` (a null is open on its side)
-are the collection as of t; a key's rows do not overlap, and what changed nothing is no version. Merges forget the
-times of what is at or before ``since``, each at its own moment, so such a time must not be told even where it still
-stands in memory: it would depend on how far merges have come. Its ``valid_from`` is null: the version was there at
-``since``, from then or from earlier. And where orders are held, a winner that changed nothing has left a version of
-the state for its order's sake, which is none here: neighbours that are the same in what counts are one. Only what is
-kept indexed by key has versions: an input, or a count; anything else made of them has no key.
+Invariant: for every time t in [since, upper) the rows with ``valid_from <= t < valid_to`` (null is open) are the
+collection as of t. The rows of a key do not overlap, and neighbours that are the same in what counts are one version.
+A version from ``since`` or earlier has a null ``valid_from``: merges forget times at or before ``since``, each when it
+gets there, so an exact time would depend on how far merges have come. Where orders are kept, a winner that changed
+nothing leaves a version in the state for its order only, which is no version here. Only inputs and counts have
+versions, because they are indexed by key.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -20,8 +19,6 @@ kept indexed by key has versions: an input, or a count; anything else made of th
 [1, 'Basel', 2001, 2002, False]
 [1, 'Chur', 2002, None, True]
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

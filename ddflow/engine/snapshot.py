@@ -1,11 +1,11 @@
 """A snapshot: one version of a state, for reading, in any process, while its writer goes on.
 
-Invariant: everything that a snapshot answers is of one manifest, whole; what the writer commits, merges or deletes
-meanwhile changes nothing. Files that the manifest names may be deleted between its being read and their being mapped;
-then the newest is read instead, or, where a version was asked for, it is `SnapshotExpired`. Once mapped they stay
-readable whatever becomes of their names. Nothing is indexed: a snapshot is read, not searched, so it costs what its
-files cost to verify; and what was cut into partitions, stage by stage, is read as one. The plan is the state's own,
-unless it has functions; then give the flow.
+Invariant: all answers of a snapshot are of one manifest, whole. Commits, merges and deletions of the writer change
+nothing. Files that the manifest names may be deleted before they are mapped. Then the newest version is read instead;
+where a certain version was asked for, it is `SnapshotExpired`. Mapped files stay readable, whatever becomes of their
+names. A snapshot is read and not searched, so nothing is indexed, and opening it costs what verifying its files costs.
+The partitions and stages of a state are read as one. The plan is the state's own, unless it has functions; then give
+the flow.
 
 >>> import tempfile, os, ddflow as dd
 >>> flow = dd.Flow()
@@ -32,8 +32,8 @@ from ddflow.engine import checkpoint as recovery
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.reads import Reading
 from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefused
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import Closing
 from ddflow.storage.manifest import Manifest, at, newest
@@ -57,12 +57,12 @@ class Snapshot(Reading, Closing):
     def __init__(self, store: Store, manifest: Manifest, flow: Plan) -> None:
         self.manifest = manifest
         inventories = []
-        store.ahead(part.name for part in manifest.partitions)
-        for part in manifest.partitions:
+        store.ahead(part.name for part in manifest.inventories)
+        for part in manifest.inventories:
             inventories.append(StoredInventory.read(store, part))
             store.ahead(names_in(inventories[-1].data))
         super().__init__(Dataflow(flow, Graph(flow, Secret(*manifest.secret)), Budget(None, None)))
-        fill_version(self.dataflow, manifest, inventories, BatchStore(store), manifest.spread)
+        fill_version(self.dataflow, manifest, inventories, BatchStore(store), manifest.partitions)
 
     @classmethod
     def open(
@@ -137,12 +137,12 @@ def fill_version(
     manifest: Manifest,
     inventories: Sequence[StoredInventory],
     batch_store: BatchStore,
-    spread: int = 1,
+    partitions: int = 1,
 ) -> None:
-    """Fill a new dataflow with what inventories of a version say, for reading.  ``spread``: as in `recovery.fill`."""
+    """Fill a new dataflow with what inventories of a version say, for reading.  ``partitions``: see `recovery.fill`."""
     dataflow.fed = manifest.fed
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
-    recovery.fill(dataflow, inventories, batch_store, indexed=False, sieved=False, spread=spread)
+    recovery.fill(dataflow, inventories, batch_store, indexed=False, sieved=False, partitions=partitions)
 
 
 def read(

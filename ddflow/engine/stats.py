@@ -1,9 +1,9 @@
 """The figures of an open engine: what it holds, where, and what keeping it has cost so far.
 
-Invariant: the figures are plain numbers of one moment and never change; totals are computed here from those of the
-arrangements, so they always add up. The same object is a mapping for programs (``stats["keys"]``), a table for whoever
-types ``engine.stats()`` in a terminal or a notebook, and JSON for a log; and the name of an arrangement is whatever a
-user called an input, so it must break neither a line nor a page. It measures nothing itself and knows no engine.
+Invariant: the figures are plain numbers as of one call and never change. Totals are added up here from those of the
+arrangements, so they always agree. One object is a mapping for programs (``stats["keys"]``), a table in a terminal or a
+notebook, and JSON for a log. Names of arrangements are what users called their inputs, so they are escaped and cannot
+break a line or a page. Nothing is measured here, and no engine is known here.
 
 >>> people = Arranged(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
 ...                   bytes_mapped=0, bytes_index=40_000, written=2000, copied=1000, owed=300)
@@ -64,8 +64,7 @@ class Arranged(NamedTuple):
     def of(cls, arranged: Arrangement) -> Arranged:
         """Of an arrangement, over all of its partitions.  O(runs)."""
         total = cls(*map(sum, zip(*map(cls._but_the_index, arranged.partitions), strict=True)))
-        index = arranged.nbytes - total.bytes_resident
-        return total._replace(bytes_resident=arranged.nbytes, bytes_index=index)
+        return total._replace(bytes_resident=arranged.nbytes, bytes_index=arranged.nbytes - total.bytes_resident)
 
     @classmethod
     def _but_the_index(cls, arranged: Arrangement) -> Arranged:

@@ -5,8 +5,6 @@
 Story(input='people', ...)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final

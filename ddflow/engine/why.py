@@ -1,11 +1,11 @@
 """Why: the story of one key: what it holds, what it held, what waits, and, given the log, what became of every event.
 
-Invariant: what is told of the state is read from its versions, every one that is kept; what is told of events is
-computed by the same operator from the log's events of this key alone, in the order of the log; where full contents do
-not name a key that is held in their scope, that is told as what deleted it.  State keeps winners, with the order that
-each won by, and forgets losers; so the log is resolved again, one epoch for each of its parts (in hold-back mode by the
-events' own times), and the times told of events are of that replay, not of the steps that once took them in.  Which
-events came late depends on others' and is not told.
+Invariant: the versions are read from the state, every one that is kept. The verdicts of events are computed by the same
+operator from the log's events of this key alone, in the order of the log. State keeps winners with their orders, and no
+losers; so the log is resolved again, one epoch for each of its parts (in hold-back mode by the events' own times). The
+times of events are those of this replay, not of the steps that took them in. Full contents that do not name the key
+appear as what deleted it, if the key is held in their scope. Whether an event came late depends on other events, so it
+is not told.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -24,9 +24,7 @@ its 2 events in the log (times are of the replay: one epoch for each part of the
   at 2: stale (id=7, city='Basel', at=3); the key held order (at=5)
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +45,7 @@ from ddflow.engine.logs import MARKS, Full, Restated, as_fed, batches, parts_of
 from ddflow.engine.story import ABSENT, HELD, Story
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
-from ddflow.operators.upsert.events import Sealed, joined
+from ddflow.operators.upsert.events import Events, joined
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.spec import Upsert as Spec
@@ -148,12 +146,12 @@ class _Telling:
         what: list[str] | str,
         times: Ints,
         rows: pa.Table | pa.RecordBatch,
-        winners: list[Any] | None,
+        winners: Sequence[Any] | None,
         verdict: pa.Array | None = None,
         seq: Ints | None = None,
     ) -> None:
         n = times.size
-        columns = [
+        columns: list[pa.Array | pa.ChunkedArray] = [
             pa.array([what] * n if isinstance(what, str) else what, pa.string()),
             time_column(times, self.bound.time_type),
             pa.nulls(n, pa.string()) if verdict is None else verdict,
@@ -199,22 +197,18 @@ class _Telling:
         """Tell what waits for its time."""
         for run in batcher.runs.by_least:
             waiting = run.waiting
-            at = self._rows(waiting.events, secret)
+            at = self._rows(waiting.rows, secret)
             if at.size:
-                self._tell(
-                    "pending", waiting.times[at], waiting.events.take(pa.array(at)), None, seq=waiting.arrival[at]
-                )
+                self._tell("pending", waiting.times[at], waiting.rows.take(pa.array(at)), None, seq=waiting.arrival[at])
 
     def _rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
         """The rows that have this key."""
-        nullable = [field.with_nullable(True) for field in self.bound.key_schema]
-        hashes = RowHashes(pa.schema(nullable), secret)
+        hashes = RowHashes(pa.schema([field.with_nullable(True) for field in self.bound.key_schema]), secret)
         lacks = (
             self.bound.keyless(events) if self.bound.spec.null_key != "keep" else np.zeros(events.num_rows, np.uint8)
         )
         (high, low), own = hashes.of(events), hashes.of(self.row)
-        found = (high == own[0][0]) & (low == own[1][0]) & (lacks == 0)
-        return np.flatnonzero(found)
+        return np.flatnonzero((high == own[0][0]) & (low == own[1][0]) & (lacks == 0))
 
     def replay(self, log: Iterator[Any], frontier: int) -> None:
         """Resolve the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
@@ -237,7 +231,7 @@ class _Telling:
             for batch in mine:
                 admitted: Admitted = admission.admit(batch, NEVER, None if spec.holds_back else number, rows)
                 rows += admitted.rows
-                parts.append(admitted.sealed)
+                parts.append(admitted.events)
             parts = [
                 each._replace(arrival=place[each.arrival - admission.arrived]) for each in parts if each.times.size
             ]
@@ -255,29 +249,29 @@ class _Telling:
                 self._resolve(upsert, before, np.unique(before.times))
             later = left.cut(early, left.times.size)
             verdict = pa.array(["pending"] * later.times.size, pa.string())
-            self._tell("event", later.times, later.events, None, verdict, later.arrival)
+            self._tell("event", later.times, later.rows, None, verdict, later.arrival)
 
     def _contents(self, upsert: RunningUpsert, part: Full | Restated, number: int) -> Contents:
         scope = part.scope if isinstance(part, Full) else None
         return Contents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
 
-    def _absent(self, whole: Contents, number: int, arrival: int) -> list[Sealed]:
+    def _absent(self, whole: Contents, number: int, arrival: int) -> list[Events]:
         """The deletion of this key, where it is held and full contents do not name it."""
         out = []
         for events in whole.absent(whole.sorted()):
             times = np.full(events.num_rows, number)
-            out.append(Sealed(events, times, times, arrival + np.arange(events.num_rows)))
+            out.append(Events(events, times, times, arrival + np.arange(events.num_rows)))
             self.scopes.append(whole.text)
         return out
 
-    def _resolve(self, upsert: RunningUpsert, sealed: Sealed, times: Ints, contents: int | None = None) -> None:
+    def _resolve(self, upsert: RunningUpsert, events: Events, times: Ints, contents: int | None = None) -> None:
         """Resolve events and tell of them.  ``contents``: in full contents, from which arrival on nobody gave them."""
         upsert.contents = contents
-        resolution = upsert.resolve(sealed, times, int(times[-1]))
-        winners = resolution.winner_orders(np.arange(sealed.times.size)) if self.winners else None
-        given = pa.array(sealed.arrival < (CLOSED if contents is None else contents))
+        resolution = upsert.resolve(events, times, int(times[-1]))
+        winners = resolution.winner_orders(np.arange(events.times.size)) if self.winners else None
+        given = pa.array(events.arrival < (CLOSED if contents is None else contents))
         what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, named(resolution.verdict), ABSENT)
-        self._tell(what.to_pylist(), sealed.times, sealed.events, winners, verdict, sealed.arrival)
+        self._tell(what.to_pylist(), events.times, events.rows, winners, verdict, events.arrival)
         upsert.apply(resolution, int(times[-1]) + 1, int(times[-1]))
         upsert.contents = None
 

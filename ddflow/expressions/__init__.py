@@ -18,8 +18,6 @@ Traceback (most recent call last):
 ddflow.errors.ExpressionError: cannot compile expression upper(city): there is no column 'city'; columns are ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -51,7 +49,7 @@ class Expression:
     columns: tuple[str, ...] | None
     type: pa.DataType
     what: str
-    _run: RowFunction
+    _run: Callable[[pa.RecordBatch], pa.Array]
     given: Source
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:

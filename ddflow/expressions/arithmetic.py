@@ -13,8 +13,6 @@ counts with just its own digits, and ``%`` takes the sign of the dividend.
 <pyarrow.Int64Scalar: -1>
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -123,8 +121,7 @@ def _positive_remainder(left: pa.Array, right: pa.Array) -> pa.Array:
 def _as_decimal(node: Node, kind: pa.DataType) -> Node:
     """An operand beside a decimal: an integer literal counts with the digits it is written with."""
     if node.literal and is_integer(node.type) and node.constant is not None:
-        digits = len(str(abs(node.constant.as_py())))
-        return convert(node, pa.decimal128(digits, 0))
+        return convert(node, pa.decimal128(len(str(abs(node.constant.as_py()))), 0))
     return convert(node, kind if node.type == NULL else decimal_of(node.type))
 
 
@@ -187,13 +184,12 @@ def _rest(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan]:
         count, taken = pa.decimal256(whole + b.scale, 0), pa.decimal256(whole + b.scale, b.scale)
         rest_type = pa.decimal256(whole + scale, scale)
 
-        def compute(x: Datum, y: Datum) -> Datum:
+        def compute(x: pa.Array, y: pa.Array) -> Datum:
             _nonzero(y, x)
             quotient = pc.trunc(divide(x, y)).cast(count)
             rest = pc.subtract(_wide(x), pc.multiply(quotient, _wide(y)).cast(taken)).cast(rest_type)
             if positive:
-                zero = pa.scalar(0, rest_type)
-                wraps = pc.and_(pc.less(rest, zero), pc.greater(y, pa.scalar(0, y.type)))
+                wraps = pc.and_(pc.less(rest, pa.scalar(0, rest_type)), pc.greater(y, pa.scalar(0, y.type)))
                 rest = pc.if_else(wraps, pc.add(rest, _wide(y)), rest.cast(pc.add(rest, _wide(y)).type))
             return rest
 

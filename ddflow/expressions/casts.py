@@ -13,8 +13,6 @@ Refused at compile time: pairs that ANSI refuses, and floats as text, for Java's
 <pyarrow.Int64Scalar: None>
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -96,8 +94,7 @@ def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
     def checked(array: pa.Array) -> pa.Array:
         result = turn(array)
         if result.null_count > array.null_count:
-            lost = pc.and_(array.is_valid(), result.is_null())
-            value = array.filter(lost)[0]
+            value = array.filter(pc.and_(array.is_valid(), result.is_null()))[0]
             shown = cut(repr(value.as_py()) if source == STRING else str(value), 100)
             raise pa.ArrowInvalid(f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}")
         return result

@@ -10,8 +10,6 @@ column with a dot in its name, and a column may be there twice. No values are re
 (DataType(int32), DataType(string), ['at', 'City'])
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches

@@ -11,8 +11,6 @@ one first, and decimals must do so without losing digits.
 [False, True, True, None]
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -124,7 +122,7 @@ def among(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> 
     met, *others = meet([node, *items, *listed], "IN")
     items, listed = others[: len(items)], others[len(items) :]
     try:
-        known = [each.run(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)]
+        known: list[Any] = [each.run(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)]
     except FAILURES as error:  # text that is not of the type
         return _failing(error, met)
     if any(item.constant is None for item in items):

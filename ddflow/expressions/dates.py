@@ -13,8 +13,7 @@ Intervals are refused, and so is the current time: a row must always give the sa
 <pyarrow.Date32Scalar: datetime.date(2024, 3, 1)>
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from functools import partial
 
 import pyarrow as pa
@@ -30,7 +29,7 @@ from ddflow.expressions.types import DATE, INSTANT, INT32, INT64, NULL, STRING, 
 TABLE = Table()
 
 
-def _part(kernel: Compute, values: pa.Array) -> pa.Array:
+def _part(kernel: Callable[..., pa.Array], values: pa.Array) -> pa.Array:
     return kernel(values).cast(INT32)
 
 

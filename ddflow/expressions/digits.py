@@ -12,8 +12,6 @@ take arrays and give arrays; nulls stay null; nothing fails here.
 [0.3]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any

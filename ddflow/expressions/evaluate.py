@@ -12,8 +12,6 @@ Traceback (most recent call last):
 ddflow.errors.ExpressionError: cannot compute projection of 'b': the function gave a list for no rows; it must ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +24,7 @@ from ddflow.aside import aside
 from ddflow.columns.schema import empty, one_batch, one_chunk
 from ddflow.errors import ExpressionError, SchemaMismatch, cut
 from ddflow.expressions.casts import load
-from ddflow.expressions.node import FAILURES, Frame, Node, spread
+from ddflow.expressions.node import FAILURES, Frame, Node, broadcast
 from ddflow.expressions.room import TooBig
 from ddflow.expressions.types import sql_name, working
 
@@ -63,7 +61,7 @@ class SqlRun:
 
     def _run(self, frame: Frame) -> pa.Array:
         try:
-            return spread(self._node.run(frame), frame.rows)
+            return broadcast(self._node.run(frame), frame.rows)
         except pa.ArrowCapacityError as error:
             found = f"what it makes of {frame.rows:,} rows does not fit a column of a batch ({error})"
             raise ExpressionError(self._asked, found, _LESS) from error
@@ -144,8 +142,7 @@ class ArrowRun:
 
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
         project = acero.Declaration("project", acero.ProjectNodeOptions([self._expression], ["result"]))
-        table = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)
-        return one_chunk(table.column(0))
+        return one_chunk(acero.Declaration.from_sequence([source, project]).to_table(use_threads=False).column(0))
 
 
 class FunctionRun:
@@ -179,7 +176,7 @@ class FunctionRun:
         elif isinstance(result, pa.ChunkedArray):
             result = one_chunk(result)
         elif isinstance(result, pa.Scalar):
-            result = spread(result, rows)
+            result = broadcast(result, rows)
         if isinstance(result, pa.Array) and len(result) == rows:
             return result
         gave = f"{len(result)} values" if isinstance(result, pa.Array) else f"a {type(result).__name__}"

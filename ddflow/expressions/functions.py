@@ -14,8 +14,6 @@ can never be row-wise ask for different remedies. The functions themselves are i
 did you mean upper or power?
 """
 
-from __future__ import annotations
-
 from difflib import get_close_matches
 from functools import partial
 

@@ -15,15 +15,13 @@ still want it, and only if something in it can fail. Comparisons live in ``compa
 [False, True, None, False]
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.expressions.casts import convert
-from ddflow.expressions.node import Compute, Datum, Frame, Node, Refusal, apply, constant, null, spread, where
+from ddflow.expressions.node import Datum, Frame, Node, Refusal, apply, broadcast, constant, null, where
 from ddflow.expressions.types import BOOL, NULL, STRING, meeting, sql_name
 
 
@@ -53,14 +51,14 @@ def disjunction(left: Node, right: Node) -> Node:
     return _junction(left, right, pc.or_kleene, True)
 
 
-def _junction(left: Node, right: Node, kernel: Compute, wins: bool) -> Node:
+def _junction(left: Node, right: Node, kernel: Callable[..., Datum], wins: bool) -> Node:
     if left.constant is not None and left.constant.is_valid:
         return constant(pa.scalar(wins)) if left.constant.as_py() == wins else right
     if not right.fallible:
         return apply(kernel, left, right)
 
     def run(frame: Frame, first: Datum) -> Datum:
-        first = spread(first, frame.rows)
+        first = broadcast(first, frame.rows)
         undecided = pc.fill_null(pc.not_equal(first, wins), True)
         return kernel(first, where(right, frame, undecided))
 
@@ -105,12 +103,12 @@ def choice(conditions: Sequence[Node], values: Sequence[Node], place: str) -> No
 
 def _lazy_choice(tests: Sequence[Node], results: Sequence[Node]) -> Node:
     def run(frame: Frame) -> Datum:
-        open_rows = spread(pa.scalar(True), frame.rows)
+        open_rows = broadcast(pa.scalar(True), frame.rows)
         hits, values = [], []
         for test, result in zip(tests, results, strict=False):
             true = pc.fill_null(where(test, frame, open_rows), False)
             hits.append(pc.and_(open_rows, true))
-            values.append(spread(where(result, frame, hits[-1]), frame.rows))
+            values.append(broadcast(where(result, frame, hits[-1]), frame.rows))
             open_rows = pc.and_not(open_rows, true)
         return pc.case_when(pc.make_struct(*hits), *values, where(results[-1], frame, open_rows))
 
@@ -128,7 +126,7 @@ def first_valid(nodes: Sequence[Node], place: str) -> Node:
         return apply(pc.coalesce, *nodes)
 
     def run(frame: Frame, first: Datum) -> Datum:
-        value = spread(first, frame.rows)
+        value = broadcast(first, frame.rows)
         for node in nodes[1:]:
             value = pc.coalesce(value, where(node, frame, value.is_null()))
         return value

@@ -14,8 +14,6 @@ meaning of each operation is in the other modules.
 [True, False, True]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

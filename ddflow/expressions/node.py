@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from ddflow.expressions.room import TooBig, counted, fits
 from ddflow.expressions.types import sql_name
 
-Datum: TypeAlias = Any  # pa.Array | pa.Scalar, which pyarrow does not type
-Compute: TypeAlias = Callable[..., Datum]
+Datum: TypeAlias = pa.Array | pa.Scalar
+Compute: TypeAlias = Callable[..., Any]  # a datum of data: an array where one of them is
 
 FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowCapacityError)
 
@@ -137,7 +137,7 @@ def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
     return Node(kind, compute, nodes, fallible=fallible)
 
 
-def spread(value: Datum, rows: int) -> pa.Array:
+def broadcast(value: Datum, rows: int) -> pa.Array:
     """``value`` as an array of ``rows`` values. O(rows) for a scalar.  Raises TooBig."""
     if not isinstance(value, pa.Scalar):
         return value
@@ -158,7 +158,7 @@ def where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
             raise
     if part.rows == 0:
         return pa.scalar(None, node.type)
-    values = spread(node.run(part), part.rows)
+    values = broadcast(node.run(part), part.rows)
     place = pc.subtract(pc.cumulative_sum(mask.cast(pa.int64())), 1)
     return values.take(pc.if_else(mask, place, pa.scalar(None, pa.int64())))
 
@@ -169,7 +169,7 @@ def on_arrays(compute: Compute) -> Compute:
     @wraps(compute)
     def wrapped(*values: Datum) -> Datum:
         rows = [len(value) for value in values if not isinstance(value, pa.Scalar)]
-        result = compute(*(spread(value, rows[0] if rows else 1) for value in values))
+        result: pa.Array = compute(*(broadcast(value, rows[0] if rows else 1) for value in values))
         return result if rows else result[0]
 
     return wrapped

@@ -13,8 +13,6 @@ always give the same result.
 <pyarrow.DoubleScalar: None>
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -82,7 +80,7 @@ def _kept(compute: Compute, value: Node) -> Node:
     """``compute``, which makes null of what overflows, with an error for that."""
 
     def checked(values: pa.Array) -> pa.Array:
-        result = compute(values)
+        result: pa.Array = compute(values)
         if result.null_count > values.null_count:
             raise pa.ArrowInvalid("overflow: a rounded number does not fit")
         return result

@@ -18,8 +18,6 @@ it does not parse at line 1, column 6: Required keyword: 'expression' missing
          ^
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 

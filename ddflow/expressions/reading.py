@@ -12,8 +12,6 @@ times without a date. A zone that is a region (``Europe/Berlin``) fails rather t
 [datetime.date(2024, 2, 29), None, datetime.date(2024, 1, 1)]
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -120,8 +118,7 @@ def _number(texts: pa.Array, default: int) -> Ints:
 
 def _result(values: Ints, ok: Any, matched: pa.Array, kind: pa.DataType, carrier: pa.DataType) -> pa.Array:
     good = pc.and_(matched, pa.array(np.asarray(ok, dtype=np.bool_)))
-    whole = pa.array(values).cast(carrier).cast(kind)
-    return pc.if_else(good, whole, pa.scalar(None, kind))
+    return pc.if_else(good, pa.array(values).cast(carrier).cast(kind), pa.scalar(None, kind))
 
 
 def read_date(array: pa.Array) -> pa.Array:

@@ -11,8 +11,6 @@ Traceback (most recent call last):
 ddflow.expressions.room.TooBig: repeat would make 3,000,000,000 bytes of 2 rows, up to 2,000,000,000 of one, and ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
@@ -27,7 +25,7 @@ COLUMN: Final = 2**31 - 2
 _made: ContextVar[int] = ContextVar("made", default=0)
 
 
-class TooBig(pa.ArrowInvalid):  # type: ignore[misc]
+class TooBig(pa.ArrowInvalid):
     """Text that has no room.  ``row``: which of ``rows`` has none by itself, if one has none."""
 
     row: int | None = None
@@ -47,7 +45,7 @@ def counted(value: pa.Scalar) -> pa.Scalar:
     return value
 
 
-def lengths(value: Any) -> Any:
+def lengths(value: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
     """Bytes of each text, 0 for null, as a double: what is made of them may not fit an integer."""
     return pc.fill_null(pc.binary_length(value), 0).cast(pa.float64())
 

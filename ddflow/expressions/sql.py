@@ -1,7 +1,5 @@
 """SQL text -> what computes it: parsed, lowered to operations on arrays, within limits, on a stack of its own."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 from sqlglot import exp
 

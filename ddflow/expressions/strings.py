@@ -13,8 +13,6 @@ expressions are RE2's.
 <pyarrow.StringScalar: 'STRASSE'>
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import reduce
@@ -38,7 +36,7 @@ _ODD_LOWER = "[İΣ]"
 
 def _cased(kernel: Compute, odd: str, python: Callable[[str], str]) -> Compute:
     def compute(array: pa.Array) -> pa.Array:
-        result = kernel(array)
+        result: pa.Array = kernel(array)
         if pc.all(pc.string_is_ascii(array), min_count=0).as_py():
             return result
         rare = pc.fill_null(pc.match_substring_regex(array, odd), False)
@@ -103,7 +101,7 @@ def repeat(text: Node, times: int) -> Node:
     return apply(compute, text, fallible=True)
 
 
-def _padded(kernel: Compute, name: str) -> None:
+def _padded(kernel: Callable[..., Datum], name: str) -> None:
     takes = [text, whole(f"the width of {name}"), literal(f"the padding of {name}")]
 
     @TABLE.function(name, takes=takes, least=2)

@@ -15,8 +15,6 @@ it. Lookup, and what to say of an unknown name, is in ``functions``.
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial

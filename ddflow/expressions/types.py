@@ -14,8 +14,6 @@ meets a date at midnight UTC). This module converts no values: that is ``casts``
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa

@@ -13,8 +13,6 @@ difference too: the old count leaves at the time at which the new one enters. Wh
 (np.int64(2), np.int64(5))
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow

@@ -1,7 +1,5 @@
 """The arrays that kernels take and give, by the type of their elements: names for annotations, nothing that runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -13,8 +13,6 @@ holds states. A transition that is not there is told from one that leads nowhere
 [1]
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
@@ -32,14 +30,14 @@ def one(
     """Each key in one state or none.
 
     walked, action: as `fold.choose` takes them.  symbols: int32[n], by row.  table: int32[states, symbols]: a state,
-    NOTHING or REFUSED.  held: int32[g], a state or NOTHING.  start: a state.  Written: out, int32[m], by moment.
+    NOTHING or REFUSED.  held: int32[g], a state or NOTHING.  start: a state.  Written: out, int32[m], by key and time.
     Returns the row and the state for which there is no transition, or -1 twice.  O(p + m), some 4 ns an event.
     """
-    permutation, moments, keys = walked
+    permutation, key_times, keys = walked
     for key in range(keys.size - 1):
         state = held[key]
-        for moment in range(keys[key], keys[key + 1]):
-            for place in range(moments[moment], moments[moment + 1]):
+        for key_time in range(keys[key], keys[key + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 if action[place] == SKIP:
                     continue
                 if action[place] != TAKE:
@@ -52,7 +50,7 @@ def one(
                 if following == REFUSED:
                     return int(row), int(state)
                 state = following
-            out[moment] = state
+            out[key_time] = state
     return -1, -1
 
 
@@ -78,12 +76,12 @@ def many(
     ...      np.zeros(1, np.uint64), np.uint64(1), out), out.tolist()
     ((-1, -1), [3])
     """
-    permutation, moments, keys = walked
+    permutation, key_times, keys = walked
     none, low = np.uint64(0), np.uint64(1)
     for key in range(keys.size - 1):
         states = held[key]
-        for moment in range(keys[key], keys[key + 1]):
-            for place in range(moments[moment], moments[moment + 1]):
+        for key_time in range(keys[key], keys[key + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 if action[place] == SKIP:
                     continue
                 if action[place] != TAKE:
@@ -99,7 +97,7 @@ def many(
                     if (states >> np.uint64(state)) & low != none:
                         following |= table[state, symbol]
                 states = following
-            out[moment] = states
+            out[key_time] = states
     return -1, -1
 
 

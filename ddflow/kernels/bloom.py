@@ -22,8 +22,6 @@ is.
 (2, [0, 1])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow, Words

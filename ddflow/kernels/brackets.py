@@ -13,8 +13,6 @@ the text is JSON is not looked at.
 (0, [4, 0, 9, 1])
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -10,8 +10,6 @@ ddflow wrote them. It takes as long as reading the columns.
 2
 """
 
-from __future__ import annotations
-
 from ddflow.kernels.arrays import Flags, Ints, Words
 from ddflow.kernels.compile import kernel
 

@@ -19,8 +19,6 @@ package or with a closure: the digest would not cover its code.
 42
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -14,8 +14,6 @@ says beforehand how many updates each will have.
 ([0, 0, 1], [1, -1, 1], [0, 1, 1], 2)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
@@ -23,7 +21,7 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u64
 from ddflow.kernels.resolve import APPLIED, NOOP, OUTCOME, RETRACTS, ROW
 
-__all__ = ["NOOP", "RETRACTS", "emit", "look_up", "marks", "spread", "tally"]
+__all__ = ["NOOP", "RETRACTS", "emit", "emit_values", "look_up", "marks", "tally"]
 
 
 @kernel
@@ -49,9 +47,9 @@ def marks(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
 def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ranks: Narrow, counts: Ints) -> int:
     """Spell out the updates that events cause, in the order of rows, retractions before assertions.
 
-    outcome: int64[n], mark: int32[n], as in `Outcomes` and `Events`, of a span of rows; first: the number of its first
-    row. Written, by update: about int64, the row it is about, an event or a reference into state; diffs int64, 1 or
-    -1; ranks int32, of its time. counts: int64[8], events by verdict are added. Returns how many there are. O(n).
+    outcome: int64[n], mark: int32[n], as in `Outcomes` and `SortedEvents`, of a span of rows; first: the number of its
+    first row. Written, by update: about int64, the row it is about, an event or a reference into state; diffs int64, 1
+    or -1; ranks int32, of its time. counts: int64[8], events by verdict are added. Returns how many there are. O(n).
 
     >>> out, counts = [np.empty(1, np.int64) for _ in range(2)], np.zeros(8, np.int64)
     >>> outcome = np.array([RETRACTS | APPLIED << OUTCOME | 9])
@@ -76,14 +74,14 @@ def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints,
 
 
 @kernel
-def spread(outcome: Ints, mark: Narrow, values: np.uint64, out: Words) -> None:
+def emit_values(outcome: Ints, mark: Narrow, values: np.uint64, out: Words) -> None:
     """Write the value that each update's event has in a column of 64-bit values, in the order of `emit`.
 
     outcome: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  out:
     uint64[updates], written.  O(n).
 
     >>> out, column = np.empty(2, np.uint64), np.array([7, 8])
-    >>> spread(np.array([NOOP << OUTCOME, RETRACTS | APPLIED << OUTCOME]), np.zeros(2, np.int32),
+    >>> emit_values(np.array([NOOP << OUTCOME, RETRACTS | APPLIED << OUTCOME]), np.zeros(2, np.int32),
     ...        np.uint64(column.ctypes.data), out)
     >>> out.tolist()
     [8, 8]

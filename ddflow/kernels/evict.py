@@ -24,8 +24,6 @@ smaller table is `index.rebuild`'s.
 (1, [[2, 8, 6], [0, 0, 0]])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Words

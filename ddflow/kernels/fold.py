@@ -1,10 +1,10 @@
 """Choosing cells: fold the events of each key over the cell that it holds, where the result is one of those cells.
 
-Invariant: the cell after each moment is named by a reference, an event's row or what was held, and what it names was
-neither skipped nor cleared since. Most strategies differ only in when a given cell takes the place of the one that is
-there, so one loop does for all of them and for every type, and sees flags and order words, never payload; and whether a
-cell is *there* is another question than whether it is null. Which events are folded, and in which order, the walk has
-decided before.
+Invariant: a key's cell after each of its times is named by a reference, an event's row or what was held, and what it
+names was neither skipped nor cleared since. Most strategies differ only in when a given cell takes the place of the one
+that is there, so one loop does for all of them and for every type, and sees flags and order words, never payload; and
+whether a cell is *there* is another question than whether it is null. Which events are folded, and in which order, the
+walk has decided before.
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
@@ -14,8 +14,6 @@ decided before.
 >>> out.tolist()
 [1, 1]
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -41,10 +39,10 @@ class Walked(NamedTuple):
 
     permutation: Narrow
     """int32[p]: the event's row at each place, keys one after the other."""
-    moments: Narrow
-    """int32[m + 1]: the place where each moment (one key at one time) begins; those of a key ascend in time."""
+    key_times: Narrow
+    """int32[m + 1]: the place where each (key, time) begins; those of a key ascend in time."""
     keys: Narrow
-    """int32[g + 1]: the moment at which each key begins."""
+    """int32[g + 1]: the first (key, time) of each key."""
 
 
 @kernel
@@ -59,7 +57,7 @@ def choose(
     rule: int,
     out: Ints,
 ) -> None:
-    """Say which cell each key shows after each moment.
+    """Say which cell each key shows after each of its times.
 
     walked: see the fields.  action: uint8[p], by place.  counts: uint8[n], by row, whether its cell takes part; of size
     0: all do.  words: int64[n], by row, the order of the cells; held: int64[g], of the held ones; both of size 0 but
@@ -73,7 +71,7 @@ def choose(
     >>> choose(walked, action, flags(0, 1), none, ints(1 << 40, 2 << 40), flags(1, 1), none, LAST, out), out.tolist()
     (None, [1099511627776, -1])
     """
-    permutation, moments, keys = walked
+    permutation, key_times, keys = walked
     every, compared, sign = counts.size == 0, rule >= GREATEST, 1 if rule == GREATEST else -1
     at_words, last = np.uint64(words.ctypes.data), permutation.size - 1
     for group in range(keys.size - 1):
@@ -83,8 +81,8 @@ def choose(
             current = NOTHING
         elif compared:
             best = held[group]
-        for moment in range(keys[group], keys[group + 1]):
-            for place in range(moments[moment], moments[moment + 1]):
+        for key_time in range(keys[group], keys[group + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 what = action[place]
                 if compared:
                     prefetch(at_words + (np.uint64(permutation[min(place + AHEAD, last)]) << np.uint64(3)))
@@ -100,4 +98,4 @@ def choose(
                         there = True
                 elif what >= CLEAR:
                     current, there = NOTHING, what == BLANK and rule == FIRST
-            out[moment] = current
+            out[key_time] = current

@@ -15,8 +15,6 @@ handled here: ``rows`` takes those by Arrow. Bounds are the caller's.
 [20, 11]
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Words

@@ -12,8 +12,6 @@ wants them in hash order sorts the groups, not the rows.
 (2, [0, 1, 0], [0, 1])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow, Words

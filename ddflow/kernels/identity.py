@@ -15,8 +15,6 @@ imitate. Nothing here knows of Arrow; it reads memory by address.
 3
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Words

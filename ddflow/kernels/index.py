@@ -19,8 +19,6 @@ that references point into.
 ([0, 4], [1, 2])
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,10 +1,10 @@
-"""Lists of cells: which cells of a key make its list after each moment, and which of their elements are distinct.
+"""Lists of cells: which cells of a key make its list after each of its times, and which of their elements are distinct.
 
 Invariant: what a key's list is made of stands together: the held cell and those folded since it was cleared, in order,
-are a *stretch*, and the list after each moment is a beginning of one. So a list that grows over many moments is listed
-once, and duplicates, of which the first stays, are dropped once a stretch. One key may have all events of a step, so
-no list may cost quadratic when it is long; and a list that was too long for its limit must be seen though a later event
-clears it. Elements are row numbers and hashes here; the payload is Arrow's.
+are a *stretch*, and the list after each of its times is a beginning of one. So a list that grows over many times is
+listed once, and duplicates, of which the first stays, are dropped once a stretch. One key may have all events of a
+step, so no list may cost quadratic when it is long; and a list that was too long for its limit must be seen though a
+later event clears it. Elements are row numbers and hashes here; the payload is Arrow's.
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
@@ -15,8 +15,6 @@ clears it. Elements are row numbers and hashes here; the payload is Arrow's.
 >>> parts.tolist(), begins.tolist(), stops.tolist()  # the held cell is numbered behind the two rows
 ([2, 1, 0], [0, 0], [2, 3])
 """
-
-from __future__ import annotations
 
 import numpy as np
 
@@ -43,16 +41,16 @@ def contributions(
     """List the cells that lists are made of.
 
     walked, action, counts: as `kernels.fold.choose` takes them.  rows: how many the events have; had: uint8[g], whether
-    a key holds a list.  Written: parts int64[p + g], a row, or ``rows`` + group for the held list; stretches
-    int64[p + g + 1], where in parts each begins; by moment, int64[m]: begins and stops, its list's range of parts,
-    empty where there is no list.  Returns how many parts and stretches.  O(p + m).
+    a key holds a list.  Written: parts int64[p + g], a row, or ``rows`` + group for the held list; stretches int64[p +
+    g + 1], where in parts each begins; by key and time, int64[m]: begins and stops, its list's range of parts, empty
+    where there is no list.  Returns how many parts and stretches.  O(p + m).
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked = Walked(few(0), few(0, 1), few(0, 1))
     >>> contributions(walked, flags(CLEAR), flags(), 1, flags(1), ints(0, 0), ints(0, 0, 0), ints(0), ints(0))
     (1, 1)
     """
-    permutation, moments, keys = walked
+    permutation, key_times, keys = walked
     every = counts.size == 0
     made = opened = 0
     for group in range(keys.size - 1):
@@ -60,8 +58,8 @@ def contributions(
         if had[group] != 0:
             parts[made] = rows + group
             made += 1
-        for moment in range(keys[group], keys[group + 1]):
-            for place in range(moments[moment], moments[moment + 1]):
+        for key_time in range(keys[group], keys[group + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 if action[place] == TAKE:
                     row = permutation[place]
                     parts[made] = row
@@ -71,7 +69,7 @@ def contributions(
                         stretches[opened] = start
                         opened += 1
                     start = made
-            begins[moment], stops[moment] = start, made
+            begins[key_time], stops[key_time] = start, made
         if made > start:
             stretches[opened] = start
             opened += 1

@@ -14,8 +14,6 @@ by what is kept; nothing is changed here.
 (1, 0)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow

@@ -23,8 +23,6 @@ array that owns the memory alive for the whole call.
 (0, 3)
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

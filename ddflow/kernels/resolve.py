@@ -10,10 +10,11 @@ identities, orders, hashes and row numbers, never payload, and changes no state.
 >>> import numpy as np
 >>> one = lambda *values: np.array(values, np.int64)
 >>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
->>> events = Events(few(0, 1), few(0, 2), words, words[:0], few(0, 2), one(5, 6), np.empty((2, 0), np.int64), words)
->>> held = Held(one(0), one(0), words[:1], np.empty((1, 0), np.int64))
+>>> orders, times = np.empty((2, 0), np.int64), one(5, 6)
+>>> events = SortedEvents(few(0, 1), few(0, 2), words, words[:0], few(0, 2), times, orders, words)
+>>> prior = Prior(one(0), one(0), words[:1], np.empty((1, 0), np.int64))
 >>> out = outcomes(2, 1, wide=False)
->>> resolve_keys(events, held, Rules(0, LAST, True, False, 4), out)  # +row 0 at 5; -row 0, +row 1 at 6
+>>> resolve_keys(events, prior, Rules(0, LAST, True, False, 4), out)  # +row 0 at 5; -row 0, +row 1 at 6
 (3, 2, -1, 1, 0)
 >>> (out.outcome >> OUTCOME & 7).tolist() == [APPLIED] * 2, (out.outcome & ROW).tolist(), (out.outcome < 0).tolist()
 (True, [0, 0], [False, True])
@@ -52,7 +53,7 @@ NOTHING = -(1 << 62)
 """Instead of an event or a group: there is no order to compare with."""
 
 
-class Events(NamedTuple):
+class SortedEvents(NamedTuple):
     """The events of a step.  The first four are in the order of identities, the rest in that of rows."""
 
     permutation: Narrow
@@ -73,7 +74,7 @@ class Events(NamedTuple):
     """uint64[n]: the hash of what counts in "did it change"."""
 
 
-class Held(NamedTuple):
+class Prior(NamedTuple):
     """What each key holds when the step begins."""
 
     place: Ints
@@ -85,9 +86,9 @@ class Held(NamedTuple):
     order: Ints
     """int64[g, w]: the order it was won with, in the words of the events."""
 
-    def span(self, begin: int, end: int) -> Held:
+    def span(self, begin: int, end: int) -> Prior:
         """Of the keys [begin, end)."""
-        return Held(self.place[begin:end], self.reference[begin:end], self.value[begin:end], self.order[begin:end])
+        return Prior(self.place[begin:end], self.reference[begin:end], self.value[begin:end], self.order[begin:end])
 
 
 class Rules(NamedTuple):
@@ -184,16 +185,16 @@ def _compare(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> int:
 
 
 @kernel
-def _against(order: Ints, row: int, held: Ints, other: int, begin: int, end: int) -> int:
+def _against(order: Ints, row: int, prior: Ints, other: int, begin: int, end: int) -> int:
     """Compare a row's order words with those of another row, or (negative) of what a group held."""
     if other >= 0:
         return _compare(order, row, order, other, begin, end)
-    return _compare(order, row, held, -1 - other, begin, end)
+    return _compare(order, row, prior, -1 - other, begin, end)
 
 
 @kernel
 def _winner(
-    permutation: Narrow, order: Ints, held: Ints, outcome: Ints, begin: int, end: int, bound: int, base: int, tie: int
+    permutation: Narrow, order: Ints, prior: Ints, outcome: Ints, begin: int, end: int, bound: int, base: int, tie: int
 ) -> int:
     """The row that wins among places [begin, end), one key at one time, or -1 for none; -2 - row refuses the step.
 
@@ -205,11 +206,11 @@ def _winner(
         row: int = permutation[place]
         outcome[row] = SUPERSEDED << OUTCOME
         if bound != NOTHING:
-            against = _against(order, row, held, bound, 0, base)
+            against = _against(order, row, prior, bound, 0, base)
             if against == 0:
                 if tie == ERROR:
                     return int(-2 - row)
-                further = _against(order, row, held, bound, base, words)
+                further = _against(order, row, prior, bound, base, words)
                 if further < 0 and tie == LAST:
                     against = -1
                 elif further < 0 or (further == 0 and tie == FIRST):
@@ -267,32 +268,32 @@ def _ask(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64, row: np.
 
 
 @kernel
-def resolve_keys(events: Events, held: Held, rules: Rules, out: Outcomes) -> tuple[int, int, int, int, int]:
+def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes) -> tuple[int, int, int, int, int]:
     """Fold all events over what is held.
 
-    events, held, rules: read.  out: written.  Returns the number of updates, and of versions written; a row that ties
+    events, prior, rules: read.  out: written.  Returns the number of updates, and of versions written; a row that ties
     under ERROR (then the outcome is void), or -1; how many more keys are live, and hold an order and no row, than
     before.  Under ERROR the rows of a key and time must come sorted by their base words.  O(n), no allocation.
     >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
-    >>> events = Events(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
-    >>> resolve_keys(events, Held(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
+    >>> events = SortedEvents(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
+    >>> resolve_keys(events, Prior(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
     ...       outcomes(0, 0, False))
     (0, 0, -1, 0, 0)
     """
     # Fields are taken out once: reading one inside the loops would count references for every event.
     permutation, starts, highs, lows, marks, times, order, hashes = events
-    _, references, values, held_order = held
+    _, references, values, prior_order = prior
     base, tie, ties, keeps, since, over, forgets = rules
     outcome, winner, v_high, v_low, v_time, v_live, v_value, v_event, v_row, lasts = out
     words, alone = order.shape[1], times.size < 2
-    updates = versions = live_added = buried = 0
+    updates = versions = live_added = tombstones = 0
     at_hash, at_mark = np.uint64(hashes.ctypes.data), np.uint64(marks.ctypes.data)
     at_outcome = np.uint64(outcome.ctypes.data)
     for group in range(references.size):
         if group + AHEAD < references.size:
             _ask(at_hash, at_mark, at_outcome, np.uint64(permutation[starts[group + AHEAD]]))
         reference, value, live = references[group], values[group], references[group] & LIVE != 0
-        live_added, buried = live_added - int(live), buried - int(keeps and reference != 0 and not live)
+        live_added, tombstones = live_added - int(live), tombstones - int(keeps and reference != 0 and not live)
         live = live and not (forgets and reference & LAPSED != 0)
         stored, last = -1 - group if keeps and reference != 0 and reference & LAPSED == 0 else NOTHING, -1
         first, begin, stop = starts[group], int(starts[group]), int(starts[group + 1])
@@ -303,7 +304,7 @@ def resolve_keys(events: Events, held: Held, rules: Rules, out: Outcomes) -> tup
             while end < stop and (alone or marks[permutation[end]] >> 1 == rank):
                 end += 1
             if end > begin + 1 or bound != NOTHING:
-                best = _winner(permutation, order, held_order, outcome, begin, end, bound, base, tie)
+                best = _winner(permutation, order, prior_order, outcome, begin, end, bound, base, tie)
                 if best < -1:
                     return updates, versions, -2 - best, 0, 0
                 _settle(permutation, order, outcome, winner, begin, end, best, bound, base, ties)
@@ -322,7 +323,7 @@ def resolve_keys(events: Events, held: Held, rules: Rules, out: Outcomes) -> tup
                 live, value, reference = now, hashes[best], best
             else:
                 outcome[best], reference = NOOP << OUTCOME, reference if now else best
-            if changed or (keeps and (stored == NOTHING or _against(order, best, held_order, stored, 0, words) != 0)):
+            if changed or (keeps and (stored == NOTHING or _against(order, best, prior_order, stored, 0, words) != 0)):
                 if last < 0 or times[rank] > since:
                     last = versions
                     versions += 1
@@ -335,5 +336,5 @@ def resolve_keys(events: Events, held: Held, rules: Rules, out: Outcomes) -> tup
                     v_low[last] = lows[first]
             bound = stored = best if keeps else NOTHING
         lasts[group], live_added = last, live_added + int(live)
-        buried += int(keeps and not live and (last >= 0 or references[group] != 0))
-    return updates, versions, -1, live_added, buried
+        tombstones += int(keeps and not live and (last >= 0 or references[group] != 0))
+    return updates, versions, -1, live_added, tombstones

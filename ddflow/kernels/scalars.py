@@ -20,8 +20,6 @@ to a field.  An exception that the function raises passes through.
 5
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -154,19 +152,19 @@ def _among(address: Any, records: Any, n: Any, size: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def merger(function: Callable[..., Any], kind: Kind) -> Any:
-    """A loop that folds records of a type by a function: (permutation, moments, keys, action, held, live, given, made,
-    fields, work).
+    """A loop that folds records of a type by a function: (permutation, key_times, keys, action, held, live, given,
+    made, fields, work).
 
     The first four: as in `fold.Walked`, and by place what is done.  held: records[g]; live: uint8[g], whether a key
     holds one.  given: records[n], by row.  fields: see `Fields`.  work: three records.  Written: made, records[m], what
-    each key holds after each moment, zeros where it holds none, and live, after the last.  Returns a code and the row
-    it is of.  The function gets copies of what is held and given, so nobody sees what it writes there.  O(p).
+    each key holds after each of its times, zeros where it holds none, and live, after the last.  Returns a code and the
+    row it is of.  The function gets copies of what is held and given, so nobody sees what it writes there.  O(p).
     """
     call = _compiled(function, kind, kind, kind)
 
     def loop(
         permutation: Any,
-        moments: Any,
+        key_times: Any,
         keys: Any,
         action: Any,
         held: Any,
@@ -183,8 +181,8 @@ def merger(function: Callable[..., Any], kind: Kind) -> Any:
             there = live[key] != 0
             if there:
                 _copy_record(at_held + key * size, now, size)
-            for moment in range(keys[key], keys[key + 1]):
-                for place in range(moments[moment], moments[moment + 1]):
+            for key_time in range(keys[key], keys[key + 1]):
+                for place in range(key_times[key_time], key_times[key_time + 1]):
                     row = permutation[place]
                     if action[place] == SKIP:
                         continue
@@ -203,7 +201,7 @@ def merger(function: Callable[..., Any], kind: Kind) -> Any:
                         _copy_record(at_given + row * size, now, size)
                         there = True
                 if there:
-                    _copy_record(now, at_made + moment * size, size)
+                    _copy_record(now, at_made + key_time * size, size)
             live[key] = there
         return FINE, -1
 
@@ -212,12 +210,12 @@ def merger(function: Callable[..., Any], kind: Kind) -> Any:
 
 @lru_cache(maxsize=64)
 def machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
-    """A loop that runs a transition, of records of a type by events of another: (begin, permutation, moments, keys,
+    """A loop that runs a transition, of records of a type by events of another: (begin, permutation, key_times, keys,
     action, values, offsets, start, given, fields, work, out, ends) -> the key it came to, a code, a row.
 
     values, offsets: what keys hold, records and int64[g + 1].  start: the records that a new key holds.  given:
-    records[n].  work: records[2 * limit].  Written: out, from ``ends[keys[begin]]`` on, the values after each moment,
-    and ends, int64[m + 1], where they end.  It stops before a key for which ``out`` may not have the room.
+    records[n].  work: records[2 * limit].  Written: out, from ``ends[keys[begin]]`` on, the values after each of its
+    times, and ends, int64[m + 1], where they end.  It stops before a key for which ``out`` may not have the room.
 
     All of what the function may write to is cleared before each call, not just what the last call said that it wrote:
     it may write more, such as a value that it then leaves out.  That takes some 7 ns for each 1,000 bytes.
@@ -227,7 +225,7 @@ def machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
     def loop(
         begin: Any,
         permutation: Any,
-        moments: Any,
+        key_times: Any,
         keys: Any,
         action: Any,
         values: Any,
@@ -249,10 +247,10 @@ def machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
                 return key, FINE, -1
             n = offsets[key + 1] - offsets[key]
             if n > limit:
-                return key, TOO_MANY, permutation[moments[keys[key]]]
+                return key, TOO_MANY, permutation[key_times[keys[key]]]
             _copy_record(at_values + offsets[key] * size, now, n * size)
-            for moment in range(keys[key], keys[key + 1]):
-                for place in range(moments[moment], moments[moment + 1]):
+            for key_time in range(keys[key], keys[key + 1]):
+                for place in range(key_times[key_time], key_times[key_time + 1]):
                     row = permutation[place]
                     if action[place] == SKIP:
                         continue
@@ -277,7 +275,7 @@ def machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
                             n += 1
                 _copy_record(now, at_out + written * size, n * size)
                 written += n
-                ends[moment + 1] = written
+                ends[key_time + 1] = written
         return keys.size - 1, FINE, -1
 
     return loop if config.DISABLE_JIT else numba.njit(nogil=True, error_model="numpy")(loop)

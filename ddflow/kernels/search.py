@@ -22,8 +22,6 @@ less, but reads no memory that is not the batch's.
 (2, [-1, 2, 3])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow, Words

@@ -17,8 +17,6 @@ does not look at keys, times or payload.
 [1, 3, 0, 2]
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -15,8 +15,6 @@ bits, floats; what the words stand for, the shell knows.
 (0, 1, 127)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Floats, Ints, Words
@@ -41,8 +39,8 @@ def add(
     """Add up words of 64 bits that must stay in [low, high].
 
     walked, action, counts: as `kernels.fold.choose` takes them.  values: int64[n], by row.  had: uint8[g] and held:
-    int64[g], what each key holds.  Written, by moment: out int64[m]; there uint8[m], 0 where there is no sum.  Returns
-    the group, the row and the sum before of the first addition that leaves the bounds, or -1, 0, 0.  O(p + m).
+    int64[g], what each key holds.  Written, by key and time: out int64[m]; there uint8[m], 0 where there is no sum.
+    Returns the group, the row and the sum before of the first addition that leaves the bounds, or -1, 0, 0.  O(p + m).
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked, there = Walked(few(0), few(0, 1), few(0, 1)), flags(9)
@@ -51,12 +49,12 @@ def add(
     >>> there.tolist()
     [0]
     """
-    permutation, moments, keys = walked
+    permutation, key_times, keys = walked
     every, at_values, last = counts.size == 0, np.uint64(values.ctypes.data), permutation.size - 1
     for group in range(keys.size - 1):
         now, some = held[group], had[group] != 0
-        for moment in range(keys[group], keys[group + 1]):
-            for place in range(moments[moment], moments[moment + 1]):
+        for key_time in range(keys[group], keys[group + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 prefetch(at_values + (np.uint64(permutation[min(place + AHEAD, last)]) << np.uint64(3)))
                 if action[place] == TAKE:
                     row = permutation[place]
@@ -71,7 +69,7 @@ def add(
                             now, some = value, True
                 elif action[place] >= CLEAR:
                     some = False
-            out[moment], there[moment] = now, some
+            out[key_time], there[key_time] = now, some
     return -1, 0, 0
 
 
@@ -101,14 +99,14 @@ def add_wide(
     ...          words(0, 0)[0], words(most, 9)[0], out, flags(0)), out.tolist() == [[most - 1, 1]]
     ((-1, 0), True)
     """
-    permutation, moments, keys = walked
+    permutation, key_times, keys = walked
     every, sign = counts.size == 0, np.uint64(1 << 63)
     at_values, last = np.uint64(values.ctypes.data), permutation.size - 1
     least_low, least_high, most_low, most_high = least[0], least[1] ^ sign, most[0], most[1] ^ sign
     for group in range(keys.size - 1):
         low, high, some = held[group, 0], held[group, 1], had[group] != 0
-        for moment in range(keys[group], keys[group + 1]):
-            for place in range(moments[moment], moments[moment + 1]):
+        for key_time in range(keys[group], keys[group + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 prefetch(at_values + (np.uint64(permutation[min(place + AHEAD, last)]) << np.uint64(4)))
                 if action[place] == TAKE:
                     row = permutation[place]
@@ -132,7 +130,7 @@ def add_wide(
                             low, high, some = value, upper, True
                 elif action[place] >= CLEAR:
                     some = False
-            out[moment, 0], out[moment, 1], there[moment] = low, high, some
+            out[key_time, 0], out[key_time, 1], there[key_time] = low, high, some
     return -1, 0
 
 
@@ -159,12 +157,12 @@ def add_floats(
     >>> out.tolist() == [float(np.float32(4 / 3))]
     True
     """
-    permutation, moments, keys = walked
+    permutation, key_times, keys = walked
     every, at_values, last = counts.size == 0, np.uint64(values.ctypes.data), permutation.size - 1
     for group in range(keys.size - 1):
         now, some = held[group], had[group] != 0
-        for moment in range(keys[group], keys[group + 1]):
-            for place in range(moments[moment], moments[moment + 1]):
+        for key_time in range(keys[group], keys[group + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 prefetch(at_values + (np.uint64(permutation[min(place + AHEAD, last)]) << np.uint64(3)))
                 if action[place] == TAKE:
                     row = permutation[place]
@@ -175,4 +173,4 @@ def add_floats(
                         some = True
                 elif action[place] >= CLEAR:
                     some = False
-            out[moment], there[moment] = now, some
+            out[key_time], there[key_time] = now, some

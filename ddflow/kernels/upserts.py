@@ -24,8 +24,6 @@ multiplicity, 0 for a free one), HASH (of its values beside the key), REF (where
 [0, 1]
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow

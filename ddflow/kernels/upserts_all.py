@@ -10,8 +10,6 @@ room, so that a caller who learns how much room it takes calls again.
 (1, 1, 0, 0, 0)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow

@@ -20,8 +20,6 @@ versions of cells: ``walk_cells``. (docs/semantics.md, section 9.)
 ([[1, 0, 1]], [[5]], [2])
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +46,7 @@ __all__ = [
 
 OLDER, TIED, REFUSED = 2, 3, 4
 """What `_against` says beside TAKE."""
-NONE, GRAVE, ROW = 0, 1, 2
+NONE, TOMBSTONE, ROW = 0, 1, 2
 """What a key holds: nothing, a tombstone, a row."""
 
 
@@ -77,11 +75,11 @@ class Taken(NamedTuple):
     why: Flags
     """uint8[n], by row: the verdict of an event that acts on no group; SUPERSEDED for one that acts."""
     running: Ints
-    """int64[m, w]: the key's order words after each moment."""
+    """int64[m, w]: the key's order words after each of its times."""
     live: Flags
     """uint8[m]: whether it has a row then."""
     last: Ints
-    """int64[m]: the last row that acted in the moment, or -1."""
+    """int64[m]: the last row that acted at the (key, time), or -1."""
 
 
 @kernel
@@ -201,7 +199,7 @@ def walk_groups(
     order: Ints,
     gone: Flags,
     status: Flags,
-    held: Ints,
+    prior: Ints,
     spans: Ints,
     fields: Ints,
     rule: Rule,
@@ -211,12 +209,12 @@ def walk_groups(
     """Walk all keys.
 
     steps: see the fields.  order: int64[n, w], words by row.  gone: uint8[n], which delete.  status: uint8[g], NONE,
-    GRAVE or ROW; held: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of each group its first
-    word, where its tie words begin, and the end.  fields: as `_inherit` takes them.  rule: see the fields.  scratch:
-    int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under ERROR, or -1.  O(n *
-    groups).
+    TOMBSTONE or ROW; prior: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of each group its
+    first word, where its tie words begin, and the end.  fields: as `_inherit` takes them.  rule: see the fields.
+    scratch: int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under ERROR, or -1.
+    O(n * groups).
     """
-    permutation, moments, keys = steps
+    permutation, key_times, keys = steps
     tie, keeps, ordered, by_group, over, inherits = rule
     action, why, running, live, last = out
     words = order.shape[1]
@@ -225,16 +223,16 @@ def walk_groups(
         known = keeps and not over and status[key] != NONE
         alive = not over and status[key] == ROW
         for w in range(words):
-            scratch[0, w] = held[key, w] if known else -(2**63)
+            scratch[0, w] = prior[key, w] if known else -(2**63)
         if not known:
             _unset(scratch, spans, fields)
-        for moment in range(keys[key], keys[key + 1]):
-            known = keeps and (known or moment > keys[key])
+        for key_time in range(keys[key], keys[key + 1]):
+            known = keeps and (known or key_time > keys[key])
             some = known and not (by_group and _never(scratch, spans))
             for w in range(words):
                 scratch[1, w] = scratch[0, w]
             best = -1
-            for place in range(moments[moment], moments[moment + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 row = permutation[place]
                 _inherit(order, row, fields, scratch, 0 if inherits and some else -1, scratch, 2)
                 given, taken, tied, late = _weigh(place, spans, fields, known, tie, scratch, action)
@@ -256,8 +254,8 @@ def walk_groups(
                 if acted:
                     best = row
             for w in range(words):
-                running[moment, w] = scratch[0, w]
-            live[moment], last[moment] = np.uint8(alive), best
+                running[key_time, w] = scratch[0, w]
+            live[key_time], last[key_time] = np.uint8(alive), best
     return -1
 
 

@@ -19,8 +19,6 @@ a key: the order of its row, that of its latest delete, that of each cell, side 
 ([[1, 0], [1, 0], [0, 1]], [5, 3])
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -183,10 +181,10 @@ def _fill(
 
 
 @kernel
-def _begin(scratch: Ints, held: Ints, key: int, known: bool, alive: bool, words: int) -> None:
+def _begin(scratch: Ints, prior: Ints, key: int, known: bool, alive: bool, words: int) -> None:
     """A key's orders into row 0 of scratch, and which row set each of its cells behind row 1."""
     for w in range(words):
-        scratch[0, w] = held[key, w] if known else UNSET
+        scratch[0, w] = prior[key, w] if known else UNSET
     for c in range(words, scratch.shape[1]):
         scratch[1, c] = -1 if alive else -2
 
@@ -213,7 +211,7 @@ def walk_cells(
     order: Ints,
     gone: Flags,
     status: Flags,
-    held: Ints,
+    prior: Ints,
     gives: Flags,
     kinds: Ints,
     fields: Ints,
@@ -226,11 +224,11 @@ def walk_cells(
     """Walk all keys.
 
     steps, gone, status, fields, rule, out: as `walk_groups` takes them.  order: int64[n, v], by row, of which
-    ``base`` words decide before ties.  held: int64[g, (2 + cells) * v].  gives: uint8[cells, n]: whether an event
+    ``base`` words decide before ties.  prior: int64[g, (2 + cells) * v].  gives: uint8[cells, n]: whether an event
     gives a cell a value; kinds: int64[cells], LATEST, EARLIEST or EVERY.  scratch: int64[4, (2 + cells) * v + cells].
     Returns a row that is refused under ERROR, or -1.  O(n * cells).
     """
-    permutation, moments, keys = steps
+    permutation, key_times, keys = steps
     tie, _, _, _, over, inherits = rule
     action, why, running, live, last = out
     cells, wide = gives.shape[0], order.shape[1]
@@ -240,11 +238,11 @@ def walk_cells(
     action[:] = SKIP
     for key in range(keys.size - 1):
         known, alive = not over and status[key] != NONE, not over and status[key] == ROW
-        _begin(scratch, held, key, known, alive, words)
-        for moment in range(keys[key], keys[key + 1]):
-            known, lived, best = known or moment > keys[key], alive, -1
+        _begin(scratch, prior, key, known, alive, words)
+        for key_time in range(keys[key], keys[key + 1]):
+            known, lived, best = known or key_time > keys[key], alive, -1
             _copy(scratch, scratch, 1, words)
-            for place in range(moments[moment], moments[moment + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 row = permutation[place]
                 deletes = gone[row] != 0
                 _inherit(order, row, fields, scratch, 0 if inherits and alive else -1, scratch, 2)
@@ -275,8 +273,8 @@ def walk_cells(
                     late = passed or (to_row == OLDER and not was)
                 why[row] = SUPERSEDED if acted or late else TIE_LOST if tied else STALE
                 best = row if acted else best
-            _copy(scratch, running, moment, words)
-            live[moment], last[moment] = np.uint8(alive), best
+            _copy(scratch, running, key_time, words)
+            live[key_time], last[key_time] = np.uint8(alive), best
     return -1
 
 

@@ -16,8 +16,6 @@ than it takes to find it. Groups, their deletes and versions of cells are not fo
 ([[1, 0, 1]], [[5]], [2])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints
@@ -48,11 +46,11 @@ def _set_against(event: Ints, other: Ints, base: int, tie: int) -> int:
 
 @kernel
 def walk_row(
-    steps: Walked, order: Ints, gone: Flags, status: Flags, held: Ints, base: int, fields: Ints, rule: Rule, out: Taken
+    steps: Walked, order: Ints, gone: Flags, status: Flags, prior: Ints, base: int, fields: Ints, rule: Rule, out: Taken
 ) -> int:
     """Walk all keys: as `walk_groups`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an
     event."""
-    permutation, moments, keys = steps
+    permutation, key_times, keys = steps
     tie, keeps, _, _, over, inherits = rule
     action, why, running, live, last = out
     words = order.shape[1]
@@ -63,13 +61,13 @@ def walk_row(
         alive = not over and status[key] == ROW
         some = known
         for w in range(words):
-            now[w] = held[key, w] if known else -(2**63)
-        for moment in range(keys[key], keys[key + 1]):
+            now[w] = prior[key, w] if known else -(2**63)
+        for key_time in range(keys[key], keys[key + 1]):
             some = some and keeps
             known, best = some, -1
             for w in range(words):
                 began[w] = now[w]
-            for place in range(moments[moment], moments[moment + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
                 row = permutation[place]
                 for w in range(words):
                     event[w] = order[row, w]
@@ -92,6 +90,6 @@ def walk_row(
                 late = code == OLDER and not (known and _set_against(event, began, base, tie) == OLDER)
                 why[row] = SUPERSEDED if late else TIE_LOST if code == TIED else STALE
             for w in range(words):
-                running[moment, w] = now[w]
-            live[moment], last[moment] = np.uint8(alive), best
+                running[key_time, w] = now[w]
+            live[key_time], last[key_time] = np.uint8(alive), best
     return -1

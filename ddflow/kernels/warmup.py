@@ -9,8 +9,6 @@ types of the arguments, so what must be compiled is known only to the code that 
 ['net', 'count']
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator

@@ -1,19 +1,17 @@
 """The operator protocol: what a plan holds of an operator, and what an opened plan holds of it.
 
-Invariant: an `Operator` is immutable and knows no rows; a `Running` changes in `Running.apply` and `fill` alone, so
-whatever refuses a step, everything holds what it held. Nothing outside this room asks which operator it has: graph,
-step, codec, checkpoint, stages and tools go by these methods.
+Invariant: an `Operator` is immutable and knows no rows. A `Running` changes in `Running.apply` and `fill` alone, so a
+refused step leaves everything as it was. Nothing outside this room asks which operator it has: graph, step, codec,
+checkpoint, stages and tools go by these methods.
 
-An operator is a file: a subclass of `Operator` with a ``verb``, marked `register`, and what its ``open`` gives. One
-without state gives a `Linear`.
+An operator is a file: a subclass of `Operator` with a ``verb``, marked `register`, and the `Running` that its ``open``
+gives. An operator without state gives a `Linear`.
 
 >>> doubled = Linear(lambda given: given._replace(diffs=2 * given.diffs))
 >>> updates = Updates(pa.table({"v": ["oz"]}), few(0), ints(1), ints(3))
 >>> doubled.compute([updates], since=3)[0].diffs.tolist()
 [2]
 """
-
-from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -73,7 +71,7 @@ class Readable:
 
     def pieces(self, as_of: int | None) -> Iterable[Updates]:
         """What it holds of its own output as of a time, by default now, piece by piece.  O(rows)."""
-        return (held(self.rows(table)) for table in self.arranged.pieces(as_of))
+        return (once_each(self.rows(table)) for table in self.arranged.pieces(as_of))
 
     def rows(self, arranged: pa.Table) -> pa.Table:
         """The rows of its output, among which its columns are, that rows of its arrangement stand for.  O(rows)."""
@@ -111,9 +109,9 @@ class Running(Readable):
         """A change that outlives its piece of a step.  ``keep``: brings one of an arrangement to files."""
         return keep(self.arrangements[0], change)
 
-    def fill(self, held: Sequence[Updates], upper: int, since: int) -> None:
-        """Make state that no file has, of what the inputs ``held`` at the last closed time.  O(rows)."""
-        change = self.compute(held, since)[1]
+    def fill(self, inputs: Sequence[Updates], upper: int, since: int) -> None:
+        """Make state that no file has, of what the ``inputs`` held at the last closed time.  O(rows)."""
+        change = self.compute(inputs, since)[1]
         self.apply([] if change is None else [change], upper, since)
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
@@ -144,7 +142,7 @@ class Linear(Running):
         return self.step(*inputs)
 
 
-def held(table: pa.Table) -> Updates:
+def once_each(table: pa.Table) -> Updates:
     """Rows that are held once each, as updates of one time, whichever."""
     n = table.num_rows
     return Updates(table, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))

@@ -1,7 +1,5 @@
 """Concat: the rows of several collections, multiplicities added."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from ddflow.errors import SpecError

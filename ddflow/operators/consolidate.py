@@ -1,7 +1,5 @@
 """Consolidate: the same collection, the diffs of equal rows of a time added up, and zeros dropped."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from ddflow.operators.base import Context, Linear, Operator, Running, register

@@ -1,11 +1,10 @@
 """Count: how many rows each group has, as differences.
 
-Invariant: at each time at which a group's count changes, the old count leaves (if it was not zero) and the new one
-enters (if it is not zero); a group at zero leaves. The arrangement holds one live (group, count) a group, so it is an
-upsert arrangement like any other, and its entry's value word is the count itself. Counts may be negative, after
-``negate``. Input need not be consolidated, sums are checked for overflow, and the group columns of a retraction are
-taken from the update that caused it: equal to the stored ones by canonical equality. (McSherry, "Upserts in
-differential dataflow", Counting.)
+Invariant: when a group's count changes, the old count leaves (if it was not zero) and the new one enters (if it is not
+zero). The arrangement holds one live (group, count) a group, so it is an upsert arrangement like any other, and the
+value word of an entry is the count itself. Counts may be negative, after ``negate``. Input need not be consolidated.
+Sums are checked for overflow. The group columns of a retraction are taken from the update that caused it, which equal
+the stored ones by canonical equality. (McSherry, "Upserts in differential dataflow", Counting.)
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.updates import few, ints
@@ -16,8 +15,6 @@ differential dataflow", Counting.)
 >>> out.to_table(count.schema, pa.int64()).to_pylist()
 [{'v': 'a', 'count': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'count': 1, '_time': 6, '_diff': 1}]
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +31,7 @@ from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.group import group
-from ddflow.kernels.resolve import LIVE, Held
+from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Hashes, Operator, Running, register
 from ddflow.operators.updates import Updates, overflow
@@ -63,8 +60,7 @@ class Count(Operator):
         check_names([*self.by, name], "count")
         self.name = name
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
-        schema = pa.schema([*self.groups, pa.field(name, pa.int64(), nullable=False)])
-        super().__init__(of.flow, schema, [of], True)
+        super().__init__(of.flow, pa.schema([*self.groups, pa.field(name, pa.int64(), nullable=False)]), [of], True)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The groups, and the name."""
@@ -113,10 +109,10 @@ class RunningCount(Running):
         high, low = self.hashes.identities(groups.columns, n)
         number, first = self._number(high, low, empty)
         by = sort(high.take(first), low.take(first) if low.size else low, arena)
-        held = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        prior = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
         m = first.size
         counts: Ints = empty(m, np.int64)
-        counts[by.permutation] = np.where(held.reference & LIVE != 0, held.value.view(np.int64), 0)
+        counts[by.permutation] = np.where(prior.reference & LIVE != 0, prior.value.view(np.int64), 0)
         lived = int(np.count_nonzero(counts))
         since_rank = np.int64(np.searchsorted(updates.times, since, side="right") - 1)
         up, down = [empty(2 * n, kind) for kind in KINDS], [empty(n, kind) for kind in KINDS]
@@ -127,9 +123,8 @@ class RunningCount(Running):
         if refused >= 0:
             raise overflow(groups, refused)
         ranks, rows, values, diffs = [column[:changed] for column in up]
-        made = pa.Table.from_batches([self._rows(groups, rows, values)])
-        out = Updates(made, ranks, diffs.copy(), updates.times)
-        change = self._change(updates, groups, by, held, [column[:versions] for column in down])
+        out = Updates(pa.Table.from_batches([self._rows(groups, rows, values)]), ranks, diffs.copy(), updates.times)
+        change = self._change(updates, groups, by, prior, [column[:versions] for column in down])
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
 
     def _number(self, high: Words, low: Words, empty: Callable[..., Any]) -> tuple[Narrow, Ints]:
@@ -141,7 +136,9 @@ class RunningCount(Running):
         m = group(high, low, np.int64(bits), table, number, first)
         return number, first[:m]
 
-    def _change(self, updates: Updates, groups: pa.RecordBatch, by: Sorted, held: Held, versions: list[Any]) -> Change:
+    def _change(
+        self, updates: Updates, groups: pa.RecordBatch, by: Sorted, prior: Prior, versions: list[Any]
+    ) -> Change:
         """The versions, in the order of identities, then times, and which are their groups' last."""
         ranks, rows, values, numbers = versions
         place = self.arena.empty(by.permutation.size, np.int32)
@@ -161,7 +158,7 @@ class RunningCount(Running):
             np.empty((at.size, 0), np.int64),
             Rows(self._rows(groups, rows.take(order), values)),
         )
-        return Change(batch, values.view(np.uint64), last, held.place, self.arranged.index.built, 0, 0)
+        return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.rehashed`.  The hash is the count itself."""

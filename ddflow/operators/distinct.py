@@ -16,8 +16,6 @@ back within a step is no change, and one whose multiplicity is negative is not t
 0
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 
@@ -65,8 +63,7 @@ class RunningDistinct(RunningCount):
         """See `Running.compute`.  O(updates).  Raises `CountOverflow`."""
         counted, change = super().compute(inputs, since)
         there = counted.picked(np.flatnonzero(counted.rows.column(TIMES).to_numpy() > 0))
-        rows = there._replace(rows=there.rows.select(self.groups.names))
-        return consolidated(rows, self.secret), change
+        return consolidated(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
 
     def rows(self, arranged: pa.Table) -> pa.Table:
         """Those of positive multiplicity."""

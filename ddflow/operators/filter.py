@@ -7,8 +7,6 @@
 {'v': [2]}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

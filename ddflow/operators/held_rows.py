@@ -1,10 +1,10 @@
 """The rows that a collection's keys hold, several a key if need be, and how they change with a step of updates.
 
 Invariant: a chain of cells hangs on each key that holds a row: one cell for each different row, with its multiplicity,
-which is never 0. A lookup is one entry of an index, then the chain; no other key is looked at. An arrangement has one
-live row a key, and this is for those who must find out whether that is so. The rows themselves stay in the batches in
-which they came, until these are many or half of their rows are gone; then the live ones are gathered to one. Which of
-the rows of a key shows, or may be there, is ``upserting``'s.
+which is never 0. A lookup reads one entry of an index, then the chain, and no other key. An arrangement has one live
+row a key; this structure is for operators that must find out whether that is so. Rows stay in the batches in which they
+came, until these are many or half of their rows are gone; then the live rows are gathered into one. Which row of a key
+shows, or may be there, is decided in ``upserting``.
 
 >>> from ddflow.columns.hashing import Secret, identities
 >>> from ddflow.columns.sorting import sort
@@ -17,9 +17,7 @@ the rows of a key shows, or may be there, is ``upserting``'s.
 (2, [1, 1, 0])
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -76,7 +74,7 @@ class HeldChange(NamedTuple):
     high: Words
     low: Words
 
-    def own(self) -> HeldChange:
+    def own(self) -> Self:
         """The same, of its own memory: the arena that it was made in may be carved anew.  O(candidates)."""
         first, cell, counts, hashed = (each.copy() for each in self[:4])
         keys = self.keys._replace(heads=self.keys.heads.copy(), place=self.keys.place.copy())

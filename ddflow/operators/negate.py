@@ -1,7 +1,5 @@
 """Negate: the same rows with multiplicities negated."""
 
-from __future__ import annotations
-
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import negate
 from ddflow.plan.collection import Collection

@@ -7,8 +7,6 @@
 {'w': [2, 3]}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -119,6 +117,6 @@ def mapped(
     updates: Updates, schema: pa.Schema, columns: Sequence[str | Callable[[pa.RecordBatch], pa.Array]]
 ) -> Updates:
     """The rows mapped to ``schema``, a column name or expression each.  O(n) for expressions, O(1) for names."""
-    batch = one_batch(updates.rows) if any(map(callable, columns)) else None
+    batch: Any = one_batch(updates.rows) if any(map(callable, columns)) else None
     out = [c(batch) if callable(c) else updates.rows.column(c) for c in columns]
     return updates._replace(rows=pa.Table.from_arrays(out, schema=schema))

@@ -1,12 +1,12 @@
 """To upserts: a collection's updates as upserts, one operator of a flow among others.
 
-Invariant: it is the last: an output is made of it and nothing else, because operators work on differences. As a
-collection its rows are what keys show, each once; as an output its columns are those of upserts, ``_deleted`` and no
-``_diff``. What it holds is what its input holds, so no file has it: `RunningToUpserts.fill` makes it of the input. How
-a key's rows are found and which one shows is ``upserting``'s.
+Invariant: it is the last: only an output can be made of it, because operators work on differences. As a collection its
+rows are what keys show, each once. As an output its columns are those of upserts, with ``_deleted`` and without
+``_diff``. It holds what its input holds, so no file has it: `RunningToUpserts.fill` makes it of the input. Finding the
+rows of a key, and choosing which one shows, is the business of ``upserting``.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.collection import Plan
+>>> from ddflow.plan.plan import Plan
 >>> from ddflow.plan.spec import Upsert
 >>> plan = Plan()
 >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
@@ -14,8 +14,6 @@ a key's rows are found and which one shows is ``upserting``'s.
 >>> cities.schema.names, cities.updates_schema(plan.time_type).names
 (['city', 'rows'], ['city', 'rows', '_time', '_deleted'])
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NoReturn
@@ -33,17 +31,9 @@ from ddflow.operators.held_rows import HeldChange, HeldRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts
-from ddflow.plan.codec import behind
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
-
-
-def forgetting(node: Collection) -> list[str]:
-    """The inputs that a collection is made of whose rows are forgotten without a retraction.  O(nodes)."""
-    read = behind([node])
-    inputs = [each.bound for each in node.flow.inputs.values() if each in read]
-    return sorted(each.name for each in inputs if each.spec.expiry is not None and each.spec.expiry.forgets)
 
 
 @register
@@ -64,16 +54,18 @@ class AsUpserts(Operator):
                     f"there is no column {column!r}",
                     did_you_mean(column, of.schema.names),
                 )
-        if lost := forgetting(of):
+        if of.forgetting:
             raise SpecError(
                 f"to_upserts({list(made.key)})",
-                f"the inputs {lost} forget rows without a retraction: keys would show them for ever",
+                f"the inputs {sorted(of.forgetting)} forget rows without a retraction: keys would show them for ever",
                 "leave on_expire='forget' out there",
             )
-        made.declare(of.updates_schema(of.flow.time_type))
-        self.key, self.on_conflict, self._out = made.key, on_conflict, made.out
+        made.declare(of.updates_schema(of.time_type))
+        self.key, self.on_conflict, self._out = made.key, on_conflict, made.schema.out
         # What may be null in a row may be null where it shows; only of a deleted key everything may.
-        shown = [made.row.field(f.name) if on_conflict != "all" else f for f in made.shown if f.name != DELETED]
+        row, shown = made.schema.row, [field for field in made.schema.shown if field.name != DELETED]
+        if on_conflict != "all":
+            shown = [row.field(field.name) for field in shown]
         super().__init__(of.flow, pa.schema(shown), [of], True)
 
     def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
@@ -162,12 +154,12 @@ class RunningToUpserts(Running):
     @property
     def held_rows(self) -> HeldRows:  # type: ignore[override]
         """See `Running.held_rows`."""
-        return self.told.held
+        return self.told.held_rows
 
     @property
     def nbytes(self) -> int:
         """See `Running.nbytes`."""
-        return self.told.held.nbytes
+        return self.told.held_rows.nbytes
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, HeldChange | None]:
         """The upserts, as rows of what is shown and ``_deleted``, and the change to apply.
@@ -195,8 +187,9 @@ class RunningToUpserts(Running):
 
     def _rows(self, updates: Updates, made: ToUpserts) -> Updates:
         """The same with the columns declared: what may be null differs from piece to piece, encodings may."""
-        columns = arrays(updates.rows, made.row.names)
-        if all(column.type == field.type for column, field in zip(columns, made.row, strict=True)):
-            return updates._replace(rows=pa.Table.from_arrays(columns, schema=made.row))
-        table = pa.Table.from_arrays(columns, names=made.row.names)
-        return updates._replace(rows=conform(table, made.row, "upserts"))
+        row = made.schema.row
+        columns = arrays(updates.rows, row.names)
+        if all(column.type == field.type for column, field in zip(columns, row, strict=True)):
+            return updates._replace(rows=pa.Table.from_arrays(columns, schema=row))
+        table = pa.Table.from_arrays(columns, names=row.names)
+        return updates._replace(rows=conform(table, row, "upserts"))

@@ -1,17 +1,15 @@
 """Unnest: a row for each element of a column of lists.
 
-Invariant: linear: a row of n elements is n rows, of the same multiplicity, with the element in the place of the list,
-or where elements are structs their fields; a list that is empty or null is none. Equal elements of one row add up, and
-an element that stays while its list changes is retracted and asserted, until somebody consolidates, as every output
-does.
+Invariant: it is linear. A row with a list of n elements gives n rows of the same multiplicity, with the element, or the
+fields of a struct, in the place of the list. A list that is empty or null gives none. Equal elements of one row add up.
+An element that stays while its list changes is retracted and asserted; consolidation, which every output has, cancels
+the two.
 
 >>> from ddflow.operators.updates import few, ints
 >>> updates = Updates(pa.table({"id": [7], "tag": [["a", "b"]]}), few(0), ints(1), ints(3))
 >>> unnested(updates, pa.schema({"id": pa.int64(), "tag": pa.string()}), "tag").rows.to_pylist()
 [{'id': 7, 'tag': 'a'}, {'id': 7, 'tag': 'b'}]
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,8 +1,8 @@
 """Updates in flight: rows, the rank of each one's time, its diff.
 
-Invariant: updates are in the order of their times; ``times`` are the step's distinct times, ascending, the same list
-for all operators of a step, so a rank means the same time everywhere.  Why ranks: grouping by time becomes
-counting, and no kernel touches a timestamp's type.  Rows may repeat and cancel until `consolidated` says otherwise.
+Invariant: updates are in the order of their times. ``times`` are the step's distinct times, ascending, the same list
+for all operators of a step, so a rank means the same time everywhere. With ranks, grouping by time is counting, and no
+kernel touches a timestamp's type. Rows may repeat and cancel until they are `consolidated`.
 
 >>> import pyarrow as pa
 >>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 1), ints(1, -1, 2), ints(5, 9))
@@ -21,6 +21,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import plainly, shown_row
+from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow
 from ddflow.kernels.accumulate import net
@@ -49,6 +50,22 @@ class Updates(NamedTuple):
     """int64[n]."""
     times: Ints
     """int64[distinct times], ascending."""
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> Updates:
+        """The updates of a table with ``_time`` and ``_diff``, whose times may come in any order.  O(n log n)."""
+        column = one_chunk(table.column(TIME))
+        if column.type != pa.int64():
+            column = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
+        stamps = np.asarray(column).astype(np.int64)
+        if (stamps[1:] < stamps[:-1]).any():
+            order = np.argsort(stamps, kind="stable")
+            table, stamps = table.take(pa.array(order)), stamps[order]
+            table = pa.Table.from_arrays([one_chunk(c) for c in table.columns], schema=table.schema)
+        new = np.ones(stamps.size, bool)
+        new[1:] = stamps[1:] != stamps[:-1]
+        ranks, diffs = np.cumsum(new, dtype=np.int32) - np.int32(1), np.array(one_chunk(table.column(DIFF)), np.int64)
+        return cls(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
 
     def to_table(self, schema: pa.Schema, time_type: pa.DataType | None) -> pa.Table:
         """The rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; the rows are not copied."""

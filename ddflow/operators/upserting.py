@@ -1,10 +1,10 @@
-"""Differences back to upserts: per key and time at most one, which says what the key holds from then on.
+"""Differences back to upserts: at most one a key and time, which says what the key holds from then on.
 
-Invariant: the last upsert of each key, without deleted ones, is after each time the sum of the updates, as far as one
-row a key can say it. Several rows of a key are an error that names them, unless ``on_conflict`` says what shows.
-A row hidden behind a greater one must show again when that one goes, though no update names it then; so all live rows
-are held here with their multiplicities. A collection without a key gets none, and nothing is written anywhere. (The
-inverse of McSherry's "Upserts in differential dataflow", which leaves it open.)
+Invariant: after each time, the last upserts of all keys, without deleted ones, are the sum of the updates, as far as
+one row a key can say it. Several rows of a key are an error that names them, unless ``on_conflict`` says what shows.
+A row that a greater one hides must show again when that one goes, though no update names it then. So all live rows are
+held here with their multiplicities. Nothing is written to files. (The inverse of McSherry's "Upserts in differential
+dataflow", which leaves it open.)
 
 >>> import pyarrow as pa
 >>> diffs = pa.table({"id": [1, 1, 1, 1], "city": ["Bern", "Bern", "Chur", "Chur"], "_time": [0, 4, 4, 5],
@@ -16,8 +16,6 @@ inverse of McSherry's "Upserts in differential dataflow", which leaves it open.)
 {'id': 1, 'city': None, '_time': 5, '_deleted': True}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
@@ -26,17 +24,16 @@ import pyarrow as pa
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities, is_wide, value_hashes
-from ddflow.columns.names import DIFF, TIME, column_names, did_you_mean
-from ddflow.columns.rows import RowPool, Rows, dense_ranks, gather, gather_column, shown_row
-from ddflow.columns.schema import conform, empty, is_flat, one_chunk, to_table
+from ddflow.columns.names import TIME, column_names, did_you_mean
+from ddflow.columns.rows import RowPool, Rows, dense_ranks, gather, shown_row
+from ddflow.columns.schema import conform, empty, is_flat, to_table
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SpecError, TimeWentBack
 from ddflow.kernels import upserts as kernels
-from ddflow.kernels.gather import SLOT
 from ddflow.kernels.upserts_all import list_all
-from ddflow.operators.held_rows import NULLS, STEP, Candidates, HeldChange, HeldRows
+from ddflow.operators.held_rows import STEP, Candidates, HeldChange, HeldRows
 from ddflow.operators.updates import Updates, few, ints, overflow, time_column
-from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts, bound
+from ddflow.operators.upserts_schema import Conflicts, UpsertsSchema, bound
 
 UPDATES = "updates"
 """The input, as messages call it."""
@@ -47,10 +44,30 @@ NO_SECRET = Secret(0, 0)
 def to_upserts(
     diffs: Any, key: str | Sequence[str], on_conflict: Conflicts = "error", *, secret: Secret | None = None
 ) -> pa.Table:
-    """What `ToUpserts` makes of all steps: the row's columns, ``_time`` and ``_deleted``, by ascending time.
+    """What `ToUpserts` makes of all steps.
 
-    ``diffs``: a table of updates, anything else that speaks Arrow, or an iterable of these, step after step.
-    O(updates) expected.  Raises what `ToUpserts.step` does, and `NotArrow` when there is no step at all.
+    Parameters
+    ----------
+    diffs : table or iterable of tables
+        Updates: anything that speaks Arrow, or an iterable of these, step after step.
+    key, on_conflict, secret
+        As of `ToUpserts`.
+
+    Returns
+    -------
+    pyarrow.Table
+        The row's columns, ``_time`` and ``_deleted`` (boolean), by ascending time.
+
+    Raises
+    ------
+    NotArrow
+        If there is no step at all.
+    DdflowError
+        What `ToUpserts.step` raises.
+
+    Notes
+    -----
+    O(n) expected, for n updates.
     """
     back = ToUpserts(key, on_conflict, secret=secret)
     if hasattr(diffs, "__arrow_c_stream__") or hasattr(diffs, "__arrow_c_array__"):
@@ -99,31 +116,51 @@ class ToUpserts:
                 "there is no such rule",
                 did_you_mean(str(on_conflict), get_args(Conflicts)),
             )
-        self.schema: pa.Schema | None = None
+        self.opened = False
         self.last: int | None = None
 
     def __len__(self) -> int:
         """How many rows are held, hidden ones too, each once."""
-        return self.held.rows if self.schema else 0
+        return self.held_rows.rows if self.opened else 0
 
     def step(self, diffs: Any) -> pa.Table:
         """The upserts of some updates, by ascending time; within a time in the order in which keys come in ``diffs``.
 
-        ``diffs``: row columns, ``_time`` and ``_diff``; in any order, consolidated or not, but the times above those of
-        the step before, and all updates there ever were: a step may be what a collection held at first.  Returns the
-        row's columns (under ``"all"`` the key's and ``rows``), ``_time``, ``_deleted``; of a deleted key all but the
-        key is null.  O(updates, and the rows that their keys hold) expected; O(log of these) more where rows are
-        compared.  Nothing has changed when it raises: `NotUnique`, `NotHeld` (a row is retracted that is not there),
-        `TimeWentBack`, `SchemaMismatch`, `SpecError` (a type), `CountOverflow`, `NotArrow`, `TooLarge`.
+        Parameters
+        ----------
+        diffs : table
+            The row's columns, ``_time`` and ``_diff``, in any order, consolidated or not.  The times are above those of
+            the step before.  Give all updates there ever were: a step may be what a collection held at first.
+
+        Returns
+        -------
+        pyarrow.Table
+            The row's columns (under "all" the key's and ``rows``), ``_time``, ``_deleted`` (boolean).  Of a deleted
+            key, all but the key is null.
+
+        Raises
+        ------
+        NotUnique, NotHeld
+            If a key holds several rows; if a row is retracted that is not there.
+        TimeWentBack
+            If a time is not above those of the step before.
+        SchemaMismatch, SpecError, NotArrow
+            For columns that are others, for a type, and for what does not speak Arrow.
+        CountOverflow, TooLarge
+            If a multiplicity does not fit int64; if a text column would exceed 2 GiB.
+
+        Notes ----- O(n + h) expected, for n updates and the h rows that their keys hold; O(log) of these more where
+        rows are compared.  Nothing has changed when it raises.
         """
         table = to_table(diffs, UPDATES, pa.schema([]))
-        declared = self.schema or bound(table.schema, self.key, self.on_conflict)
-        updates = self._ordered(conform(table, declared, UPDATES, declared.names), declared)
-        if self.schema is None:
+        declared = self.schema.updates if self.opened else bound(table.schema, self.key, self.on_conflict)
+        updates = Updates.from_table(conform(table, declared, UPDATES, declared.names))
+        self._check_times(updates, declared.field(TIME).type)
+        if not self.opened:
             self._open(declared)
         upserts, change = self.resolve(updates)
         if change is None:
-            return empty(self.out)
+            return empty(self.schema.out)
         self.keep(change)
         self.last = int(updates.times[-1])
         return self.told(upserts)
@@ -141,61 +178,41 @@ class ToUpserts:
         kept.
         """
         if not updates.diffs.size:
-            return Updates(empty(self.shown), few(), ints(), updates.times), None
+            return Updates(empty(self.schema.shown), few(), ints(), updates.times), None
         self.arena.reset()
         rows, diffs, ranks, times = Rows(updates.rows), updates.diffs, updates.ranks, updates.times
         by = sort(*identities(rows.table.select(self.key), self.secret), self.arena)
-        hashes = value_hashes(rows.table.select(self.beside.names), self.secret).view(np.int64)
-        keys = self.held.seek(by, self.arena)
-        found, pool = self.held.candidates(keys, by, hashes, self.arena), self.held.pool.beside(rows)
+        hashes = value_hashes(rows.table.select(self.schema.beside.names), self.secret).view(np.int64)
+        keys = self.held_rows.seek(by, self.arena)
+        found, pool = self.held_rows.candidates(keys, by, hashes, self.arena), self.held_rows.pool.beside(rows)
         found, upserts, shown = self._settled(found, pool, by, ranks, diffs, times)
-        made = Updates(self._made(upserts, shown, pool), ranks[upserts], np.ones(upserts.size, np.int64), times)
-        return made, self.held.change(found, pool, by, keys)
+        rows_shown = self.schema.rows(upserts, shown, pool)
+        made = Updates(rows_shown, ranks[upserts], np.ones(upserts.size, np.int64), times)
+        return made, self.held_rows.change(found, pool, by, keys)
 
     def keep(self, *changes: HeldChange) -> None:
         """Take in what was resolved of a step.  Amortised O(updates, and the rows that their keys held)."""
-        self.held.keep(*changes)
+        self.held_rows.keep(*changes)
 
     def told(self, upserts: Updates) -> pa.Table:
         """What was resolved as a table: the columns that are shown, ``_time``, ``_deleted``.  O(upserts)."""
-        return upserts.to_table(self.shown, self.time_type).select(self.out.names)
+        return upserts.to_table(self.schema.shown, self.schema.time_type).select(self.schema.out.names)
 
     def _open(self, declared: pa.Schema) -> None:
-        """Take the schema of the first step."""
-        names = [name for name in declared.names if name not in (TIME, DIFF)]
-        self.schema, self.time_type = declared, declared.field(TIME).type
-        self.row = pa.schema([declared.field(name) for name in names])
-        self.beside = pa.schema([self.row.field(name).with_nullable(True) for name in names if name not in self.key])
-        keys = pa.schema([self.row.field(name) for name in names if name in self.key])
-        fields = [f if f.name in self.key else f.with_nullable(True) for f in self.row]
-        if self.on_conflict == "all":
-            inner = [*(self.row.field(name) for name in self.beside.names), pa.field(DIFF, pa.int64(), False)]
-            fields = [*keys, pa.field(ROWS, pa.list_(pa.field("item", pa.struct(inner), False)))]
-        deleted = pa.field(DELETED, pa.bool_(), False)
-        self.shown = pa.schema([*fields, deleted])
-        self.out = pa.schema([*fields, pa.field(TIME, self.time_type, False), deleted])
-        self.held = HeldRows(self.row, is_wide(pa.schema([self.row.field(name) for name in self.key])))
+        """Take the columns of the first step."""
+        self.schema, self.opened = UpsertsSchema(declared, self.key, self.on_conflict), True
+        self.held_rows = HeldRows(
+            self.schema.row, is_wide(pa.schema([self.schema.row.field(name) for name in self.key]))
+        )
 
-    def _ordered(self, table: pa.Table, declared: pa.Schema) -> Updates:
-        """The updates by ascending time.  Raises `TimeWentBack`."""
-        column, kind = one_chunk(table.column(TIME)), declared.field(TIME).type
-        if kind != pa.int64():
-            column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
-        stamps = np.asarray(column).astype(np.int64)
-        if (stamps[1:] < stamps[:-1]).any():
-            order = np.argsort(stamps, kind="stable")
-            table, stamps = table.take(pa.array(order)), stamps[order]
-            table = pa.Table.from_arrays([one_chunk(c) for c in table.columns], schema=table.schema)
-        if stamps.size and self.last is not None and stamps[0] <= self.last:
+    def _check_times(self, updates: Updates, kind: pa.DataType) -> None:
+        """Raise `TimeWentBack` if a time is not above those of the step before."""
+        if updates.times.size and self.last is not None and updates.times[0] <= self.last:
             raise TimeWentBack(
-                f"a step with updates at {self._time(int(stamps[0]), kind)}",
+                f"a step with updates at {self._time(int(updates.times[0]), kind)}",
                 f"the step before went up to {self._time(self.last, kind)}",
                 "give all updates of a time in one step, and steps in order",
             )
-        new = np.ones(stamps.size, bool)
-        new[1:] = stamps[1:] != stamps[:-1]
-        ranks, diffs = np.cumsum(new, dtype=np.int32) - np.int32(1), np.array(one_chunk(table.column(DIFF)), np.int64)
-        return Updates(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
 
     def _time(self, time: int, kind: pa.DataType) -> Any:
         """A time for a message."""
@@ -207,8 +224,8 @@ class ToUpserts:
         Columns without an order decide last, by a hash that is the same for everybody.
         """
         n = found.cell.size
-        rows = gather(pool, self.held.references(found, np.arange(n)), self.beside)
-        flat = rows.select([field.name for field in self.beside if is_flat(field.type)])
+        rows = gather(pool, self.held_rows.references(found, np.arange(n)), self.schema.beside)
+        flat = rows.select([field.name for field in self.schema.beside if is_flat(field.type)])
         ranks = dense_ranks(flat, value_hashes(flat, self.secret)) if flat.num_columns else np.zeros(n, np.int64)
         ties = value_hashes(rows, NO_SECRET) if flat.num_columns < rows.num_columns else np.zeros(n, np.uint64)
         groups = np.repeat(np.arange(found.first.size - 1), np.diff(found.first))
@@ -252,7 +269,7 @@ class ToUpserts:
         row, shown = row.take(order), shown.take(order)
         live = np.flatnonzero(shown >= 0)
         at = np.full(shown.size, -1)
-        at[live] = self.held.references(found, shown.take(live))
+        at[live] = self.held_rows.references(found, shown.take(live))
         return found, row, at
 
     def _listed(
@@ -290,7 +307,7 @@ class ToUpserts:
         # Where in the lists as they were made each value of the lists as they will stand is.
         sizes = size[order]
         at = np.arange(needed) + np.repeat(begins[order] - (np.cumsum(sizes) - sizes), sizes)
-        return found, row[order], (sizes, self.held.references(found, listed[at]), counted[at])
+        return found, row[order], (sizes, self.held_rows.references(found, listed[at]), counted[at])
 
     def _in_order(self, row: Ints, n: int) -> Ints:
         """The order of upserts by the first update of each: by time, then as keys came.  O(n)."""
@@ -304,7 +321,7 @@ class ToUpserts:
         """The error for the first update that cannot be."""
         updates = pool.rows[STEP]
         assert updates is not None
-        time = self._time(int(times[ranks[row]]), self.time_type)
+        time = self._time(int(times[ranks[row]]), self.schema.time_type)
         asked = f"upserts by {list(self.key)} at time {time}"
         if why == kernels.OVERFLOW:
             return overflow(updates.table, row)
@@ -317,7 +334,7 @@ class ToUpserts:
             )
         live = np.arange(found.first[group], found.first[group + 1])
         live = live[found.counts[live] > 0]
-        rows = gather(pool, self.held.references(found, live[:3]), self.held.pool.schema)
+        rows = gather(pool, self.held_rows.references(found, live[:3]), self.held_rows.pool.schema)
         shown = ", ".join(f"{shown_row(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
         more = f" and {live.size - 3} more" if live.size > 3 else ""
         return NotUnique(
@@ -325,25 +342,3 @@ class ToUpserts:
             f"one key holds {shown}{more}",
             "name the columns that make a row unique, or say which row shows: on_conflict='greatest' or 'all'",
         )
-
-    def _made(self, upserts: Ints, shown: Any, pool: RowPool) -> pa.Table:
-        """The rows of the upserts, and ``_deleted``."""
-        columns = {name: gather_column(pool, upserts, self.row.field(name)) for name in self.key}
-        if self.on_conflict == "all":
-            sizes, references, counted = shown
-            gone = sizes == 0
-            columns[ROWS] = self._lists(sizes, references, counted, pool)
-        else:
-            gone = shown < 0
-            at = np.where(gone, NULLS << SLOT, shown)
-            columns |= {field.name: gather_column(pool, at, field) for field in self.beside}
-        columns[DELETED] = pa.array(gone)
-        return pa.Table.from_arrays([columns[name] for name in self.shown.names], schema=self.shown)
-
-    def _lists(self, sizes: Ints, references: Ints, counted: Ints, pool: RowPool) -> pa.Array:
-        """The column of all rows of each key; null where there is none."""
-        kind = self.out.field(ROWS).type
-        columns = [gather_column(pool, references, self.row.field(name)) for name in self.beside.names]
-        values = pa.StructArray.from_arrays([*columns, pa.array(counted)], fields=list(kind.value_type))
-        ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(ends), values, type=kind, mask=pa.array(sizes == 0))

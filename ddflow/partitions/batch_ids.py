@@ -17,8 +17,6 @@ ddflow.errors.FeedChanged: give batch 0 of query 'b' to shop: the state is fed b
 >>> told("shop", Feed("a", 5), Feed("b", 0), kept, adopt=True)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ddflow.errors import EpochSkipped, FeedChanged, SpecError

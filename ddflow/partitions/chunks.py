@@ -20,11 +20,9 @@ and are brought to one that kernels can read. It does not choose the partition's
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -69,12 +67,12 @@ class Origin(NamedTuple):
     told: bool
 
     @classmethod
-    def one(cls, name: str, first: int, rows: int) -> Origin:
+    def one(cls, name: str, first: int, rows: int) -> Self:
         """One origin, from which so many rows came one after the other."""
         return cls([name], np.empty(0, np.int64), np.arange(first, first + rows), False)
 
 
-def held(partitions: int) -> tuple[int, int]:
+def chunk_limits(partitions: int) -> tuple[int, int]:
     """How many rows, and how many bytes of them, are packed together, at most.  Pure.
 
     262,144 rows or 8 MB, and with many partitions more: a chunk costs some 0.5 KB and 20 us beside its rows, so each
@@ -185,7 +183,8 @@ def payload_at(column: pa.Array, row: int) -> pa.Buffer:
     """The bytes of one binary value, where they lie: Arrow's own scalars copy them.  O(1)."""
     wide = offset_width(column.type)
     begin, end = np.frombuffer(column.buffers()[1], f"i{wide}", 2, (column.offset + row) * wide).tolist()
-    return column.buffers()[2].slice(begin, end - begin)
+    data: pa.Buffer = column.buffers()[2]
+    return data.slice(begin, end - begin)
 
 
 def unpack(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
@@ -194,7 +193,7 @@ def unpack(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     ``schema``: what they had.  O(columns).  Raises `Misrouted` when they are not so many rows of those columns.
     """
     if payload.address % 8:
-        payload = pa.py_buffer(np.frombuffer(payload, np.uint8).copy())
+        payload = pa.py_buffer(np.frombuffer(memoryview(payload), np.uint8).copy())
     try:
         batch = pa.ipc.read_record_batch(payload, schema)
     except (pa.ArrowInvalid, OSError) as error:
@@ -217,11 +216,11 @@ def packed_sums(
 ) -> Iterator[pa.RecordBatch]:
     """Sums on their way, as chunks.  ``tables``: by number of their exchange, the columns of `sums_schema`.
 
-    A sum goes to the partition of the columns that it meets others by.  O(n), in chunks of what `held` says.
+    A sum goes to the partition of the columns that it meets others by.  O(n), in chunks of what `chunk_limits` says.
     """
     for number, table in sorted(tables.items()):
         names = list(cut.exchanges[number].by)
-        for part in sliced(table, *held(partitions)):
+        for part in sliced(table, *chunk_limits(partitions)):
             rows = one_batch(part.combine_chunks())
             high, _ = identities(rows.select(names), secret, rows.num_rows)
             origin = Origin.one("", 0, rows.num_rows)

@@ -15,12 +15,10 @@ Traceback (most recent call last):
 ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 2 partitions: there is no receipt of partitions [0, ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from time import perf_counter_ns
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from msgspec.structs import replace
 
@@ -31,11 +29,12 @@ from ddflow.errors import EpochSkipped, ReplayMismatch, SpecError, TimeWentBack,
 from ddflow.partitions import batch_ids as feeds
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import LiveFiles, look, look_for
-from ddflow.partitions.merged_receipts import ROWS, Gathered, call_digest, gather, greatest
-from ddflow.partitions.receipt import Committed, Receipt
+from ddflow.partitions.merged_receipts import ROWS, call_digest, gather, greatest
+from ddflow.partitions.receipt import Committed, Contribution, Receipt
 from ddflow.partitions.stages import cut
 from ddflow.partitions.wanted import Wanted
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
+from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, fed_by
 from ddflow.storage.manifest import Call, Epoch, Feed, Manifest
@@ -56,10 +55,10 @@ class EpochDriver:
         self.flow, self.cut, self.log, self.given = flow, cut(flow), log, wanted
         manifest = log.manifest_log.manifest
         # What was never committed has no partitions yet, whatever its maker wanted.
-        self.partitions = manifest.spread if manifest.partitions else wanted.partitions or manifest.spread
-        self.live = LiveFiles.read(log.manifest_log.store, manifest.partitions, self.cut.stages, self.partitions)
+        self.partitions = manifest.partitions if manifest.inventories else wanted.partitions or manifest.partitions
+        self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, self.cut.stages, self.partitions)
         log.resume(self.live.names())
-        self._base: EpochStart | None = None
+        self._start: EpochStart | None = None
         self._feed: Feed | None = None
         self._asked: Feed | None = None
 
@@ -79,7 +78,7 @@ class EpochDriver:
         memory: str | int | None = None,
         secret: Secret | None = None,
         checkpoint: str | None = None,
-    ) -> EpochDriver:
+    ) -> Self:
         """Take hold of a state, or make a new one there.  O(bytes of its inventories).
 
         ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder
@@ -115,11 +114,8 @@ class EpochDriver:
             keep=keep,
             secret=secret,
         )
-        try:
+        with on_failure(log.close):
             return cls(flow, log, wanted)
-        except BaseException:
-            log.close()
-            raise
 
     @property
     def manifest(self) -> Manifest:
@@ -200,7 +196,7 @@ class EpochDriver:
                 "there is none after it: make a new state",
             )
         store, secret = self.log.manifest_log.store, manifest.secret
-        self._feed, self._base = (
+        self._feed, self._start = (
             feed,
             EpochStart(
                 store=store if isinstance(store, MemoryStore) else store.where,
@@ -222,7 +218,7 @@ class EpochDriver:
                 memory=self.given.memory,
             ),
         )
-        return self._base
+        return self._start
 
     def _to(self) -> int:
         """The frontier that rows of earlier epochs allow to close to."""
@@ -234,7 +230,7 @@ class EpochDriver:
             least = min(least, max(seen - input.spec.lateness, NEVER))
         return max(least, manifest.frontier)
 
-    def finish(self, base: EpochStart, receipts: Iterable[Receipt], *, feed: Feed | None = None) -> Committed:
+    def finish(self, start: EpochStart, receipts: Iterable[Receipt], *, feed: Feed | None = None) -> Committed:
         """Publish an epoch, of one receipt a task.  O(receipts + files of the state).
 
         Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for those of others, `StateRefused` when files are
@@ -242,22 +238,22 @@ class EpochDriver:
         `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
         """
         began = perf_counter_ns()
-        if base is not self._base and base != self._base:
+        if start is not self._start and start != self._start:
             raise SpecError(
-                f"finish epoch {base.epoch}",
+                f"finish epoch {start.epoch}",
                 "it was not begun, or another was begun since",
                 "begin it, and give what that returns",
             )
         feed = self._feed if feed is None else feed
         if feed != self._feed:
-            raise SpecError(f"finish epoch {base.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
-        whole = gather(receipts, base.digest, self.cut.stages, self.partitions)
-        look(self.cut, whole.taken, folder=self.log.outputs.sink is not None)
-        live = self.live.after(self.log.manifest_log.store, whole.taken)
-        look_for(self.log.manifest_log.store, self.log.outputs.sink, base.epoch, whole, set(self.live.inventories))
-        call = self._call(base, whole)
+            raise SpecError(f"finish epoch {start.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
+        taken, whole = gather(receipts, start.digest, self.cut.stages, self.partitions)
+        look(self.cut, taken, folder=self.log.outputs.sink is not None)
+        live = self.live.after(self.log.manifest_log.store, taken)
+        look_for(self.log.manifest_log.store, self.log.outputs.sink, start.epoch, taken, set(self.live.inventories))
+        call = self._call(start, whole)
         manifest = self.manifest
-        kept = self.log.receipts(Epoch(base.epoch, (call,), None if feed is None else feed.batch))
+        kept = self.log.receipts(Epoch(start.epoch, (call,), None if feed is None else feed.batch))
         if feeds.begins_anew(manifest.feed, feed):  # then batch numbers of another query mean nothing
             kept = (*(replace(each, batch=None) for each in kept[:-1]), kept[-1])
         self.log.publish(
@@ -268,22 +264,24 @@ class EpochDriver:
             frontier=whole.frontier,
             last=whole.last,
             since=max(whole.since, manifest.since),
-            spread=self.partitions,
+            partitions=self.partitions,
             horizons=greatest((manifest.horizons, whole.horizons)),
             greatest=greatest((manifest.greatest, whole.greatest)),
             feed=feeds.bound(manifest.feed, feed),
-            fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, base.epoch),
+            fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
         )
-        self.live, self._base = live, None
+        self.live, self._start = live, None
         self.log.finish(APART)
-        figures = whole.figures | {"tasks": len(whole.taken), "commit": (perf_counter_ns() - began) // 1000}
-        return Committed(base.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False)
+        figures = whole.figures | {"tasks": len(taken), "commit": (perf_counter_ns() - began) // 1000}
+        return Committed(
+            start.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False
+        )
 
-    def _call(self, base: EpochStart, whole: Gathered) -> Call:
+    def _call(self, start: EpochStart, whole: Contribution) -> Call:
         """What is kept of it."""
         kind: Kind = "push" if self.flow.holds_back else "step"
-        time = 0 if self.flow.holds_back else base.time
-        if base.closes:
+        time = 0 if self.flow.holds_back else start.time
+        if start.closes:
             kind, time = "advance_to", CLOSED
         digest = call_digest(kind, time, whole.rows, whole.digests)
         figures = whole.figures | {f"{ROWS}{name}": n for name, n in whole.rows.items()}

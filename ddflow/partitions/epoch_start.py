@@ -1,18 +1,16 @@
-"""A base: what the tasks of an epoch start from, as one plain value that travels with them.
+"""The start of an epoch: what the tasks of an epoch start from, as one plain value that travels with them.
 
-Invariant: two tasks with equal bases start from the same version of the same state and stamp the same times, whenever
+Invariant: two tasks with equal starts begin from the same version of the same state and stamp the same times, whenever
 and wherever they run, first or again. A task may be run twice, long after, or where another folder is mounted under
-the same name; so a base says which manifest it means by number and by digest, and every time that a step depends on is
+the same name; so it says which manifest it means by number and by digest, and every time that a step depends on is
 in it and is never asked for. It holds no rows and does nothing.
 
->>> base = EpochStart(store="s3://shop/orders", trust="owner", number=3, digest="0" * 32, epoch=4, partitions=2,
+>>> start = EpochStart(store="s3://shop/orders", trust="owner", number=3, digest="0" * 32, epoch=4, partitions=2,
 ...             secret=(1, 2), frontier=7, last=6, since=6, time=7, to=7, horizons={}, inventories=(), folder=None,
 ...             retain=0, memory=None)
->>> base.closes, base._replace(to=2**63 - 1).closes
+>>> start.closes, start._replace(to=2**63 - 1).closes
 (False, True)
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple

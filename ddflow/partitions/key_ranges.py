@@ -7,8 +7,6 @@ Partitions are equal ranges of a word of 32 bits, rounded down, so neighbours ma
 ([0, 1], [1], 1)
 """
 
-from __future__ import annotations
-
 
 def bounds(number: int, partitions: int) -> tuple[int, int]:
     """The least and the greatest mixed word (`ddflow.columns.hashing.mixed`) of the identities of a partition.  Pure.

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 from ddflow.connectors.protocol import Fragment, Sink
 from ddflow.errors import CorruptState, ReceiptsDisagree, StateRefused
-from ddflow.partitions.merged_receipts import Gathered
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
 from ddflow.storage.naming import inside, names_in
@@ -130,8 +129,7 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
     """
     inputs = set(cut.flow.inputs)
     for each in taken:
-        named = {*each.rows, *each.greatest, *each.horizons}
-        wrong = sorted(named - (inputs if each.stage == 0 else set()))
+        wrong = sorted({*each.rows, *each.greatest, *each.horizons} - (inputs if each.stage == 0 else set()))
         wrong += sorted(set(each.outputs) - set(cut.outputs[each.stage]))
         wrong += sorted({name for name, n in each.rows.items() if n} - set(each.digests))
         wrong += [blob.name for output in each.outputs.values() for blob in output.blobs if inside(blob) == folder]
@@ -139,21 +137,21 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
             raise CorruptState(
                 f"the receipt of partition {each.number} on stage {each.stage}",
                 f"it tells of {', '.join(wrong[:MOST])}, where the plan has no such thing",
-                "run all tasks with the flow and the base that the coordinator has",
+                "run all tasks with the flow and the epoch start that the coordinator has",
             )
 
 
-def look_for(store: Store, sink: Sink | None, epoch: int, whole: Gathered, known: set[Blob]) -> None:
+def look_for(store: Store, sink: Sink | None, epoch: int, taken: Sequence[Receipt], known: set[Blob]) -> None:
     """Raise `StateRefused` unless all files that are new are there, as long as their receipts say.  O(those).
 
     Their bytes are compared by whoever reads them.  Raises what the store raises.
     """
-    new = {blob for each in whole.taken for blob in each.files() if inside(blob)} - known
+    new = {blob for each in taken for blob in each.files() if inside(blob)} - known
     there: dict[str, int | None] = {**store.sizes([blob.name for blob in new])}
     if sink is not None:
-        for name, output in whole.outputs.items():
-            new |= set(output.blobs)
-            there |= {blob.name: sink.size(epoch, Fragment(name, blob)) for blob in output.blobs}
+        shown = {Fragment(name, b) for each in taken for name, output in each.outputs.items() for b in output.blobs}
+        new |= {each.blob for each in shown}
+        there |= {each.blob.name: sink.size(epoch, each) for each in shown}
     wrong = sorted(blob for blob in new if there.get(blob.name) != blob.length)
     if wrong:
         first = wrong[0]

@@ -1,16 +1,18 @@
 """What the receipts of an epoch add up to.
 
-Invariant: there is one receipt for every stage and partition, all of one base, and what they add up to does not depend
-on how many partitions there were, in which order tasks were done, nor on which of two attempts at a task was taken. A
-scheduler runs tasks again when it likes, so two receipts of one task are no error as long as they say the same of the
-same rows, and the first is taken; when they do not, something in the plan is no function of its rows, and either would
-be wrong for somebody. It reads no files and publishes nothing.
+Invariant: there is one receipt for every stage and partition, all of one epoch start, and what they add up to does not
+depend on how many partitions there were, in which order tasks were done, nor on which of two attempts at a task was
+taken. A scheduler runs tasks again when it likes, so two receipts of one task are no error as long as they say the same
+of the same rows, and the first is taken; when they do not, something in the plan is no function of its rows, and either
+would be wrong for somebody. It reads no files and publishes nothing.
 
 >>> def receipt(number, rows):
 ...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))
-...     return Receipt(0, number, "b" * 32, file.name[:16], file, {}, {"orders": rows}, {"orders": "01" * 16},
-...                    {"applied": rows}, {}, {}, 8, 7, 7, (), (), "", {"step": 5, "memory": 70})
->>> whole = gather([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
+...     return Receipt(stage=0, number=number, base="b" * 32, nonce=file.name[:16], inventory=file, outputs={},
+...                    rows={"orders": rows}, digests={"orders": "01" * 16}, counts={"applied": rows}, greatest={},
+...                    horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="",
+...                    figures={"step": 5, "memory": 70})
+>>> _, whole = gather([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
 >>> whole.rows, whole.counts, whole.frontier, whole.figures
 ({'orders': 5}, {'applied': 5}, 8, {'step': 10, 'memory': 70})
 >>> gather([receipt(1, 2)], "b" * 32, stages=1, partitions=3)
@@ -19,17 +21,16 @@ Traceback (most recent call last):
 ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 3 partitions: there is no receipt of partitions [0, ...
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import xxhash
 
+from ddflow.dataflow.inflow import add
 from ddflow.errors import MissingReceipts, ReceiptsDisagree, SpecError
 from ddflow.partitions.chunks import added
-from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.receipt import Contribution, Receipt
 from ddflow.storage.epochs import Output
 from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER
@@ -42,44 +43,29 @@ _NOT_ADDED: Final = ("memory",)
 """Figures of which the greatest is told, and no sum."""
 
 
-class Gathered(NamedTuple):
-    """What all tasks of an epoch did: ``taken``, one receipt each, stage by stage; the rest as in `Receipt`."""
+def gather(
+    receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int
+) -> tuple[tuple[Receipt, ...], Contribution]:
+    """One receipt a task, stage by stage, and what they add up to.  O(receipts).
 
-    taken: tuple[Receipt, ...]
-    rows: dict[str, int]
-    digests: dict[str, str]
-    counts: dict[str, int]
-    outputs: dict[str, Output]
-    greatest: dict[str, int]
-    horizons: dict[str, int]
-    frontier: int
-    last: int
-    since: int
-    figures: dict[str, int]
-
-
-def gather(receipts: Iterable[Receipt], base: str, stages: int, partitions: int) -> Gathered:
-    """Take one receipt a stage and partition, and add them up.  O(receipts).
-
-    ``base``: the digest of the manifest that all must have started from.  Raises `MissingReceipts`, naming partitions;
-    `ReceiptsDisagree`; `SpecError` for a receipt of another epoch or plan.
+    ``started_from``: the digest of the manifest that all must have started from.  Raises `MissingReceipts`, naming
+    partitions; `ReceiptsDisagree`; `SpecError` for a receipt of another epoch or plan.
     """
-    taken = _taken(receipts, base, stages, partitions)
+    taken = _taken(receipts, started_from, stages, partitions)
     frontiers = {each.frontier: each for each in taken}
     if len(frontiers) > 1:
         first, second = list(frontiers.values())[:2]
         raise ReceiptsDisagree(
             "commit an epoch",
             f"{_task(first)} closed to {first.frontier}, {_task(second)} to {second.frontier}",
-            "give all tasks of an epoch the same base",
+            "give all tasks of an epoch the same epoch start",
         )
     files, rows = defaultdict[str, list[Blob]](list), defaultdict[str, int](int)
     for each in taken:
         for name, output in each.outputs.items():
             files[name] += output.blobs
             rows[name] += output.rows
-    return Gathered(
-        taken,
+    return taken, Contribution(
         rows=_sums(each.rows for each in taken),
         digests=summed(each.digests for each in taken),
         counts=_sums(each.counts for each in taken),
@@ -123,19 +109,21 @@ def greatest(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return out
 
 
-def _taken(receipts: Iterable[Receipt], base: str, stages: int, partitions: int) -> tuple[Receipt, ...]:
+def _taken(receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int) -> tuple[Receipt, ...]:
     """One a task, in their order."""
     taken: dict[tuple[int, int], Receipt] = {}
     asked = f"commit an epoch of {stages} stages and {partitions} partitions"
     for each in receipts:
-        if each.base != base:
+        if each.started_from != started_from:
             raise SpecError(
                 asked,
-                f"{_task(each)} started from the manifest with digest {each.base}, not from {base}",
-                "it is of another epoch: give the receipts of this base's tasks",
+                f"{_task(each)} started from the manifest with digest {each.started_from}, not from {started_from}",
+                "it is of another epoch: give the receipts of the tasks of this epoch start",
             )
         if not (each.stage < stages and each.number < partitions):
-            raise SpecError(asked, f"there is a receipt of {_task(each)}", "give tasks the flow that the base is of")
+            raise SpecError(
+                asked, f"there is a receipt of {_task(each)}", "give tasks the flow that the epoch start is of"
+            )
         first = taken.setdefault((each.stage, each.number), each)
         if first is not each and first.content != each.content:
             differs = [name for name, value in first.content.items() if value != each.content[name]]
@@ -162,11 +150,10 @@ def _task(receipt: Receipt) -> str:
 
 
 def _sums(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    out: defaultdict[str, int] = defaultdict(int)
+    out: dict[str, int] = {}
     for numbers in each:
-        for name, number in numbers.items():
-            out[name] += number
-    return dict(out)
+        add(out, numbers)
+    return out
 
 
 def _figures(each: Iterable[Mapping[str, int]]) -> dict[str, int]:

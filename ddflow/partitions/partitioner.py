@@ -16,8 +16,6 @@ themselves, the partition and offset of a Kafka topic. Keys, orders and times ar
 [(0, 2, 1), (1, 0, 3)]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -30,9 +28,9 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
-from ddflow.partitions.chunks import Origin, chunk_schema, held, pack, row_hashes, sliced
+from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, row_hashes, sliced
 from ddflow.plan.bind import Bound
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 
 Restore = Callable[[pa.Table], pa.Table]
 KAFKA: Final = ("partition", "offset")
@@ -43,7 +41,7 @@ TOPIC: Final = "topic"
 class Partitioner:
     """``input``: its name in the flow.  ``columns``: the declared ones that the rows have, as `columns_there` tells
     them (None: all, and those that rows lack are null).  ``chunk_rows``, ``chunk_bytes``: what is packed together (see
-    `packing.held`); four copies of it are in memory at most.  ``restore``: makes the flow's types of those that rows
+    `chunk_limits`); four copies of it are in memory at most.  ``restore``: makes the flow's types of those that rows
     travelled in before.
 
     It holds no rows between calls, and may be called any number of times.
@@ -66,7 +64,7 @@ class Partitioner:
         self.declared, self.schema = bound.schema, chunk_schema(bound.schema, columns)
         self.keys, self.required = bound.key_schema, bound.required
         self.partitions, self.secret, self.restore = partitions, secret, restore
-        rows, size = held(partitions)
+        rows, size = chunk_limits(partitions)
         self.chunk_rows, self.chunk_bytes = chunk_rows or rows, chunk_bytes or size
 
     def __call__(self, batches: Iterable[pa.RecordBatch], origin: int) -> Iterator[pa.RecordBatch]:

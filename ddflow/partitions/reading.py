@@ -15,8 +15,6 @@ was swept away meanwhile is `SnapshotExpired`, never another one. Nothing is wri
 (ByPartition(stage=0, by=('id',)), ByPartition(stage=1, by=('city',)), None)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import product
@@ -41,8 +39,8 @@ from ddflow.partitions.stage_graph import StageGraph
 from ddflow.partitions.stages import cut, placed
 from ddflow.partitions.version import Version, gone
 from ddflow.plan.codec import node_ids
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.naming import names_in
@@ -93,9 +91,8 @@ def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], mani
         return []
     # Scalars as they are: Python has no date before the year 1.
     columns = [pa.concat_arrays([pa.repeat(key[i], 1) for key in keys]) for i in range(len(by))]
-    table = pa.Table.from_arrays(columns, names=list(by))
-    high, _ = identities(table, Secret(*manifest.secret), len(keys))
-    return sorted({int(number) for number in partition_of(high, manifest.spread)})
+    high, _ = identities(pa.Table.from_arrays(columns, names=list(by)), Secret(*manifest.secret), len(keys))
+    return sorted({int(number) for number in partition_of(high, manifest.partitions)})
 
 
 class Share(Reading):
@@ -105,7 +102,7 @@ class Share(Reading):
     """
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan, stage: int, number: int) -> None:
-        stored = StoredInventory.read(store, manifest.partitions[stage * manifest.spread + number])
+        stored = StoredInventory.read(store, manifest.inventories[stage * manifest.partitions + number])
         store.ahead(names_in(stored.data))
         graph = StageGraph(cut(flow), stage, Secret(*manifest.secret))
         super().__init__(Dataflow(flow, graph, Budget(None, None)))
@@ -114,8 +111,8 @@ class Share(Reading):
             raise CorruptState(stored.what, f"it lacks the operators {missing}", MEND)
         fill_version(self.dataflow, manifest, [stored], BatchStore(store))
         for upsert in graph.upserts.values():
-            if (odd := misplaced(upsert.arranged, number, manifest.spread)) is not None:
-                raise CorruptState(stored.what, f"partition {number} of {manifest.spread} has a key of {odd}", MEND)
+            if (odd := misplaced(upsert.arranged, number, manifest.partitions)) is not None:
+                raise CorruptState(stored.what, f"partition {number} of {manifest.partitions} has a key of {odd}", MEND)
 
 
 def read_updates(

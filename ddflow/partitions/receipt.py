@@ -1,14 +1,14 @@
 """A receipt: what a task did, for the driver to take or to leave.
 
 Invariant: what `Receipt.from_json` gives is of the types and within the ranges that a receipt has, and names files that
-its own writer put, or its base had; two receipts of the same rows agree in `Receipt.content`, whoever wrote them. A
-task may be run twice, speculatively or again, and both may be told; their files differ in name and length (merges
-depend on what is kept in memory), so what they must agree in is what the rows made of them, and nothing else. It
-travels as a value of one row, through a shuffle that others could write to, so it is read with suspicion. It does not
-look whether files are there (``commit``).
+its own writer put, or its epoch start had; two receipts of the same rows agree in `Receipt.content`, whoever wrote
+them. A task may be run twice, speculatively or again, and both may be told; their files differ in name and length
+(merges depend on what is kept in memory), so what they must agree in is what the rows made of them, and nothing else.
+It travels as a value of one row, through a shuffle that others could write to, so it is read with suspicion. It does
+not look whether files are there (``commit``).
 
 >>> blob = Blob("00ff00ff00ff00ff-1.json", 40, bytes(16))
->>> receipt = Receipt(stage=0, number=3, base="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, outputs={},
+>>> receipt = Receipt(stage=0, number=3, started_from="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, outputs={},
 ...                   rows={"orders": 2}, digests={"orders": "01" * 16}, counts={"applied": 2}, greatest={},
 ...                   horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="", figures={"step": 900})
 >>> Receipt.from_json(receipt.to_json(), "a task") == receipt
@@ -48,23 +48,15 @@ STAGES: Final = 1 << 10
 """The greatest number of stages that a receipt may be of."""
 
 
-class Receipt(Strict, frozen=True):
-    """What the task of a ``stage`` and partition ``number`` did.
+class Contribution(Strict, frozen=True, kw_only=True):
+    """What a task gave to an epoch, or all tasks together.
 
-    ``base``: digest of the manifest that it started from.  ``nonce``: of the writer of its files, "" where it wrote
-    none.  ``inventory``: of what it holds now.  ``outputs``: what outputs gained, where not empty, a file each.
-    ``rows``, ``digests``: of the rows that came, by input; order-free, 32 hex digits.  ``counts``: events by verdict.
-    ``greatest``: by input, the greatest event time ever, hold-back mode.  ``horizons``: by input whose keys expire,
-    the greatest order so far.  ``frontier``, ``last``, ``since``: after it.  ``added``: files that the inventory names
-    and its base's did not; ``gone``: names of which the reverse is true.  ``sent``: of the sums passed on, order-free,
-    "" for none.  ``figures``: microseconds and bytes.
+    ``outputs``: what outputs gained, where not empty.  ``rows``, ``digests``: of the rows that came, by input;
+    order-free, 32 hex digits.  ``counts``: events by verdict.  ``greatest``: by input, the greatest event time ever,
+    hold-back mode.  ``horizons``: by input whose keys expire, the greatest order so far.  ``frontier``, ``last``,
+    ``since``: after it.  ``figures``: microseconds and bytes.
     """
 
-    stage: Annotated[int, Meta(ge=0, lt=STAGES)]
-    number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
-    base: Hex
-    nonce: NonceOrNone
-    inventory: Blob
     outputs: dict[str, Output]
     rows: dict[str, Natural]
     digests: dict[str, Hex]
@@ -74,10 +66,26 @@ class Receipt(Strict, frozen=True):
     frontier: Instant
     last: Instant
     since: Instant
+    figures: dict[str, Natural]
+
+
+class Receipt(Contribution, frozen=True, kw_only=True):
+    """What the task of a ``stage`` and partition ``number`` did.
+
+    ``started_from``: digest of the manifest of its epoch start.  ``nonce``: of the writer of its files, "" where it
+    wrote none.  ``inventory``: of what it holds now.  ``outputs``: a file each.  ``added``: files that the inventory
+    names and that of its epoch start did not; ``gone``: names of which the reverse is true.  ``sent``: of the sums
+    passed on, order-free, "" for none.
+    """
+
+    stage: Annotated[int, Meta(ge=0, lt=STAGES)]
+    number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
+    started_from: Hex
+    nonce: NonceOrNone
+    inventory: Blob
     added: tuple[Blob, ...]
     gone: tuple[FileName, ...]
     sent: HexOrNone
-    figures: dict[str, Natural]
 
     @property
     def content(self) -> dict[str, Any]:

@@ -40,8 +40,8 @@ from ddflow.partitions.live_files import by_level
 from ddflow.partitions.rescale_task import Move, Moved, task
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.collection import Plan
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
@@ -77,7 +77,7 @@ class Rescaler:
 
     def __init__(self, store: Store, manifest_log: ManifestLog, cut: Stages, move: Move) -> None:
         self.store, self.manifest_log, self.cut, self.move, self.made = store, manifest_log, cut, move, list[Moved]()
-        there = move.base.partitions != move.partitions and bool(manifest_log.manifest.partitions)
+        there = move.start.partitions != move.partitions and bool(manifest_log.manifest.inventories)
         stages = range(cut.stages if there else 0)
         self.tasks = [(stage, number) for stage in stages for number in range(move.partitions)]
         self.publishing = False
@@ -143,7 +143,7 @@ class Rescaler:
         figures = Rescaled(
             manifest.epoch,
             manifest.number,
-            manifest.spread,
+            manifest.partitions,
             move.partitions,
             self.cut.stages,
             sum(each.versions for each in taken),
@@ -151,15 +151,15 @@ class Rescaler:
             0,
             0,
         )
-        if manifest.spread == move.partitions:
+        if manifest.partitions == move.partitions:
             return figures
         self._look(taken)
         parts, names = [each.inventory for each in taken], {b.name for each in taken for b in each.added}
         if move.partitions == 1 and len(parts) > 1:
             parts = [self._joined(parts)]
         names |= names_inside(manifest.outputs())
-        new = replace(manifest, spread=move.partitions, horizons=move.horizons, greatest=move.greatest)
-        note = f"rescale {manifest.spread} -> {move.partitions}"
+        new = replace(manifest, partitions=move.partitions, horizons=move.horizons, greatest=move.greatest)
+        note = f"rescale {manifest.partitions} -> {move.partitions}"
         try:
             self.manifest_log.check_newest()
             self.publishing = True
@@ -228,13 +228,13 @@ def _plan(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
 
 def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust: str, memory: int | None) -> Move:
     """What tasks start from."""
-    base = EpochStart(
+    start = EpochStart(
         store=store if isinstance(store, MemoryStore) else store.where,
         trust=trust,
         number=manifest.number,
         digest=digest(store.manifest(manifest.number)),
         epoch=manifest.epoch,
-        partitions=manifest.spread,
+        partitions=manifest.partitions,
         secret=manifest.secret,
         frontier=manifest.frontier,
         last=manifest.last,
@@ -242,15 +242,15 @@ def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust
         time=manifest.last,
         to=manifest.frontier,
         horizons={},
-        inventories=by_level(store.where, manifest.partitions, plan.stages, manifest.spread),
+        inventories=by_level(store.where, manifest.inventories, plan.stages, manifest.partitions),
         folder=manifest.folder,
         retain=0,
         memory=memory,
     )
     horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
-    if manifest.spread == 1 and base.inventories:
-        for name, each in StoredInventory.read(store, base.inventories[0][0]).of.inputs.items():
+    if manifest.partitions == 1 and start.inventories:
+        for name, each in StoredInventory.read(store, start.inventories[0][0]).of.inputs.items():
             greatest[name] = max(greatest.get(name, NEVER), each.greatest)
             if each.horizon is not None:
                 horizons[name] = max(horizons.get(name, NEVER), each.horizon)
-    return Move(base, partitions, horizons, greatest)
+    return Move(start, partitions, horizons, greatest)

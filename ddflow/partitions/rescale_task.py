@@ -37,18 +37,20 @@ from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, identities, p
 from ddflow.columns.rows import gather
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.inflow import add
 from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Running
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.key_ranges import first_of, overlapping
 from ddflow.partitions.receipt import AGAIN, STAGES
 from ddflow.partitions.stages import Stages, placed
 from ddflow.plan.codec import node_ids
-from ddflow.plan.collection import Collection, Columns, Input
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.plan import Input
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import MEND, Natural, Strict, decoded, encoded
 from ddflow.storage.manifest import PARTITIONS
@@ -71,10 +73,10 @@ CHUNK: Final = 1 << 20
 class Move(NamedTuple):
     """What all tasks of a rescaling start from; it can be pickled, unless its store is in memory.
 
-    ``base``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by input, the
+    ``start``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by input, the
     greatest order where keys expire, and event time, of all partitions."""
 
-    base: EpochStart
+    start: EpochStart
     partitions: int
     horizons: Mapping[str, int]
     greatest: Mapping[str, int]
@@ -106,13 +108,13 @@ _DECODER: Final = Decoder(Moved)
 
 
 def task(cut: Stages, move: Move, stage: int, number: int, store: Store | None = None) -> Moved:
-    """Make one partition of a stage.  O(bytes of the share of it), in memory that of a piece, or of ``base.memory``.
+    """Make one partition of a stage.  O(bytes of the share of it), in memory that of a piece, or of ``start.memory``.
 
     ``store``: the state's, where it is open here.  Raises `StateRefused` where it cannot be seen, `CorruptState`,
     `StorageFull`, `StorageFailed`; what was written is deleted then.
     """
     began = perf_counter_ns()
-    own = move.base.version.opened("rescale", readonly=False) if store is None else store
+    own = move.start.version.opened("rescale", readonly=False) if store is None else store
     try:
         made = _Task(cut, move, stage, number, own).made()
         if store is None:
@@ -127,18 +129,18 @@ def task(cut: Stages, move: Move, stage: int, number: int, store: Store | None =
 class _Task:
     def __init__(self, cut: Stages, move: Move, stage: int, number: int, store: Store) -> None:
         self.cut, self.move, self.stage, self.number = cut, move, stage, number
-        self.store, self.batch_store, self.secret = store, BatchStore(store), Secret(*move.base.secret)
-        self.home = None if move.base.memory is None else self.batch_store
+        self.store, self.batch_store, self.secret = store, BatchStore(store), Secret(*move.start.secret)
+        self.home = None if move.start.memory is None else self.batch_store
         self.added: list[Blob] = []
         self.versions = 0
         # What is written is deleted when nobody refers to it, until it is known to be of use.
         self._held: list[Any] = []
-        before = move.base.partitions
+        before = move.start.partitions
         self.old = {
-            n: StoredInventory.read(store, move.base.inventories[stage][n])
+            n: StoredInventory.read(store, move.start.inventories[stage][n])
             for n in overlapping(number, move.partitions, before)
         }
-        self.held = Inventories(list(self.old.values()), len(self.old))
+        self.inventories = Inventories(list(self.old.values()), len(self.old))
         self.first_share = {n for n in self.old if first_of(n, before, move.partitions) == number}
 
     def made(self) -> Moved:
@@ -148,8 +150,7 @@ class _Task:
             inputs[name], batcher = self._input(name, input)
             waiting += len(batcher)
         for n in sorted(self.first_share) if self.stage == 0 else ():
-            for name, resolved in self.old[n].of.totals.items():
-                totals[name] = totals.get(name, 0) + resolved
+            add(totals, self.old[n].of.totals)
         ids, places = node_ids(self.cut.flow), placed(self.cut.flow)
         operators = {
             ids[node]: OperatorRecord(self._operator(node, ids[node], places[node].by or ()))
@@ -171,7 +172,7 @@ class _Task:
                 upsert.expiring.horizons.greatest = horizon
             return upsert.arranged, upsert.rehashed
 
-        records = dict(zip(self.old, self._found(name, self.held.input(name)), strict=True))
+        records = dict(zip(self.old, self._found(name, self.inventories.input(name)), strict=True))
         batcher, arrived = self._pending(input, records)
         rows = self._joined([(f"{what}, rows", each.rows) for what, each in records.values()], fresh)
         runs = pending.take(batcher, self.batch_store)
@@ -183,12 +184,12 @@ class _Task:
 
     def _found(self, name: str, found: list[T]) -> list[T]:
         if not found:
-            raise CorruptState(self.held.stored[0].what, f"it has no {name!r}, which the plan has", MEND)
+            raise CorruptState(self.inventories.stored[0].what, f"it has no {name!r}, which the plan has", MEND)
         return found
 
     def _pending(self, input: Input, records: Mapping[int, tuple[str, InputRecord]]) -> tuple[Batcher, int]:
         """The pending events of this partition, and how many came: those, and the resolved ones that it stands for."""
-        schema, memory = input.bound.event_schema, self.move.base.memory
+        schema, memory = input.bound.event_schema, self.move.start.memory
         old = {
             n: pending.restore(each.runs, what, schema, self.batch_store, True, self.home)
             for n, (what, each) in records.items()
@@ -207,14 +208,14 @@ class _Task:
             arrived += order.size
         return out, arrived
 
-    def _mine(self, input: Input, sealed: Sealed) -> Ints:
+    def _mine(self, input: Input, events: Events) -> Ints:
         """The places of the events whose keys are of this partition."""
-        high, _ = RowHashes(input.bound.key_schema, self.secret).of(sealed.events)
+        high, _ = RowHashes(input.bound.key_schema, self.secret).of(events.rows)
         return self._rows(high)
 
     def _operator(self, node: Collection, name: str, by: Columns) -> list[ArrangementRecord]:
         """An operator's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""
-        records = [(what, each.arrangements) for what, each in self._found(name, self.held.operator(name))]
+        records = [(what, each.arrangements) for what, each in self._found(name, self.inventories.operator(name))]
         context = Context(self.secret, self.cut.flow.time_type, frozenset(node.schema.names))
 
         def joined(number: int) -> ArrangementRecord:
@@ -261,13 +262,13 @@ class _Task:
 
     def _pieces(self, old: Arrangement, new: Arrangement, keys: pa.Schema | None) -> Iterator[Batch]:
         """What is taken of all there is, merged, some identities at a time; counted for the new arrangement."""
-        memory, batches, partitions = self.move.base.memory, old.slots.batches, self.move.partitions
+        memory, batches, partitions = self.move.start.memory, old.slots.batches, self.move.partitions
         if memory is not None and batches:
             width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
             old.piece = min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
         if keys is None:
             # What is looked at is more than what is taken, and files should not become smaller for that.
-            old.piece *= max(partitions // self.move.base.partitions, 1)
+            old.piece *= max(partitions // self.move.start.partitions, 1)
         for parts in old.ranges():
             some = None
             if keys is None:
@@ -284,7 +285,7 @@ class _Task:
             live = picked.live != 0
             live_added = int((live & last).sum())
             new.keys = new.keys + live_added
-            new.buried += int(last.sum()) - live_added if new.keeps else 0
+            new.tombstones_counted += int(last.sum()) - live_added if new.keeps else 0
             latest = int(picked.time.max())
             new.latest = max(new.latest, latest)
             if latest <= old.since:
@@ -307,8 +308,7 @@ class _Task:
         """bool[m]: which versions are of this partition by their rows' ``keys``.
 
         A deletion's row may be filler, so what a live version of the same key says holds for all."""
-        rows = gather(old.slots.pool, picked.references, keys)
-        high, _ = identities(rows, self.secret, picked.high.size)
+        high, _ = identities(gather(old.slots.pool, picked.references, keys), self.secret, picked.high.size)
         mine, first = partition_of(high, self.move.partitions) == self.number, starts(picked.high, picked.low)
         of, live = np.cumsum(first) - 1, picked.live != 0
         decided = mine[first]
@@ -325,8 +325,8 @@ class _Task:
         return part
 
 
-def _taken(sealed: Sealed, rows: Ints, arrival: Ints) -> Sealed:
+def _taken(events: Events, rows: Ints, arrival: Ints) -> Events:
     """Some events, with other numbers."""
-    times = sealed.times[rows]
-    original = times if sealed.original is sealed.times else sealed.original[rows]
-    return Sealed(sealed.events.take(pa.array(rows)), times, original, arrival)
+    times = events.times[rows]
+    original = times if events.original is events.times else events.original[rows]
+    return Events(events.rows.take(pa.array(rows)), times, original, arrival)

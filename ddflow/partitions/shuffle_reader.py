@@ -24,8 +24,6 @@ stage passes through. It resolves nothing, and knows rows only by their columns 
 ({'orders': 3}, [3, 1, 2])
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple, cast
@@ -98,7 +96,7 @@ class ShuffleReader(Closing):
         }
         self.rows: dict[str, int] = {}
         self.receipts: list[bytes] = []
-        self.held = self.spilled = 0
+        self.bytes_resident = self.spilled = 0
         self._digests: dict[str, bytes] = {}
         self._chunks: dict[int, list[Chunk]] = {}
         self._payloads: list[pa.Array] = []
@@ -123,8 +121,8 @@ class ShuffleReader(Closing):
         here = [i for i, given in enumerate(payload.is_valid().to_pylist()) if given and what[i] is not None]
         self._check(to, {what[i] for i in here})
         self._payloads.append(payload)
-        self.held += batch.nbytes
-        if self.most is not None and self.held > self.most:
+        self.bytes_resident += batch.nbytes
+        if self.most is not None and self.bytes_resident > self.most:
             self._spill()
         for i in here:
             number = what[i]
@@ -196,7 +194,7 @@ class ShuffleReader(Closing):
         payloads = (each.cast(pa.large_binary()) for each in self._payloads[self._mapped :])
         batches = (pa.RecordBatch.from_arrays([each], schema=_SCRATCH) for each in payloads)
         self._payloads[self._mapped :] = self._scratch.mapped(batches, _SCRATCH).column(0).chunks
-        self._mapped, self.held, self.spilled = len(self._payloads), 0, self.spilled + self.held
+        self._mapped, self.bytes_resident, self.spilled = len(self._payloads), 0, self.spilled + self.bytes_resident
 
     def _bytes(self, chunk: Chunk) -> pa.Buffer:
         """The payload of a chunk, where it lies."""

@@ -17,8 +17,6 @@ summed first, so that one update a row and time leaves a partition.
 [{'city': 'Bern', 'count': 3, '_time': 7, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -93,8 +91,7 @@ class StageComputation(Computation):
         node, by, schema = self.of.plan.nodes[exchange.of], list(exchange.by), exchange.schema
         pieces = []
         for piece in self._pieces(node):
-            n = piece.diffs.size
-            columns = [piece.rows.column(name) for name in by] or [pa.repeat(True, n)]
+            columns = [piece.rows.column(name) for name in by] or [pa.repeat(True, piece.diffs.size)]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
             made = consolidated(piece._replace(rows=rows), self.of.secret)
             pieces.append(self.buffer.keep(made) if self.many else made)
@@ -113,5 +110,4 @@ def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
 def _ranked(updates: Updates, times: Ints) -> Updates:
     """The same updates, ranked among more times."""
     places = np.searchsorted(times, updates.times).astype(np.int32)
-    ranks = places[updates.ranks] if updates.times.size else few()
-    return updates._replace(ranks=ranks, times=times)
+    return updates._replace(ranks=places[updates.ranks] if updates.times.size else few(), times=times)

@@ -16,8 +16,6 @@ was computed, nothing is written, and there is no receipt. It needs memory for a
 [{'name': 'zappa', 'count': 2, '_time': 0, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -54,7 +52,7 @@ def computed(cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums
     sides = SideOutputs(flow.side_outputs(), flow.time_type)
     time, released = None if flow.holds_back else TIME, {}
     for name in list(rows):
-        released[name] = Released.of(Admission(flow.inputs[name].bound).admit(rows.pop(name), NEVER, time).sealed)
+        released[name] = Released.of(Admission(flow.inputs[name].bound).admit(rows.pop(name), NEVER, time).events)
     graph.came = {n: as_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
     stepped = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
     sent = {number: table for number, table in graph.sent.items() if table.num_rows}

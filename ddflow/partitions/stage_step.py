@@ -1,11 +1,11 @@
 """A part: what one task holds of a state, one partition of one stage, and its share of an epoch.
 
-Invariant: a part changes nothing that anybody sees. It opens the inventory that its base names, takes in rows, writes
-files that no manifest names, and tells in a receipt what they are; a part that was run twice, or whose receipt nobody
-took, is as if it had never been. A part may be kept open from one epoch to the next, and whether that happens must not
-matter: what it holds is the inventory that it wrote last, by name (``at``), and whoever goes on with it compares that
-with what the next base says. All times come from the base, since the other parts have the same: no task knows what
-others were given.
+Invariant: a part changes nothing that anybody sees. It opens the inventory that its epoch start names, takes in rows,
+writes files that no manifest names, and tells in a receipt what they are; a part that was run twice, or whose receipt
+nobody took, is as if it had never been. A part may be kept open from one epoch to the next, and whether that happens
+must not matter: what it holds is the inventory that it wrote last, by name (``at``), and whoever goes on with it
+compares that with what the next epoch start says. All times come from the epoch start, since the other parts have the
+same: no task knows what others were given.
 
 >>> import os, tempfile, ddflow as dd
 >>> from ddflow.partitions.commit import EpochDriver
@@ -14,18 +14,16 @@ others were given.
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with tempfile.TemporaryDirectory() as place:
 ...     coordinator = EpochDriver.open(flow, os.path.join(place, "state"), partitions=1)
-...     base = coordinator.begin()
-...     part = StagePart(cut(flow), base, stage=0, number=0)
+...     start = coordinator.begin()
+...     part = StagePart(cut(flow), start, stage=0, number=0)
 ...     rows = pa.table({"id": [1, 2]}).to_reader()
-...     done = part.step(base, {"people": rows}, {}, {"people": 2}, {"people": "00" * 16})
-...     committed = coordinator.finish(base, [done.receipt])
+...     done = part.step(start, {"people": rows}, {}, {"people": 2}, {"people": "00" * 16})
+...     committed = coordinator.finish(start, [done.receipt])
 ...     part.close()
 ...     coordinator.close()
 >>> done.receipt.counts, done.receipt.outputs["people"].rows, committed.epoch
 ({'applied': 2}, 2, 1)
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter_ns
@@ -49,6 +47,7 @@ from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updat
 from ddflow.partitions.stages import Stages
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Output
 from ddflow.storage.naming import files_in
@@ -66,41 +65,38 @@ class PartDone(NamedTuple):
 class StagePart:
     """``at``: the name of the inventory that it holds, "" for none.  ``stage``, ``number``: which part it is."""
 
-    def __init__(self, cut: Stages, base: EpochStart, stage: int, number: int) -> None:
-        """Open what the base says that this part holds.  O(bytes of it); every file is verified.
+    def __init__(self, cut: Stages, start: EpochStart, stage: int, number: int) -> None:
+        """Open what the epoch start says that this part holds.  O(bytes of it); every file is verified.
 
         Raises `StateRefused` where the state cannot be seen from here, `CorruptState`, and what stores raise.
         """
         began = perf_counter_ns()
         self.cut, self.stage, self.number = cut, stage, number
-        store = base.version.opened("open a partition of", readonly=False)
-        try:
-            graph = StageGraph(cut, stage, Secret(*base.secret))
-            budget = Budget(None if base.memory is None else own(base.memory), None, store)
-            self.dataflow = Dataflow(cut.flow, graph, budget, retain=base.retain, step=StageComputation)
+        store = start.version.opened("open a partition of", readonly=False)
+        with on_failure(store.close):
+            graph = StageGraph(cut, stage, Secret(*start.secret))
+            budget = Budget(None if start.memory is None else own(start.memory), None, store)
+            self.dataflow = Dataflow(cut.flow, graph, budget, retain=start.retain, step=StageComputation)
             self.levelled, self.store, self.batch_store = (
                 graph,
                 store,
-                BatchStore(store, compresses=base.memory is None),
+                BatchStore(store, compresses=start.memory is None),
             )
             self.dataflow.budget.home = self.batch_store if self.dataflow.budget.spills else None
             for arranged in graph.arrangements.values():
                 arranged.slots.lasting = True
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
-            if base.inventories:
-                self._fill(base)
-        except BaseException:
-            store.close()
-            raise
+            if start.inventories:
+                self._fill(start)
         self.opened = (perf_counter_ns() - began) // 1000
 
-    def _fill(self, base: EpochStart) -> None:
+    def _fill(self, start: EpochStart) -> None:
         """Take up what the inventory says."""
-        blob = base.inventories[self.stage][self.number]
+        blob = start.inventories[self.stage][self.number]
         what, given, _ = StoredInventory.read(self.store, blob)
         own = _own(given, self.cut, self.stage)
         data = encoded(own)
-        self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
+        self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         recovery.fill(
             self.dataflow,
             [StoredInventory(what, own, data)],
@@ -118,7 +114,7 @@ class StagePart:
 
     def step(
         self,
-        base: EpochStart,
+        start: EpochStart,
         inputs: Mapping[str, Any],
         sums: Mapping[int, pa.Table],
         rows: Mapping[str, int],
@@ -131,15 +127,15 @@ class StagePart:
         part must then be closed, and what it wrote is garbage.
         """
         began = perf_counter_ns()
-        self.dataflow.frontier, self.dataflow.last, self.dataflow.since = base.frontier, base.last, base.since
+        self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         for name, upsert in self.dataflow.graph.upserts.items():
             if upsert.expiring is not None:
-                upsert.expiring.horizons.greatest = base.horizons.get(name)
-        step = self._events(base, inputs) if self.stage == 0 else self._sums(base, sums)
+                upsert.expiring.horizons.greatest = start.horizons.get(name)
+        step = self._events(start, inputs) if self.stage == 0 else self._sums(start, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
         self.levelled.came, self.levelled.sent = {}, {}
-        receipt = self._written(base, step)
+        receipt = self._written(start, step)
         receipt = replace(receipt, rows=dict(rows), digests=dict(digests), sent=_sent(sent, self.dataflow.secret))
         figures = {
             "open": self.opened,
@@ -151,15 +147,15 @@ class StagePart:
         self.opened = 0
         return PartDone(replace(receipt, figures=figures), sent)
 
-    def _events(self, base: EpochStart, inputs: Mapping[str, Any]) -> Step:
+    def _events(self, start: EpochStart, inputs: Mapping[str, Any]) -> Step:
         """Stage 0: rows of inputs."""
         if not self.dataflow.flow.holds_back:
-            return self.dataflow.step(self.dataflow.admit(inputs, base.time), base.time)
-        return self.dataflow.push(self.dataflow.admit(inputs, None), base.to)
+            return self.dataflow.step(self.dataflow.admit(inputs, start.time), start.time)
+        return self.dataflow.push(self.dataflow.admit(inputs, None), start.to)
 
-    def _sums(self, base: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
+    def _sums(self, start: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
         """Stages after it: sums that came together."""
-        frontier, last = (base.to, base.to - 1) if self.dataflow.flow.holds_back else (base.time + 1, base.time)
+        frontier, last = (start.to, start.to - 1) if self.dataflow.flow.holds_back else (start.time + 1, start.time)
         if frontier <= self.dataflow.frontier:
             return self.dataflow.take({}, None, self.dataflow.frontier, self.dataflow.last)
         came = {
@@ -172,10 +168,10 @@ class StagePart:
         self.levelled.came = {number: each for number, each in came.items() if each.diffs.size}
         return self.dataflow.take({}, self.dataflow.compute({}, last), frontier, last)
 
-    def _written(self, base: EpochStart, step: Step) -> Receipt:
+    def _written(self, start: EpochStart, step: Step) -> Receipt:
         """Write what is in no file yet; the receipt for all of it."""
         store, before = self.store, self.names
-        outputs = self._put(base, step)
+        outputs = self._put(start, step)
         data = encoded(_own(recovery.take(self.dataflow, self.batch_store), self.cut, self.stage))
         blob = store.put("json", lambda sink: sink.write(data))
         store.sync()
@@ -187,7 +183,7 @@ class StagePart:
         return Receipt(
             stage=self.stage,
             number=self.number,
-            base=base.digest,
+            started_from=start.digest,
             nonce=store.nonce,
             inventory=blob,
             outputs=outputs,
@@ -205,39 +201,39 @@ class StagePart:
             figures={},
         )
 
-    def _put(self, base: EpochStart, step: Step) -> dict[str, Output]:
+    def _put(self, start: EpochStart, step: Step) -> dict[str, Output]:
         """Write what the outputs of this stage gained."""
         here = {name: step[name] for name in self.cut.outputs[self.stage] if step[name].num_rows}
-        if base.folder is None:
+        if start.folder is None:
             self.sink = None
-        elif self.sink is None or self.sink.target != base.folder:  # one for all epochs, since it numbers its files
-            self.sink = open_sink(base.folder, self.store, base.trust)
+        elif self.sink is None or self.sink.target != start.folder:  # one for all epochs, since it numbers its files
+            self.sink = open_sink(start.folder, self.store, start.trust)
         out = {name: put(self.sink, self.batch_store, name, table) for name, table in here.items()}
         if self.sink is not None and out:
             self.sink.sync()
         return out
 
 
-def idle(cut: Stages, base: EpochStart, stage: int, number: int) -> Receipt | None:
+def idle(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | None:
     """The receipt of a part that has no rows and need not be opened for it; None where it must be.  O(1).
 
     Without rows nothing changes on later stages; nor on stage 0 in epoch mode, unless keys expire.
     """
     expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
-    if not base.inventories or (stage == 0 and (cut.flow.holds_back or expires)):
+    if not start.inventories or (stage == 0 and (cut.flow.holds_back or expires)):
         return None
-    if len({each[number].name for each in base.inventories}) < len(base.inventories):
+    if len({each[number].name for each in start.inventories}) < len(start.inventories):
         return None  # one engine's inventory is of all stages: each writes its own first
-    frontier, last = (base.to, base.to - 1) if cut.flow.holds_back else (base.time + 1, base.time)
-    if frontier in (CLOSED, base.frontier):
-        last = base.last
-    since = base.since if last <= NEVER + base.retain else max(base.since, last - base.retain)
+    frontier, last = (start.to, start.to - 1) if cut.flow.holds_back else (start.time + 1, start.time)
+    if frontier in (CLOSED, start.frontier):
+        last = start.last
+    since = start.since if last <= NEVER + start.retain else max(start.since, last - start.retain)
     return Receipt(
         stage=stage,
         number=number,
-        base=base.digest,
+        started_from=start.digest,
         nonce="",
-        inventory=base.inventories[stage][number],
+        inventory=start.inventories[stage][number],
         outputs={},
         rows={},
         digests={},

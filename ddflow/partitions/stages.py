@@ -17,8 +17,6 @@ stage 0: orders, filter; paid; sums 0 by [city]
 stage 1: sums 0 by [city]; count; by_city
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -27,7 +25,8 @@ import pyarrow as pa
 
 from ddflow.errors import SpecError
 from ddflow.plan.codec import behind
-from ddflow.plan.collection import Collection, Columns, Plan
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.plan import Plan
 
 ALL: Final = pa.schema({"all": pa.bool_()})
 """The columns of sums that are not by any: one that is true in all rows, for something must carry them."""

@@ -20,12 +20,11 @@ Traceback (most recent call last):
 ddflow.errors.StateRefused: read ... the driver's manifest 0 has digest another, the one there has ...; mount ...
 """
 
-from __future__ import annotations
-
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ddflow.errors import CorruptState, SnapshotExpired, StateRefused
+from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
@@ -45,7 +44,7 @@ class Version(NamedTuple):
     digest: str
 
     @classmethod
-    def of(cls, store: Store, manifest: Manifest, trust: str) -> Version:
+    def of(cls, store: Store, manifest: Manifest, trust: str) -> Self:
         """That of a manifest of a store.  O(bytes of the manifest)."""
         return cls(store.where, trust, manifest.number, digest(store.manifest(manifest.number)))
 
@@ -63,11 +62,8 @@ class Version(NamedTuple):
                 store = open_store(self.store, trust=self.trust, create=False, readonly=readonly)
             except StateRefused as error:
                 raise StateRefused(self._asked(what), error.found, REMEDY) from None
-        try:
+        with on_failure(store.close):
             self._compare(store, what)
-        except BaseException:
-            store.close()
-            raise
         return store
 
     def manifest(self, store: Store) -> Manifest:

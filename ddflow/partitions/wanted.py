@@ -9,8 +9,6 @@ Traceback (most recent call last):
 ddflow.errors.SpecError: partitions=0: that is not possible; give a whole number from 1 to 65536
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
@@ -64,7 +62,7 @@ class Wanted:
 
         Raises `SpecError` for another number of partitions than it has.
         """
-        if not manifest.partitions:  # it holds nothing yet
+        if not manifest.inventories:  # it holds nothing yet
             return
         new = [
             f"the {what} {names} are new"
@@ -79,8 +77,8 @@ class Wanted:
                 "new columns only: bring it to one partition (ddflow rescale), go on with flow.open for an "
                 "epoch, and come back; or make a new state of the log with ddflow migrate",
             )
-        if self.partitions not in (None, manifest.spread):
-            found = f"it has {manifest.spread}, and opening a state does not rewrite it"
+        if self.partitions not in (None, manifest.partitions):
+            found = f"it has {manifest.partitions}, and opening a state does not rewrite it"
             other = f"ddflow rescale {where} --partitions {self.partitions}, or on Spark spark_bridge.rescale"
             remedy = f"leave it out, or change it first: {other}"
             raise SpecError(f"open {where} with partitions={self.partitions}", found, remedy)

@@ -15,8 +15,6 @@ follows from all of them. It reads batches, keeps none, and resolves nothing.
 [1]
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -18,8 +18,6 @@ True
 "people.filter('id > 0').project(['city']).count(by=['city'])"
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +27,9 @@ import pyarrow as pa
 
 from ddflow.errors import CorruptState, cut
 from ddflow.plan.bind import Bound
-from ddflow.plan.collection import Collection, Input, Plan
+from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import Formulas, digest
+from ddflow.plan.plan import Input, Plan
 from ddflow.plan.record import Record
 from ddflow.plan.registry import operator
 

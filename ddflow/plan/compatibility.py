@@ -21,8 +21,6 @@ ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of input 
 open it with the plan that it was made by, or make a new state of the log with ddflow migrate
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -32,8 +30,8 @@ import pyarrow as pa
 
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.codec import describe, shown
-from ddflow.plan.collection import Input, Plan
 from ddflow.plan.merge.absent import same_function
+from ddflow.plan.plan import Input, Plan
 from ddflow.plan.rebuild import inputs, rebuild
 from ddflow.plan.record import Record
 from ddflow.plan.spec import Upsert

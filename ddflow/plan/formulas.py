@@ -10,8 +10,6 @@ stands beside it. It does not see what a function calls, nor objects that it hol
 (False, True)
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from types import CodeType, MethodType
@@ -103,5 +101,4 @@ def _value(value: Any) -> Any:
         return [_value(each) for each in value]
     if isinstance(value, frozenset):  # whose order differs from process to process
         return sorted(json.dumps(_value(each)) for each in value)
-    plain = isinstance(value, int | float | complex | str | bytes | None)
-    return repr(value) if plain else type(value).__qualname__
+    return repr(value) if isinstance(value, int | float | complex | str | bytes | None) else type(value).__qualname__

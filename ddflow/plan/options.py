@@ -20,8 +20,6 @@ Traceback (most recent call last):
 TypeError: Plan.open() got an unexpected keyword argument 'thread'
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

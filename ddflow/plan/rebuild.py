@@ -15,8 +15,6 @@ user's. A formula that is not SQL cannot be read back; nothing here is ever run 
 (Count(city string, count int64), True)
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json
@@ -31,11 +29,12 @@ from msgspec import UNSET, UnsetType, defstruct
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.codec import PlanRecord, columns, shown
-from ddflow.plan.collection import Collection, Input, Plan
+from ddflow.plan.collection import Collection
 from ddflow.plan.merge.absent import Absent
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
+from ddflow.plan.plan import Input, Plan
 from ddflow.plan.record import Record
 from ddflow.plan.registry import operator, operators
 from ddflow.plan.spec import Upsert

@@ -1,16 +1,16 @@
 """A record of a plan, whose fields are not known beforehand, such as the parameters of a node: read with suspicion.
 
-Invariant: a value that comes out is of the type and in the range that was asked for; anything else is `CorruptState`
+Invariant: a value that comes out is of the type that was asked for; anything else is `CorruptState`
 with the path to it. A record whose fields are known is a struct (``storage.fields``). It does not know what fields
 mean.
 
 >>> record = Record({"rows": 3, "of": {"name": "x"}}, "m")
->>> record.number("rows"), record.record("of").text("name")
-(3, 'x')
->>> record.number("rows", most=2)
+>>> record.record("of").text("name")
+'x'
+>>> record.text("rows")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: m: rows is 3, not a whole number from 0 to 2; it was not written by ddflow, or damaged; ...
+ddflow.errors.CorruptState: m: rows is 3, not a text; it was not written by ddflow, or damaged; restore it ...
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddflow.errors import CorruptState
-from ddflow.storage.fields import I64, MEND
+from ddflow.storage.fields import MEND
 
 _SHORT = reprlib.Repr()  # what is nested as deep as JSON may be, or as long, has no repr of Python's own
 _SHORT.maxstring = _SHORT.maxother = 80
@@ -42,13 +42,6 @@ class Record:
     def names(self) -> list[str]:
         """The names of its fields."""
         return list(self.given)
-
-    def number(self, name: str, least: int = 0, most: int = I64) -> int:
-        """A whole number in [least, most]."""
-        value = self.given.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self._wrong(name, value, f"a whole number from {least} to {most}")
-        return value
 
     def text(self, name: str, most: int = 1 << 24) -> str:
         """A text of at most so many characters."""

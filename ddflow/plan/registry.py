@@ -4,8 +4,6 @@ Each file in ``ddflow/operators`` adds its own when that room is loaded, which i
 plans, which stand below, know operators by their verbs only.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any, TypeVar

@@ -16,13 +16,11 @@ ddflow.errors.SpecError: upserts keyed by ['id']: late='drop' has no effect with
 or leave late= out
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal, NoReturn, cast, get_args
+from typing import Any, Final, Literal, NoReturn, Self, cast, get_args
 
 import xxhash
 
@@ -298,8 +296,7 @@ class Upsert:
         if not (self.order_by or self.holds_back or self.seq):
             return False
         greatest = self.tie == "greatest" and self.compares_all and (not self.merges or self.versions == "cell")
-        decided = self.tie == "error" or greatest
-        return decided or self.seq is not None
+        return self.tie == "error" or greatest or self.seq is not None
 
     def to_json(self) -> str:
         """The spec as JSON: fields in their order, defaults left out; `from_json` gives it back."""
@@ -316,7 +313,7 @@ class Upsert:
         return json.dumps(out)
 
     @classmethod
-    def from_json(cls, text: str) -> Upsert:
+    def from_json(cls, text: str) -> Self:
         """The spec that ``to_json`` wrote.  Raises `SpecError` for anything else."""
         try:
             given = json.loads(text)

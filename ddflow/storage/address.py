@@ -13,8 +13,6 @@ Traceback (most recent call last):
 ddflow.errors.StateRefused: write outputs to s3a://...@bucket/orders: s3a:// is not supported; give a folder of this ...
 """
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Any, Final

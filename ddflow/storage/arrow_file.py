@@ -21,8 +21,6 @@ Traceback (most recent call last):
 ddflow.errors.CorruptState: the file x: its columns are not those expected (n: int32); it was not written by ddflow, ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final

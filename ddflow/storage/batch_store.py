@@ -34,7 +34,7 @@ import pyarrow as pa
 from ddflow.columns.schema import empty
 from ddflow.errors import CorruptState, DdflowError
 from ddflow.storage.arrow_file import new_file, read_batch, read_batches, restored
-from ddflow.storage.closing import Closing
+from ddflow.storage.closing import Closing, on_failure
 from ddflow.storage.file_writer import FileWriter
 from ddflow.storage.protocol import Blob, Blobs, verified
 
@@ -111,12 +111,9 @@ class BatchStore(Closing):
         Raises what `Blobs.put` does; nothing is left then.
         """
         blob = self._put(_released([batch]), batch.schema, False)
-        try:
+        with on_failure(self.forget, blob.name):
             whole = self.store.map(blob)
             return StoredBatch(self, blob, whole, _read(whole, batch.schema)[0], False)
-        except BaseException:
-            self.forget(blob.name)
-            raise
 
     def mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
         """A table in a file, written batch by batch and mapped; the file loses its name at once.  O(bytes).
@@ -145,13 +142,13 @@ class BatchStore(Closing):
         small = isinstance(batches, list) and pa.Table.from_batches(batches, schema).nbytes <= SMALL
 
         def arrow(sink: FileWriter) -> None:
-            held = pa.BufferOutputStream() if small else None
-            with new_file(sink if held is None else held, schema, compresses) as writer:
+            buffered = pa.BufferOutputStream() if small else None
+            with new_file(sink if buffered is None else buffered, schema, compresses) as writer:
                 for batch in batches:
                     sink.wanted += batch.nbytes
                     writer.write_batch(batch)
-            if held is not None:
-                sink.write(held.getvalue())
+            if buffered is not None:
+                sink.write(buffered.getvalue())
 
         return self.store.put("arrow", arrow)
 

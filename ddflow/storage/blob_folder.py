@@ -14,8 +14,6 @@ needed.
 (b'four', None, None)
 """
 
-from __future__ import annotations
-
 import re
 from typing import ClassVar
 

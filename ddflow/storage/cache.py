@@ -16,8 +16,6 @@ are readable by this user only. It does not know where blobs come from.
 (None, b'wxyz')
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat
@@ -29,6 +27,7 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, StateRefused
+from ddflow.storage.closing import on_failure
 from ddflow.storage.disk import Disk
 from ddflow.storage.file_writer import FileWriter
 from ddflow.storage.protocol import Blob, Write, verified
@@ -88,13 +87,10 @@ class Cache:
                     break
 
         path, _ = self.written(what, fetch)
-        try:
+        with on_failure(self.drop, path):
             with self.site.guarded(what):
                 whole = verified(self.site.disk.map(path), blob, where)
             self.keep(path, blob)
-        except BaseException:
-            self.drop(path)
-            raise
         return whole
 
     def written(self, what: str, write: Write) -> tuple[str, FileWriter]:

@@ -1,8 +1,8 @@
-"""What is closed at the end of a ``with`` block, however the block ends."""
+"""The end of a ``with`` block: an object is closed however it ends, or something is undone where it fails."""
 
-from __future__ import annotations
-
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
 
 
 class Closing:
@@ -26,3 +26,20 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def on_failure(undo: Callable[..., object], *given: Any) -> Iterator[None]:
+    """Call ``undo`` where the block fails, however it does; the failure goes on.
+
+    >>> with on_failure(print, "undone"):
+    ...     raise ValueError("it failed")
+    Traceback (most recent call last):
+        ...
+    ValueError: it failed
+    """
+    try:
+        yield
+    except BaseException:
+        undo(*given)
+        raise

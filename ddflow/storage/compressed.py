@@ -20,8 +20,6 @@ Traceback (most recent call last):
 ddflow.storage.flatbuffer.Malformed: a buffer says that it holds 1,001 bytes, and holds fewer
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import pyarrow as pa

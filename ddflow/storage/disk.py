@@ -16,8 +16,6 @@ what is not a regular file is never read. It does not know what files mean.
 (b'four', ['a'], '0o600')
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -11,8 +11,6 @@ one that feeds the state, and no file is named twice by an output. It does not k
 True
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta

@@ -18,8 +18,6 @@ Traceback (most recent call last):
 ddflow.errors.CorruptState: m: it is no record of this format: Expected `int` <= 2 - at `$.rows`; it was not written ...
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec

@@ -14,8 +14,6 @@ code between may change or lose the disk's error, so `failure` keeps it.
 ([b'fourmore'], 8, True)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -19,8 +19,6 @@ What is not called like these is not ours: it is neither listed nor deleted.  It
 (True, False, b'a manifest', b'four')
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno
@@ -129,11 +127,7 @@ class LocalStore(BlobFolder, Store):
     def published(self, number: int) -> bool:
         """Whether a manifest has this number.  O(1)."""
         with self.site.guarded(f"look for manifest {number}"):
-            try:
-                self.disk.status(self._path("manifests", number))
-            except FileNotFoundError:
-                return False
-            return True
+            return self.site.is_there(self._path("manifests", number))
 
     def manifest(self, number: int) -> bytes:
         """The bytes of a manifest.  O(bytes).  See `Store.manifest`."""

@@ -12,15 +12,15 @@ the body, compact JSON.
 
 >>> zero = "0" * 32
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
-...                  frontier=0, last=0, since=0, partitions=(), receipts=(), folder=None, note="created", previous="",
-...                  spread=1, horizons={}, greatest={}, feed=None, fed={})
+...                  frontier=0, last=0, since=0, inventories=(), receipts=(), folder=None, note="created", previous="",
+...                  partitions=1, horizons={}, greatest={}, feed=None, fed={})
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 341 bytes, its header says 342; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 346 bytes, its header says 347; go back with ddflow ...
 """
 
 from __future__ import annotations
@@ -74,12 +74,13 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     ``id``: of the state, 32 hex digits; a copy has the same.  ``nonce``: of its writer, 16 hex digits.  ``written``:
     unix milliseconds.  ``secret``: two uint64.  ``plan``: the flow as JSON.  ``fingerprint``: of the plan, 32 hex
-    digits.  ``frontier``, ``last`` (time of a step), ``since``: int64.  ``partitions``: one JSON blob each, stage by
-    stage: that of stage l and partition p at l * ``spread`` + p, or one for all stages; none before the first commit.
+    digits.  ``frontier``, ``last`` (time of a step), ``since``: int64.  ``inventories``: a JSON blob each, stage by
+    stage: that of stage l and partition p at l * ``partitions`` + p, or one for all stages.  None is there before the
+    first commit.
     ``receipts``: of the last epochs, ascending.
     ``folder``: where outputs are written to; None when they are blobs of the state.  ``note``: why it was written.
-    ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``spread``: how many
-    partitions.  ``horizons``, ``greatest``: by input, the greatest order of all steps where rows expire, the greatest
+    ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``partitions``: how
+    many.  ``horizons``, ``greatest``: by input, the greatest order of all steps where rows expire, the greatest
     event time there ever was; what a state of one engine keeps in its inventory.  ``feed``: who feeds it in batches.
     ``fed``: by input that was ever named in a call, how it was fed.
     """
@@ -95,12 +96,12 @@ class Manifest(Strict, frozen=True, kw_only=True):
     frontier: Instant
     last: Instant
     since: Instant
-    partitions: tuple[Blob, ...]
+    inventories: tuple[Blob, ...]
     receipts: tuple[Epoch, ...]
     folder: Path | None
     note: Annotated[str, Meta(max_length=1 << 24)]
     previous: HexOrNone
-    spread: Annotated[int, Meta(ge=1, le=PARTITIONS)]
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS)]
     horizons: dict[str, Instant]
     greatest: dict[str, Instant]
     feed: Feed | None
@@ -108,12 +109,13 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of all receipts, in order."""
-        out: list[Blob] = []
-        for receipt in self.receipts:
-            for call in receipt.calls:
-                for output in call.outputs.values():
-                    out += output.blobs
-        return out
+        return [
+            blob
+            for receipt in self.receipts
+            for call in receipt.calls
+            for output in call.outputs.values()
+            for blob in output.blobs
+        ]
 
     def encode(self) -> bytes:
         """Header and body.  O(bytes).  Raises `StateRefused` for what `decode` would refuse, or read as another."""
@@ -231,11 +233,13 @@ def _read(body: bytes) -> Manifest:
                 check_files(call.outputs)
     for fed in manifest.fed.values():
         fed.check(manifest.epoch)
-    partitions = manifest.partitions
-    if len({blob.name for blob in partitions}) < len(partitions):
-        raise ValueError("two of its partitions are the same file")
-    if len(partitions) % manifest.spread:
-        raise ValueError(f"it has {len(partitions)} inventories, which are no stages of {manifest.spread} partitions")
+    inventories = manifest.inventories
+    if len({blob.name for blob in inventories}) < len(inventories):
+        raise ValueError("two of its inventories are the same file")
+    if len(inventories) % manifest.partitions:
+        raise ValueError(
+            f"it has {len(inventories)} inventories, which are no stages of {manifest.partitions} partitions"
+        )
     if max(manifest.secret) >= 1 << 64:
         raise ValueError("its secret is not two words of 64 bits")
     if _too_deep(manifest.plan):

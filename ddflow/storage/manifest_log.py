@@ -19,15 +19,13 @@ not know what partitions hold, but for which files they name.
 (1, 1)
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Thread
 from time import monotonic, time
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import xxhash
 from msgspec.structs import replace
@@ -76,12 +74,12 @@ class ManifestLog:
         secret: Secret,
         folder: str | None = None,
         grace: float = GRACE,
-        spread: int = 1,
-    ) -> ManifestLog:
+        partitions: int = 1,
+    ) -> Self:
         """The manifest log of a new state: its manifest 0, of which there is one whoever else creates it at the same
         time.
 
-        ``spread``: its partitions.  Raises what `Store.publish` raises.
+        ``partitions``: how many.  Raises what `Store.publish` raises.
         """
         first = Manifest(
             id=os.urandom(16).hex(),
@@ -95,12 +93,12 @@ class ManifestLog:
             frontier=NEVER,
             last=NEVER,
             since=NEVER,
-            partitions=(),
+            inventories=(),
             receipts=(),
             folder=folder,
             note="created",
             previous="",
-            spread=spread,
+            partitions=partitions,
             horizons={},
             greatest={},
             feed=None,
@@ -123,20 +121,20 @@ class ManifestLog:
         if self.store.published(self.number + 1):
             raise self._fenced()
 
-    def commit(self, manifest: Manifest, partitions: tuple[Blob, ...], names: set[str], note: str) -> Manifest:
+    def commit(self, manifest: Manifest, inventories: tuple[Blob, ...], names: set[str], note: str) -> Manifest:
         """Publish a manifest as the next one; its number, writer and date are set here.  O(files that changed).
 
-        ``names``: of the files that ``partitions`` and the manifest name.  All of them were put before.  Raises
+        ``names``: of the files that ``inventories`` and the manifest name.  All of them were put before.  Raises
         `Fenced`, and what `Store.sync` and `Store.publish` raise; after `OutcomeUnknown` it may have happened.
         """
-        names = names | {blob.name for blob in partitions}
+        names = names | {blob.name for blob in inventories}
         self.store.sync()
         new = replace(
             manifest,
             number=self.number + 1,
             nonce=self.store.nonce,
             written=int(time() * 1000),
-            partitions=partitions,
+            inventories=inventories,
             note=note,
             previous=self.digest,
         )

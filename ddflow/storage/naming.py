@@ -12,8 +12,6 @@ over what it has just written. What the files are for is known to who reads the 
 True
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -31,7 +29,7 @@ _FILE: Final = re.compile(
 _BLOB: Final = Decoder(Blob)
 
 
-def names_in(inventory: bytes) -> set[str]:
+def names_in(inventory: Any) -> set[str]:
     """The names of all files in an inventory; of none other, or of such as never are.  O(bytes)."""
     return {name.decode() for name in _NAME.findall(inventory)}
 

@@ -14,8 +14,6 @@ a fork, and who waits for them waits for ever: in a child of a process that has 
 (True, False, False)
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import os

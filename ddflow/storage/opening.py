@@ -13,8 +13,6 @@ Traceback (most recent call last):
 ddflow.errors.StateRefused: open the state hdfs://host/orders: hdfs:// is not supported; give a folder, without a ...
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

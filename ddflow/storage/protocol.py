@@ -11,15 +11,13 @@ names is garbage, whose collection is another's.
 4
 """
 
-from __future__ import annotations
-
 import builtins
 import itertools
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import xxhash
@@ -201,7 +199,10 @@ class Store(Blobs):
             raise StorageFailed(asked, self._broken, "open the state again")
 
 
-def verified(whole: pa.Buffer | bytes, blob: Blob, where: str, remedy: str = RESTORE) -> pa.Buffer | bytes:
+Bytes = TypeVar("Bytes", pa.Buffer, bytes)
+
+
+def verified(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) -> Bytes:
     """The same bytes.  Raises `CorruptState`, naming the blob, unless they are what was put.  O(bytes)."""
     size = len(whole) if isinstance(whole, bytes) else whole.size
     found = xxhash.xxh3_128(whole).digest()

@@ -13,8 +13,6 @@ Traceback (most recent call last):
 ddflow.errors.StateRefused: open the state s3://...@bucket/orders: it is not of the form s3://bucket/prefix; ...
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import os
@@ -27,6 +25,7 @@ import pyarrow as pa
 
 from ddflow.errors import CorruptState, OutcomeUnknown, StorageFailed
 from ddflow.storage.cache import Cache
+from ddflow.storage.closing import on_failure
 from ddflow.storage.object_store import Bucket
 from ddflow.storage.protocol import MANIFEST, NAME, RESTORE, Blob, Entry, Store, Write, lost, numbered
 from ddflow.storage.scratch import ScratchStore, sweep
@@ -71,13 +70,10 @@ class S3Store(Store):
         name = self._new_name(ending)
         what = f"write the file {name} of {self.where}"
         path, sink = self.cache.written(what, write)
-        try:
+        with on_failure(self.cache.drop, path):
             blob = Blob(name, sink.size, sink.state.digest())
             with self.cache.site.guarded(what):
                 self._bucket.upload(f"blobs/{name}", path, blob.length)
-        except BaseException:
-            self.cache.drop(path)
-            raise
         self.cache.keep(path, blob)
         return blob
 

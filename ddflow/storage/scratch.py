@@ -22,14 +22,12 @@ gone. It may lock a new folder in the moment before its owner does; the owner th
 []
 """
 
-from __future__ import annotations
-
 import os
 import re
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from ddflow.errors import CorruptState, DdflowError, SpillInUse, SpillRefused
 from ddflow.storage.blob_folder import BlobFolder
@@ -59,7 +57,7 @@ class ScratchStore(BlobFolder):
         super().__init__(_ScratchSite(_DISK, self._lock.path, "owner", "the spill folder", durable=False))
 
     @classmethod
-    def within(cls, spill: str) -> ScratchStore:
+    def within(cls, spill: str) -> Self:
         """One in a new private folder below ``spill``, which goes with it.  O(1).  Raises `OSError` too."""
         for left in reversed(range(TRIES)):
             path = os.path.join(spill, os.urandom(8).hex())

@@ -15,8 +15,6 @@ that is made is durable before one is made in it.  It does not know what files m
 (None, b'four', 4)
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -14,8 +14,6 @@ which two writers would both win.  It does not know what is stored.
 ['blobs', 'manifests', 'marks']
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from typing import Any, Final

@@ -19,8 +19,6 @@ together                           302.6 KB
 at most, while batches are merged  302.6 KB
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -21,8 +21,6 @@ says how often each is there. It writes nothing itself.
 [{'city': 'Basel', '_diff': 2}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +30,7 @@ from ddflow.columns.names import DIFF
 from ddflow.columns.schema import empty
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.snapshot import Snapshot
-from ddflow.operators.base import held
+from ddflow.operators.base import once_each
 from ddflow.operators.updates import Updates, consolidated
 from ddflow.plan.collection import Collection
 
@@ -64,7 +62,7 @@ def ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator
         if opened.arrangements:
             pieces = opened.pieces(as_of)
         elif any(by is not None for by in each.exchange()):
-            pieces = [consolidated(graph.held(each, as_of), graph.secret)]
+            pieces = [consolidated(graph.accumulated(each, as_of), graph.secret)]
         else:
             walk += ((of, (each, n, after)) for n, of in reversed(list(enumerate(each.inputs))))
             continue
@@ -80,4 +78,4 @@ def ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator
 
 def none(node: Collection) -> Updates:
     """No updates of a collection."""
-    return held(empty(node.schema))
+    return once_each(empty(node.schema))

@@ -21,8 +21,6 @@ looked at last (``restored``).
 [(True, ' checksum')]
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,8 +38,9 @@ from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.stages import placed
 from ddflow.plan.codec import fingerprint, node_ids
-from ddflow.plan.collection import Columns, Plan
+from ddflow.plan.collection import Columns
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import bounds
 from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.local import LocalStore
@@ -70,10 +69,32 @@ def fsck(
 ) -> Report:
     """Check every byte of a state: all kept manifests, every file that they name, and what these hold.
 
-    ``flow``: its plan, where the state's own has functions.  ``trust``: as in `Flow.open`.  ``look``: for progress,
-    called with the number of bytes read since its last call.  Returns a `Report` of all that is wrong with the files.
-    O(bytes); in memory, the newest version's bookkeeping.  Raises `StateRefused` where there is no state,
-    `StorageFailed` if its place cannot be read.
+    Parameters
+    ----------
+    state : str, path or Store
+        Where it is: a folder, ``s3://bucket/prefix``, or a store.
+    flow : Plan, optional
+        Its plan; needed where the state's own has functions.
+    trust : {"owner", "group"}
+        As in `Flow.open`.
+    look : callable, optional
+        For progress: called with the number of bytes read since its last call.
+
+    Returns
+    -------
+    Report
+        All that is wrong with the files; ``ok`` if nothing is.
+
+    Raises
+    ------
+    StateRefused
+        If there is no state.
+    StorageFailed
+        If its place cannot be read.
+
+    Notes
+    -----
+    O(bytes); in memory, the bookkeeping of the newest version.
     """
     with opened_store(state, trust=trust) as store:
         return _Check(store, flow, look).run()
@@ -149,22 +170,22 @@ class _Check:
             self._folder(manifest)
         if fingerprint(manifest.plan) != manifest.fingerprint:
             self.report.problem(manifest_file(number), "its fingerprint is not that of its plan", number)
-        if manifest.epoch and not manifest.partitions:
+        if manifest.epoch and not manifest.inventories:
             self.report.problem(manifest_file(number), f"it is of epoch {manifest.epoch} and names no state", number)
         flow = self._plan(manifest)
         for found in wrongly_fed(manifest):
             self.report.problem(manifest_file(number), found, number)
         for receipt in manifest.receipts:
             self._receipt(manifest, receipt, flow)
-        inventories = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.partitions))]
+        inventories = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.inventories))]
         whole = [each for each in inventories if each is not None]
         if whole and len(whole) == len(inventories):
             with self._guard(manifest_file(number), number):
-                holds_all(Inventories(whole, manifest.spread), self._operators(manifest, flow))
+                holds_all(Inventories(whole, manifest.partitions), self._operators(manifest, flow))
 
     def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> StoredInventory | None:
         """An inventory and all that it names, looked at; None where it cannot be read."""
-        part, number = manifest.partitions[place], manifest.number
+        part, number = manifest.inventories[place], manifest.number
         self.named.add(part.name)
         stored = None
         with self._guard(f"blobs/{part.name}", number):
@@ -182,7 +203,7 @@ class _Check:
                 self._compare(blob, number)
             Examination(
                 manifest,
-                place % manifest.spread,
+                place % manifest.partitions,
                 self._operators(manifest, flow),
                 self.batch_store,
                 lambda: self._guard(f"blobs/{part.name}", number),
@@ -211,7 +232,7 @@ class _Check:
             return Operators({name: RunningUpsert(bound, secret) for name, bound in given.items()}, None, {})
         graph, ids = Graph(flow, secret), node_ids(flow)
         by: dict[str, Columns] = {}
-        if manifest.spread > 1:
+        if manifest.partitions > 1:
             places = placed(flow)
             own = {node: places[node].by or () for node in graph.keeping if graph.keeping[node].arrangements}
             by = {ids[node]: columns for node, columns in own.items() if columns != node.exchange()[0]}

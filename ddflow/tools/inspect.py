@@ -17,8 +17,6 @@ the largest; whether the files are what it says is ``fsck``'s to tell.
 (1, 7, 2, {'by_city': "people.project(['city']).count(by=['city'])"})
 """
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import UTC, datetime
@@ -27,6 +25,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from ddflow.connectors.opening import open_sink
+from ddflow.dataflow.inflow import add
 from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.engine.snapshot import found
 from ddflow.errors import DdflowError
@@ -87,19 +86,18 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "outputs": {},
             "folder": _folder(manifest),
             "receipts": [_receipt(each) for each in manifest.receipts],
-            "partitions": manifest.spread,
-            "stages": max(len(manifest.partitions) // manifest.spread, 1),
+            "partitions": manifest.partitions,
+            "stages": max(len(manifest.inventories) // manifest.partitions, 1),
             "parts": [],
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
-        whole = Record(manifest.plan, f"the plan of {store.where}")
-        outputs = whole.record("outputs")
+        outputs = Record(manifest.plan, f"the plan of {store.where}").record("outputs")
         out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
-        named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.partitions)}
-        for place, part in enumerate(manifest.partitions):
+        named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.inventories)}
+        for place, part in enumerate(manifest.inventories):
             stored = StoredInventory.read(store, part)
             files = {blob.name: blob.length for blob in files_in(stored.data)}
-            stage, number = divmod(place, manifest.spread)
+            stage, number = divmod(place, manifest.partitions)
             within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
             out["parts"].append(within | _fill(out, stored.of, manifest, store.where))
             named |= files
@@ -161,20 +159,15 @@ def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: 
             "pending_files": len(each.runs),
             "pending_bytes": sum(run.file.length for run in each.runs),
         }
-        _add(out["inputs"].setdefault(name, {}), figures)
+        add(out["inputs"].setdefault(name, {}), figures)
         keys, pending = keys + figures["keys"], pending + figures["pending"]
     for name, operator in inventory.operators.items():
         for arranged in operator.arrangements:
             figures = _arranged(arranged)
-            _add(out["operators"].setdefault(shown(manifest.plan, name, where), {}), figures)
+            add(out["operators"].setdefault(shown(manifest.plan, name, where), {}), figures)
             keys += figures["keys"]
-    _add(out["verdicts"], inventory.totals)
+    add(out["verdicts"], inventory.totals)
     return {"keys": keys, "pending": pending}
-
-
-def _add(to: dict[str, Any], figures: dict[str, int]) -> None:
-    for name, figure in figures.items():
-        to[name] = to.get(name, 0) + figure
 
 
 def _arranged(given: ArrangementRecord) -> dict[str, int]:

@@ -15,8 +15,6 @@ Requirement.)
 [{'order_id': 1, 'ts': 200}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -22,8 +22,6 @@ old state has not comes out whole; one that the new plan has not is named. The l
 [{'id': 1, 'amount': 10, '_time': 8, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,7 +39,7 @@ from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, PlanChanged, StateRefused
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
 from ddflow.storage.opening import State, Trust, open_store, opened_store
@@ -275,8 +273,7 @@ def _columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
 
 def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
     """What an output holds now and did not before, and the reverse, as updates of the last time."""
-    now = engine.read(name)
-    parts, schema = [(now, 1)], engine.flow.outputs[name].schema
+    parts, schema = [(engine.read(name), 1)], engine.flow.outputs[name].schema
     if old is not None:
         before = old.read(name)
         schema = pa.schema([f.with_nullable(f.nullable or before.schema.field(f.name).nullable) for f in schema])

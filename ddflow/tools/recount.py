@@ -16,8 +16,6 @@ as the kept one's is. It looks at counts only; rows are ``verify``'s.
 [("people.project(['city']).count(by=['city'])", 0)]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,7 +24,6 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.engine.snapshot import Snapshot
 from ddflow.operators.base import Context, Running
-from ddflow.operators.to_upserts import forgetting
 from ddflow.operators.updates import ints
 from ddflow.plan.codec import describe, node_ids, shown
 from ddflow.plan.collection import Collection
@@ -41,12 +38,12 @@ def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     """
     ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
     for node, kept in snapshot.dataflow.graph.keeping.items():
-        if forgetting(node) or not kept.arrangements:
+        if node.forgetting or not kept.arrangements:
             continue
         fresh = _computed(snapshot, node)
         secret = snapshot.dataflow.graph.secret
-        held, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
-        wrong = max(np.setdiff1d(held, made).size, np.setdiff1d(made, held).size)
+        stored, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
+        wrong = max(np.setdiff1d(stored, made).size, np.setdiff1d(made, stored).size)
         yield shown(description, ids[node], "this state"), wrong
 
 

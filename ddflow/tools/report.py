@@ -10,8 +10,6 @@ wrong is told apart from what is only there (garbage, files that are not ours) a
 (False, '  blobs/x.arrow: it is missing')
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -79,8 +77,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report in plain values."""
-        problems = [each._asdict() for each in self.problems]
-        return {"ok": self.ok} | asdict(self) | {"problems": problems}
+        return {"ok": self.ok} | asdict(self) | {"problems": [each._asdict() for each in self.problems]}
 
     def __str__(self) -> str:
         size = f"{self.files:,} files of {shown_size(self.bytes)} that {self.manifests:,} manifests name"

@@ -13,8 +13,6 @@ another; no file is read twice.
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -137,17 +135,17 @@ class Examination:
         """How many events wait; whether they are of keys of this partition."""
         batcher = pending.restore(record.runs, at, upsert.bound.event_schema, self.batch_store, spilled=True)
         batcher._check()
-        for run in batcher.runs.by_least if self.manifest.spread > 1 else ():
-            high, _ = upsert.keys.of(run.waiting.events)
+        for run in batcher.runs.by_least if self.manifest.partitions > 1 else ():
+            high, _ = upsert.keys.of(run.waiting.rows)
             self._within(at, high, "a pending event")
         return len(batcher)
 
     def _within(self, at: str, high: Words, what: str) -> None:
         """Whether identities are in the range of this partition."""
-        places = partition_of(high, self.manifest.spread)
+        places = partition_of(high, self.manifest.partitions)
         if (odd := np.flatnonzero(places != self.number)).size:
             raise wrong(
-                at, f"{what} of partition {places[odd[0]]} is in partition {self.number} of {self.manifest.spread}"
+                at, f"{what} of partition {places[odd[0]]} is in partition {self.number} of {self.manifest.partitions}"
             )
 
     def _place(self, name: str) -> Place:
@@ -175,7 +173,7 @@ class Examination:
                 f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
                 f"manifest says {self.manifest.frontier} and {self.manifest.since}",
             )
-        for slot, begin, end in arranged.parts if self.manifest.spread > 1 else ():
+        for slot, begin, end in arranged.parts if self.manifest.partitions > 1 else ():
             batch = arranged.slots[slot]
             # What a deletion was of may be gone; its identity is not.
             mine = slice(None) if told else batch.live[begin:end] != 0
@@ -220,20 +218,20 @@ class Examination:
         return CorruptState(f"the file {name} of {self.batch_store.store.where}", found, MEND)
 
 
-def holds_all(held: Inventories, operators: Operators) -> None:
+def holds_all(inventories: Inventories, operators: Operators) -> None:
     """Raise `CorruptState` unless all inventories together hold each collection of the plan, and no other, whole.
 
     O(inventories * collections).
     """
-    inputs = {name for each in held.stored for name in each.of.inputs}
-    kept = {name for each in held.stored for name in each.of.operators}
+    inputs = {name for each in inventories.stored for name in each.of.inputs}
+    kept = {name for each in inventories.stored for name in each.of.operators}
     for kind, there, plan in (("inputs", inputs, operators.upserts), ("operators", kept, operators.kept)):
         if plan is not None and there != set(plan):
-            raise wrong(held.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
+            raise wrong(inventories.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
     for name in inputs:
-        held.input(name)
+        inventories.input(name)
     for name in kept if operators.kept is not None else ():
-        held.operator(name)
+        inventories.operator(name)
 
 
 def wrongly_fed(manifest: Manifest) -> Iterator[str]:

@@ -19,8 +19,6 @@ committed after that version is lost to readers.
 (1, 3, 'rollback to epoch 1 (manifest 1)', 1)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -190,9 +188,9 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
     made: dict[str, Blob] = {}
     try:
         for blob in [*blobs_of(store, old)]:
-            if blob.name not in made and inside(blob) and blob not in old.partitions:
+            if blob.name not in made and inside(blob) and blob not in old.inventories:
                 made[blob.name] = _copy(store, blob)
-        parts = tuple(_rewritten(store, part, made) for part in old.partitions)
+        parts = tuple(_rewritten(store, part, made) for part in old.inventories)
         made |= {blob.name: blob for blob in parts}
         receipts = _RECEIPTS.decode(renamed(encoded(old.receipts), made))
         new = replace(
@@ -200,7 +198,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
             number=number,
             nonce=store.nonce,
             written=int(time() * 1000),
-            partitions=parts,
+            inventories=parts,
             receipts=receipts,
             previous=_digest(store, number - 1),
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",

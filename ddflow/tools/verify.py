@@ -20,8 +20,6 @@ input 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the s
   note: the state has taken in 2 events, the log has 3
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -40,7 +38,7 @@ from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.collection import Plan
+from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
@@ -215,8 +213,7 @@ def verify(
                     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-verify-"))
                 found[name] = _Comparison(snapshot, name, look).run(log, memory, folder)
         counts = dict(recounted(snapshot))
-        where = state.where if isinstance(state, Store) else str(state)
-        return Verified(where, snapshot.epoch, found, counts)
+        return Verified(state.where if isinstance(state, Store) else str(state), snapshot.epoch, found, counts)
 
 
 class _Comparison:
@@ -260,7 +257,7 @@ class _Comparison:
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
             if early.size:
-                high, low = self.upsert.keys.of(waiting.events.take(pa.array(early)))
+                high, low = self.upsert.keys.of(waiting.rows.take(pa.array(early)))
                 self.unknown.update(zip(high.tolist(), low.tolist() or [0] * high.size, strict=True))
         self.out.unknown = len(self.unknown)
 
@@ -305,8 +302,7 @@ class _Comparison:
             state, log = (None if p is None else shown_row(p.table, i) for p, i in ((one, a), (other, b)))
             row = state if state is not None else log
             assert row is not None
-            key = {name: row[name] for name in self.bound.spec.key}
-            self.out.first.append(Difference(what, key, state, log))
+            self.out.first.append(Difference(what, {name: row[name] for name in self.bound.spec.key}, state, log))
 
     def _note(self) -> None:
         out, spec, notes = self.out, self.bound.spec, self.out.notes

@@ -4,16 +4,14 @@ Invariant: after `warm` no step of any flow compiles anything, in this process o
 written, in later ones. A kernel is compiled for the types of its arguments, and a list of types kept by hand would be
 wrong one day without a word. So small real flows are run, chosen to lead through every kernel: keys of one word and of
 many, text, floats, lists and nulls, orders, ties, late events, enough keys for the index to grow, enough steps for
-batches to merge, state that was moved to files. Each kernel then has one compiled form; tests/test_warmup.py holds
-that so.
+batches to merge, state that was moved to files. Each kernel then has one compiled form; tests/tools/test_warmup.py
+holds that so.
 
 >>> from ddflow.kernels.warmup import entries, is_ready
 >>> warmed = warm()
 >>> warmed.kernels == len(entries()), all(map(is_ready, entries()))
 (True, True)
 """
-
-from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -154,8 +152,7 @@ def _by_time() -> Iterator[str]:
 def _on_disk() -> Iterator[str]:
     """State in files, searched there: keys that are there and keys that are not, of one word and of several."""
     flow = dd.Flow()
-    text = flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at"))
-    flow.output("text", text)
+    flow.output("text", flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at")))
     flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
     with tempfile.TemporaryDirectory() as place, flow.open(memory=4 * LEAST, spill=place) as engine:
         for time in range(3):

@@ -11,7 +11,7 @@ index, then on disk from the newest run to the oldest. An arrangement does not r
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
 >>> zero = np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
->>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, buried=0)
+>>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
 >>> arranged.apply([change], upper=4, since=3)
 >>> arranged.read().to_pylist(), arranged.since, arranged.upper, arranged.keys
 ([{'k': 1}], 3, 4, 1)
@@ -32,7 +32,7 @@ from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.errors import NotReadable
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
+from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
 from ddflow.trace.batch import Batch, starts
@@ -63,7 +63,7 @@ class Change(NamedTuple):
     """The number of the index's table at that time."""
     live_added: int
     """How many more keys are live than before."""
-    buried: int
+    tombstones_added: int
     """How many more hold an order and no row."""
 
     @property
@@ -82,18 +82,18 @@ class Arrangement:
         self.slots = Slots(schema)
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
-        self.keys, self.buried, self.written, self.piece = 0, 0, 0, PIECE
+        self.keys, self.tombstones_counted, self.written, self.piece = 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
 
-    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Held:
+    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
         """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
 
         O(keys) expected; in memory but for those that are on disk, about 40 ns for each and run there.
         """
-        held = self.index.seek(high, low, starts, arena, self.slots.pool.threads)
+        prior = self.index.seek(high, low, starts, arena, self.slots.pool.threads)
         if self._lower():
-            self._seek_on_disk(held, high, low, starts)
-        return held
+            self._seek_on_disk(prior, high, low, starts)
+        return prior
 
     def _lower(self) -> list[list[Part]]:
         """What is not in the index's care, newest first: runs on disk, and before them one that is on its way."""
@@ -102,9 +102,9 @@ class Arrangement:
             lower.insert(0, flush.output.parts)
         return lower
 
-    def _seek_on_disk(self, held: Held, high: Words, low: Words, starts: Narrow) -> None:
+    def _seek_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow) -> None:
         """Fill in what is held by the keys that the index does not know."""
-        wanted = np.flatnonzero(held.reference == 0)
+        wanted = np.flatnonzero(prior.reference == 0)
         for parts in self._lower():
             ids = high.take(starts.take(wanted))
             for part in parts:
@@ -115,11 +115,11 @@ class Arrangement:
                     continue
                 groups, rows = find(batch, part.begin, high, low, starts, wanted[first:last])
                 live = batch.live.take(rows).astype(np.int64)
-                held.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
-                held.value[groups] = batch.value.take(rows)
-                if held.order.shape[1]:
-                    held.order[groups] = batch.order[rows]
-            wanted = wanted[held.reference.take(wanted) == 0]
+                prior.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
+                prior.value[groups] = batch.value.take(rows)
+                if prior.order.shape[1]:
+                    prior.order[groups] = batch.order[rows]
+            wanted = wanted[prior.reference.take(wanted) == 0]
 
     def pool(self, events: Rows | None = None) -> RowPool:
         """What references point into: the batches, and at 0 the step's own rows."""
@@ -138,7 +138,10 @@ class Arrangement:
         paid = entries = 0
         for change in changes:
             self.latest = max(self.latest, int(change.batch.time.max()))
-            self.keys, self.buried = self.keys + change.live_added, self.buried + change.buried
+            self.keys, self.tombstones_counted = (
+                self.keys + change.live_added,
+                self.tombstones_counted + change.tombstones_added,
+            )
             paid += change.batch.high.size
             entries += change.last.size if change.batch.mapped is None else 0
         self.written += paid
@@ -182,7 +185,7 @@ class Arrangement:
     @property
     def tombstones(self) -> int:
         """How many deleted keys hold an order; about, where some of them lapse."""
-        return max(self.buried - (0 if self.lapse is None else self.lapse.gone), 0)
+        return max(self.tombstones_counted - (0 if self.lapse is None else self.lapse.gone), 0)
 
     @property
     def lapsed(self) -> int:
@@ -325,7 +328,7 @@ class Arrangement:
         for spine in (self.spine, self.on_disk):
             spine._check(self.slots)
         # Each batch is of one part, and slot 0 is the step's own.
-        assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.held) if b is not None]
+        assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.by_slot) if b is not None]
         assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
         where, alive = {part.slot: part for part in self.spine.parts}, 0
         for word in self.index.table[self.index.table[:, 2] != 0, 2]:

@@ -15,12 +15,10 @@ batches, nor of the times it speaks for; that is its run's (``trace.run``).
 (2, True)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +53,7 @@ class Batch:
     mapped: Any = None
 
     @classmethod
-    def of(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Batch:
+    def of(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Self:
         """A small batch from lists, without orders: for examples and tests."""
         n = len(high)
         return cls(
@@ -89,8 +87,7 @@ class Batch:
         assert self.value.size in (0, n)
         if n < 2:
             return
-        low = self.low if self.low.size else np.zeros(n, np.uint64)
-        columns = (self.high, low, self.time)
+        columns = (self.high, self.low if self.low.size else np.zeros(n, np.uint64), self.time)
         equal, less = np.ones(n - 1, bool), np.zeros(n - 1, bool)
         for column in columns:
             less |= equal & (column[:-1] < column[1:])

@@ -1,11 +1,11 @@
 """A batch as a file: its columns and payload as one Arrow record batch, and back.
 
-Invariant: `unfiled` gives the batch that `filed` was given, column for column. What all rows share (one time after a
-compaction, all of them live) takes no room, so it is not in the file but beside it; which columns are there, and what
-the others are, is said by a *layout*, plain values that a manifest can hold. The first columns are ours and are found
-by their place, so a payload may call its own as it likes. A *compressed* file, which is written to be kept and not to
-be read where it lies, leaves out what the rows say themselves: their identities and hashes, random bytes that nothing
-makes smaller. Only deletions have theirs, since what they are of may be gone.
+Invariant: `unfiled` gives the batch that `filed` was given, column for column. A value that all rows share (one time
+after a compaction, all of them live) takes no room: it is not in the file but in the *layout*, plain values that a
+manifest can hold, which also say which columns there are. ddflow's columns are first and are found by their place, so a
+payload may call its own as it likes. A *compressed* file is written to be kept, not to be read in place. It leaves out
+what the rows imply, their identities and hashes, because these are random bytes that nothing makes smaller. Only
+deletions keep theirs, because their rows may be gone.
 
 >>> batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
 >>> record, layout = filed(batch)
@@ -14,8 +14,6 @@ makes smaller. Only deletions have theirs, since what they are of may be gone.
 >>> unfiled(record, layout).rows.table.to_pylist()
 [{'k': 'a'}, {'k': 'b'}]
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +38,7 @@ KINDS: Final[dict[str, Any]] = {
 """The columns that are ours, in their order, and the types of their words."""
 MADE: Final = ("high", "low", "value")
 """Those of them that a live version's row says as well."""
-Made = Callable[[pa.Table], tuple[Words, Words, Words]]
+Made = Callable[[pa.Table | pa.RecordBatch], tuple[Words, Words, Words]]
 """Identities (high, low) and value hashes, as rows have them; those of rows of deletions may be any."""
 MOST_WORDS: Final = 1 << 10
 """Order words of a version, at most."""

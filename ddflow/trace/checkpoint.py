@@ -1,11 +1,10 @@
-"""An inventory: an arrangement as plain values and files, for a commit; and the arrangement that it stands for.
+"""An inventory: an arrangement as plain values and files, for a commit; and an arrangement made of them again.
 
-Invariant: `restore` gives an arrangement that reads, at every time, as the one that `take` was asked of, and goes on
-with the merges that were under way where they were. A commit must cost what changed, so a batch is written once, when
-it is new, and named from then on; and a merge half done is kept half done: what it has eaten of its inputs is said by
-where their parts begin. The index is not kept: it is made again from the versions, oldest run first, unless there is a
-budget; then all runs go on disk, where they are searched. Whatever comes from a file is looked at before a kernel sees
-it.
+Invariant: the arrangement that `restore` gives reads, at every time, as the one given to `take`, and goes on with the
+merges that were under way. A commit must cost what changed. So a batch is written once, when it is new, and named from
+then on. A merge half done is kept half done: the inventory says where the remaining parts of its inputs begin. The
+index is not kept. It is made again from the versions, oldest run first, unless there is a budget; then all runs go on
+disk, where they are searched. All values from a file are checked before a kernel sees them.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> from ddflow.trace.arrangement import Change
@@ -13,15 +12,14 @@ it.
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
->>> arranged.apply([Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, buried=0)], upper=4, since=3)
+>>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
+>>> arranged.apply([change], upper=4, since=3)
 >>> record, again = take(arranged, batch_store), Arrangement(schema, wide=False, words=0)
 >>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
 >>> restore(again, record, "an example", batch_store, indexed=True, made=made)
 >>> again.read().to_pylist(), again.upper, again.keys
 ([{'k': 1}], 4, 1)
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
@@ -73,7 +71,7 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
     """
     slots, numbers = arranged.slots, dict[int, int]()
     shapes, batches = list[list[str]](), list[BatchRecord]()
-    for slot, batch in enumerate(slots.held):
+    for slot, batch in enumerate(slots.by_slot):
         if batch is not None:
             numbers[slot] = len(batches)
             file = batch.mapped or slots.files.get(slot)
@@ -143,8 +141,7 @@ def restore(
     where what is compressed is written anew, to be read where it lies; None: it is held in memory.  Raises
     `CorruptState`, and what the home raises.
     """
-    slots = arranged.slots
-    slots.lasting = True
+    arranged.slots.lasting = True
     arranged.since, arranged.upper, arranged.latest = given.since, given.upper, given.latest
     shapes = [_fields(names, arranged.schema, what) for names in given.shapes]
     searched = not indexed and sieved
@@ -158,7 +155,7 @@ def restore(
     if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
         found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them lapsed"
         raise _wrong(what, f"it has {items.versions:,} versions, and says {found}")
-    arranged.keys, arranged.buried = given.keys, given.tombstones
+    arranged.keys, arranged.tombstones_counted = given.keys, given.tombstones
     arranged.useless(given.lapsed)
     if indexed:
         _index(arranged)
@@ -290,8 +287,8 @@ def _load(
         raise _wrong(what, f"row {wrong} of {kept.blob.name} is not in order")
     if sieved and record.bloom is not None and len(fields) == len(arranged.schema):
         words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
-        held = batch_store.open(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
-        return replace(batch, mapped=BatchFiles(kept, layout, held, BloomFilter.of(batch, held.batch))), None
+        bloom = batch_store.open(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
+        return replace(batch, mapped=BatchFiles(kept, layout, bloom, BloomFilter.of(batch, bloom.batch))), None
     return _widened(batch, arranged.schema, made), file
 
 

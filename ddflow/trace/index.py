@@ -1,21 +1,19 @@
 """The resident index of an arrangement: identity -> where its current version is, its value's hash, its order.
 
-Invariant: there is an entry for exactly the keys whose current version must be known: live ones, and deleted ones whose
-order is kept. (Deleted ones whose order is not kept may linger until the table is rebuilt.) A lookup answers "what
-does this key hold, and by which order" without touching payload. Entries are wide rows of words in hash order, so a
-sorted step walks them front to back, one cache line a key; growth copies front to back too. The kernels are in
-``kernels.index``; this is the shell that makes room.
+Invariant: there is an entry for exactly the keys whose current version must be known: live keys, and deleted ones whose
+order is kept. (Other deleted keys may linger until the table is rebuilt.) A lookup says what a key holds, and by which
+order, without touching payload. Entries are wide rows of words in hash order, so a sorted step walks them front to
+back, one cache line a key. Growth copies front to back too. The kernels are in ``kernels.index``; this is the shell
+that makes room.
 
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
 >>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
 >>> index.room(2)
 >>> index.write(np.array([-1, -1]), index.built, both, high, none, high, np.ones(2, np.uint8), np.empty((2, 0)), slot=3)
->>> held = index.seek(high, none, both)
->>> (held.reference & ~(OCCUPIED | LIVE)).tolist() == [3 << 40, (3 << 40) + 1], len(index)
+>>> prior = index.seek(high, none, both)
+>>> (prior.reference & ~(OCCUPIED | LIVE)).tolist() == [3 << 40, (3 << 40) + 1], len(index)
 (True, 2)
 """
-
-from __future__ import annotations
 
 import numpy as np
 
@@ -25,7 +23,7 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import index as kernels
 from ddflow.kernels.evict import evict
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.kernels.resolve import LIVE, OCCUPIED, Held
+from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 
 SPARE, LEAST, LOAD, CROWDED = 256, 1024, 0.7, 0.85
 """Spare slots at the end, the fewest others, how full they are made, how full some may be while the rest are let go."""
@@ -52,18 +50,18 @@ class Index:
 
     def seek(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, threads: Threads = ALONE
-    ) -> Held:
+    ) -> Prior:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
         empty = arena.room(n)
-        held = Held(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
+        prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
 
         def seek(begin: int, end: int) -> None:
-            span = held.span(begin, end)
+            span = prior.span(begin, end)
             kernels.seek(self.table, np.uint64(self.capacity), high, low, starts[begin:end], *span)
 
         threads.over(n, seek)
-        return held
+        return prior
 
     def write(
         self,
@@ -111,7 +109,7 @@ class Index:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
         kernels.redirect(self.table, places, references, np.uint64(OCCUPIED | LIVE))
 
-    def bury(self, places: Ints) -> None:
+    def drop_tombstones(self, places: Ints) -> None:
         """Let the entries at ``places``, of deleted keys, point at nothing; they go when the table is rebuilt."""
         kernels.redirect(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
         self.tombstones = self.tombstones or bool(places.size)
@@ -130,10 +128,10 @@ class Index:
 
         ``groups``: int64[m], of which of the keys at ``starts`` each reference is.
         """
-        held = self.seek(high, low, starts)
-        now = (held.reference & ~(OCCUPIED | LIVE))[groups]
-        there = (now == references) & (held.reference[groups] != 0)
-        return np.where(there, held.place[groups], -1)
+        prior = self.seek(high, low, starts)
+        now = (prior.reference & ~(OCCUPIED | LIVE))[groups]
+        there = (now == references) & (prior.reference[groups] != 0)
+        return np.where(there, prior.place[groups], -1)
 
     def walk(self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1) -> tuple[Ints, Ints]:
         """The references and places of all entries, or the live ones, of a range, in the order of identities.

@@ -1,10 +1,10 @@
-"""Joined: the arrangements of a state's partitions, read as the one that they are a cut of.
+"""Joined: the arrangements of a state's partitions, read as the one arrangement that they were cut from.
 
-Invariant: it answers every read as one arrangement of all their versions would, at every time; partition by partition,
-each in hash order. No key is in two of them, whatever they are cut by (a count stays where the rows that it counts
-stand together); but a partition that a step brought nothing may have been left as it was, and its own ``upper``, which
-is behind then, says nothing of what can be read. It is only read: it has no index, no batches and no runs of its own,
-and whoever looks into an arrangement looks into each of its `Arrangement.partitions`.
+Invariant: it answers every read as one arrangement of all their versions would, at every time: partition by partition,
+each in hash order. No key is in two partitions, however they are cut (a count stays with the rows that it counts). A
+step that brought nothing to a partition may have left it as it was; its ``upper`` is behind then, and does not say what
+can be read. A `Joined` is only read: it has no index, no batches and no runs. Code that looks into an arrangement looks
+into each of `Arrangement.partitions`.
 
 >>> import pyarrow as pa
 >>> from ddflow.trace.batch import Batch
@@ -22,8 +22,6 @@ and whoever looks into an arrangement looks into each of its `Arrangement.partit
 >>> misplaced(part(8), number=0, partitions=2)
 1
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
@@ -46,7 +44,7 @@ class Joined(Arrangement):
             catch_up(each, since, upper)
             each.index = partitions[0].index  # nothing is searched, and a thousand that are empty take memory
         self.latest = max(each.latest for each in partitions)
-        self.keys, self.buried = sum(p.keys for p in partitions), sum(p.tombstones for p in partitions)
+        self.keys, self.tombstones_counted = sum(p.keys for p in partitions), sum(p.tombstones for p in partitions)
 
     @property
     def partitions(self) -> Sequence[Arrangement]:

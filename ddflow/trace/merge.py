@@ -1,11 +1,11 @@
 """A merge in progress: runs that become one, a range of identities at a time, as far as was paid for.
 
-Invariant: at every moment what the inputs still hold and what the output holds already are together what the inputs
-held, less what no read at or after ``since`` can ask for; the ranges are disjoint, so nothing is told twice. So a
-merge of any size goes on beside the steps, none pays for all of it, and memory comes free as it goes. The index must
-be right after each piece, for it points into the inputs. Two ways to find what stays: where every version is at or
-before ``since``, the index itself names what lives, in hash order, and nothing is sorted; else the versions are sorted
-together and pruned. It does not decide when to merge (``spine.choose``) nor where output goes (``Target``).
+Invariant: at every moment the remaining inputs and the output together hold what the inputs held, less what no read at
+or after ``since`` can ask for. The ranges are disjoint, so no version is there twice. So a merge of any size goes on
+beside the steps, none pays for all of it, and memory comes free as it goes. The index points into the inputs, so it
+must be right after each piece. There are two ways to find what stays. If every version is at or before ``since``, the
+index names what lives, in hash order, and nothing is sorted. Otherwise the versions are sorted together and pruned.
+When to merge is decided by ``spine.choose``, where output goes by ``Target``.
 
 >>> import pyarrow as pa
 >>> from ddflow.time import Description
@@ -224,10 +224,10 @@ class RunMerge:
                 picked = by_index(index, slots, parts, self.first, last, time, keeps)
             else:
                 picked = by_sorting(slots, parts, since, self.whole and not keeps, index)
-            buried = picked.places[:0]
+            lapsed = picked.places[:0]
             if lapse is not None and self.whole and keeps:
                 out = useless(picked, since, lapse)
-                buried, picked = picked.places[out], picked.without(out) if out.any() else picked
+                lapsed, picked = picked.places[out], picked.without(out) if out.any() else picked
             self._verify(parts, slots)
             batch = picked.batch(slots, target is not None or slots.lasting) if picked.references.size else None
             if target is not None and batch is not None:
@@ -241,10 +241,10 @@ class RunMerge:
             self.output.add(part)
             if index is not None and target is None:
                 index.redirect(picked.places, part.references)
-        if lapse is not None and buried.size:
+        if lapse is not None and lapsed.size:
             if index is not None and target is None:
-                index.bury(buried[buried >= 0])
-            lapse.let_go(buried.size if index is None else int((buried >= 0).sum()))
+                index.drop_tombstones(lapsed[lapsed >= 0])
+            lapse.let_go(lapsed.size if index is None else int((lapsed >= 0).sum()))
         if index is not None and target is not None:
             index.evict(self.first, last, slots.members(parts))
         for part in parts:

@@ -11,8 +11,6 @@ b'{"type":"run","lower":0,"upper":7,"since":0,"parts":[[0,0,3]]}'
 -5
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta

@@ -1,10 +1,10 @@
-"""A run: what one step, or one merge, wrote: versions in hash order with a description, in one batch or several.
+"""A run: the output of one step or one merge: versions in hash order with a description, in one batch or several.
 
-Invariant: the parts are disjoint and ascending ranges of identities, and together they hold all that the run's
-description speaks of, but for what a merge has taken already: a merge eats its inputs from the least identity on, part
-by part, so that memory and disk come free as it goes. References name (slot, row), and must stay good while a run is
-half eaten; so parts remember where they now begin, and rows are never renumbered. `Slots` gives batches their
-numbers. A run does not know what is current; the index does.
+Invariant: the parts are disjoint, ascending ranges of identities. Together they hold all that the run's description
+covers, less what a merge has taken. A merge takes its inputs from the least identity on, part by part, so memory and
+disk come free as it goes. References name (slot, row) and must stay good in a run that is half taken. So parts remember
+where they now begin, and rows are never renumbered. `Slots` gives batches their numbers. A run does not know which
+versions are current; the index does.
 
 >>> import pyarrow as pa
 >>> from ddflow.time import Description
@@ -13,8 +13,6 @@ numbers. A run does not know what is current; the index does.
 >>> run.bite(slots, 7), len(run), run.bite(slots, 2**64 - 1), len(run)
 ([Part(slot=1, begin=0, end=2)], 1, [Part(slot=1, begin=2, end=3)], 0)
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,7 +59,7 @@ class Slots:
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self.held: list[Batch | None] = [None]
+        self.by_slot: list[Batch | None] = [None]
         self.free: list[int] = []
         self.pool = RowPool(schema)
         self.pool.put(0, None)
@@ -70,23 +68,23 @@ class Slots:
         self.files: dict[int, Any] = {}
 
     def __getitem__(self, slot: int) -> Batch:
-        batch = self.held[slot]
+        batch = self.by_slot[slot]
         assert batch is not None, f"slot {slot} is empty"
         return batch
 
     @property
     def batches(self) -> list[Batch]:
         """All batches, in the order of slots."""
-        return [batch for batch in self.held if batch is not None]
+        return [batch for batch in self.by_slot if batch is not None]
 
     def put(self, batch: Batch) -> Part:
         """Give a batch a number; all its rows as a part.  O(columns)."""
         if self.free:
             slot = self.free.pop()
-            self.held[slot] = batch
+            self.by_slot[slot] = batch
         else:
-            slot = len(self.held)
-            self.held.append(batch)
+            slot = len(self.by_slot)
+            self.by_slot.append(batch)
         self.pool.put(slot, batch.rows)
         self._weigh(batch, 1)
         return Part(slot, 0, batch.high.size)
@@ -95,7 +93,7 @@ class Slots:
         """Let a batch go: its memory when nobody looks at it any more, its file at once."""
         batch = self[slot]
         self._weigh(batch, -1)
-        self.held[slot] = None
+        self.by_slot[slot] = None
         self.pool.put(slot, None)
         self.free.append(slot)
         file = self.files.pop(slot, batch.mapped)
@@ -110,7 +108,7 @@ class Slots:
     def swap(self, slot: int, batch: Batch) -> None:
         """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
         self._weigh(self[slot], -1)
-        self.held[slot] = batch
+        self.by_slot[slot] = batch
         self.pool.put(slot, batch.rows)
         self._weigh(batch, 1)
 
@@ -122,7 +120,7 @@ class Slots:
 
     def members(self, parts: list[Part]) -> Flags:
         """uint8[slots]: 1 for those that the parts are of."""
-        out = np.zeros(len(self.held), np.uint8)
+        out = np.zeros(len(self.by_slot), np.uint8)
         out[[part.slot for part in parts]] = 1
         return out
 

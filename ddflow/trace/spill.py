@@ -15,10 +15,8 @@ most keys that are not there from touching the batch. It does not decide what is
 ([4, 9], [{'k': 'a'}, {'k': 'b'}], True)
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +26,7 @@ from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.search import search
 from ddflow.storage.batch_store import BatchStore, StoredBatch
+from ddflow.storage.closing import on_failure
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, filed, unfiled
 from ddflow.trace.records import BatchRecord
@@ -44,7 +43,7 @@ class BloomFilter(NamedTuple):
     words: Words
 
     @classmethod
-    def over(cls, high: Words, low: Words) -> BloomFilter:
+    def over(cls, high: Words, low: Words) -> Self:
         """Of sorted identities.  O(n)."""
         base, shift, size = cls.room(int(high[0]), int(high[-1]), high.size)
         words = np.zeros(size, np.uint64)
@@ -52,7 +51,7 @@ class BloomFilter(NamedTuple):
         return cls(base, shift, words)
 
     @classmethod
-    def of(cls, batch: Batch, words: pa.RecordBatch) -> BloomFilter:
+    def of(cls, batch: Batch, words: pa.RecordBatch) -> Self:
         """The one over a batch's identities whose words were written.  Raises `CorruptState` where they are not its."""
         over = cls.room(int(batch.high[0]), int(batch.high[-1]), len(batch))
         column = words.column(0)
@@ -98,11 +97,8 @@ def spilled(batch: Batch, batch_store: BatchStore) -> Batch:
     """The same batch in files.  O(bytes).  Raises what the place raises; no file is left then."""
     record, layout = filed(batch)
     columns = batch_store.write(record)
-    try:
+    with on_failure(columns.drop):
         return filtered(columns, layout, batch_store)
-    except BaseException:
-        columns.drop()
-        raise
 
 
 def filtered(columns: StoredBatch, layout: Layout, batch_store: BatchStore) -> Batch:

@@ -15,8 +15,6 @@ True
 True
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -65,12 +65,12 @@ class Hands:
 
     def epoch(self, inputs: Mapping[str, pa.Table]) -> tuple[Committed, dict[str, pa.Table]]:
         """One epoch: what was committed, and what its files hold."""
-        base = self.coordinator.begin()
+        start = self.coordinator.begin()
         columns = {name: tuple(input.bound.schema.names) for name, input in self.flow.inputs.items()}
         maps = [[chunk] for chunk in self._routed(inputs)]
         for stage in range(self.coordinator.cut.stages):
-            task = EpochStage(self.coordinator.cut, base, stage, columns, "a test", 1 << 30)
-            told = [self.task(task, number, maps) for number in range(base.partitions)]
+            task = EpochStage(self.coordinator.cut, start, stage, columns, "a test", 1 << 30)
+            told = [self.task(task, number, maps) for number in range(start.partitions)]
             maps = [[pa.Table.from_batches(each, PACKED) for each in attempts] for attempts in told]
         receipts = [
             Receipt.from_json(row["payload"], "a test")
@@ -79,7 +79,7 @@ class Hands:
             for row in each.to_pylist()
             if row["what"] == RECEIPT
         ]
-        committed = self.coordinator.finish(base, receipts)
+        committed = self.coordinator.finish(start, receipts)
         self.wake()
         return committed, self._outputs(committed)
 

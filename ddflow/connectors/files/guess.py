@@ -15,8 +15,6 @@ True
 ['date32[day]', 'string', 'timestamp[us]']
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Final
 

@@ -11,8 +11,6 @@ through a Python object, but bytes on their way to base64; lists are joined by A
 {"id":2,"tags":null,"p":{"x":null}}
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 
@@ -88,7 +86,7 @@ def _string(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise('"', text, '"', "")
 
 
-def _object(column: pa.StructArray) -> pa.Array:
+def _object(column: pa.Array) -> pa.Array:
     names = [field.name for field in column.type]
     parts: list[Any] = []
     for name, child in zip(names, column.flatten(), strict=True):

@@ -15,8 +15,6 @@ ddflow.errors.UnreadableInput: orders.xlsx: files of kind '.xlsx' are not known;
 .jsonl.gz, .ndjson, .ndjson.gz, .arrow, .feather, .arrows
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -12,8 +12,6 @@ Traceback (most recent call last):
 ddflow.errors.UnreadableInput: a.jsonl, line 2: brackets are nested more than 40 deep; mend the line, or leave it out
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +34,7 @@ class Bounds:
 
     def __call__(self, chunk: pa.Buffer) -> pa.Buffer:
         """The chunk.  O(bytes).  Raises `UnreadableInput`, naming the line."""
-        if beyond(np.frombuffer(chunk, np.uint8).copy(), DEPTH, SAMPLE, self._state) >= 0:
+        if beyond(np.frombuffer(memoryview(chunk), np.uint8).copy(), DEPTH, SAMPLE, self._state) >= 0:
             deep = self._state[0] > DEPTH
             found = f"brackets are nested more than {DEPTH} deep" if deep else f"it is longer than {SAMPLE:,} bytes"
             where = f"{self._path}, line {self._state[3] + 1:,}"

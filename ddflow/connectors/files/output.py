@@ -15,13 +15,11 @@ file would have a row group for each step. Memory stays bounded by what is gathe
 (False, '"id"\\n1\\n', 1)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import pyarrow as pa
 
@@ -30,6 +28,7 @@ from ddflow.connectors.files.reading import described
 from ddflow.connectors.files.wire import holds
 from ddflow.connectors.files.writers import Writer, writer
 from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput
+from ddflow.storage.closing import on_failure
 
 
 class FileOutput:
@@ -62,14 +61,11 @@ class FileOutput:
             self._writer.write(table.cast(self.schema))
         self.written += table.num_rows
 
-    def __enter__(self) -> FileOutput:
+    def __enter__(self) -> Self:
         with self._worded():
             self._file = open(self._aside, "xb")
-            try:
+            with on_failure(self._remove):
                 self._writer = writer(self._file, self.kind, self.schema)
-            except BaseException:
-                self._remove()
-                raise
         return self
 
     def __exit__(

@@ -15,8 +15,7 @@ either format of Arrow's, as its first bytes say.
 (2, [2])
 """
 
-from __future__ import annotations
-
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -37,7 +36,10 @@ _FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 class Columnar(File):
     """A file that knows its types: ``own``, as stored."""
 
-    own: pa.Schema
+    @property
+    @abstractmethod
+    def own(self) -> pa.Schema:
+        """The stored schema."""
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """The stored types."""
@@ -49,7 +51,7 @@ class ParquetFile(Columnar):
     """A Parquet file."""
 
     @cached_property
-    def _metadata(self) -> Any:
+    def _metadata(self) -> tuple[pq.FileMetaData, pa.Schema]:
         with reading(self.path, self.kind.name), pq.ParquetFile(self.path) as file:
             return file.metadata, _spelled(file.schema_arrow)
 
@@ -64,8 +66,10 @@ class ParquetFile(Columnar):
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Row group by row group.  Left to itself Arrow would fetch the whole file ahead."""
-        fetch = {"pre_buffer": False, "buffer_size": BUFFER}
-        with reading(self.path, self.kind.name), pq.ParquetFile(self.path, **fetch) as file:
+        with (
+            reading(self.path, self.kind.name),
+            pq.ParquetFile(self.path, pre_buffer=False, buffer_size=BUFFER) as file,
+        ):
             for batch in file.iter_batches(batch_size=ROWS):
                 batch.validate(full=True)
                 yield batch

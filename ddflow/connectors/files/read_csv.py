@@ -16,8 +16,6 @@ are not read.
 frozenset({DataType(string)}) [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}]
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,7 +29,7 @@ import pyarrow.csv as pc
 from ddflow.connectors.files.guess import ANY, SAMPLE, Possible, possible
 from ddflow.connectors.files.kinds import CSV
 from ddflow.connectors.files.reading import File, Types, check_width, described, misspelled, reading, unwrapped
-from ddflow.connectors.files.spelling import Misspelled, is_held, values
+from ddflow.connectors.files.spelling import Misspelled, is_spelled, values
 from ddflow.connectors.files.wire import holds, restored, wire
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
 
@@ -85,8 +83,8 @@ class CsvFile(File):
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Block by block."""
         meant = {name: schema.field(name).type for name in self.columns()}
-        held = {name for name, kind in meant.items() if name not in converted and is_held(kind)}
-        parsed = {name: pa.string() if name in held else wire(kind, CSV) for name, kind in meant.items()}
+        spelled = {name for name, kind in meant.items() if name not in converted and is_spelled(kind)}
+        parsed = {name: pa.string() if name in spelled else wire(kind, CSV) for name, kind in meant.items()}
         quotes = row = 0
 
         def counted(chunk: pa.Buffer) -> pa.Buffer:
@@ -97,7 +95,7 @@ class CsvFile(File):
         try:
             with self._opened(parsed, threads=True, seen=counted) as reader:
                 for batch in reader:
-                    yield self._typed(batch, meant, held, row)
+                    yield self._typed(batch, meant, spelled, row)
                     row += batch.num_rows
             if quotes % 2:
                 self._check_quotes()
@@ -106,16 +104,16 @@ class CsvFile(File):
             row = 0
             with self._opened(parsed) as reader:
                 for batch in reader:
-                    self._typed(batch, meant, held, row)
+                    self._typed(batch, meant, spelled, row)
                     row += batch.num_rows
             raise
 
-    def _typed(self, batch: pa.RecordBatch, meant: Types, held: Collection[str], before: int) -> pa.RecordBatch:
-        """The columns as their types: ``held`` ones to how values are spelled.  ``before``: rows of the file."""
+    def _typed(self, batch: pa.RecordBatch, meant: Types, spelled: Collection[str], before: int) -> pa.RecordBatch:
+        """The columns as their types: ``spelled`` ones to how values are spelled.  ``before``: rows of the file."""
         columns = []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:
-                columns.append(values(column, meant[name]) if name in held else restored(column, meant[name]))
+                columns.append(values(column, meant[name]) if name in spelled else restored(column, meant[name]))
             except Misspelled as error:
                 where = f"{self.path}, {_row(before + error.row + 2)}, column {name!r}"
                 raise misspelled(where, name, column[error.row].as_py(), meant[name]) from None

@@ -15,8 +15,6 @@ guessed from heads (``guess``); inside lists and objects they stay text. No pars
 ['id', 'on'] {'id': 2, 'on': None}
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -25,7 +23,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -82,15 +80,15 @@ class JsonFile(File):
         """Block by block."""
         meant = {field.name: field.type for field in schema}
         parsed = {name: wire(kind, JSON) for name, kind in meant.items()}
-        held = {name: kind for name, kind in meant.items() if name not in converted and not is_text(kind)}
-        exact = {name: kind for name, kind in held.items() if pat.is_decimal(kind)}
+        spelled = {name: kind for name, kind in meant.items() if name not in converted and not is_text(kind)}
+        exact = {name: kind for name, kind in spelled.items() if pat.is_decimal(kind)}
         try:
             with self._opened(parsed, "error") as reader:
                 for batch in reader:
                     batch.validate(full=True)
                     with reading(self.path, self.kind.name):
                         typed = _typed(batch, meant)
-                    exact |= {name: kind for name, kind in held.items() if _is_large(typed.column(name))}
+                    exact |= {name: kind for name, kind in spelled.items() if _is_large(typed.column(name))}
                     yield typed
         except DdflowError:
             self._locate(parsed, meant)
@@ -148,7 +146,7 @@ class JsonFile(File):
                         raise misspelled(f"{self.path}, line {number:,}, column {name!r}", name, str(text), kind)
 
     @contextmanager
-    def _opened(self, types: Types, unexpected: str) -> Iterator[Any]:
+    def _opened(self, types: Types, unexpected: str) -> Iterator[pa.RecordBatchReader]:
         parse = pj.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior=unexpected)
         with reading(self.path, self.kind.name):
             plain = unwrapped(self.path, self.kind)  # not closed here, see there

@@ -13,8 +13,6 @@ Traceback (most recent call last):
 ddflow.errors.UnreadableInput: orders.parquet: Corrupt snappy compressed data; is it a whole Parquet file?
 """
 
-from __future__ import annotations
-
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping

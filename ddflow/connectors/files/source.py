@@ -19,8 +19,6 @@ differs is the one whose rows would be wrong.  What a row means is not known her
 [[{'id': 2, 'city': 'Basel'}], []]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -19,8 +19,6 @@ all, and neither overflows nor underflows.  Decimals have no exponent.
 1
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from typing import Final
 
@@ -48,7 +46,7 @@ class Misspelled(ValueError):
         self.row = row
 
 
-def is_held(kind: pa.DataType) -> bool:
+def is_spelled(kind: pa.DataType) -> bool:
     """Whether Arrow's readers take more for a value of a type than what spells one, so that its texts are wanted."""
     return bool(pat.is_decimal(kind) or (pat.is_primitive(kind) and not pat.is_timestamp(kind)))
 

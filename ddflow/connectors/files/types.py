@@ -12,8 +12,6 @@ ListType(list<item: struct<at: date32[day], tags: list<item: string>>>)
 Decimal128Type(decimal128(12, 2))
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -119,8 +117,7 @@ def _with_arguments(given: str, lower: str) -> pa.DataType:
                 return pa.map_(parse_type(inner[0]), parse_type(inner[1]))
             case "struct" if inner:
                 return pa.struct([pa.field(column, kind) for column, kind in map(_field, inner)])
-    names = [*_SQL, *_ARROW, "decimal(12,2)", "list<...>", "struct<...>", "map<...>"]
-    near = get_close_matches(lower, names, 1)
+    near = get_close_matches(lower, [*_SQL, *_ARROW, "decimal(12,2)", "list<...>", "struct<...>", "map<...>"], 1)
     raise SpecError(
         f"type {given!r}",
         "there is no such type",

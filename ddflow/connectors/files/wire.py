@@ -13,8 +13,6 @@ digits: decimals are quoted in JSON, where a number would be rounded by most rea
 (DataType(string), DataType(date32[day]))
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 
@@ -87,8 +85,7 @@ def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if is_bytes(kind):
             return pa.array([_bytes(text) for text in column.to_pylist()], kind)
         if pat.is_time(kind):
-            unit = pa.timestamp(kind.unit)
-            return pc.binary_join_element_wise("1970-01-01", column, " ").cast(unit).cast(kind)
+            return pc.binary_join_element_wise("1970-01-01", column, " ").cast(pa.timestamp(kind.unit)).cast(kind)
         if pat.is_null(kind) and column.null_count < len(column):
             raise ValueError("a value in a column of type null")
         if pat.is_float16(kind) or pat.is_duration(kind):
@@ -124,12 +121,12 @@ def _relisted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     values, ends = restored(column.flatten(), element(kind)), ends_of(column)
     null = column.is_null() if column.null_count else None
     if pat.is_map(kind):
-        return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), *values.flatten(), type=kind, mask=null)
+        keys, items = values.flatten()
+        return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, items, type=kind, mask=null)
     if pat.is_large_list(kind):
         return pa.LargeListArray.from_arrays(pa.array(ends), values, type=kind, mask=null)
     plain_kind = kind if pat.is_list(kind) else pa.list_(kind.value_field)
-    lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=plain_kind, mask=null)
-    return lists.cast(kind)
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=plain_kind, mask=null).cast(kind)
 
 
 def plain(column: pa.Array) -> pa.Array:

@@ -13,8 +13,6 @@ synced here.
 b'{"id":1}\\n{"id":null}\\n'
 """
 
-from __future__ import annotations
-
 import gzip
 from abc import ABC, abstractmethod
 from typing import IO, Any
@@ -49,21 +47,21 @@ class Gathering(Writer):
 
     def __init__(self, out: Any, rows: int, options: dict[str, int]) -> None:
         self._out, self._most, self._options = out, rows, options
-        self._held: list[pa.Table] = []
+        self._waiting: list[pa.Table] = []
 
     def write(self, table: pa.Table) -> None:
         """Append rows, at once or with later ones."""
         if not table.num_rows:
             return
-        self._held.append(table)
-        full = sum(held.num_rows for held in self._held) >= self._most
-        if full or sum(held.nbytes for held in self._held) >= GATHERED_BYTES:
+        self._waiting.append(table)
+        full = sum(table.num_rows for table in self._waiting) >= self._most
+        if full or sum(table.nbytes for table in self._waiting) >= GATHERED_BYTES:
             self._hand_on()
 
     def _hand_on(self) -> None:
-        if self._held:
-            self._out.write_table(pa.concat_tables(self._held).combine_chunks(), **self._options)
-            self._held = []
+        if self._waiting:
+            self._out.write_table(pa.concat_tables(self._waiting).combine_chunks(), **self._options)
+            self._waiting = []
 
     def close(self) -> None:
         """Hand on the rest and write the footer."""

@@ -13,8 +13,6 @@ says which is whose, and which state the folder belongs to. Every call goes thro
 (['by_city-03b9d52a719159e2', 'outputs.json'], True)
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable

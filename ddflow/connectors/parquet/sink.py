@@ -21,8 +21,6 @@ never touched. A folder that is not there, or not on this machine, has no leftov
 True
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,16 +1,16 @@
 """Pending events of one input: push by push in, out in the order of time, resident or spilled.
 
-Invariant: an event put in comes out of exactly one ``seal``, the first whose upper is above its time; what comes out is
-in the order of times and, within a time, of arrival. Pushes arrive in any order of times, most of them nearly sorted,
-and sealing must cost what is released, not what waits, be it ten million events or more than memory holds. Nothing is
-released by a step that may still be refused: the engine peeks, resolves, and seals when it is sure; what was peeked is
-kept for that. The batcher does not resolve events, nor look at their columns.
+Invariant: an event comes out of exactly one ``seal``, the first whose upper is above its time. Events come out in the
+order of times and, within a time, of arrival. Pushes arrive in any order of times, most of them nearly sorted. A seal
+costs what it releases, not what waits, be it ten million events or more than memory holds. A step that may still be
+refused releases nothing: the engine peeks, resolves, and seals when it is sure; the batcher keeps what was peeked for
+that. It does not resolve events, nor look at their columns.
 
 >>> import numpy as np
 >>> import pyarrow as pa
 >>> batcher, times = Batcher(), np.array([5, 3])
->>> batcher.add(Sealed(pa.record_batch({"k": ["late", "early"]}), times, times, np.array([0, 1])))
->>> batcher.seal(4).events.to_pylist(), len(batcher)
+>>> batcher.add(Events(pa.record_batch({"k": ["late", "early"]}), times, times, np.array([0, 1])))
+>>> batcher.seal(4).rows.to_pylist(), len(batcher)
 ([{'k': 'early'}], 1)
 """
 
@@ -22,7 +22,7 @@ from typing import Final
 from ddflow.dataflow.batcher.chunks import chunks, rows_of
 from ddflow.dataflow.batcher.run import PendingRun
 from ddflow.dataflow.batcher.runs import LARGE, Runs, to_spill
-from ddflow.operators.upsert.events import Sealed, joined
+from ddflow.operators.upsert.events import Events, joined
 from ddflow.storage.batch_store import BatchStore
 
 PIECE: Final = 1 << 16
@@ -34,7 +34,7 @@ class Batcher:
 
     def __init__(self) -> None:
         self.runs, self.pending = Runs(), 0
-        self._peeked: tuple[int, Sealed | None] | None = None
+        self._peeked: tuple[int, Events | None] | None = None
         """What the last peek gave, until anything changes."""
 
     def __len__(self) -> int:
@@ -43,14 +43,14 @@ class Batcher:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that pending events hold.  O(1)."""
-        return self.runs.held
+        return self.runs.bytes_resident
 
     @property
     def mapped(self) -> int:
         """Bytes of the files that hold the others.  O(1)."""
         return self.runs.mapped
 
-    def add(self, run: Sealed) -> None:
+    def add(self, run: Events) -> None:
         """Take in the events of one push, in the order of arrival or of time.  The rows are referred to, not copied.
 
         O(n log n) where times are out of order, else O(n); and merging, O(log pending) amortised for each event.
@@ -60,14 +60,14 @@ class Batcher:
             self.runs.push(PendingRun.resident(run.in_order()))
             self.pending += run.times.size
 
-    def with_run(self, run: Sealed) -> Batcher:
+    def with_run(self, run: Events) -> Batcher:
         """A batcher that also holds these events; this one is as before.  Runs are shared.  O(runs) more than `add`."""
         both = Batcher()
         both.runs, both.pending = self.runs.copy(), self.pending
         both.add(run)
         return both
 
-    def peek(self, upper: int) -> Sealed | None:
+    def peek(self, upper: int) -> Events | None:
         """What ``seal`` would release, which stays, or None.  O(released log released).
 
         The result is kept for a `seal` with the same upper, or until anything else is asked for.
@@ -77,16 +77,16 @@ class Batcher:
             self._peeked = (upper, joined(parts) if parts else None)
         return self._peeked[1]
 
-    def seal(self, upper: int) -> Sealed | None:
+    def seal(self, upper: int) -> Events | None:
         """Release the events at times below ``upper``, or None.  O(released log released), or O(runs) once peeked."""
-        sealed = self.peek(upper)
+        events = self.peek(upper)
         self._peeked = None
-        if sealed is not None:
+        if events is not None:
             self.runs.advance(upper)
-            self.pending -= sealed.times.size
-        return sealed
+            self.pending -= events.times.size
+        return events
 
-    def released(self, upper: int) -> tuple[int, Iterator[Sealed]]:
+    def released(self, upper: int) -> tuple[int, Iterator[Events]]:
         """What ``seal`` would release, when that may be more than memory takes: how many, and these in pieces.
 
         A piece has at most 65,536 events and some 8 MB, refers to its run's columns, and is in order by itself; pieces
@@ -118,9 +118,9 @@ class Batcher:
             return
         written: list[PendingRun] = []
         try:
-            for sealed in chunks(chosen, rows_of(chosen, chunk)):
-                written.append(PendingRun.spilled(batch_store, sealed))
-                del sealed  # before the next takes memory
+            for events in chunks(chosen, rows_of(chosen, chunk)):
+                written.append(PendingRun.spilled(batch_store, events))
+                del events  # before the next takes memory
         except BaseException:
             for run in written:
                 assert run.file is not None

@@ -1,23 +1,21 @@
-"""An inventory of pending events: runs as plain values and files, for a commit; and the batcher they stand for.
+"""An inventory of pending events: runs as plain values and files, for a commit; and a batcher made of them again.
 
-Invariant: `restore` gives a batcher that releases, at every seal, what the one that `take` was asked of would have. A
-commit must cost what changed, so a run is written once, when it is new, and what has been released of it since is said
-by where it begins; runs that are merged are written anew, each event once a size class.
+Invariant: the batcher that `restore` gives releases at every seal what the one given to `take` would have. A commit
+must cost what changed. So a run is written once, when it is new, and the inventory says from which event on it still
+waits. Merged runs are written anew, so each event is written once a size class.
 
 >>> import numpy as np, pyarrow as pa
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.storage.memory import MemoryStore
 >>> batch_store, batcher, times = BatchStore(MemoryStore()), Batcher(), np.array([3, 5])
 >>> rows = pa.record_batch({"k": ["early", "late"]})
->>> batcher.add(Sealed(rows, times, times, np.array([0, 1])))
->>> batcher.seal(4).events.to_pylist()
+>>> batcher.add(Events(rows, times, times, np.array([0, 1])))
+>>> batcher.seal(4).rows.to_pylist()
 [{'k': 'early'}]
 >>> again = restore(take(batcher, batch_store), "an example", rows.schema, batch_store, spilled=False)
->>> again.seal(6).events.to_pylist()
+>>> again.seal(6).rows.to_pylist()
 [{'k': 'late'}]
 """
-
-from __future__ import annotations
 
 import pyarrow as pa
 
@@ -53,9 +51,9 @@ def take(batcher: Batcher, batch_store: BatchStore) -> list[PendingRecord]:
     """
     out = []
     for run in batcher.runs.by_least:
-        run.stored = stored = run.stored or batch_store.save(filed(run.sealed))
-        advanced, columns = run.sealed.original is not run.sealed.times, run.sealed.events.schema.names
-        rows = int(run.sealed.times.size)
+        run.stored = stored = run.stored or batch_store.save(filed(run.events))
+        advanced, columns = run.events.original is not run.events.times, run.events.rows.schema.names
+        rows = int(run.events.times.size)
         out.append(PendingRecord(stored.blob, rows, int(run.begin), advanced, run.final, columns, stored.compressed))
     return out
 
@@ -93,12 +91,12 @@ def _run(record: PendingRecord, schema: pa.Schema, batch_store: BatchStore, spil
     kept = batch_store.open(record.file, pa.schema(fields), rows, record.compressed)
     if any(column.null_count for column in kept.batch.columns[: len(own)]):
         raise CorruptState(what, f"a time of {record.file.name} is null", MEND)
-    sealed = unfiled(kept.batch, record.advanced)
-    if not bool((sealed.times[1:] >= sealed.times[:-1]).all()):
+    events = unfiled(kept.batch, record.advanced)
+    if not bool((events.times[1:] >= events.times[:-1]).all()):
         raise CorruptState(what, f"the times of {record.file.name} are not in order", MEND)
     if names != schema.names:
-        columns = [sealed.events.column(f.name) if f.name in names else pa.nulls(rows, f.type) for f in schema]
-        sealed = sealed._replace(events=pa.RecordBatch.from_arrays(columns, schema=schema))
+        columns = [events.rows.column(f.name) if f.name in names else pa.nulls(rows, f.type) for f in schema]
+        events = events._replace(rows=pa.RecordBatch.from_arrays(columns, schema=schema))
     if spilled:
-        return PendingRun(sealed, record.begin, 0, kept, True)
-    return PendingRun(sealed, record.begin, int(sealed.events.nbytes) + sealed.kept, None, record.final, kept)
+        return PendingRun(events, record.begin, 0, kept, True)
+    return PendingRun(events, record.begin, int(events.rows.nbytes) + events.kept, None, record.final, kept)

@@ -6,31 +6,29 @@ at the same times, one chunk's worth between two cuts, and joined chunk by chunk
 than a chunk, no cut by time helps: they are given run by run. It does not keep or write anything.
 
 >>> import pyarrow as pa
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> def run(*times):
 ...     t = np.array(times)
-...     return PendingRun.resident(Sealed(pa.record_batch({"n": t}), t, t, t))
+...     return PendingRun.resident(Events(pa.record_batch({"n": t}), t, t, t))
 >>> [chunk.times.tolist() for chunk in chunks([run(1, 4, 7, 8), run(2, 3, 5, 6)], 3)]
 [[1, 2], [3, 4, 5], [6, 7, 8]]
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ddflow.dataflow.batcher.run import PendingRun
-from ddflow.operators.upsert.events import Sealed, joined
+from ddflow.operators.upsert.events import Events, joined
 
 
 def rows_of(runs: Sequence[PendingRun], size: int) -> int:
     """How many events of these take ``size`` bytes, one at least.  O(runs)."""
-    taken = sum(run.held if run.file is None else run.file.nbytes for run in runs)
-    return max(size * sum(run.sealed.times.size for run in runs) // max(taken, 1), 1)
+    taken = sum(run.bytes_resident if run.file is None else run.file.nbytes for run in runs)
+    return max(size * sum(run.events.times.size for run in runs) // max(taken, 1), 1)
 
 
-def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Sealed]:
+def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
     """The events that wait in ``runs``, in chunks of about ``rows``, 3 x ``rows`` at most. A chunk of one run is a
     slice.
 
@@ -39,8 +37,8 @@ def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Sealed]:
     """
     begins = [run.begin for run in runs]
     for cut in [*_cuts(runs, rows), None]:
-        ends = [run.sealed.times.size if cut is None else max(run.place(cut), run.begin) for run in runs]
-        parts = [run.sealed.cut(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
+        ends = [run.events.times.size if cut is None else max(run.place(cut), run.begin) for run in runs]
+        parts = [run.events.cut(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
         if sum(part.times.size for part in parts) <= 3 * rows:
             if parts:
                 yield joined(parts)
@@ -55,6 +53,6 @@ def _cuts(runs: Sequence[PendingRun], rows: int) -> list[int]:
     """Ascending times with about ``rows`` events between each two, unless they have one time."""
     # Every time taken stands for `step` events; the last few of a run are not counted, at most half of `rows` in all.
     step = max(rows // (2 * len(runs)), 1)
-    times = np.sort(np.concatenate([run.sealed.times[run.begin + step - 1 :: step] for run in runs]))
+    times = np.sort(np.concatenate([run.events.times[run.begin + step - 1 :: step] for run in runs]))
     every = max(rows // step, 1)
     return [int(time) for time in np.unique(times[every - 1 :: every])]

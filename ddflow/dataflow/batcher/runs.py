@@ -1,19 +1,19 @@
 """The runs of one batcher, by their least time: few that overlap, however many pushes there were.
 
-Invariant: a run that releases nothing is not touched by a seal, and nothing is counted anew. Of one size class fewer
-than ``FAN`` runs wait to be merged, and fewer than ``LARGE`` bytes; so n events pushed one by one leave O(log n) small
-runs. What has been merged to ``LARGE`` bytes is *final*, cut by time into chunks, of which a time is in one: a seal
-consumes them one after the other, and their memory goes with them. Pushes may be of one event or of a million, in any
-order of times; merging each into one sorted whole would cost O(n) a push, merging none would cost every seal a visit to
-each, and one large run would keep all its memory until its last event goes. An event is copied once a class, O(n log
-n) in all; no merge is of more than 2 x ``LARGE`` bytes. A copy of a `Runs` shares them.
+Invariant: a seal does not touch a run that releases nothing, and nothing is counted anew. Of one size class fewer than
+``FAN`` runs wait to be merged, and fewer than ``LARGE`` bytes; so n events pushed one by one leave O(log n) small runs.
+Events that were merged to ``LARGE`` bytes are *final*: they are cut by time into chunks, with each time in one chunk. A
+seal consumes them one after the other, and their memory goes with them. A push may have one event or a million. Merging
+each push into one sorted whole would cost O(n) a push; merging none would cost every seal a visit to each; one large
+run would keep all its memory until its last event goes. An event is copied once a class, O(n log n) in all, and no
+merge is of more than 2 x ``LARGE`` bytes. A copy of a `Runs` shares them.
 
 >>> import numpy as np, pyarrow as pa
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> runs = Runs()
 >>> for i in range(1000):
 ...     n = np.array([1000 - i])
-...     runs.push(PendingRun.resident(Sealed(pa.record_batch({"n": n}), n, n, np.array([i]))))
+...     runs.push(PendingRun.resident(Events(pa.record_batch({"n": n}), n, n, np.array([i]))))
 >>> len(runs.by_least) < 3 * FAN, runs.by_least[0].least
 (True, 1)
 """
@@ -39,13 +39,14 @@ LEAST = attrgetter("least")
 
 
 class Runs:
-    """``by_least``: the runs.  ``held``: bytes of the resident ones.  ``mapped``: bytes of the files of the others."""
+    """``by_least``: the runs.  ``bytes_resident``: bytes of the resident ones.  ``mapped``: bytes of the files of the
+    others."""
 
-    __slots__ = ("by_least", "classes", "fresh", "held", "mapped")
+    __slots__ = ("by_least", "bytes_resident", "classes", "fresh", "mapped")
 
     def __init__(self) -> None:
         self.by_least: list[PendingRun] = []
-        self.held = self.mapped = 0
+        self.bytes_resident = self.mapped = 0
         self.classes: dict[int, tuple[int, int]] = {}
         """Of the runs that will be merged, by class: how many, and their bytes."""
         self.fresh: PendingRun | None = None
@@ -55,13 +56,13 @@ class Runs:
         """Runs that change apart from these.  O(runs)."""
         out = Runs()
         out.by_least, out.classes = self.by_least.copy(), self.classes.copy()
-        out.held, out.mapped, out.fresh = self.held, self.mapped, self.fresh
+        out.bytes_resident, out.mapped, out.fresh = self.bytes_resident, self.mapped, self.fresh
         return out
 
     def push(self, run: PendingRun) -> None:
         """Put in a new run, to which the caller's memory belongs.  What waits of the one before is here to stay."""
         fresh, self.fresh = self.fresh, run
-        if fresh is not None and (fresh.wasteful or fresh.held >= LARGE):
+        if fresh is not None and (fresh.wasteful or fresh.bytes_resident >= LARGE):
             self.swap([fresh], kept(fresh))
         self.add(run)
 
@@ -69,8 +70,8 @@ class Runs:
         """Put a run in, and merge its class when that is due.  O(log runs), and O(log n) amortised for each event."""
         insort(self.by_least, run, key=LEAST)
         self._count(run, 1)
-        number, held = self.classes.get(of := class_of(run), (0, 0))
-        if number >= FAN or (number > 1 and held >= LARGE):
+        number, bytes_resident = self.classes.get(of := class_of(run), (0, 0))
+        if number >= FAN or (number > 1 and bytes_resident >= LARGE):
             self.swap(due := self.of_class(of), merged(due))
 
     def below(self, upper: int) -> list[PendingRun]:
@@ -110,34 +111,36 @@ class Runs:
 
     def _count(self, run: PendingRun, sign: int) -> None:
         """Count a run in, or out."""
-        self.held += sign * run.held
+        self.bytes_resident += sign * run.bytes_resident
         self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
         if of := class_of(run):
-            number, held = self.classes.get(of, (0, 0))
-            self.classes[of] = (number + sign, held + sign * run.held)
+            number, bytes_resident = self.classes.get(of, (0, 0))
+            self.classes[of] = (number + sign, bytes_resident + sign * run.bytes_resident)
 
     def _check(self) -> None:
         """Assert the invariant."""
         # By least time, and the totals are those of the runs.
         assert [run.least for run in self.by_least] == sorted(run.least for run in self.by_least)
-        assert self.held == sum(run.held for run in self.by_least)
+        assert self.bytes_resident == sum(run.bytes_resident for run in self.by_least)
         assert self.mapped == sum(run.file.nbytes for run in self.by_least if run.file is not None)
         classes = {of: self.of_class(of) for of in set(map(class_of, self.by_least)) - {0}}
-        counted = {of: (len(runs), sum(run.held for run in runs)) for of, runs in classes.items()}
+        counted = {of: (len(runs), sum(run.bytes_resident for run in runs)) for of, runs in classes.items()}
         assert {of: each for of, each in self.classes.items() if each != (0, 0)} == counted
         # Few of a class.
-        assert all(number < FAN and (number == 1 or held < LARGE) for number, held in counted.values())
+        assert all(
+            number < FAN and (number == 1 or bytes_resident < LARGE) for number, bytes_resident in counted.values()
+        )
         assert self.fresh is None or any(run is self.fresh for run in self.by_least)
         for run in self.by_least:
-            times, arrival = run.sealed.times, run.sealed.arrival
+            times, arrival = run.events.times, run.events.arrival
             # No run is empty; each is in the order of times, then of arrival.
             assert 0 <= run.begin < times.size
             assert bool(((times[1:] > times[:-1]) | (times[1:] == times[:-1]) & (arrival[1:] > arrival[:-1])).all())
-            assert run.sealed.events.num_rows == times.size
+            assert run.events.rows.num_rows == times.size
             # A file is as it was written; memory is counted where there is none.
             if run.file is not None:
                 run.file.verify()
-            assert (run.held == 0) == (run.file is not None)
+            assert (run.bytes_resident == 0) == (run.file is not None)
 
 
 def size_class(size: int) -> int:
@@ -147,7 +150,7 @@ def size_class(size: int) -> int:
 
 def class_of(run: PendingRun) -> int:
     """Which runs a run is merged with: the resident ones of its size class; 0 for none."""
-    return 0 if run.final or run.held >= LARGE else size_class(run.held)
+    return 0 if run.final or run.bytes_resident >= LARGE else size_class(run.bytes_resident)
 
 
 def merged(runs: Sequence[PendingRun]) -> list[PendingRun]:
@@ -169,13 +172,15 @@ def to_spill(runs: Runs, at_most: int, chunk: int) -> list[PendingRun]:
     Files of less than half of ``chunk`` bytes that earlier spills left are written anew with them, ``FAN`` of a size
     class at a time, so that there are never many: each event is written once a class.
     """
-    chosen, held = [], runs.held
-    for run in sorted(runs.by_least, key=lambda run: (run.final, run.least if run.final else run.held), reverse=True):
-        if held <= at_most:
+    chosen, bytes_resident = [], runs.bytes_resident
+    for run in sorted(
+        runs.by_least, key=lambda run: (run.final, run.least if run.final else run.bytes_resident), reverse=True
+    ):
+        if bytes_resident <= at_most:
             break
         if run.file is None:
             chosen.append(run)
-            held -= run.held
+            bytes_resident -= run.bytes_resident
     small: dict[int, list[PendingRun]] = {}
     for run in runs.by_least if chosen else ():
         if run.file is not None and run.file.nbytes < chunk // 2:

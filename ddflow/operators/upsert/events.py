@@ -1,15 +1,15 @@
-"""Sealed events: rows of one input with the bookkeeping of each, in the order of their times.
+"""Events: rows of one input with the bookkeeping of each, in the order of their times.
 
-Invariant: `joined` gives the events of all its parts in the order of times and, within a time, of arrival. Parts are
-sorted each, but they interleave in both, depending on how pushes were cut and merged; a sort by two columns costs
-twenty times one of plain words. So times are sorted with the place of each event as the lower bits of a word, which is
-right whenever parts arrived one after the other, is checked to be right, and is done once more by arrival where it is
-not. It does not know where the columns live.
+Invariant: `joined` gives the events of all its parts in the order of times and, within a time, of arrival. Each part is
+sorted, but the parts interleave in both, depending on how pushes were cut and merged. A sort by two columns costs
+twenty times a sort of plain words. So times are sorted with the place of each event in the lower bits of a word. That
+is right if parts arrived one after the other. The result is checked, and sorted once more by arrival where it is not
+right. Where the columns live is not known here.
 
 >>> import pyarrow as pa
->>> late, early = (Sealed(pa.record_batch({"k": [k]}), *(np.array([n]) for n in (t, t, a)))
+>>> late, early = (Events(pa.record_batch({"k": [k]}), *(np.array([n]) for n in (t, t, a)))
 ...                for k, t, a in (("late", 5, 0), ("early", 3, 1)))
->>> joined([late, early]).events.column("k").to_pylist()
+>>> joined([late, early]).rows.column("k").to_pylist()
 ['early', 'late']
 """
 
@@ -26,10 +26,10 @@ FEW: Final = 512
 """Below so many events one sort of two columns is cheaper than the setting up of another."""
 
 
-class Sealed(NamedTuple):
+class Events(NamedTuple):
     """n events of one input, in the order of their times."""
 
-    events: pa.RecordBatch
+    rows: pa.RecordBatch
     times: Ints
     """int64[n]: the time each is stamped with."""
     original: Ints
@@ -41,34 +41,34 @@ class Sealed(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of these rows and their bookkeeping; what else lies in the same buffers is not counted.  O(columns)."""
-        return int(self.events.nbytes) + self.kept
+        return int(self.rows.nbytes) + self.kept
 
     @property
     def kept(self) -> int:
         """Bytes of the bookkeeping."""
         return (2 if self.original is self.times else 3) * self.times.nbytes
 
-    def cut(self, begin: int, end: int) -> Sealed:
+    def cut(self, begin: int, end: int) -> Events:
         """The events [begin, end), without a copy."""
         times = self.times[begin:end]
         original = times if self.original is self.times else self.original[begin:end]
-        return Sealed(self.events.slice(begin, end - begin), times, original, self.arrival[begin:end])
+        return Events(self.rows.slice(begin, end - begin), times, original, self.arrival[begin:end])
 
-    def copied(self) -> Sealed:
+    def copied(self) -> Events:
         """The same events in memory of their own, which refers to nothing else.  O(n)."""
         times = self.times.copy()
         original = times if self.original is self.times else self.original.copy()
-        return Sealed(pa.concat_batches([self.events]), times, original, self.arrival.copy())
+        return Events(pa.concat_batches([self.rows]), times, original, self.arrival.copy())
 
-    def in_order(self) -> Sealed:
+    def in_order(self) -> Events:
         """The same events sorted by time, arrival kept within a time.  O(n), or O(n log n) when they were not."""
         order = by_time(self.times)
         return self if order is None else self._picked(order)
 
-    def _picked(self, order: Ints) -> Sealed:
+    def _picked(self, order: Ints) -> Events:
         times = self.times[order]
         original = times if self.original is self.times else self.original[order]
-        return Sealed(self.events.take(pa.array(order)), times, original, self.arrival[order])
+        return Events(self.rows.take(pa.array(order)), times, original, self.arrival[order])
 
 
 def by_time(times: Ints) -> Ints | None:
@@ -88,15 +88,15 @@ def by_time(times: Ints) -> Ints | None:
     return packed
 
 
-def joined(parts: list[Sealed]) -> Sealed:
+def joined(parts: list[Events]) -> Events:
     """Several chunks as one, in the order of times, then of arrival.  ``parts``: each in that order.  O(n log n)."""
     if len(parts) == 1:
         return parts[0]
     parts = sorted(parts, key=lambda part: int(part.arrival[0]))
-    events = pa.concat_batches([part.events for part in parts])
+    rows = pa.concat_batches([part.rows for part in parts])
     times, arrival = (np.concatenate([getattr(part, name) for part in parts]) for name in ("times", "arrival"))
     shared = all(part.original is part.times for part in parts)
-    both = Sealed(events, times, times if shared else np.concatenate([part.original for part in parts]), arrival)
+    both = Events(rows, times, times if shared else np.concatenate([part.original for part in parts]), arrival)
     order = by_time(times)
     if not _in_sequence(both, order):
         # Parts that were cut from, or merged of, the same pushes may interleave in arrival within a time.
@@ -106,7 +106,7 @@ def joined(parts: list[Sealed]) -> Sealed:
     return both if order is None else both._picked(order)
 
 
-def _in_sequence(sealed: Sealed, order: Ints | None) -> bool:
+def _in_sequence(events: Events, order: Ints | None) -> bool:
     """Whether events that are in the order of times are also in that of arrival within a time."""
-    times, arrival = (a if order is None else a[order] for a in (sealed.times, sealed.arrival))
+    times, arrival = (a if order is None else a[order] for a in (events.times, events.arrival))
     return bool(((arrival[1:] > arrival[:-1]) | (times[1:] > times[:-1])).all())

@@ -1,12 +1,12 @@
 """Expiry at work: which keys a step forgets before it resolves, and which of its events come too late for that.
 
 Invariant: when a step begins, every key whose order is below the horizon (the greatest order of all steps before, less
-the time to live) holds nothing, whether the step has events of it or not; the horizon only rises, so what is forgotten
-once stays forgotten. Nobody may look at all keys in every step. A deleted key needs no work at all: its tombstone's
-order says that it is forgotten, whoever meets it (a step, a merge) compares. A live key gets a deletion of its own, by
-its own order, so that nothing older shows through; to find them, all orders are looked at once in an eighth of the time
-to live, and those that will be due until the next time are kept aside, sorted. So a key costs a few looks in its
-life. It emits nothing: the deletion is an event that nobody gave, resolved like any other.
+the time to live) holds nothing, whether the step has events of it or not. The horizon only rises, so a forgotten key
+stays forgotten. No step may look at all keys. A deleted key needs no work: a step or a merge that meets its tombstone
+compares the tombstone's order. A live key gets a deletion by its own order, so nothing older shows through. To find
+such keys, all orders are looked at once in an eighth of the time to live, and the keys that will be due until the next
+time are kept aside, sorted. So a key costs a few looks in its life. The deletion is an event that nobody gave; it is
+resolved like any other.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))
@@ -16,8 +16,6 @@ life. It emits nothing: the deletion is an event that nobody gave, resolved like
 ...     engine.step({}, time=2)["seen"].to_pylist()
 [{'id': 1, 'at': 80, '_time': 2, '_diff': -1}]
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary
@@ -29,7 +27,7 @@ from ddflow.columns.hashing import NONE, Ints, RowHashes, Words
 from ddflow.columns.rows import gathered
 from ddflow.columns.sorting import sort
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.horizon import AHEAD, Bools, Horizons
 from ddflow.operators.upsert.keyed import Keyed, Seen
 from ddflow.operators.upsert.ordering import LEAST, Order
@@ -50,12 +48,12 @@ class Expiring:
         self.refuses = bound.spec.expiry.on_forgotten == "refuse"
         self.forgotten = 0
         self._until: int | None = None
-        self._until_graves: int | None = None
+        self._until_tombstones: int | None = None
         self._written = 0
         self._words, self._high, self._low = np.empty(0, np.int64), NONE, NONE
         self._fresh: list[tuple[Ints, Words, Words]] = []
         self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
-        arranged.lapses(self.horizons.of_graves)
+        arranged.lapses(self.horizons.lapsed_tombstones)
 
     # Before a step
 
@@ -68,15 +66,15 @@ class Expiring:
         rows, tombstones = self.horizons.rows, self.horizons.tombstones
         if tombstones is None:
             return NONE, NONE
-        if _beyond(rows, self._until) or (_beyond(tombstones, self._until_graves) and self._worth()):
+        if _beyond(rows, self._until) or (_beyond(tombstones, self._until_tombstones) and self._worth()):
             self._survey(rows, tombstones)
         n = self._in_order(rows)
         if not n:
             return NONE, NONE
         by = sort(self._high[:n], self._low[:n])
         starts = by.starts[:-1]
-        held = self.arranged.seek(by.high, by.low, starts)
-        now = starts[self.horizons.lapsed(held) & (held.reference & LIVE != 0)]
+        prior = self.arranged.seek(by.high, by.low, starts)
+        now = starts[self.horizons.lapsed(prior) & (prior.reference & LIVE != 0)]
         return by.high[now], by.low[now] if by.low.size else NONE
 
     def _worth(self) -> bool:
@@ -85,12 +83,12 @@ class Expiring:
         Nothing depends on it but when merges drop them, and a time to live may be shorter than a step.
         """
         came = self.arranged.written - self._written
-        return self._until_graves is None or came * AHEAD >= self.arranged.keys
+        return self._until_tombstones is None or came * AHEAD >= self.arranged.keys
 
     def _survey(self, rows: int | None, tombstones: int) -> None:
         """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
         horizons, self._written = self.horizons, self.arranged.written
-        most = self._until_graves = horizons.ahead(tombstones, horizons.shorter)
+        most = self._until_tombstones = horizons.ahead(tombstones, horizons.shorter)
         if rows is not None and horizons.ttl is not None:
             self._until = horizons.ahead(rows, horizons.ttl)
             most = max(most, self._until)
@@ -126,49 +124,49 @@ class Expiring:
         return 0 if rows is None else int(np.searchsorted(self._words, max(rows, LEAST + 1)))
 
     def woven(
-        self, pieces: Iterable[Sealed], due: tuple[Words, Words], time: int, most: int | None
-    ) -> Iterator[Sealed]:
+        self, pieces: Iterable[Events], due: tuple[Words, Words], time: int, most: int | None
+    ) -> Iterator[Events]:
         """A step's pieces with an event for each key that is due, that nobody gave and that deletes it.
 
         ``pieces``: ranges of identities, ascending.  ``most``: how many such events a piece may have, None for any.
         O(events + keys due).
         """
         high, low = due
-        for sealed in pieces:
-            ids, _ = self.keys.of(sealed.events)
+        for events in pieces:
+            ids, _ = self.keys.of(events.rows)
             end = int(np.searchsorted(high, ids.max(), side="right")) if most is not None and ids.size else high.size
-            yield from self._split_up(sealed, ids, (high[:end], low[:end]), time, most)
+            yield from self._split_up(events, ids, (high[:end], low[:end]), time, most)
             high, low = high[end:], low[end:]
         if high.size:
             yield from self._split_up(None, NONE, (high, low), time, most)
 
     def _split_up(
-        self, sealed: Sealed | None, ids: Words, due: tuple[Words, Words], time: int, most: int | None
-    ) -> Iterator[Sealed]:
+        self, events: Events | None, ids: Words, due: tuple[Words, Words], time: int, most: int | None
+    ) -> Iterator[Events]:
         high, low = due
         cuts = np.unique(high[most - 1 : -1 : most]) if most is not None and high.size else NONE
         where, of = np.searchsorted(cuts, high), np.searchsorted(cuts, ids)
         for number in range(cuts.size + 1):
             begin, end = np.searchsorted(where, [number, number + 1])
             forgotten = self._deleting(high[begin:end], low[begin:end], time) if begin < end else None
-            part = sealed if sealed is None or not cuts.size else _taken(sealed, np.flatnonzero(of == number))
+            part = events if events is None or not cuts.size else _taken(events, np.flatnonzero(of == number))
             if part is not None and part.times.size:
                 yield part if forgotten is None else _with(part, forgotten)
             elif forgotten is not None:
                 yield forgotten
 
-    def _deleting(self, high: Words, low: Words, time: int) -> Sealed:
+    def _deleting(self, high: Words, low: Words, time: int) -> Events:
         """Events that delete keys by the very orders that these hold.  O(n)."""
         n = high.size
-        held = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
+        prior = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
         names = list(self.bound.spec.key)
         schema = pa.schema([self.bound.row_schema.field(name) for name in names])
-        columns = dict(zip(names, gathered(self.arranged.pool(), held.reference, schema), strict=True))
-        columns[self.horizons.field.name] = self.horizons.values(held.order)
+        columns = dict(zip(names, gathered(self.arranged.pool(), prior.reference, schema), strict=True))
+        columns[self.horizons.field.name] = self.horizons.values(prior.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
-        events = self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
+        rows = self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
         times = np.full(n, time)
-        return Sealed(events, times, times, NOBODY + np.arange(n))
+        return Events(rows, times, times, NOBODY + np.arange(n))
 
     # In a step
 
@@ -177,22 +175,22 @@ class Expiring:
 
         Their verdict is ``forgotten``, or they are deletions that nobody gave, of keys that have events.  O(events).
         """
-        sealed, full = keyed.sealed, keyed.full
-        given = sealed.arrival < NOBODY
-        own = self.horizons.words(sealed.events)
-        named = given if full is None else given & (sealed.arrival < full)
+        events, full = keyed.events, keyed.full
+        given = events.arrival < NOBODY
+        own = self.horizons.words(events.rows)
+        named = given if full is None else given & (events.arrival < full)
         most, forgotten = self.horizons.most(own[named]), int((~given).sum())
         if self.horizons.greatest is None:
             return keyed._replace(seen=Seen(most))
-        held, permutation, starts = keyed.held, keyed.by.permutation, keyed.by.starts
-        lapsed = self.horizons.lapsed(held)
-        held.reference[lapsed] |= LAPSED
+        prior, permutation, starts = keyed.prior, keyed.by.permutation, keyed.by.starts
+        lapsed = self.horizons.lapsed(prior)
+        prior.reference[lapsed] |= LAPSED
         late = np.zeros(given.size, np.bool_)
         if self.refuses and full is None:
             late = given & self.horizons.below(own, self.horizons.tombstones, [0])
             if late.any():
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
-                late[permutation] &= (lapsed | (held.reference == 0))[group]
+                late[permutation] &= (lapsed | (prior.reference == 0))[group]
         if forgotten and permutation.size:
             # A key that has events of its own is forgotten by those.
             stands = given & ~late
@@ -200,7 +198,7 @@ class Expiring:
             late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))
         if late.any():
             keyed = keyed.without(~late)
-        again = keyed.held.reference & (LAPSED | LIVE) == LAPSED
+        again = keyed.prior.reference & (LAPSED | LIVE) == LAPSED
         seen = Seen(most, forgotten, int((~given & ~late).sum()) - int(again.sum()))
         return keyed._replace(seen=seen, left=np.flatnonzero(late))
 
@@ -231,12 +229,12 @@ def _picked(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words,
     return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
 
 
-def _taken(sealed: Sealed, rows: Ints) -> Sealed:
-    return Sealed(sealed.events.take(pa.array(rows)), sealed.times[rows], sealed.original[rows], sealed.arrival[rows])
+def _taken(events: Events, rows: Ints) -> Events:
+    return Events(events.rows.take(pa.array(rows)), events.times[rows], events.original[rows], events.arrival[rows])
 
 
-def _with(sealed: Sealed, more: Sealed) -> Sealed:
+def _with(events: Events, more: Events) -> Events:
     """Events, and behind them those that nobody gave."""
-    events = pa.concat_batches([sealed.events, more.events])
-    times = np.concatenate([sealed.times, more.times])
-    return Sealed(events, times, times, np.concatenate([sealed.arrival, more.arrival]))
+    rows = pa.concat_batches([events.rows, more.rows])
+    times = np.concatenate([events.times, more.times])
+    return Events(rows, times, times, np.concatenate([events.arrival, more.arrival]))

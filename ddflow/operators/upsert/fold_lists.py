@@ -1,9 +1,9 @@
 """Columns that grow: lists that are appended to, lists of distinct elements, lists of values, texts that are joined.
 
-Invariant: a key's list after a moment is what it held and what was folded since it was cleared, in that order; null
-where that is nothing, which an empty list is not. Payload of any type is moved by Arrow only, once, so all is settled
-on row numbers before; one key's list may come out after each of many moments; a list that was too long at any time
-refuses the step; and 32-bit offsets reach 2 GiB.
+Invariant: a key's list after a time is what it held and what was folded since it was cleared, in that order. It is null
+if nothing was, which is not the empty list. Only Arrow moves payload, of any type, and once, so everything is settled
+on row numbers before. A key may show a list after each of many times. A list that is too long at any time refuses the
+step. 32-bit offsets reach 2 GiB.
 
 >>> import numpy as np
 >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
@@ -13,10 +13,8 @@ refuses the step; and 32-bit offsets reach 2 GiB.
 ['a;b;c']
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
@@ -56,14 +54,14 @@ class Parts(NamedTuple):
     stretches: Ints
     """int64[s + 1]: where in parts each stretch begins."""
     begins: Ints
-    """int64[m]: where in parts the list of each moment begins."""
+    """int64[m]: where in parts the list of each (key, time) begins."""
     stops: Ints
     """int64[m]: and where it ends; there too where there is no list."""
 
     @classmethod
-    def of(cls, walked: Walked, action: Flags, column: pa.Array, held: pa.Array) -> Parts:
-        """What makes each key's list.  O(places + moments)."""
-        m, most = walked.moments.size - 1, walked.permutation.size + len(held)
+    def of(cls, walked: Walked, action: Flags, column: pa.Array, held: pa.Array) -> Self:
+        """What makes each key's list.  O(places + (key, time) groups)."""
+        m, most = walked.key_times.size - 1, walked.permutation.size + len(held)
         parts, stretches = np.empty(most, np.int64), np.empty(most + 1, np.int64)
         begins, stops = np.empty(m, np.int64), np.empty(m, np.int64)
         made, opened = contributions(
@@ -73,11 +71,12 @@ class Parts(NamedTuple):
 
     @property
     def empty(self) -> Array:
-        """bool[m]: which moments have no list."""
+        """bool[m]: which (key, time) groups have no list."""
         return np.equal(self.begins, self.stops)
 
     def ranges(self, ends: Ints) -> tuple[Ints, Ints | None]:
-        """The moments' lists as ranges of elements, of which those before each part are counted by ``ends``, q + 1.
+        """The lists of the (key, time) groups as ranges of elements, of which those before each part are counted by
+        ``ends``, q + 1.
 
         Returns int64[m + 1], where each begins in the result, and which element is at each place of that; None where
         that is all of them as they are.  O(m + the result).
@@ -106,7 +105,7 @@ def grown(
     name: str,
     key: Callable[[int], str],
 ) -> pa.Array:
-    """Each key's list after each moment: append, union and collect.
+    """Each key's list after each of its times: append, union and collect.
 
     column: the events' cells; held: what keys hold, of ``kind``, the type of the result.  ``key``: the key of a part,
     as text.  Returns m cells of ``kind``.  Raises `ListTooLong`, `TooLarge`.  O(elements of all lists).
@@ -115,8 +114,7 @@ def grown(
     ends = np.zeros(parts.parts.size + 1, np.int64)
     np.cumsum(sizes[parts.parts], out=ends[1:])
     elements = _spelled(first[parts.parts], ends)
-    given = column if strategy.name == "collect" else column.values
-    children = _both(given, held.values, name)
+    children = _both(column if strategy.name == "collect" else column.values, held.values, name)
     if strategy.name == "union":
         kept = np.empty(elements.size, np.uint8)
         hashes = value_hashes(pa.Table.from_arrays([children], ["value"]), secret)
@@ -182,7 +180,7 @@ def _limited(strategy: Strategy, parts: Parts, ends: Ints, rows: int, name: str,
 
 
 def joined(separator: str, kind: pa.DataType, parts: Parts, column: pa.Array, held: pa.Array, name: str) -> pa.Array:
-    """Each key's texts after each moment, joined.
+    """Each key's texts after each of its times, joined.
 
     column, held: of ``kind``.  Returns m cells of ``kind``, null where there is no text.  Raises `TooLarge`.  O(bytes).
     """
@@ -194,8 +192,7 @@ def joined(separator: str, kind: pa.DataType, parts: Parts, column: pa.Array, he
         _too_large(name, f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB")
     wide = pa.large_string()
     texts = _taken(_both(column.cast(wide), held.cast(wide), name), listed, name)
-    lists = pa.LargeListArray.from_arrays(pa.array(offsets), texts)
-    out = pc.binary_join(lists, pa.scalar(separator, wide))
+    out = pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), texts), pa.scalar(separator, wide))
     if parts.empty.any():
         out = pc.if_else(pa.array(parts.empty), pa.scalar(None, wide), out)
     return out.cast(kind)

@@ -11,8 +11,6 @@ are added. Decimals are added unscaled: a column has one scale.
 [-150, 0]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Context, Decimal
 from typing import NoReturn
@@ -55,14 +53,14 @@ def added(
     name: str,
     named: Callable[[int], str],
 ) -> pa.Array:
-    """Each key's sum after each moment, null where nothing was added up.
+    """Each key's sum after each of its times, null where nothing was added up.
 
     walked, action: as `kernels.fold.choose` takes them.  column: the events' cells, n; held: what the g keys hold;
     both of ``kind``.  ``name`` of the column and ``named``, of a group's key, are for the error.  Returns m cells of
     ``kind``.  Raises `MergeOverflow`.  O(places + n + g).
     """
     had = validity(held) if held.null_count else np.ones(len(held), np.uint8)
-    there = np.empty(walked.moments.size - 1, np.uint8)
+    there = np.empty(walked.key_times.size - 1, np.uint8)
     if pat.is_floating(kind):
         values = _floats(kind, walked, action, column, held, had, there)
     elif pat.is_uint64(kind) or (pat.is_decimal(kind) and kind.precision > SHORT):

@@ -1,9 +1,9 @@
 """Folds: one column of merged rows, made for all keys at once from what they hold and the cells of their events.
 
-Invariant: each strategy's column is a function of the walk, the events' cells and the held ones, and changes nothing;
-so a step can be refused after any number of columns. A choice of cell is given as references, which move no payload
-and need no type, and everything else as values; both must mean the same inside a struct, where a field has no row that
-a reference could name; and the held values, which cost a gather, are asked for only where the strategy looks at them.
+Invariant: the column is a function of the walk, the events' cells and the held ones, and changes nothing, so a step can
+be refused after any number of columns. A choice of cell is given as references, which move no payload and need no type;
+everything else is given as values. Both must mean the same inside a struct, where a field has no row that a reference
+could name. The held values cost a gather, so they are read only where the strategy looks at them.
 
 >>> import numpy as np
 >>> from ddflow.plan.merge.strategy import last_non_null, sum
@@ -14,8 +14,6 @@ a reference could name; and the held values, which cost a gather, are asked for 
 >>> fold(last_non_null(), *of).tolist(), fold(sum(), *of).to_pylist()
 ([0], [12])
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
@@ -78,7 +76,7 @@ def fold(
     named: Callable[[int], str],
     name: str,
 ) -> Ints | pa.Array:
-    """What each key shows of a column after each moment.
+    """What each key shows of a column after each of its times.
 
     ``kind``: the type of the result, which is that of ``column``, but for a list of it under ``collect``.  ``action``:
     uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`).  ``column``: the events' n cells, by row.
@@ -115,7 +113,7 @@ def _chosen(strategy: Strategy, walked: Walked, action: Flags, column: pa.Array,
         had = held_there(values)
         if rule >= GREATEST:
             words, before = ranked(column, values)
-    out = np.empty(walked.moments.size - 1, np.int64)
+    out = np.empty(walked.key_times.size - 1, np.int64)
     choose(walked, action, counts, words, references, had, before, rule, out)
     return out
 
@@ -165,8 +163,8 @@ def _group(walked: Walked, part: int, rows: int) -> int:
     if part >= rows:
         return part - rows
     place = int(np.flatnonzero(walked.permutation == part)[0])
-    moment = int(np.searchsorted(walked.moments, place, "right")) - 1
-    return int(np.searchsorted(walked.keys, moment, "right")) - 1
+    key_time = int(np.searchsorted(walked.key_times, place, "right")) - 1
+    return int(np.searchsorted(walked.keys, key_time, "right")) - 1
 
 
 def _given(values: pa.Array) -> pa.Array:
@@ -190,7 +188,7 @@ def _fields(
     references = np.where(there, np.arange(n, n + len(held)), NOTHING)
     # The struct is null after a BLANK, so a field's first event is still to come.
     action = np.minimum(action, np.uint8(CLEAR))
-    shown = np.empty(walked.moments.size - 1, np.int64)
+    shown = np.empty(walked.key_times.size - 1, np.int64)
     choose(walked, action, counts, NO_WORDS, references, there.view(np.uint8), NO_WORDS, LAST, shown)
     named_fields, default = dict(strategy.parts or ()), strategy.default or last_non_null()
     children = []
@@ -199,8 +197,7 @@ def _fields(
         each = named_fields.get(field.name, default)
         if each.name in RULES:
             chosen = _chosen(each, walked, action, given, counts, Cells(references, partial(_given, before)))
-            places = pa.array(chosen, mask=chosen == NOTHING)
-            children.append(pa.concat_arrays([given, before]).take(places))
+            children.append(pa.concat_arrays([given, before]).take(pa.array(chosen, mask=chosen == NOTHING)))
         else:
             children.append(
                 _made(each, field.type, walked, action, given, before, secret, named, f"{name}.{field.name}")

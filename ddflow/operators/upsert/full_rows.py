@@ -5,19 +5,17 @@ words of their own (text, decimals) are ranked among the events of the step and 
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import ints
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.plan.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
 >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
->>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> keyed = state.keyed(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
 >>> full = FullRows(state, keyed, since=0)
 >>> full.value[0] == full.value[1], full.rows.num_rows
 (np.False_, 3)
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -38,11 +36,11 @@ class FullRows:
 
     def __init__(self, state: UpsertState, keyed: Keyed, since: int) -> None:
         self.state, self.keyed, self.by, self.mark = state, keyed, keyed.by, keyed.mark
-        order, sealed, expiring = state.order, keyed.sealed, state.expiring
+        order, events, expiring = state.order, keyed.events, state.expiring
         assert isinstance(order, Order)
-        self.order, self.rows = order, sealed.events
+        self.order, self.rows = order, events.rows
         self.value = state.values.values(self.rows.select(state.bound.tracked).columns, self.rows.num_rows)
-        self.words = order.of(sealed.events, sealed.original, keyed.gone)
+        self.words = order.of(events.rows, events.original, keyed.gone)
         if order.ranks:
             self._rank(order)
         forgets = expiring is not None and expiring.forgets
@@ -70,11 +68,11 @@ class FullRows:
         """See `Weighed.winner_orders`."""
         order, winner, events = self.order, out.winner[rows], self.rows
         groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])
-        held = self._held_rows(groups) if order.hidden and groups.size else None
+        prior = self._prior_rows(groups) if order.hidden and groups.size else None
         if groups.size:
-            values = order.values(self.keyed.held.order[groups], held)
-        place = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
-        place = pa.array(place, mask=winner == NOTHING)
+            values = order.values(self.keyed.prior.order[groups], prior)
+        at = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
+        place = pa.array(at, mask=winner == NOTHING)
         made = []
         for i, field in enumerate(order.fields):
             parts = [events.column(field.name)]
@@ -84,20 +82,20 @@ class FullRows:
             made.append(pa.concat_arrays(parts).take(place))
         return made
 
-    def _held_rows(self, groups: Ints) -> pa.Table:
+    def _prior_rows(self, groups: Ints) -> pa.Table:
         arranged = self.state.arranged
-        return gather(arranged.pool(), self.keyed.held.reference[groups], arranged.schema)
+        return gather(arranged.pool(), self.keyed.prior.reference[groups], arranged.schema)
 
     def _rank(self, order: Order) -> None:
         """Rank what has no word of its own, among the events and what their keys hold."""
-        held = self.keyed.held
-        groups = np.flatnonzero(held.reference != 0) if order.keeps else np.empty(0, np.int64)
-        old = held.order[groups] if order.keeps else np.empty((0, order.width), np.int64)
-        rows = self._held_rows(groups) if groups.size else None
-        lives = (held.reference[groups] & LIVE != 0).astype(np.uint8)
-        order.rank(self.keyed.sealed.events, self.keyed.gone, self.words, rows, lives, old, self.state.secret)
+        prior = self.keyed.prior
+        groups = np.flatnonzero(prior.reference != 0) if order.keeps else np.empty(0, np.int64)
+        old = prior.order[groups] if order.keeps else np.empty((0, order.width), np.int64)
+        rows = self._prior_rows(groups) if groups.size else None
+        lives = (prior.reference[groups] & LIVE != 0).astype(np.uint8)
+        order.rank(self.keyed.events.rows, self.keyed.gone, self.words, rows, lives, old, self.state.secret)
         if groups.size:
-            held.order[groups] = old
+            prior.order[groups] = old
 
     def _by_order(self) -> Narrow:
         """The permutation with each key and time's events in the order of their base words: ties stand side by side."""
@@ -108,10 +106,10 @@ class FullRows:
 
     def tie(self, row: int) -> TieRefused:
         """See `Weighed.tie`."""
-        spec, events = self.state.bound.spec, self.keyed.sealed.events
-        key, order = (shown_row(events.select(list(names)), row) for names in (spec.key, spec.order_by))
+        spec, rows = self.state.bound.spec, self.keyed.events.rows
+        key, order = (shown_row(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
         return TieRefused(
             f"a step of {self.state.bound.name!r}",
-            f"the key {key} has two events of order {order} at time {self.keyed.sealed.times[row]}",
+            f"the key {key} has two events of order {order} at time {self.keyed.events.times[row]}",
             "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
         )

@@ -17,8 +17,6 @@ that is ``expiring``.
 (90, 100, [True, False, True])
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints
-from ddflow.kernels.resolve import LIVE, Held
+from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.operators.upsert.ordering import LEAST, Order, column_words, needs_flag, value_of
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.plan.bind import Bound
@@ -107,15 +105,15 @@ class Horizons:
             out &= (word < horizon) | null
         return out
 
-    def of_graves(self, order: Ints) -> Bools:
+    def lapsed_tombstones(self, order: Ints) -> Bools:
         """bool[m]: which deleted keys, by their orders, are forgotten.  O(m)."""
         return self.below(order, self.tombstones)
 
-    def lapsed(self, held: Held) -> Bools:
+    def lapsed(self, prior: Prior) -> Bools:
         """bool[g]: which keys hold what is forgotten.  O(g)."""
-        live = held.reference & LIVE != 0
-        out: Bools = self.below(held.order, self.rows) & live
-        out |= self.of_graves(held.order) & ~live & (held.reference != 0)
+        live = prior.reference & LIVE != 0
+        out: Bools = self.below(prior.order, self.rows) & live
+        out |= self.lapsed_tombstones(prior.order) & ~live & (prior.reference != 0)
         return out
 
     def most(self, own: Ints) -> int | None:

@@ -15,8 +15,8 @@ import numpy as np
 
 from ddflow.columns.hashing import Flags, Ints, Narrow
 from ddflow.columns.sorting import Sorted
-from ddflow.kernels.resolve import Held
-from ddflow.operators.upsert.events import Sealed
+from ddflow.kernels.resolve import Prior
+from ddflow.operators.upsert.events import Events
 
 
 class Seen(NamedTuple):
@@ -38,13 +38,13 @@ class Seen(NamedTuple):
 class Keyed(NamedTuple):
     """n events of g keys."""
 
-    sealed: Sealed
+    events: Events
     times: Ints
     """int64: the step's distinct times, ascending."""
     settled: bool
     """Whether all of them are at or before ``since``, where one time does for all versions."""
     by: Sorted
-    held: Held
+    prior: Prior
     """What each of the g keys holds."""
     built: int
     """The number of the index's table in which they were looked up."""
@@ -62,11 +62,11 @@ class Keyed(NamedTuple):
 
     def without(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Keyed:
         """Without the events for which ``stays`` is false, and the keys that have no others.  O(n)."""
-        by, held = self.by, self.held
+        by, prior = self.by, self.prior
         here = stays[by.permutation]
         counts = np.add.reduceat(here, by.starts[:-1], dtype=np.int64)
         groups = counts > 0
         starts = np.concatenate([[0], np.cumsum(counts[groups])]).astype(np.int32)
         low = by.low[here] if by.low.size else by.low
-        kept = Held(held.place[groups], held.reference[groups], held.value[groups], held.order[groups])
-        return self._replace(by=Sorted(by.permutation[here], by.high[here], low, starts), held=kept)
+        kept = Prior(prior.place[groups], prior.reference[groups], prior.value[groups], prior.order[groups])
+        return self._replace(by=Sorted(by.permutation[here], by.high[here], low, starts), prior=kept)

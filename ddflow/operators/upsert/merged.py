@@ -7,7 +7,7 @@ cell from where it is, derive, resolve. A cell may come from any event of the st
 columns of one row from different ones; and of the events it is the last folded one that gets the row's verdict.
 
 >>> import pyarrow as pa
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
@@ -17,12 +17,10 @@ columns of one row from different ones; and of the events it is the last folded 
 >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
 >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1], "n": [1, 2], "city": ["Bern", None]}, schema)
->>> merged = upsert.resolve(Sealed(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
+>>> merged = upsert.resolve(Events(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
 >>> merged.updates(schema).to_table(schema, None).to_pylist(), merged.verdict.tolist()
 ([{'k': 1, 'n': 3, 'city': 'Bern', '_diff': 1}], [5, 7])
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -60,7 +58,7 @@ class MergedRows(Walking):
     def _make(self) -> None:
         """Fold all columns, and put the rows together that they make."""
         arranged, merging, spec = self.upsert.arranged, self.merging, self.upsert.bound.spec
-        first = self.steps.permutation.take(self.steps.moments[:-1]).astype(np.int64)
+        first = self.steps.permutation.take(self.steps.key_times[:-1]).astype(np.int64)
         columns: dict[str, pa.Array] = {}
         for field in arranged.schema:
             if field.name in spec.key:
@@ -84,9 +82,9 @@ class MergedRows(Walking):
         self.value = self.upsert.values.values(self.made.select(self.upsert.bound.tracked).columns, self.made.num_rows)
 
     def _let_go(self) -> bool:
-        """Let the first moment of each key go whose row is a no-op: the next one folds over what is stored.
+        """Skip the first time of each key at which its row is a no-op: the next one folds over what is stored.
 
-        So a moment's events are skipped by the folds; whether there was one.  Only columns that do not count differ.
+        The folds then skip its events.  Returns whether there was one.  Only columns that do not count differ.
         """
         steps, m = self.steps, self.places.size
         shown: Words = np.empty(m, np.uint64)
@@ -94,16 +92,16 @@ class MergedRows(Walking):
         live, first = self.taken.live != 0, steps.keys[:-1]
         before, lived = np.empty(m, np.uint64), np.empty(m, np.bool_)
         before[1:], lived[1:] = shown[:-1], live[:-1]
-        before[first], lived[first] = self.held.value, self.status == ROW
+        before[first], lived[first] = self.prior.value, self.status == ROW
         same = live & lived & (shown == before) & (self.taken.last >= 0)
         same[steps.keys[1:] - 1] = False  # nothing comes after the last one of a key
         key = np.repeat(np.arange(first.size), np.diff(steps.keys))
-        same &= np.maximum.reduceat(self.action != SKIP, steps.moments[:-1], axis=1).any(axis=0)
+        same &= np.maximum.reduceat(self.action != SKIP, steps.key_times[:-1], axis=1).any(axis=0)
         gone = np.flatnonzero(same)
         gone = gone[np.unique(key[gone], return_index=True)[1]]
-        let_go = np.zeros(m, np.bool_)
-        let_go[gone] = True
-        self.action = np.where(np.repeat(let_go, np.diff(steps.moments)), np.uint8(SKIP), self.action)
+        skipped = np.zeros(m, np.bool_)
+        skipped[gone] = True
+        self.action = np.where(np.repeat(skipped, np.diff(steps.key_times)), np.uint8(SKIP), self.action)
         return bool(gone.size)
 
     def _orders(self) -> dict[str, pa.Array]:
@@ -114,7 +112,7 @@ class MergedRows(Walking):
         for name, (each, part) in kept.items():
             field = each.field.with_name(name).with_nullable(True)
             set_by = self._set_by(each.group, part, name)
-            if self.merging.cells and self.sealed.events.column(each.field.name).null_count:
+            if self.merging.cells and self.events.rows.column(each.field.name).null_count:
                 out[name] = self._inheriting(set_by[self.places], each.field, field)
             else:
                 out[name] = self._cell(set_by, field)
@@ -151,7 +149,7 @@ class MergedRows(Walking):
             action = self._raised(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
         every = bool(group) or self.merging.cells or name.startswith("_tie_")
-        counts = np.empty(0, np.uint8) if every else validity(self.sealed.events.column(self.plain_name(name)))
+        counts = np.empty(0, np.uint8) if every else validity(self.events.rows.column(self.plain_name(name)))
         held = self.held_references() if name in self.upsert.arranged.schema.names and self.order.keeps else None
         cells = np.where(self.status != NONE, held, NOTHING) if held is not None and not self.over else None
         start, walked = cells, self.steps
@@ -164,9 +162,9 @@ class MergedRows(Walking):
         return out
 
     def _raised(self, group: int) -> Flags:
-        """uint8[n], by place: TAKE for the events whose order is the one that a group runs by after their moment."""
+        """uint8[n], by place: TAKE for the events whose order is the one that a group runs by after their time."""
         steps, span = self.steps, slice(int(self.order.spans[group, 0]), int(self.order.spans[group, 2]))
-        runs = np.repeat(self.taken.running[:, span], np.diff(steps.moments), axis=0)
+        runs = np.repeat(self.taken.running[:, span], np.diff(steps.key_times), axis=0)
         return np.where((self.own[steps.permutation, span] == runs).all(axis=1), TAKE, SKIP)
 
     def _cell(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
@@ -184,7 +182,7 @@ class MergedRows(Walking):
         low = np.repeat(self.keyed.by.low.take(at), counts) if self.keyed.by.low.size else self.keyed.by.low
         self.permutation = np.empty(m, np.int32)
         self.permutation[self.places] = np.arange(m, dtype=np.int32)
-        first = steps.permutation.take(steps.moments[:-1])[self.places]
+        first = steps.permutation.take(steps.key_times[:-1])[self.places]
         self.mark = (self.keyed.mark.take(first) | 1) - self.taken.live[self.places].astype(np.int32)
         self.by = Sorted(self.permutation, high, low, steps.keys)
         words = self.taken.running[self.places] if self.order.words else np.empty((m, 0), np.int64)
@@ -214,12 +212,13 @@ class MergedRows(Walking):
     def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
         """For each of some events, the values of ``order_by`` that its key runs by after that time.  O(events)."""
         steps, m = self.steps, self.places.size
-        moment = np.full(self.sealed.times.size, -1)
-        moment[steps.permutation] = np.repeat(np.arange(m), np.diff(steps.moments))
+        key_time = np.full(self.events.times.size, -1)
+        key_time[steps.permutation] = np.repeat(np.arange(m), np.diff(steps.key_times))
         stands: Ints = np.empty(m, np.int64)
         stands[self.places] = np.arange(m)
-        none = moment[rows] < 0
-        at, stood = pa.array(moment[rows], mask=none), pa.array(stands[moment[rows]] if m else moment[rows], mask=none)
+        none = key_time[rows] < 0
+        at = pa.array(key_time[rows], mask=none)
+        stood = pa.array(stands[key_time[rows]] if m else key_time[rows], mask=none)
         made_, running, live = [], self.taken.running, self.taken.live != 0
         if self.merging.cells:  # of a deleted key the order of its latest delete, which stands behind that of its row
             wide = self.order.width
@@ -237,7 +236,7 @@ class MergedRows(Walking):
                 continue
             if name not in self.made.schema.names:  # no order is held from one time to the next
                 set_by = self._set_by(0, 0, field.name)
-                given = self.sealed.events.column(field.name)
+                given = self.events.rows.column(field.name)
                 made_.append(given.take(pa.array(set_by, mask=set_by == NOTHING)).take(at))
                 continue
             made_.append(self.made.column(name).take(stood))

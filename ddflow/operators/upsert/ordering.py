@@ -18,7 +18,7 @@ together with those of the keys it touches. Deciding is the kernel's; nothing is
 [[3], [-9223372036854775808]]
 """
 
-from __future__ import annotations
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -123,37 +123,37 @@ class Order:
         events: pa.RecordBatch,
         gone: Flags,
         order: Ints,
-        held: pa.Table | None,
+        prior: pa.Table | None,
         lives: Flags,
-        held_order: Ints,
+        prior_order: Ints,
         secret: Secret,
     ) -> None:
         """Write the ranked words of events and of what keys hold, in place.
 
-        ``held``: the payload of the m keys that hold an order (None where orders are not kept); ``lives``: which of
-        them are live; ``held_order``: int64[m, width].  O((n + m) log).
+        ``prior``: the payload of the m keys that hold an order (None where orders are not kept); ``lives``: which of
+        them are live; ``prior_order``: int64[m, width].  O((n + m) log).
         """
         n = events.num_rows
         if self.ranks_base:
             names = [f.name for f in self.fields]
-            ranks = self._ranked(events, names, held, [f"_order_{x}" for x in names], secret)
-            order[:, self.base - 1], held_order[:, self.base - 1] = ranks[:n], ranks[n:]
+            ranks = self._ranked(events, names, prior, [f"_order_{x}" for x in names], secret)
+            order[:, self.base - 1], prior_order[:, self.base - 1] = ranks[:n], ranks[n:]
         if self.ranks_rows:
             names = [f.name for f in self.rows]
-            ranks = self._ranked(events, names, held, names, secret) + 1
+            ranks = self._ranked(events, names, prior, names, secret) + 1
             order[:, self.base] = np.where(gone == 0, ranks[:n], 0)
-            held_order[:, self.base] = np.where(lives != 0, ranks[n:], 0)
+            prior_order[:, self.base] = np.where(lives != 0, ranks[n:], 0)
 
     def _ranked(
-        self, events: pa.RecordBatch, names: list[str], held: pa.Table | None, held_names: list[str], secret: Secret
+        self, events: pa.RecordBatch, names: list[str], prior: pa.Table | None, prior_names: list[str], secret: Secret
     ) -> Ints:
         table = pa.table([events.column(x) for x in names], names=[str(i) for i in range(len(names))])
-        if held is not None and held.num_rows:
-            old = pa.table([held.column(x) for x in held_names], names=table.column_names)
+        if prior is not None and prior.num_rows:
+            old = pa.table([prior.column(x) for x in prior_names], names=table.column_names)
             table = pa.concat_tables([table, old.cast(table.schema)]).combine_chunks()
         return dense_ranks(table, value_hashes(table, secret))
 
-    def values(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array]:
+    def values(self, words: Ints, hidden: pa.Table | None) -> Sequence[pa.Array | pa.ChunkedArray]:
         """The order columns' values again: from kept words int64[m, >= base], or from the kept columns."""
         if self.ranks_base:
             assert hidden is not None, "ranked order columns are kept beside the payload"

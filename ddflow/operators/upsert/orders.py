@@ -15,8 +15,6 @@ delete and of each cell, each of them like the event's. Deciding is the kernels'
 (3, [[0, 1, 1], [1, 3, 3]], ['_order_by'])
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,25 +143,25 @@ class MergeOrders:
                 columns.append(np.zeros(n, np.int64))
         return np.ascontiguousarray(np.stack(columns, axis=1)) if columns else np.empty((n, 0), np.int64)
 
-    def rank(self, events: pa.RecordBatch, gone: Flags, order: Ints, held: pa.Table | None, held_order: Ints) -> None:
+    def rank(self, events: pa.RecordBatch, gone: Flags, order: Ints, prior: pa.Table | None, prior_order: Ints) -> None:
         """Write the ranked words of events and of what keys hold, in place.
 
-        ``held``: the hidden columns of all keys, null for those that hold nothing; ``held_order``: int64[g, words].
+        ``prior``: the hidden columns of all keys, null for those that hold nothing; ``prior_order``: int64[g, words].
         O((n + g) log).
         """
         for each in self.ranks:
             column = events.column(each.field.name)
-            parts = [] if held is None else arrays(held, [name for _, name in each.hidden])
+            parts = [] if prior is None else arrays(prior, [name for _, name in each.hidden])
             olds = pa.concat_arrays(parts) if parts else pa.nulls(0, column.type)
             words, held_words = ranked(column, olds)
             words, held_words = _or_least(words, column), _or_least(held_words, olds)
             # Two deletes are equal, whatever else is in their rows: the first tie word says which is one.
             says = int(self.spans[each.group, 1])
             order[:, each.word] = np.where(gone == 0, words, 0) if each.breaks else words
-            g = held_order.shape[0]
-            for i, (word, _) in enumerate(each.hidden if held is not None else ()):
+            g = prior_order.shape[0]
+            for i, (word, _) in enumerate(each.hidden if prior is not None else ()):
                 its = held_words[i * g : (i + 1) * g]
-                held_order[:, word] = np.where(held_order[:, says] != 0, its, 0) if each.breaks else its
+                prior_order[:, word] = np.where(prior_order[:, says] != 0, its, 0) if each.breaks else its
 
     def inherits(self, events: pa.RecordBatch) -> bool:
         """Whether some event lacks an order column of the row.  O(1)."""
@@ -184,11 +182,11 @@ class MergeOrders:
         """The order columns of the row."""
         return list(self.merging.groups[0].order)
 
-    def values(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array]:
+    def values(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array | pa.ChunkedArray]:
         """The values of the row's order columns again: from kept words int64[m, words], or from the kept columns."""
         out = []
         for field in self.fields:
-            made = self.column(field.name, words)
+            made: pa.Array | pa.ChunkedArray | None = self.column(field.name, words)
             if made is None:
                 assert hidden is not None, "ranked order columns are kept beside the payload"
                 made = hidden.column(HIDDEN + field.name)

@@ -1,12 +1,12 @@
-"""Mergers of one's own in a step: what the function is given, and the columns that come of it.
+"""Mergers of the user's own in a step: what the function is given, and the columns that it makes.
 
-Invariant: it sees rows as they are or would be stored: keys, orders that are inherited where the event has none, merged
-columns; derived ones are null, for they are made of what it gives. So the same events in other steps give it the
-same. The running order is a word, or a column that is ranked, and the event that set it may be a delete, or of an
-earlier step. Calling it is ``plan.merge.rounds``', or a compiled loop's.
+Invariant: the function sees rows as they are or would be stored: keys, orders (inherited where the event has none) and
+merged columns. Derived columns are null, because they are computed from its result. So the same events in other steps
+give it the same rows. The running order is a word, or a column that is ranked; the event that set it may be a delete,
+or of an earlier step. The function is called by ``plan.merge.rounds`` or by a compiled loop.
 
 >>> import pyarrow.compute as pc
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
@@ -17,12 +17,10 @@ earlier step. Calling it is ``plan.merge.rounds``', or a compiled loop's.
 ...     return given.set_column(1, "n", pc.multiply(held["n"], given["n"]))
 >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1, 1], "n": [5, 2, 3]}, schema)
->>> merged = upsert.resolve(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> merged = upsert.resolve(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
 >>> merged.updates(schema).to_table(schema, None).to_pylist()
 [{'k': 1, 'n': 30, '_diff': 1}]
 """
-
-from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +46,7 @@ from ddflow.plan.merge.strategy import first, last_non_null
 
 
 def columns(of: Walking) -> dict[str, Ints | pa.Array]:
-    """The merged columns by moment: references, or cells, as `merging.folds.fold` gives them.
+    """The merged columns by key and time: references, or cells, as `merging.folds.fold` gives them.
 
     O(events) and what the function takes.  Raises `MergerFailed`, with nothing changed.
     """
@@ -56,8 +54,7 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
         return _scalar(of)
     fixed = _fixed(of)
     derived = {field.name for field, _ in of.merging.derived}
-    row = of.upsert.bound.row_schema
-    schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in row])
+    schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in of.upsert.bound.row_schema])
     chains = Chains(of.steps, of.action[0])
     count = int(chains.offsets[1]) if len(chains) else 0
     keys = chains.keys[:count]
@@ -92,26 +89,26 @@ def _held(of: Walking, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
 
 def _given(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
     """The events as rows."""
-    events, derived = of.sealed.events, {field.name for field, _ in of.merging.derived}
+    rows, derived = of.events.rows, {field.name for field, _ in of.merging.derived}
     orders = {field.name: field for field in of.merging.groups[0].order}
     out = []
     for field in schema:
         if field.name in derived:
-            out.append(pa.nulls(events.num_rows, field.type))
+            out.append(pa.nulls(rows.num_rows, field.type))
         elif field.name in orders:
             out.append(inherited(of, orders[field.name]))
         else:
-            out.append(events.column(field.name))
+            out.append(rows.column(field.name))
     return pa.RecordBatch.from_arrays(out, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
 def inherited(of: Walking, field: pa.Field) -> pa.Array:
     """An order column of the events; where it is null, what their key ran by before.  O(n), nothing without one."""
-    column, steps, n = of.sealed.events.column(field.name), of.steps, of.sealed.times.size
+    column, steps, n = of.events.rows.column(field.name), of.steps, of.events.times.size
     if not column.null_count:
         return column
     kept, cells = of.order.keeps, of.merging.cells
-    begins = steps.moments[steps.keys] if kept else steps.moments
+    begins = steps.key_times[steps.keys] if kept else steps.key_times
     places = steps.permutation.size  # fewer than events, where some decide nothing
     each = Walked(steps.permutation, np.arange(places + 1, dtype=np.int32), begins)
     g, action = of.status.size, of.taken.action[0]
@@ -128,12 +125,11 @@ def inherited(of: Walking, field: pa.Field) -> pa.Array:
     own = steps.permutation.astype(np.int64)
     found: Ints = np.full(n, NOTHING)
     found[steps.permutation] = np.where(validity(column).take(own) != 0, own, before)
-    values = of.order.column(field.name, of.held.order) if kept else None
+    values = of.order.column(field.name, of.prior.order) if kept else None
     if values is None:
         hidden = of.held_table()
         (values,) = [pa.nulls(g, field.type)] if hidden is None else arrays(hidden, [f"_order_{field.name}"])
-    both = pa.concat_arrays([column, values.cast(field.type)])
-    return both.take(pa.array(found, mask=found == NOTHING))
+    return pa.concat_arrays([column, values.cast(field.type)]).take(pa.array(found, mask=found == NOTHING))
 
 
 def first_order(of: Walking, field: pa.Field) -> pa.Array:
@@ -172,7 +168,7 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
         found = f"it raised {type(error).__name__}: {str(error)[:500]}"
         raise MergerFailed(asked, found, "mend it; nothing was changed") from error
     if code != FINE:
-        key = shown_row(of.sealed.events.select(list(bound.spec.key)), int(row))
+        key = shown_row(of.events.rows.select(list(bound.spec.key)), int(row))
         found, remedy = {
             CHANGED: (f"it changed one of {fixed}", "leave key and order columns as they are given"),
             NULL: (f"it left null in one of {required}", "set what may not be null, and its flag to False"),
@@ -185,13 +181,13 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
         if each.name in schema.names:
             out[each.name] = column_of(made, each.field)
         else:
-            events, cells = of.sealed.events, of.cells_of(each)
+            rows, cells = of.events.rows, of.cells_of(each)
             out[each.name] = fold(
                 last_non_null(),
                 each.field.type,
                 of.steps,
                 of.action[0],
-                events.column(each.name),
+                rows.column(each.name),
                 np.empty(0, np.uint8),
                 Cells(cells.references, cells.values),
                 of.upsert.secret,

@@ -5,20 +5,18 @@ touching payload; `emit` writes the updates, in the order of rows; columns are g
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import ints
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.operators.upsert.full_rows import FullRows
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.plan.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
 >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
->>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> keyed = state.keyed(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
 >>> resolution = Resolution(state, keyed, FullRows(state, keyed, 0), winners=False)
 >>> resolution.updates(schema).to_table(schema, None).to_pylist()
 [{'k': 8, 'v': 'b', '_diff': 1}, {'k': 7, 'v': 'c', '_diff': 1}]
 """
-
-from __future__ import annotations
 
 from functools import cached_property
 from operator import itemgetter
@@ -34,8 +32,8 @@ from ddflow.columns.sorting import Sorted
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
 from ddflow.kernels.emit import emit as emit_updates
-from ddflow.kernels.emit import spread, tally
-from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Events, Outcomes, Rules, outcomes, resolve_keys
+from ddflow.kernels.emit import emit_values, tally
+from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Outcomes, Rules, SortedEvents, outcomes, resolve_keys
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.state import UpsertState
@@ -102,26 +100,28 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
 
     ``winners``: whether anybody asks for `Resolution.winner_orders`.  O(n).  Raises `TieRefused`.
     """
-    n, order, held = weighed.value.size, state.order, keyed.held
+    n, order, prior = weighed.value.size, state.order, keyed.prior
     kept = np.empty if n < SMALL else Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048).empty
     keeps = bool(order.words or order.hidden)
     room = state.arena.room(n), kept
-    out = outcomes(n, held.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
+    out = outcomes(n, prior.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
     if weighed.by is keyed.by:
         out.outcome[keyed.left] = FORGOTTEN << OUTCOME
         if out.winner.size:
             out.winner[keyed.left] = NOTHING
     by, starts = weighed.by, weighed.by.starts
-    work = Events(weighed.permutation, starts, by.high, by.low, weighed.mark, keyed.times, weighed.words, weighed.value)
+    work = SortedEvents(
+        weighed.permutation, starts, by.high, by.low, weighed.mark, keyed.times, weighed.words, weighed.value
+    )
 
     def span(begin: int, end: int) -> tuple[int, int, int, int, int]:
         at, to = int(starts[begin]), int(starts[end])
         mine = work._replace(starts=starts[begin : end + 1])
-        return resolve_keys(mine, held.span(begin, end), weighed.rules, out.span(at, to, begin, end))
+        return resolve_keys(mine, prior.span(begin, end), weighed.rules, out.span(at, to, begin, end))
 
     threads = ALONE if out.winner.size else state.threads
     spans = threads.spans(starts.size - 1)
-    done = threads.each(span, spans) if len(spans) > 1 else [resolve_keys(work, held, weighed.rules, out)]
+    done = threads.each(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, weighed.rules, out)]
     for _, _, refused, _, _ in done:
         if refused >= 0:
             raise weighed.tie(refused)
@@ -158,9 +158,9 @@ class Resolution:
         self.counts, self._verdict = weighed.verdicts(self.resolved.out.outcome, self.emitted.counts)
 
     @property
-    def sealed(self) -> Any:
+    def events(self) -> Any:
         """The events."""
-        return self.keyed.sealed
+        return self.keyed.events
 
     @property
     def verdict(self) -> Flags:
@@ -172,7 +172,7 @@ class Resolution:
     @property
     def given(self) -> Ints:
         """int64[m]: the events that somebody gave.  O(n)."""
-        return np.delete(np.arange(self.sealed.times.size), self.keyed.absent)
+        return np.delete(np.arange(self.events.times.size), self.keyed.absent)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
         """For each of some events, the order columns' values that its key holds after that time; null for none.
@@ -193,7 +193,7 @@ class Resolution:
         start = column.buffers()[1].address + 8 * column.offset
         outcome, mark = self.resolved.out.outcome, self.weighed.mark
         self.upsert.threads.each(
-            lambda a, b, begin, end: spread(outcome[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]),
+            lambda a, b, begin, end: emit_values(outcome[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]),
             self.emitted.parts,
         )
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
@@ -216,7 +216,7 @@ class Resolution:
             for (begin, end), done in zip(self.resolved.spans, self.resolved.done, strict=True)
         ]
 
-    def _change(self, begin: int, end: int, versions: int, live_added: int, buried: int) -> Change:
+    def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
         """What a span of keys brings."""
         at = int(self.weighed.by.starts[begin])
         out = self.resolved.out.span(at, at + versions, begin, end)
@@ -234,5 +234,11 @@ class Resolution:
             time = time if self.keyed.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, rows)
         return Change(
-            batch, out.value, out.last, self.keyed.held.place[begin:end], self.keyed.built, live_added, buried
+            batch,
+            out.value,
+            out.last,
+            self.keyed.prior.place[begin:end],
+            self.keyed.built,
+            live_added,
+            tombstones_added,
         )

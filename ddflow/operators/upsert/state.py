@@ -6,18 +6,16 @@ all of the step is computed.
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import ints
->>> from ddflow.operators.upsert.events import Sealed
+>>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.plan.bind import bind
 >>> from ddflow.plan.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
 >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
->>> keyed = state.keyed(Sealed(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
->>> keyed.by.starts.tolist(), keyed.held.reference.tolist()  # two keys, of which nothing is held
+>>> keyed = state.keyed(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+>>> keyed.by.starts.tolist(), keyed.prior.reference.tolist()  # two keys, of which nothing is held
 ([0, 2, 3], [0, 0])
 """
-
-from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +30,7 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.emit import marks
 from ddflow.kernels.resolve import NOBODY
 from ddflow.operators.base import Hashes, Readable
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.expiring import Expiring
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.orders import orders
@@ -69,22 +67,22 @@ class UpsertState(Readable):
         """See `Readable.rehashed`."""
         return *self.keys.of(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
 
-    def keyed(self, sealed: Sealed, times: Ints, since: int) -> Keyed:
+    def keyed(self, events: Events, times: Ints, since: int) -> Keyed:
         """Sort events by key, and look up what their keys hold.  O(n) expected.
 
         ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.
         """
-        arena, events, bound = self.arena, sealed.events, self.bound
-        keys = events.select(bound.key_schema.names).columns
-        by = sort(*self.keys.identities(keys, events.num_rows), arena, self.threads)
-        gone, full = bound.deletes(events), self.contents
+        arena, rows, bound = self.arena, events.rows, self.bound
+        keys = rows.select(bound.key_schema.names).columns
+        by = sort(*self.keys.identities(keys, rows.num_rows), arena, self.threads)
+        gone, full = bound.deletes(rows), self.contents
         own = NOBODY if full is None else full
         plain = full is None and self.expiring is None
-        absent = np.empty(0, np.int64) if plain else np.flatnonzero(sealed.arrival >= own)
+        absent = np.empty(0, np.int64) if plain else np.flatnonzero(events.arrival >= own)
         gone[absent] = 1
-        held = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
-        mark: Narrow = arena.empty(sealed.times.size, np.int32)
-        marks(plainly(sealed.times), times, gone, mark)
+        prior = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        mark: Narrow = arena.empty(events.times.size, np.int32)
+        marks(plainly(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
-        keyed = Keyed(sealed, times, settled, by, held, self.arranged.index.built, gone, absent, mark, full)
+        keyed = Keyed(events, times, settled, by, prior, self.arranged.index.built, gone, absent, mark, full)
         return keyed if self.expiring is None else self.expiring.look(keyed)

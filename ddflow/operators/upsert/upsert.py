@@ -1,4 +1,4 @@
-"""The upsert operator: sealed events in, differences out, against the arrangement of its own output.
+"""The upsert operator: events in, differences out, against the arrangement of its own output.
 
 Invariant: accumulating what it emitted up to any time gives one row for each live key, the row that won; the
 arrangement is that collection, so the state costs nothing beyond the index one would want anyway. The journey: events
@@ -13,35 +13,33 @@ differential-dataflow's ``arrange_from_upsert``.)
 >>> schema = pa.schema({"k": pa.string(), "v": pa.string()})
 >>> upsert = RunningUpsert(bind("names", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": ["frank"] * 2, "v": ["mcsherry", "zappa"]}, schema)
->>> sealed = Sealed(events, ints(0, 1), ints(0, 1), ints(0, 1))
->>> upsert.resolve(sealed, ints(0, 1), since=1).updates(schema).to_table(schema, pa.int64()).column("_diff").to_pylist()
+>>> events = Events(events, ints(0, 1), ints(0, 1), ints(0, 1))
+>>> upsert.resolve(events, ints(0, 1), since=1).updates(schema).to_table(schema, pa.int64()).column("_diff").to_pylist()
 [1, -1, 1]
 """
 
-from __future__ import annotations
-
 from ddflow.columns.hashing import Ints, Secret
 from ddflow.operators.updates import ints
-from ddflow.operators.upsert.events import Sealed
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.full_rows import FullRows
 from ddflow.operators.upsert.merged import MergedRows
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.operators.upsert.state import UpsertState
 
-__all__ = ["Resolution", "RunningUpsert", "Sealed", "Secret", "ints"]
+__all__ = ["Events", "Resolution", "RunningUpsert", "Secret", "ints"]
 
 
 class RunningUpsert(UpsertState):
     """The upsert operator of one input of an opened plan."""
 
-    def resolve(self, sealed: Sealed, times: Ints, since: int, winners: bool = True) -> Resolution:
-        """Compute the outcome of sealed events; nothing changes.
+    def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> Resolution:
+        """Compute the outcome of events; nothing changes.
 
         ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.  ``winners``:
         whether anybody asks for `Resolution.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
         """
         self.arena.reset()
-        keyed = self.keyed(sealed, times, since)
+        keyed = self.keyed(events, times, since)
         weigh = FullRows if self.bound.merging is None else MergedRows
         return Resolution(self, keyed, weigh(self, keyed, since), winners)
 

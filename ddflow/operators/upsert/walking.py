@@ -1,16 +1,14 @@
-"""A step's events, walked: what is folded of them, in which order, and where their cells and the held ones are.
+"""A step's events, walked: which are folded, in which order, and where their cells and the held ones are.
 
-Invariant: events stand by key and time (a *moment*), within it in the order of the fold; the walk has said of each what
-it does to each group of columns, and which order words its key goes on with. Which kernel walks depends on what the
-orders are (one row's, of groups, of cells), all of them must say the same; words that last for one step only are ranked
-here, together with those of the keys that are held; and cells are gathered from events, batches of the state, and
-nothing at all. What becomes of the columns is ``merged``'s.
+Invariant: events stand by key and time, and within a (key, time) in the order of the fold. The walk has said of each
+event what it does to each group of columns, and which order words its key goes on with. Which kernel walks depends on
+the orders (of rows, groups or cells); all kernels must say the same. Words that last for one step only are ranked here,
+together with those of the keys that hold something. Cells are gathered from events, from batches of the state, and from
+a row of nulls. What becomes of the columns is decided in ``merged``.
 
 >>> sorted(LATER)
 ['first', 'first_non_null']
 """
-
-from __future__ import annotations
 
 from functools import cached_property
 
@@ -22,7 +20,7 @@ from ddflow.columns.rows import RowPool, Rows, gather_column, shown_row
 from ddflow.errors import TieRefused
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
-from ddflow.kernels.walk import GRAVE, NONE, ROW, Rule, Taken, walk_groups
+from ddflow.kernels.walk import NONE, ROW, TOMBSTONE, Rule, Taken, walk_groups
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells
 from ddflow.kernels.walk_cells_plain import walk_cells_plain
 from ddflow.kernels.walk_row import walk_row
@@ -44,61 +42,61 @@ class Walking:
     def __init__(self, state: UpsertState, keyed: Keyed) -> None:
         """Walk the events; nothing is folded yet."""
         self.upsert, self.keyed = state, keyed
-        self.sealed, self.times, self.held, self.gone = keyed.sealed, keyed.times, keyed.held, keyed.gone
+        self.events, self.times, self.prior, self.gone = keyed.events, keyed.times, keyed.prior, keyed.gone
         order, merging = state.order, state.bound.merging
         assert isinstance(order, MergeOrders) and merging is not None
         self.order, self.merging = order, merging
         self.over = keyed.full is not None
-        held = self.held.reference
-        unheld = (held == 0) | (held & LAPSED != 0)
-        self.status = np.where(unheld, NONE, np.where(held & LIVE != 0, ROW, GRAVE)).astype(np.uint8)
+        prior = self.prior.reference
+        nothing = (prior == 0) | (prior & LAPSED != 0)
+        self.status = np.where(nothing, NONE, np.where(prior & LIVE != 0, ROW, TOMBSTONE)).astype(np.uint8)
         self.steps = self._steps(order)
         self.places = self._places()
         live = self.status == (ROW if not self.over else 255)
-        self.cells = np.where(live, held & ~np.int64(OCCUPIED | LIVE), NOTHING)
+        self.cells = np.where(live, prior & ~np.int64(OCCUPIED | LIVE), NOTHING)
         self._walk()
         self.action = self.taken.action
-        """What folds see: the walk's, but for moments whose row was let go."""
+        """What folds see: the walk's, without the events that were skipped."""
 
     def _steps(self, order: MergeOrders) -> Walked:
         """The events by key and time, in the order in which they are folded."""
-        by, n = self.keyed.by, self.sealed.times.size
-        self.own = order.of(self.sealed.events, self.sealed.original, self.gone)
+        by, n = self.keyed.by, self.events.times.size
+        self.own = order.of(self.events.rows, self.events.original, self.gone)
         if order.ranks:
-            order.rank(self.sealed.events, self.gone, self.own, self.held_table(), self.held.order)
+            order.rank(self.events.rows, self.gone, self.own, self.held_table(), self.prior.order)
         permutation, g = by.permutation, by.starts.size - 1
         if self.times.size < 2:
-            moments, keys = by.starts, np.arange(g + 1, dtype=np.int32)
+            key_times, keys = by.starts, np.arange(g + 1, dtype=np.int32)
         else:
             rank = self.keyed.mark.take(permutation) >> 1
             begins = np.ones(n, np.bool_)
             begins[1:] = rank[1:] != rank[:-1]
             begins[by.starts[:-1]] = True
-            moments = np.append(np.flatnonzero(begins), n).astype(np.int32)
-            keys = np.searchsorted(moments, by.starts).astype(np.int32)
-        if self.upsert.bound.spec.holds_back and order.base + (order.seq is not None) and moments.size <= n:
-            permutation = self._in_effect(order, permutation, moments)
-        return Walked(permutation, moments, keys)
+            key_times = np.append(np.flatnonzero(begins), n).astype(np.int32)
+            keys = np.searchsorted(key_times, by.starts).astype(np.int32)
+        if self.upsert.bound.spec.holds_back and order.base + (order.seq is not None) and key_times.size <= n:
+            permutation = self._in_effect(order, permutation, key_times)
+        return Walked(permutation, key_times, keys)
 
-    def _in_effect(self, order: MergeOrders, permutation: Narrow, moments: Narrow) -> Narrow:
-        """The events of each moment in effective order: base words, sequence, arrival."""
+    def _in_effect(self, order: MergeOrders, permutation: Narrow, key_times: Narrow) -> Narrow:
+        """The events of each (key, time) in effective order: base words, sequence, arrival."""
         at = permutation
         columns = [self.own[at, w] for w in range(order.base)]
         if order.seq is not None:
             word = self.own[at, int(order.spans[0, 2]) - 1]
             columns.append(word if order.tie == LAST else ~word)
-        moment = np.repeat(np.arange(moments.size - 1), np.diff(moments))
-        return at[np.lexsort((*reversed(columns), moment))]
+        key_time = np.repeat(np.arange(key_times.size - 1), np.diff(key_times))
+        return at[np.lexsort((*reversed(columns), key_time))]
 
     def _places(self) -> Ints:
-        """int64[m]: the moments in the order of times, in which rows stand from now on."""
-        rank = self.keyed.mark.take(self.steps.permutation.take(self.steps.moments[:-1])) >> 1
+        """int64[m]: the (key, time) groups in the order of times, in which rows stand from now on."""
+        rank = self.keyed.mark.take(self.steps.permutation.take(self.steps.key_times[:-1])) >> 1
         return np.argsort(rank, kind="stable") if self.times.size > 1 else np.arange(rank.size)
 
     def _walk(self) -> None:
         """Who is folded, who is skipped, and by which order each key goes on."""
-        order, events, spec = self.order, self.sealed.events, self.upsert.bound.spec
-        n, m = self.sealed.times.size, self.steps.moments.size - 1
+        order, rows, spec = self.order, self.events.rows, self.upsert.bound.spec
+        n, m = self.events.times.size, self.steps.key_times.size - 1
         groups, words = len(self.merging.groups), order.width * order.parts
         places = self.steps.permutation.size
         self.taken = Taken(
@@ -109,11 +107,11 @@ class Walking:
             np.empty(m, np.int64),
         )
         self.taken.why[self.keyed.left] = FORGOTTEN
-        rule = Rule(order.tie, order.keeps, order.ordered, spec.deletes == "group", self.over, order.inherits(events))
+        rule = Rule(order.tie, order.keeps, order.ordered, spec.deletes == "group", self.over, order.inherits(rows))
         scratch = np.empty((4, words + groups), np.int64)
         if self.merging.cells and self._plain_cells(rule):
             walk_cells_plain(
-                self.steps, self.own, self.gone, self.status, self.held.order, self._gives(), self.over, self.taken
+                self.steps, self.own, self.gone, self.status, self.prior.order, self._gives(), self.over, self.taken
             )
             return
         if self.merging.cells:
@@ -122,7 +120,7 @@ class Walking:
                 self.own,
                 self.gone,
                 self.status,
-                self.held.order,
+                self.prior.order,
                 self._gives(),
                 self._kinds(),
                 order.columns,
@@ -138,7 +136,7 @@ class Walking:
                 self.own,
                 self.gone,
                 self.status,
-                self.held.order,
+                self.prior.order,
                 order.base,
                 order.columns,
                 rule,
@@ -150,7 +148,7 @@ class Walking:
                 self.own,
                 self.gone,
                 self.status,
-                self.held.order,
+                self.prior.order,
                 order.spans,
                 order.columns,
                 rule,
@@ -173,17 +171,17 @@ class Walking:
 
     def _gives(self) -> Flags:
         """uint8[cells, n]: whether an event gives each cell a value."""
-        events, out = self.sealed.events, np.ones((len(self.merging.columns), self.sealed.times.size), np.uint8)
+        rows, out = self.events.rows, np.ones((len(self.merging.columns), self.events.times.size), np.uint8)
         for i, column in enumerate(self.merging.columns):
-            had = self.merging.had(events, column.name)
-            present = had if column.strategy.name in ("last", "first") else present_of(events.column(column.name))
+            had = self.merging.had(rows, column.name)
+            present = had if column.strategy.name in ("last", "first") else present_of(rows.column(column.name))
             if present.size:
                 out[i] = present
         return out
 
     def _values(self) -> Values:
         """The cells as words, where a tie is decided by them."""
-        cells, n, g = len(self.merging.columns), self.sealed.times.size, self.status.size
+        cells, n, g = len(self.merging.columns), self.events.times.size, self.status.size
         if self.order.tie != GREATEST:
             nothing = np.empty((cells, 0), np.int64), np.empty((cells, 0), np.uint8)
             return Values(*nothing, *nothing)
@@ -194,7 +192,7 @@ class Walking:
             np.ones((cells, g), np.uint8),
         )
         for i, column in enumerate(self.merging.columns):
-            given, held = self.sealed.events.column(column.name), self.cells_of(column).values()
+            given, held = self.events.rows.column(column.name), self.cells_of(column).values()
             out.word[i], out.held[i] = ranked(given, held)
             for flags, of in ((out.there[i], given), (out.had[i], held)):
                 if of.null_count:
@@ -206,16 +204,16 @@ class Walking:
         return Cells(self.cells, lambda: self.gathered(self.cells, column.field))
 
     def folded(self, column: Column) -> Ints | pa.Array:
-        """One merged column by moment: references, or the cells."""
-        events, action = self.sealed.events, self.action[column.group]
+        """One merged column by key and time: references, or the cells."""
+        rows, action = self.events.rows, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
         return fold(
             strategy,
             column.field.type,
             self.steps,
             action,
-            events.column(column.name),
-            self.merging.had(events, column.name),
+            rows.column(column.name),
+            self.merging.had(rows, column.name),
             self.cells_of(column),
             self.upsert.secret,
             self.key_of,
@@ -228,7 +226,7 @@ class Walking:
 
     def held_references(self) -> Ints:
         """References to what keys hold, tombstones included."""
-        return self.held.reference & ~np.int64(OCCUPIED | LIVE)
+        return self.prior.reference & ~np.int64(OCCUPIED | LIVE)
 
     def held_table(self) -> pa.Table | None:
         """The hidden columns of all keys; null for those that hold nothing."""
@@ -240,11 +238,11 @@ class Walking:
     @cached_property
     def _from(self) -> tuple[RowPool, int]:
         """Where cells come from: the events at 0, the batches, and a row of nulls; its number."""
-        arranged, events = self.upsert.arranged, self.sealed.events
-        n, columns = events.num_rows, []
+        arranged, rows = self.upsert.arranged, self.events.rows
+        n, columns = rows.num_rows, []
         for field in arranged.schema:
-            name = field.name if field.name in events.schema.names else self.plain_name(field.name)
-            column = events.column(name) if name in events.schema.names else pa.nulls(n, field.type)
+            name = field.name if field.name in rows.schema.names else self.plain_name(field.name)
+            column = rows.column(name) if name in rows.schema.names else pa.nulls(n, field.type)
             columns.append(column if column.type == field.type else pa.nulls(n, field.type))
         schema = pa.schema([f.with_nullable(True) for f in arranged.schema])
         pool = arranged.pool(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
@@ -259,16 +257,16 @@ class Walking:
 
     def key_of(self, group: int) -> str:
         """A key for a message."""
-        row = int(self.steps.permutation[self.steps.moments[self.steps.keys[group]]])
-        return str(shown_row(self.sealed.events.select(list(self.upsert.bound.spec.key)), row))
+        row = int(self.steps.permutation[self.steps.key_times[self.steps.keys[group]]])
+        return str(shown_row(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
 
     def tie(self, row: int) -> TieRefused:
         """The error for a tie that ``tie="error"`` refuses."""
-        bound, events = self.upsert.bound, self.sealed.events
+        bound, rows = self.upsert.bound, self.events.rows
         names = [field.name for group in self.merging.groups for field in group.order]
-        key, order = (shown_row(events.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
+        key, order = (shown_row(rows.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
         return TieRefused(
             f"a step of {bound.name!r}",
-            f"the key {key} has another event of the order {order}, at time {self.sealed.times[row]}",
+            f"the key {key} has another event of the order {order}, at time {self.events.times[row]}",
             "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
         )

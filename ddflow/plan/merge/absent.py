@@ -11,12 +11,10 @@ only worth comparing where the same Python made it; so who made it stands beside
 True
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from ddflow.errors import SpecError
 from ddflow.plan.formulas import digest_of
@@ -33,7 +31,7 @@ class Absent:
     digest: str
 
     @classmethod
-    def of_json(cls, given: Mapping[str, Any]) -> Absent:
+    def of_json(cls, given: Mapping[str, Any]) -> Self:
         """What `told_of` wrote.  Raises `SpecError` for anything else."""
         texts = [given.get(name) for name in KEYS]
         if not all(isinstance(each, str) for each in texts):

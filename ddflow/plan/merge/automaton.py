@@ -12,8 +12,6 @@ as the table has them.
 (['locked', 'open'], [1, 2, 0])
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -95,10 +93,11 @@ class Automaton:
         self.start = sum(1 << each for each in start) if self.several else start[0]
 
     def run(self, walked: Walked, action: Any, symbols: pa.Array, held: pa.Array) -> tuple[pa.Array, Any, int, int]:
-        """What keys hold after each moment, and whether it is anything: m cells, bool[m]; the row that was refused and
-        its state's number, or -1 twice.  ``held``: g cells, null for nothing.  O(p + m).  Raises `CorruptState`.
+        """What keys hold after each of its times, and whether it is anything: m cells, bool[m]; the row that was
+        refused and its state's number, or -1 twice.  ``held``: g cells, null for nothing.  O(p + m).  Raises
+        `CorruptState`.
         """
-        codes, m = self.symbols.of(symbols), walked.moments.size - 1
+        codes, m = self.symbols.of(symbols), walked.key_times.size - 1
         if not self.several:
             before = self._known(held)
             out = np.full(m, NOTHING, np.int32)

@@ -1,7 +1,5 @@
 """A machine joined with an input's schema and spec."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pyarrow as pa

@@ -17,8 +17,6 @@ data.
 ([('n', 'dd.sum()'), ('tag', 'dd.collect()')], ListType(list<item: string>))
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -111,11 +109,11 @@ def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
 def merged_row(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
     """The row's columns, in the types that merging gives them: ``dd.collect`` makes lists.  O(columns)."""
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
-    held = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
+    named = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
     out = []
     for field in row:
         strategy = merge.strategies.get(field.name, merge.default)
-        if strategy is not None and strategy.name == "collect" and field.name not in held:
+        if strategy is not None and strategy.name == "collect" and field.name not in named:
             field = pa.field(field.name, pa.list_(schema.field(field.name).type))
         out.append(field)
     return pa.schema(out)
@@ -152,8 +150,7 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
             )
     if merge.function is not None and merge.scalar:
         asked = f"the merger {named(merge.function)} of {name!r}"
-        kind = kind_of(pa.schema([field for field in row if field.name not in derived]), asked)
-        record = np.zeros(1, kind)[0]
+        record = np.zeros(1, kind_of(pa.schema([field for field in row if field.name not in derived]), asked))[0]
         check_function(merge.function, asked, {"held": record, "given": record, "out": record})
     given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
     return Merging(

@@ -13,8 +13,6 @@ of it is ``rounds``' and ``machines``'.
 ([1, 0], [0, 2, 3], [1, 0, 2], [1, 0, 2])
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ddflow.columns.hashing import Flags, Ints, Narrow
@@ -22,18 +20,19 @@ from ddflow.kernels.fold import SKIP, TAKE, Walked
 
 
 class Chains:
-    """``walked``: m moments of g keys.  ``action``: uint8[p], by place: SKIP, TAKE or CLEAR.  O(p + g log g).
+    """``walked``: m (key, time) groups of g keys.  ``action``: uint8[p], by place: SKIP, TAKE or CLEAR.
+    O(p + g log g).
 
     ``keys``: int64[g], those with the longest chains first.  ``offsets``: int64[rounds + 1], where each round begins.
     Of all that is folded, by round: ``rows``, int64, the event; ``takes``, whether it is folded and does not clear;
-    ``ends``, whether it is the last one of its moment.  ``shown``: int64[m], of each moment the number of the end that
-    made it, counted from 0; or, where there was none yet, the number of ends and its key.
+    ``ends``, whether it is the last one of its (key, time).  ``shown``: int64[m], of each (key, time) the number of the
+    end that made it, counted from 0; or, where there was none yet, the number of ends and its key.
     """
 
     def __init__(self, walked: Walked, action: Flags) -> None:
-        permutation, moments, begins = walked
-        acting, g, m = np.flatnonzero(action != SKIP), begins.size - 1, moments.size - 1
-        cuts = np.searchsorted(acting, moments[begins])
+        permutation, key_times, begins = walked
+        acting, g, m = np.flatnonzero(action != SKIP), begins.size - 1, key_times.size - 1
+        cuts = np.searchsorted(acting, key_times[begins])
         counts = np.diff(cuts)
         self.keys: Ints = np.argsort(-counts, kind="stable")
         rank: Ints = np.empty(g, np.int64)
@@ -47,7 +46,7 @@ class Chains:
         self.places = place
         self.rows: Ints = permutation[place].astype(np.int64)
         self.takes = action[place] == TAKE
-        of = np.searchsorted(moments, acting, "right") - 1
+        of = np.searchsorted(key_times, acting, "right") - 1
         last = np.append(of[1:] != of[:-1], np.ones(min(of.size, 1), np.bool_))
         self.ends = np.zeros(acting.size, np.bool_)
         self.ends[position[last]] = True

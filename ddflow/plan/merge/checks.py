@@ -12,8 +12,6 @@ ddflow.errors.SpecError: upserts keyed by ['id']: derive= names ['total'], witho
 is: give merge=, or project the output
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 

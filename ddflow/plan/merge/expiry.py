@@ -12,11 +12,9 @@ metadataTTL and deletedKeysTTL; docs/semantics.md, section 10.)
 True
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -134,7 +132,7 @@ class Expiry:
         return {each.name: given[each.name] for each in fields(self) if given[each.name] != each.default}
 
     @classmethod
-    def of_json(cls, given: Any) -> Expiry:
+    def of_json(cls, given: Any) -> Self:
         """What `to_json` wrote, as an expiry.  Raises `SpecError` for anything else."""
         try:
             return cls(**given)

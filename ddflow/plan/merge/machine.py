@@ -16,11 +16,9 @@ ddflow.errors.SpecError: dd.Machine: from 'locked' by 'coin' it goes to 'opne', 
 mend the table
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn, Self, cast
 
 import pyarrow as pa
 
@@ -241,7 +239,7 @@ class Machine:
         return cast("dict[str, Any]", _listed(out))
 
     @classmethod
-    def of_json(cls, given: Mapping[str, Any], schema: pa.Schema) -> Machine:
+    def of_json(cls, given: Mapping[str, Any], schema: pa.Schema) -> Self:
         """What `to_json` wrote; a function comes back as one that cannot be called.  Raises `SpecError`."""
         rest, transition = dict(given), given.get("transition")
         state = tuple((field.name, field.type) for field in schema)

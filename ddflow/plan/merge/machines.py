@@ -15,8 +15,6 @@ and it may do anything wrong that a merger may. Who is folded the walk decides, 
 [{'id': 7, 'door': 'open', '_time': 1, '_diff': 1}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -82,7 +80,7 @@ class Machined:
     def vector(
         self, chains: Chains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
-        """The values after each moment, by a function of batches.
+        """The values after each of its times, by a function of batches.
 
         ``events``: those of all rounds.  ``held``: a list for each key.  ``key``: an event's, as text.  O(values) and
         what the function takes, as many calls as the longest chain.  Raises `MergerFailed`, `ListTooLong`,
@@ -110,8 +108,7 @@ class Machined:
             sizes.append(counts[ends])
             shown = np.repeat(ends, counts)
             made.append(values if shown.all() else picked(values, np.flatnonzero(shown)))
-        every = joined(made, self.state)
-        new = lists(np.concatenate(sizes), every.columns, list(self.state))
+        new = lists(np.concatenate(sizes), joined(made, self.state).columns, list(self.state))
         return pa.concat_arrays([new, held]).take(pa.array(chains.shown))
 
     def _given(self, takes: Any, counts: Ints, owner: Ints, values: pa.RecordBatch) -> tuple[pa.RecordBatch, Ints]:
@@ -168,8 +165,9 @@ class Machined:
     def scalar(
         self, walked: Walked, action: Any, events: Records, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
-        """The values after each moment, by a compiled function.  O(events * what it takes).  Raises as `vector`."""
-        m, limit = walked.moments.size - 1, self.machine.limit
+        """The values after each of its times, by a compiled function.  O(events * what it takes).  Raises as
+        `vector`."""
+        m, limit = walked.key_times.size - 1, self.machine.limit
         counts = np.asarray(pc.fill_null(pc.list_value_length(held), 0)).astype(np.int64)
         values = to_records(pa.RecordBatch.from_struct_array(held.flatten()).cast(self.state), self.kind)
         offsets, ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), np.zeros(m + 1, np.int64)

@@ -18,11 +18,9 @@ ddflow.errors.SpecError: dd.Merge: it has a function, and strategies for ['visit
 leave one of them out
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from ddflow.columns.names import column_names
 from ddflow.errors import SpecError
@@ -118,7 +116,7 @@ class Merge:
         return ({"columns": columns} if columns else {}) | default
 
     @classmethod
-    def of_json(cls, given: Any) -> Merge:
+    def of_json(cls, given: Any) -> Self:
         """What `to_json` wrote.  Raises `SpecError` for anything else, and for a function, which no JSON can hold."""
         if not isinstance(given, dict) or set(given) - {"columns", "default", "scalar", *KEYS}:
             raise SpecError("a merge from JSON", repr(given), "give what to_json() wrote")

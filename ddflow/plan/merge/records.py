@@ -13,8 +13,6 @@ look at the flag sees nobody else's value.  Columns of other types have no field
 [7, None]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

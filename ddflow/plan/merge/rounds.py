@@ -19,8 +19,6 @@ k: [1]
 n: [5]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,7 +87,7 @@ class Merger:
         self.loose = pa.schema([field.with_nullable(True) for field in schema])
 
     def run(self, chains: Chains, given: pa.RecordBatch, held: pa.RecordBatch, live: Any) -> pa.RecordBatch:
-        """The rows that moments end with, in the order of ``chains.ends``.
+        """The rows that each (key, time) ends with, in the order of ``chains.ends``.
 
         ``given``: the events of all rounds.  ``held``, ``live``: of each key that has an event, in the order of
         ``chains.keys``, its row, whatever where it holds none, and whether it does.  Raises `MergerFailed`.  O(rows)

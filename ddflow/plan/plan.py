@@ -1,0 +1,251 @@
+"""The plan: inputs, operators on their differences, named outputs.
+
+Invariant: every mistake that can be seen without data is an error where it is written down, naming the column. A plan
+runs nothing: `ddflow.Flow.open` makes an engine of it, the Spark bridge makes stages of it.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.spec import Upsert
+>>> plan = Plan()
+>>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+>>> by_city = plan.output("by_city", people.project(["city"]).count())
+>>> by_city.schema.names
+['city', 'count']
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.columns.names import check_names
+from ddflow.columns.schema import to_schema, updates_schema
+from ddflow.errors import SpecError
+from ddflow.plan.bind import Bound, bind
+from ddflow.plan.collection import Collection, Nodes
+from ddflow.plan.merge.bind_machine import bind_machine
+from ddflow.plan.merge.machine import Machine
+from ddflow.plan.merge.machines import VALUES
+from ddflow.plan.spec import Upsert
+
+
+class Input(Collection):
+    """What a plan reads from: upserts.  ``bound``: its spec joined with its schema."""
+
+    verb, keeps = "input", True
+
+    def __init__(self, flow: Nodes, bound: Bound) -> None:
+        super().__init__(flow, bound.row_schema, (), True)
+        self.bound, self.time_type = bound, bound.time_type
+        if bound.spec.expiry is not None and bound.spec.expiry.forgets:
+            self.forgetting = frozenset([bound.name])
+
+    @property
+    def name(self) -> str:
+        """What rows are given under."""
+        return self.bound.name
+
+    @property
+    def spec(self) -> Upsert:
+        """Who wins, what deletes, what changes."""
+        return self.bound.spec
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """Its name; its columns and its spec stand elsewhere, since they may change."""
+        return {"name": self.name}
+
+
+class Plan(Nodes):
+    """A plan under construction.
+
+    Attributes
+    ----------
+    inputs : dict of str to Input
+        By name.
+    outputs : dict of str to Collection
+        By name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: dict[str, Input] = {}
+        self.outputs: dict[str, Collection] = {}
+
+    def upserts(self, name: str, schema: Any, spec: Upsert) -> Input:
+        """Add an input of upserts.
+
+        Parameters
+        ----------
+        name : str
+            What rows are given under.
+        schema : pyarrow.Schema, mapping of str to pyarrow.DataType, or table
+            The columns of its events.  Anything that has an Arrow schema will do.
+        spec : Upsert
+            How its events upsert.
+
+        Returns
+        -------
+        Input
+            The collection of the rows that live.
+
+        Raises
+        ------
+        SpecError
+            If spec and schema do not fit, the name is taken, or inputs mix the modes.
+        NotArrow
+            For what is no schema.
+
+        Examples
+        --------
+        >>> plan = Plan()
+        >>> plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+        Input(id int64, city string)
+        """
+        return self._input(bind(name, to_schema(schema, f"the schema of {name!r}"), spec))
+
+    def machine(self, name: str, schema: Any, spec: Upsert, machine: Machine) -> Collection:
+        """Add an input whose events drive a `ddflow.Machine`.
+
+        Parameters
+        ----------
+        name, schema
+            As in `upserts`.
+        spec : Upsert
+            Which events count, and in which order.
+        machine : Machine
+            What they do to the values of their key.
+
+        Returns
+        -------
+        Collection
+            A row for each value that a key holds: the key and the state.
+
+        Raises
+        ------
+        SpecError
+            As `upserts`, and for a field of ``spec`` that a machine does not go by; it is named.
+        """
+        input = self._input(bind_machine(name, to_schema(schema, f"the schema of {name!r}"), spec, machine))
+        return input.unnest(VALUES) if machine.several else input
+
+    def _input(self, bound: Bound) -> Input:
+        name, spec = bound.name, bound.spec
+        if name in self.inputs or name in self.outputs:
+            raise SpecError(f"input {name!r}", "that name is taken", "give every input a name of its own")
+        for other in self.inputs.values():
+            self._agree(bound, other.bound)
+        side = bound.side
+        if side is not None:
+            check_names(side[1].names, f"the output {side[0]!r} that stale={spec.stale!r} adds")
+            if side[0] in self.outputs:
+                raise SpecError(
+                    f"input {name!r}",
+                    f"stale={spec.stale!r} adds an output {side[0]!r}, which is taken",
+                    "give that output another name",
+                )
+        self.inputs[name] = Input(self, bound)
+        return self.inputs[name]
+
+    def _agree(self, one: Bound, other: Bound) -> None:
+        if one.spec.holds_back != other.spec.holds_back:
+            waiting, free = (one, other) if one.spec.holds_back else (other, one)
+            raise SpecError(
+                "a flow of two inputs",
+                f"{waiting.name!r} is in hold-back mode (time={waiting.spec.time!r}) and {free.name!r} is not",
+                "name time= in both specs, or in neither",
+            )
+        if one.time_type != other.time_type:
+            raise SpecError(
+                "a flow of two inputs",
+                f"the times of {one.name!r} are {one.time_type}, those of {other.name!r} {other.time_type}",
+                "cast one to the other",
+            )
+        if (one.spec.lateness is None) != (other.spec.lateness is None):
+            raise SpecError("a flow of two inputs", "one has lateness=, one not", "give it to both or neither")
+
+    def output(self, name: str, collection: Collection) -> Collection:
+        """Name a collection's updates as an output.
+
+        Parameters
+        ----------
+        name : str
+            The name of the output.
+        collection : Collection
+            One of this flow.
+
+        Returns
+        -------
+        Collection
+            The same one.
+
+        Raises
+        ------
+        SpecError
+            For a name that is taken, or a collection of another flow.
+        """
+        if not isinstance(name, str) or not isinstance(collection, Collection):
+            found = f"it is given {name!r:.99} and {collection!r:.99}"
+            raise SpecError("flow.output", found, 'write flow.output("name", collection)')
+        if collection.flow is not self:
+            raise SpecError(f"output {name!r}", "the collection is of another flow", "build it in this one")
+        taken = name in self.outputs or name in self.side_outputs()
+        if taken or (name in self.inputs and self.inputs[name] is not collection):
+            raise SpecError(f"output {name!r}", "that name is taken", "give every output a name of its own")
+        self.outputs[name] = collection
+        return collection
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the flow is in hold-back mode (its inputs name a time column)."""
+        return any(input.spec.holds_back for input in self.inputs.values())
+
+    @property
+    def time_type(self) -> pa.DataType:
+        """The type of ``_time`` in outputs."""
+        return next((s.bound.time_type for s in self.inputs.values()), pa.int64())
+
+    def side_outputs(self) -> dict[str, tuple[Input, pa.Schema]]:
+        """The outputs that ``stale="mark"`` and ``"side"`` add.
+
+        Returns
+        -------
+        dict of str to (Input, pyarrow.Schema)
+            By name: the input, and the columns of the rows.
+        """
+        sides = ((input, input.bound.side) for input in self.inputs.values())
+        return {side[0]: (input, side[1]) for input, side in sides if side is not None}
+
+    def updates_schema(self, name: str) -> pa.Schema | None:
+        """The columns of the updates of an output, a side output or an input.
+
+        Parameters
+        ----------
+        name : str
+            Which.
+
+        Returns
+        -------
+        pyarrow.Schema or None
+            None where there is none of that name.
+        """
+        if name in self.outputs:
+            return self.outputs[name].updates_schema(self.time_type)
+        side, input = self.side_outputs().get(name), self.inputs.get(name)
+        schema = side[1] if side is not None else None if input is None else input.schema
+        return None if schema is None else updates_schema(schema, self.time_type)
+
+    def frozen(self) -> Plan:
+        """The plan as it is now: what is added to this flow later is not in it.
+
+        Returns
+        -------
+        Plan
+            With the same collections.
+
+        Notes
+        -----
+        O(nodes).
+        """
+        out = Plan()
+        out.nodes, out.inputs, out.outputs = list(self.nodes), dict(self.inputs), dict(self.outputs)
+        return out

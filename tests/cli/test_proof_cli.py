@@ -1,0 +1,148 @@
+"""The verbs that prove a state, as their users meet them: exit codes, what is said, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from proof_case import files
+from typer.testing import CliRunner
+
+import ddflow as dd
+from ddflow.cli import app
+from ddflow.cli.inspect import ago
+from ddflow.connectors.files import open_files
+
+MONDAY = "id,city,at\n1,Bern,1\n2,007,2\n3,Bern,1\n"
+TUESDAY = "id,city,at\n1,Chur,5\n2,Bern,1\n3,Bern,9\n"
+SCHEMA = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A state of two files in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    flow = dd.Flow()
+    orders = flow.upserts("orders", SCHEMA, dd.Upsert(key="id", order_by="at"))
+    flow.output("orders", orders)
+    flow.output("../by city", orders.project(["city"]).count())
+    flow.output("cities", orders.project(["city"]))
+    with flow.open("state", retain=3, outputs="out") as engine:
+        for time, (name, text) in enumerate({"a.csv": MONDAY, "b.csv": TUESDAY}.items(), 1):
+            Path(name).write_text(text)
+            given = open_files([name], {"city": "string"})
+            engine.step({"orders": pa.Table.from_batches([batch for batch, _ in given.batches()])}, time)
+    return "state"
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == code, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def as_json(*words: str, code: int = 0) -> Any:
+    return json.loads(run(*words, "--json", code=code))
+
+
+def test_verify_ends_with_0_where_they_agree_and_1_where_they_do_not(state: str) -> None:
+    assert "agrees with its log: 3 rows, 6 events" in run("verify", state, "a.csv", "b.csv")
+    said = run("verify", state, "b.csv", code=1)
+    assert "DIFFERS from its log: 0 rows missing, 0 extra, 1 different" in said
+    assert "different (id=2): the state has (id=2, city='007', at=2), the log (id=2, city='Bern'" in said
+    found = as_json("verify", state, "b.csv", "--input", "orders", "--memory", "16MB", code=1)
+    assert not found["ok"] and found["inputs"]["orders"]["different"] == 1
+    assert "did you mean 'orders'?" in run("verify", state, "a.csv", "--input", "order", code=1)
+    assert "there is no such file" in run("verify", state, "c.csv", code=1)
+    assert "there is no state" in run("verify", "nowhere", "a.csv", code=1)
+
+
+def test_fsck_ends_with_1_and_names_the_file(state: str) -> None:
+    assert "epoch 2: whole; " in run("fsck", state)
+    assert as_json("fsck", state)["ok"]
+    hurt = next(path for path in files(Path(state)) if path.suffix == ".arrow")
+    hurt.write_bytes(hurt.read_bytes()[:-8])
+    assert f"blobs/{hurt.name}: " in run("fsck", state, code=1)
+    assert as_json("fsck", state, code=1)["problems"][0]["file"] == f"blobs/{hurt.name}"
+
+
+def test_inspect_tells_what_there_is_without_reading_data(state: str) -> None:
+    found = as_json("inspect", state)
+    assert found == dd.inspect(state) | {"versions": found["versions"]}
+    orders = found["inputs"]["orders"]
+    assert (found["epoch"], found["last"], orders["keys"], orders["versions"], orders["arrived"]) == (2, 2, 3, 5, 6)
+    assert [each["epoch"] for each in found["versions"]] == [2, 1, 0] and found["verdicts"]["stale"] == 1
+    assert found["bytes"] > 1000 and found["folder"]["path"].endswith("out")
+    for path in files(Path(state)):
+        if path.suffix == ".arrow":
+            path.write_bytes(b"")
+    shown = run("inspect", state)
+    for line in (
+        "epoch    2, in manifest 2",
+        "orders.project(['city']).count(by=['city'])",
+        "key=id, order_by=at",
+        "id int64, city string, at int64",
+        "applied 2, stale 1",
+        "commit of step",
+    ):
+        assert line in shown, shown
+    assert (ago(59), ago(61), ago(7300), ago(200_000)) == ("59 s", "1 min", "2 h", "2 d")
+
+
+def test_why_tells_winners_and_losers(state: str) -> None:
+    said = run("why", state, "2", "a.csv", "b.csv")
+    assert "the key (id=2) of 'orders' holds (id=2, city='007', at=2)" in said
+    assert "at 2: stale (id=2, city='Bern', at=1); the key held order (at=2)" in said
+    assert run("why", state, "id=2") == said[: said.index("its 2 events")]
+    found = as_json("why", state, "3", "a.csv", "b.csv")
+    assert [row["verdict"] for row in found["story"]] == [None, None, "applied", "applied"]
+    assert "'x' is no int64" in run("why", state, "x", code=1)
+    assert "'idd=2' is no int64" in run("why", state, "idd=2", code=1)
+
+
+def test_export_writes_collections_whole_or_not_at_all(state: str) -> None:
+    run("export", state, "-o", "exported/all")
+    there = sorted(path.name for path in Path("exported/all").iterdir())
+    assert len(there) == 3 and there[1:] == ["cities.parquet", "orders.parquet"]
+    orders = pq.read_table("exported/all/orders.parquet")
+    assert (
+        orders.sort_by("id").to_pylist() == dd.read(state, "orders").drop_columns(["_diff"]).sort_by("id").to_pylist()
+    )
+    cities = pq.read_table("exported/all/cities.parquet").sort_by("city").to_pylist()
+    assert cities == [{"city": "007", "_diff": 1}, {"city": "Bern", "_diff": 1}, {"city": "Chur", "_diff": 1}]
+    counts = pq.read_table(f"exported/all/{there[0]}").sort_by("city")
+    assert counts.to_pylist() == [{"city": c, "count": 1} for c in ("007", "Bern", "Chur")]
+    assert "it exists already" in run("export", state, "orders", "-o", "exported/all", code=1)
+    run("export", state, "orders", "-o", "exported/all", "--overwrite")
+    found = as_json("export", state, "../by city", "-o", "c.csv", "--as-of", "1")
+    assert found["written"] == [{"name": "../by city", "rows": 2, "file": "c.csv"}] and found["as_of"] == 1
+    assert sorted(Path("c.csv").read_text().splitlines()) == ['"007",1', '"Bern",2', '"city","count"']
+    assert "since is -1" in run("export", state, "--as-of", "-5", "orders", code=1)
+    assert "that is no int64" in run("export", state, "--as-of", "soon", "orders", code=1)
+    assert "did you mean 'orders'?" in run("export", state, "order", code=1)
+    run("export", state, "orders", "cities", "-o", "d.csv", code=2)
+    assert not Path("d.csv").exists() and not Path("orders.parquet").exists()
+
+
+def test_times_that_are_no_numbers_are_written_as_their_type_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flow = dd.Flow()
+    rows = flow.upserts("v", {"k": pa.string(), "at": pa.timestamp("ms"), "n": pa.int64()}, dd.Upsert("k", time="at"))
+    flow.output("v", rows)
+    log = pa.table({"k": ["a=b", "a=b"], "at": pa.array([0, 86_400_000], pa.timestamp("ms")), "n": [1, 2]})
+    pq.write_table(log, "log.parquet")
+    with flow.open("state", retain=10**9) as engine:
+        engine.push({"v": log})
+        engine.advance_to(10**8)
+    run("export", "state", "--as-of", "1970-01-01 12:00:00", "-o", "v.jsonl")
+    assert Path("v.jsonl").read_text() == '{"k":"a=b","n":1}\n'
+    assert "agrees" in run("verify", "state", "log.parquet")
+    said = run("why", "state", "a=b", "log.parquet")
+    assert "from 1970-01-02 00:00:00: (k='a=b', n=2)" in said and "times are their own" in said

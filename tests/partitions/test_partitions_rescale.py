@@ -1,0 +1,433 @@
+"""The law of rescaling: split or joined into any number of partitions, a state answers and goes on as it would have.
+
+Scenarios are drawn: orders of all kinds, ties, merging, expiry, events that wait, counts by the key and by other
+columns, history kept or not, merges half done, in memory and in files.  An engine that nobody rescaled says what is
+right.  Below the laws: accounts of single partitions, what is refused, who wins, what a kill leaves.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import signal
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import test_expiry
+import test_merging_laws
+import tight
+from chance import covering, effort
+from doors import FOREVER, EngineDoor, plain
+from durable_case import CASES, SMALL, TIGHT
+from hypothesis import given
+from hypothesis import strategies as st
+from merging_strategies import scenarios as merging
+from pair import Pair
+from proof_case import EPOCH, events, plan
+from strategies import shapes
+from test_durable import Restarts, small_spines
+from test_durable_kill import Deadly
+from test_laws import quietly
+from test_medium import crowds, drawn, everything, figures, readable, stir
+from tight import tiny
+
+import ddflow as dd
+from ddflow.dataflow import batcher as pending
+from ddflow.engine.garbage import names_of
+from ddflow.engine.inventory import StoredInventory
+from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
+from ddflow.partitions import rescale_task as moved
+from ddflow.partitions.rescale import Rescaler, rescale
+from ddflow.partitions.rescale_task import Moved, task
+from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import newest
+from ddflow.storage.memory import MemoryStore
+from ddflow.trace.records import MergeRecord
+
+pytestmark = pytest.mark.sampled
+
+NUMBERS = st.sampled_from([2, 3, 4, 7, 17])
+BUDGETS = st.sampled_from([None, "16MB"])
+TOGETHER: dict[str, Any] = {
+    "by_k_and_s": ["count", ["input", "a"], ["s", "k"], "count"],
+    "by_s": ["count", ["input", "a"], ["s"], "count"],
+    "all": ["count", ["input", "a"], [], "count"],
+    "again": ["count", ["count", ["input", "a"], ["s"], "groups"], ["groups", "s"], "count"],
+}
+"""A count that stands with its keys, and is not by them; one that moves; one of everything; one behind another."""
+
+
+@st.composite
+def together(draw: st.DrawFn) -> Any:
+    """A crowd, counted in all ways."""
+    scenario, calls = draw(crowds())
+    return scenario | {"outputs": TOGETHER}, calls
+
+
+TRACES = {
+    "plain": drawn(),
+    "crowds": st.one_of(crowds(), together()),
+    "merging": merging().flatmap(
+        lambda scenario: st.tuples(st.just(scenario), test_merging_laws.calls(scenario, contents=False))
+    ),
+}
+WAYS = {
+    "plain": {"events that wait were moved", "a merge half done was cut"},
+    "crowds": {"rows were asked", "events that wait were moved", "a merge half done was cut"},
+    "merging": {"events that wait were moved"},
+}
+
+
+@pytest.fixture
+def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Which ways were gone."""
+    seen: Counter[str] = Counter()
+    Task = moved._Task
+    belong, restored, pending = Task._belong, moved.restore, Task._pending
+
+    def asked(self: Any, *given: Any) -> Any:
+        seen["rows were asked"] += 1
+        return belong(self, *given)
+
+    def restore(arranged: Any, record: Any, *given: Any, **named: Any) -> None:
+        seen["a merge half done was cut"] += sum(isinstance(item, MergeRecord) for item in record.items)
+        restored(arranged, record, *given, **named)
+
+    def waiting(self: Any, *given: Any) -> Any:
+        batcher, arrived = pending(self, *given)
+        seen["events that wait were moved"] += len(batcher)
+        return batcher, arrived
+
+    monkeypatch.setattr(Task, "_belong", asked)
+    monkeypatch.setattr(moved, "restore", restore)
+    monkeypatch.setattr(Task, "_pending", waiting)
+    return seen
+
+
+def there_and_back(data: st.DataObject, store: MemoryStore, flow: Any) -> None:
+    """Rescale through some numbers of partitions, and back to one: all reads are the same, and each one's account."""
+    before = reads(store, flow)
+    for number in [*data.draw(st.lists(NUMBERS, min_size=1, max_size=2)), 1]:
+        done = rescale(store.writer(), number, flow=flow, memory=data.draw(BUDGETS))
+        assert done.partitions == number
+        accounts(store, flow)
+        if number > 1:
+            assert reads(store, flow) == before
+        if number in (2, 3):
+            report = dd.fsck(store.writer(), flow=flow)
+            assert report.ok, str(report)
+
+
+def reads(state: Any, flow: dd.Flow) -> dict[tuple[str, int | None], Counter[Any]]:
+    """What can be read of a state, now and at some times, the first and the last among them."""
+    with dd.Snapshot.open(state.writer() if isinstance(state, MemoryStore) else state, flow=flow) as snapshot:
+        names, times = [*flow.inputs, *flow.outputs], readable(SimpleNamespace(engine=snapshot))
+        times = [*times[:2], *times[2:-1:6], times[-1]]
+        return {(name, time): Counter(plain(snapshot.read(name, time))) for name in names for time in times}
+
+
+def accounts(store: MemoryStore, flow: dd.Flow) -> None:
+    """Assert that in each partition the events that came are resolved, or wait under numbers that were given out."""
+    manifest = newest(store.writer())
+    assert manifest is not None
+    for blob in manifest.inventories:
+        inventory = StoredInventory.read(store, blob).of
+        came = sum(each.arrived for each in inventory.inputs.values())
+        waiting = 0
+        for name, each in inventory.inputs.items():
+            schema = flow.inputs[name].bound.event_schema
+            batcher = pending.restore(each.runs, name, schema, BatchStore(store.writer()), spilled=True)
+            given = [number for run in batcher.runs.by_least for number in run.waiting.arrival.tolist()]
+            assert len(set(given)) == len(given) and max(given, default=-1) < each.arrived
+            waiting += len(batcher)
+        assert came == sum(inventory.totals.values()) + waiting
+
+
+class Rescales(Restarts):
+    """The durable engine of one example, which is rescaled wherever it is closed."""
+
+    def restart(self) -> None:
+        """Close, rescale there and back again, open, and give again what was not committed."""
+        if not self.again and self.data.draw(st.booleans()):
+            self.door.engine.compact()  # which leaves nothing in the payload of a deletion
+        self.door.close()
+        there_and_back(self.data, self.store.writer(), self.door.flow)
+        super().restart()
+
+
+@pytest.mark.parametrize("traces", TRACES)
+def test_rescaled_any_number_of_times_it_goes_on_as_if_it_had_not_been(
+    monkeypatch: pytest.MonkeyPatch, traces: str, went: Counter[str]
+) -> None:
+    small_spines(monkeypatch)
+
+    @covering(5 if traces == "crowds" else 10)
+    @given(st.data(), TRACES[traces], shapes(), st.sampled_from([None, TIGHT]))
+    def law(data: st.DataObject, trace: Any, shape: Any, medium: Any) -> None:
+        scenario, played = trace
+        options = {"retain": data.draw(st.sampled_from([0, 2, FOREVER])), "verdicts": "counts"}
+        with tiny():
+            never = EngineDoor(scenario, shape, **options)
+            other = Rescales(data, scenario, medium, options | {"autocommit": data.draw(st.booleans())})
+            for call in played:
+                other.call(call, quietly(never, call))
+                if other.door.engine.dataflow.budget.home is not None:
+                    stir(data, other.door)
+                else:
+                    tight.merge(other.door.engine, data.draw(st.sampled_from([0, 1, 3])), 2)
+                if data.draw(st.integers(0, 2)) == 0:
+                    other.restart()
+                    same(other.door, never)
+            other.restart()
+            same(other.door, never)
+            other.door.close()
+
+    law()
+    assert WAYS[traces] - set(went) == set()
+
+
+def same(one: EngineDoor, other: EngineDoor) -> None:
+    """Assert that two engines hold the same, at all times that can be read."""
+    one.engine._check()
+    assert figures(one) == figures(other)
+    assert everything(one) == everything(other)
+
+
+@effort(12)
+@given(st.data(), st.booleans())
+def test_what_was_forgotten_stays_so_in_all_partitions(data: st.DataObject, files: bool) -> None:
+    scenario = data.draw(test_expiry.expiring())
+    options: dict[str, Any] = {"memory": test_expiry.MEMORY} if files else {}
+    pair = Pair(scenario, state=MemoryStore(), retain=0, verdicts=test_expiry.listed(scenario), **options)
+    for call in data.draw(test_expiry.calls(scenario)):
+        if files:
+            tight.tighten(pair.engine.engine, 0, 2)
+        test_expiry.played(pair, call)
+        if data.draw(st.integers(0, 2)) == 0:
+            pair.engine.close()
+            there_and_back(data, pair.engine.options["state"], pair.engine.flow)
+            pair.engine = pair.engine.restart()
+    pair.engine.engine.close()
+
+
+def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says_what_it_was() -> None:
+    flow, columns = dd.Flow(), {"k": pa.int64(), "s": pa.string(), "gone": pa.bool_()}
+    a = flow.upserts("a", columns, dd.Upsert("k", delete=dd.tombstone("gone")))
+    flow.output("n", a.count(["s", "k"]))
+    with flow.open(store := MemoryStore(), retain=1) as engine:
+        for time, gone in ((1, False), (2, True), (3, False)):
+            engine.step({"a": pa.table({"k": range(50), "s": ["x"] * 50, "gone": [gone] * 50})}, time)
+        engine.compact()
+    before = reads(store, flow)
+    for number in (3, 5):
+        rescale(store.writer(), number)
+        assert reads(store, flow) == before
+        manifest = newest(store)
+        assert manifest is not None and len(manifest.inventories) == number
+        for blob in manifest.inventories:
+            inventory = json.loads(store.map(blob).to_pybytes())
+            ((groups,),) = (each["arrangements"] for each in inventory["operators"].values())
+            assert groups["keys"] == inventory["inputs"]["a"]["rows"]["keys"] > 0
+
+
+def test_what_all_partitions_must_know_of_an_input_is_known_after(tmp_path: Path) -> None:
+    flow = dd.Flow()
+    for name in "ab":
+        flow.output(
+            f"all_{name}", flow.upserts(name, {"k": pa.int64(), "t": pa.int64()}, dd.Upsert("k", time="t", lateness=5))
+        )
+    with flow.open(store := MemoryStore()) as engine:
+        engine.push({"a": pa.table({"k": [1, 2], "t": [90, 100]})})
+    for number in (4, 1):
+        rescale(store.writer(), number)
+        manifest = newest(store)
+        assert manifest is not None and manifest.greatest["a"] == 100
+    with flow.open(store.writer()) as engine:
+        assert engine.push({"b": pa.table({"k": [1], "t": [500]})}).frontier == 95
+
+
+# Tasks that run elsewhere, and more than once.
+
+
+def made(place: Path, name: str = "epochs") -> dd.Flow:
+    """A state in a folder, of a story to its end but one; its flow."""
+    case = CASES[name]
+    door = case.open(place)
+    for epoch in range(1, len(case.calls)):
+        case.go(door, epoch)
+    door.close()
+    return door.flow
+
+
+def goes_on(place: Path, name: str = "epochs", partitions: int = 1) -> None:
+    """Assert that a state has so many partitions, and is that of the story still; with one partition it goes on."""
+    manifest = newest(LocalStore(place, readonly=True))
+    assert manifest is not None and manifest.partitions == partitions
+    if partitions > 1:
+        rescale(place, 1)
+    case = CASES[name]
+    case.recovered(place, len(case.calls) - 1, len(case.calls) - 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tasks_may_run_anywhere_and_twice_and_tell_in_bytes(tmp_path: Path, name: str) -> None:
+    made(tmp_path / "state", name)
+    with Rescaler.open(tmp_path / "state", 5) as rescaler:
+        told = [task(rescaler.cut, rescaler.move, *each).to_json() for each in rescaler.tasks * 2]
+        done = rescaler.finish(Moved.from_json(each, "a task") for each in told)
+    assert (done.before, done.partitions, done.epoch) == (1, 5, len(CASES[name].calls) - 1)
+    assert done.stages == 2 and len(told) == 20
+    goes_on(tmp_path / "state", name, 5)
+
+
+def test_a_task_that_told_nothing_or_whose_file_is_not_there_stops_it(tmp_path: Path) -> None:
+    made(tmp_path / "state")
+    with Rescaler.open(tmp_path / "state", 2) as rescaler:
+        some = [task(rescaler.cut, rescaler.move, *each) for each in rescaler.tasks]
+        with pytest.raises(MissingReceipts, match=r"1 of 4 tasks told nothing, first those of .* \[\(0, 0\)\]"):
+            rescaler.finish(some[1:])
+        lost = some[0].added[0]
+        rescaler.store.delete(lost.name)
+        with pytest.raises(CorruptState, match=f"{lost.name}.* the task of stage 0 and partition 0 wrote"):
+            rescaler.finish(some)
+    goes_on(tmp_path / "state")
+
+
+def test_who_commits_first_wins_and_the_other_is_fenced_and_leaves_nothing(tmp_path: Path) -> None:
+    state, case = tmp_path / "state", CASES["epochs"]
+    made(state)
+    with Rescaler.open(state, 3) as rescaler:
+        some = [task(rescaler.cut, rescaler.move, *each) for each in rescaler.tasks]
+        door = case.open(state)
+        case.go(door, len(case.calls))
+        with pytest.raises(Fenced):
+            rescaler.finish(some)
+        rescale(state, 1)  # which it has: nothing is done, and nobody is fenced
+        door.engine.commit()
+        rescale(state, 3)
+        with pytest.raises(Fenced):
+            door.engine.step({}, door.engine.last + 1)
+        door.close()
+    dd.gc(state, grace=0, orphans=0)
+    store = LocalStore(state, readonly=True)
+    newest_one = newest(store)
+    assert newest_one is not None and newest_one.note == "rescale 1 -> 3"
+    old = {blob.name for each in some for blob in (each.inventory, *each.added)}
+    assert not old & {entry.name for entry in store.list()}
+    with pytest.raises(StateRefused, match="--partitions 1"):
+        case.open(state)
+
+
+def test_a_damaged_file_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    made(state)
+    path = max((state / "blobs").rglob("*.arrow"), key=lambda path: path.stat().st_size)
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    os.chmod(path, 0o600)
+    path.write_bytes(whole)
+    before = {entry.name for entry in LocalStore(state, readonly=True).list()}
+    with pytest.raises(CorruptState, match=path.name):
+        rescale(state, 3)
+    gc.collect()
+    assert {entry.name for entry in LocalStore(state, readonly=True).list()} == before
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    flow = made(tmp_path / "state")
+    for number in (0, -1, 65_537, True, 2.0):
+        with pytest.raises(SpecError, match="from 1 to 65,536"):
+            rescale(tmp_path / "state", number)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="too small to work in"):
+        rescale(tmp_path / "state", 2, memory="1MB")
+    with pytest.raises(StateRefused, match="there is no state"):
+        rescale(MemoryStore(), 2)
+    with pytest.raises(StateRefused):
+        rescale(tmp_path / "nowhere", 2)
+    flow.output("more", flow.inputs["a"].project(["k"]))
+    with pytest.raises(PlanChanged, match="it has more than the one that the state was made by"):
+        rescale(tmp_path / "state", 2, flow=flow)
+    back = dd.Flow()
+    people = back.upserts("people", {"id": pa.int64()}, dd.Upsert("id"))
+    back.output("out", people.to_upserts("id"))
+    with back.open(store := MemoryStore()):
+        pass
+    with pytest.raises(SpecError, match="to_upserts"):
+        rescale(store.writer(), 2)
+
+
+def test_a_state_without_a_commit_has_as_many_as_one_says() -> None:
+    flow = dd.Flow()
+    flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert("id")))
+    with flow.open(store := MemoryStore()):
+        pass
+    assert rescale(store.writer(), 7).files == 0
+    manifest = newest(store.writer())
+    assert manifest is not None and (manifest.partitions, manifest.inventories) == (7, ())
+
+
+# Killed.
+
+
+def killed(state: Path, at: int, kind: str) -> bool:
+    """A child that rescales, until its ``at``-th call that changes something; whether it was killed there."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            gc.disable()
+            Deadly(at, kind)
+            rescale(state, 2)
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed"
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("kind", ["before", "half"])
+def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    case, first = SMALL["held back"], tmp_path / "first"
+    door = case.open(first)
+    for epoch in range(1, len(case.calls)):
+        case.go(door, epoch)
+    door.close()
+    before, found, at, dead = reads(first, door.flow), Counter[int](), 0, True
+    while dead:
+        state = tmp_path / str(at)
+        shutil.copytree(first, state)
+        dead = killed(state, at, kind)
+        manifest = newest(LocalStore(state, readonly=True))
+        assert manifest is not None
+        found[manifest.partitions] += 1
+        assert reads(state, door.flow) == before, at
+        if at % 5 == 0 or not dead:
+            rescale(state, 1)
+            case.recovered(state, len(case.calls) - 1, len(case.calls) - 1)
+            dd.gc(state, grace=0, orphans=0)
+            store = LocalStore(state, readonly=True)
+            now = newest(store)
+            assert now is not None and names_of(store, now) <= {entry.name for entry in store.list()}
+        at += 1 if kind == "half" else 2
+    assert found[1] > 5 and found[2] >= 1
+
+
+def test_the_horizon_of_a_local_state_is_that_of_the_rescaled_one() -> None:
+    store, steps = MemoryStore(), events(3, 4)
+    with plan(replace(EPOCH, expiry=dd.Expiry(ttl=30))).open(store) as engine:
+        for time, table in enumerate(steps, 1):
+            engine.step({"orders": table}, time)
+    rescale(store.writer(), 3)
+    manifest = newest(store.writer())
+    assert manifest is not None
+    assert manifest.horizons == {"orders": max(table["at"].to_numpy().max() for table in steps)}

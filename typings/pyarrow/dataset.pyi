@@ -1,0 +1,6 @@
+"""Files as data sets."""
+
+class Dataset:
+    def count_rows(self) -> int: ...
+
+def dataset(source: str, *, format: str) -> Dataset: ...
