@@ -8,7 +8,7 @@ would be wrong for somebody. It reads no files and publishes nothing.
 
 >>> def receipt(number, rows):
 ...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))
-...     return Receipt(stage=0, number=number, base="b" * 32, nonce=file.name[:16], inventory=file, outputs={},
+...     return Receipt(stage=0, number=number, started_from="b" * 32, nonce=file.name[:16], inventory=file, outputs={},
 ...                    rows={"orders": rows}, digests={"orders": "01" * 16}, counts={"applied": rows}, greatest={},
 ...                    horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="",
 ...                    figures={"step": 5, "memory": 70})

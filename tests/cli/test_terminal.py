@@ -93,15 +93,15 @@ def until_closed(terminal: int) -> str:
     return got.decode()
 
 
-ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "COLUMNS": "300", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "COLUMNS": "300"}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[subprocess.Popen[str]]:
     """A process that serves."""
     command = [sys.executable, "-c", "from test_terminal import serve; serve()"]
-    here, pipe = Path(__file__).parent.parent, subprocess.PIPE
-    with subprocess.Popen(command, cwd=here, env=ENVIRONMENT, stdin=pipe, stdout=pipe, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=ENVIRONMENT, stdin=pipe, stdout=pipe, text=True) as process:
         yield process
 
 
