@@ -17,7 +17,6 @@ drawn, not at the stream.
 from __future__ import annotations
 
 import logging
-import sys
 import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping
@@ -58,23 +57,6 @@ def console(**settings: Any) -> Console:
                 yield Segment(text if control else lines(text), style, control)
 
     return Plain(**settings)
-
-
-def notice(text: str) -> None:
-    """Tell whoever waits: a line on a terminal's or a notebook's stderr, or in the log of one of Spark's tasks.
-
-    Where nobody would read it, it is logged as information.
-    """
-    if sys.stderr.isatty() or "ipykernel" in sys.modules or in_task():
-        print(lines(text), file=sys.stderr, flush=True)
-    else:
-        logging.getLogger("ddflow").info("%s", text)
-
-
-def in_task() -> bool:
-    """Whether this process runs tasks of Spark's: it is, or was forked from, a daemon of Python workers."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return "pyspark.daemon" in sys.modules or getattr(spec, "name", "") == "pyspark.worker"
 
 
 def guard_log() -> None:

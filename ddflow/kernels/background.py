@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import subprocess
 import sys
@@ -25,8 +26,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
-
-from ddflow.terminal import in_task, notice
 
 FILLED: Final = "filled"
 LOCK: Final = "filling.lock"
@@ -94,3 +93,20 @@ def end_with(parent: IO[Any]) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="ddflow-parent").start()
+
+
+def notice(text: str) -> None:
+    """Tell whoever waits: a line on a terminal's or a notebook's stderr, or in the log of one of Spark's tasks.
+
+    Where nobody would read it, it is logged as information.
+    """
+    if sys.stderr.isatty() or "ipykernel" in sys.modules or in_task():
+        print(text, file=sys.stderr, flush=True)
+    else:
+        logging.getLogger("ddflow").info("%s", text)
+
+
+def in_task() -> bool:
+    """Whether this process runs tasks of Spark's: it is, or was forked from, a daemon of Python workers."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return "pyspark.daemon" in sys.modules or getattr(spec, "name", "") == "pyspark.worker"

@@ -36,8 +36,8 @@ from numba.core.compiler import CompileResult
 from numba.core.registry import CPUDispatcher
 
 from ddflow.kernels import background, cache
+from ddflow.kernels.background import notice
 from ddflow.kernels.interpret import PATIENCE, interpreted
-from ddflow.terminal import notice
 
 P = ParamSpec("P")
 R = TypeVar("R")

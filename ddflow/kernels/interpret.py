@@ -9,11 +9,9 @@ Compiling takes seconds, interpreting some microseconds a row. So a call may be 
 
 Limits: it knows nothing of caches. `compile.Kernel` asks it only for what has no compiled form.
 
->>> from ddflow.kernels.compile import kernel
->>> @kernel
-... def add(a, b):
+>>> def add(a, b):
 ...     return a + b
->>> interpreted(add.py_func)(np.int64(1), 2)
+>>> interpreted(add)(np.int64(1), 2)
 3
 """
 

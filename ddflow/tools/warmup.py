@@ -7,8 +7,7 @@ many, text, floats, lists and nulls, orders, ties, late events, enough keys for 
 batches to merge, state that was moved to files. Each kernel then has one compiled form; tests/tools/test_warmup.py
 holds that so.
 
->>> from ddflow.kernels.interpret import PATIENCE
-from ddflow.kernels.warmup import entries, is_ready
+>>> from ddflow.kernels.warmup import entries, is_ready
 >>> warmed = warm()
 >>> warmed.kernels == len(entries()), all(map(is_ready, entries()))
 (True, True)
