@@ -15,7 +15,10 @@ package or with a closure: the digest would not cover its code.
 >>> @kernel
 ... def double(n: int) -> int:
 ...     return n + n
->>> double(21)
+>>> double(21)  # interpreted, because it is not compiled yet
+42
+>>> with PATIENCE.over():
+...     double(21)
 42
 """
 
