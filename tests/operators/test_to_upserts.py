@@ -34,6 +34,7 @@ from ddflow.errors import (
     SpecError,
     TimeWentBack,
 )
+from ddflow.operators.held_rows import BATCHES
 
 Update = tuple[Row, int, int]
 RULES = ["error", "greatest", "all"]
@@ -212,6 +213,18 @@ def updates(*rows: tuple[Any, ...], names: Sequence[str] = ("k", "v"), kind: pa.
     columns = list(zip(*rows, strict=True))
     table = pa.table({name: list(column) for name, column in zip([*names, "_time", "_diff"], columns, strict=True)})
     return table if kind is None else table.set_column(len(names), "_time", table["_time"].cast(kind))
+
+
+def test_rows_of_many_steps_are_gathered_into_a_few_batches() -> None:
+    back, most = dd.ToUpserts("k"), 0
+    back.step(updates(*((k, "first", 0, 1) for k in range(7))))
+    was = dict.fromkeys(range(7), "first")
+    for time in range(1, 3 * BATCHES):
+        key, now = time % 7, str(time)
+        back.step(updates((key, was[key], time, -1), (key, now, time, 1)))
+        was[key], most = now, max(most, len(back.held_rows.pool.rows))
+    assert BATCHES <= most <= BATCHES + 2
+    assert len(back.held_rows.pool.rows) < BATCHES
 
 
 @pytest.mark.kernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kinds import ENCODED, PLAIN
 
-from ddflow.errors import CorruptState, EngineClosed, SpillFailed, SpillInUse, SpillRefused
+from ddflow.errors import CorruptState, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
 from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.storage.folder_lock import LOCK
 from ddflow.storage.protocol import Blob
@@ -414,6 +415,19 @@ def test_a_second_engine_is_refused_until_the_first_lets_go(folder: BatchStore, 
     assert files(tmp_path) == [mapped.blob.name]
     folder.store.close()
     ScratchStore(link).close()
+
+
+def test_a_folder_on_a_full_disk_is_left_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(SpillFull, match="No space left"):
+            ScratchStore(tmp_path)
+    assert os.listdir(tmp_path) == [] and len(os.listdir("/proc/self/fd")) == before
+    ScratchStore(tmp_path).close()
 
 
 def test_engines_that_race_for_a_folder_have_it_one_after_the_other(tmp_path: Path) -> None:
