@@ -92,7 +92,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         if isinstance(self._cache, KernelCache):
             types = tuple(map(self.typeof_pyval, args))
             if not self._cache.has(types, self.targetctx):
-                if PATIENCE.allows(args):
+                if PATIENCE.allows(self._cache.name, args):
                     background.start(cache_directory())
                     return interpreted(self.py_func)
                 _compiling()
@@ -139,7 +139,7 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
     """What numba asks about one kernel's compiled forms; one file a form, so that processes share no index."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
 
     @property
     def cache_path(self) -> str | None:
@@ -158,15 +158,13 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
             stored, reduced = serialize.loads(payload)
             return CompileResult._rebuild(target_context, *reduced) if stored == key else None
         except Exception as error:  # the bytes are those once written, and still numba cannot use them
-            folder.warn(f"{self._name}: {error!r}")
+            folder.warn(f"{self.name}: {error!r}")
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled form; numba calls this once it has compiled one."""
         if data.lifted or data.library.has_dynamic_globals:
-            cache.LOG.warning(
-                "kernel %s cannot be cached: it holds an address or an object of this process", self._name
-            )
+            cache.LOG.warning("kernel %s cannot be cached: it holds an address or an object of this process", self.name)
             return
         folder, key = _folder(), self._key(sig, data.codegen)
         if folder.directory is not None:
@@ -182,7 +180,7 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
     disable = flush = enable
 
     def _key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        return self._name, sig, codegen.magic_tuple()
+        return self.name, sig, codegen.magic_tuple()
 
     def _file(self, key: tuple[Any, ...]) -> str:
-        return f"{self._name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}"
+        return f"{self.name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}"

@@ -4,8 +4,9 @@ Invariant: a call gives the same bits whether its kernel is interpreted or compi
 interpreted one runs with the globals of its module, in which functions stand in the place of kernels. Scalars come back
 as Python's own, as they do from compiled code.
 
-Compiling takes seconds, interpreting some microseconds a row. So a call may be interpreted while its arrays are small
-(`SMALL`) and this process has not yet interpreted for long (`Patience`). A process that goes on compiles after that.
+Compiling takes seconds, interpreting some microseconds a row. So the first few calls of a kernel (`FIRST`) may be
+interpreted while their arrays are small (`SMALL`) and this process has not yet interpreted for long (`Patience`). A
+process that goes on compiles after that.
 
 Limits: it knows nothing of caches. `compile.Kernel` asks it only for what has no compiled form.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import thread_time
@@ -31,6 +33,10 @@ SMALL: Final = 1 << 15
 """Elements in the arrays of a call, at most; an interpreted kernel takes microseconds for each."""
 
 
+FIRST: Final = 16
+"""Calls of a kernel that are interpreted, at most: a process that goes on for longer wants the compiled form."""
+
+
 class Patience:
     """How long this process may still interpret kernels.
 
@@ -40,12 +46,15 @@ class Patience:
         CPU seconds that are left; below 0, kernels are compiled at once.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, calls: int = FIRST) -> None:
+        self.seconds, self.most = seconds, calls
+        self._calls: Counter[str] = Counter()
 
-    def allows(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether a call with these arguments may be interpreted.  O(arguments)."""
-        return self.seconds > 0 and sum(map(_elements, arguments)) <= SMALL
+    def allows(self, kernel: str, arguments: tuple[Any, ...]) -> bool:
+        """Whether a call of a kernel with these arguments may be interpreted, which counts then.  O(arguments)."""
+        allowed = self.seconds > 0 and self._calls[kernel] < self.most and sum(map(_elements, arguments)) <= SMALL
+        self._calls[kernel] += allowed
+        return allowed
 
     @contextmanager
     def over(self) -> Iterator[None]:

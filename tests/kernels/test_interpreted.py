@@ -31,7 +31,7 @@ from rules import Refused
 from strategies import scenarios, shapes
 from test_laws import calls
 
-interpret.PATIENCE.seconds = float(sys.argv[1])
+interpret.PATIENCE.seconds, interpret.PATIENCE.most = float(sys.argv[1]), 1 << 60
 ran, said = [0], []
 real = compile.interpreted
 def interpreted(function):
@@ -129,12 +129,14 @@ def test_a_first_small_step_compiles_nothing_and_a_large_one_does(tmp_path: Path
 def test_patience_ends() -> None:
     from ddflow.kernels.interpret import SMALL, Patience
 
-    patience = Patience(1.0)
-    assert patience.allows(()) and not patience.allows(((np.zeros(SMALL // 2), np.zeros(SMALL)), 1))
+    patience = Patience(1.0, calls=2)
+    assert not patience.allows("large", ((np.zeros(SMALL // 2), np.zeros(SMALL)), 1))
+    assert [patience.allows("small", (np.zeros(SMALL), 1)) for _ in range(3)] == [True, True, False]
+    assert patience.allows("other", ())
     with patience.over():
-        assert not patience.allows(())
+        assert not patience.allows("other", ())
     patience.seconds -= 1.5
-    assert not patience.allows(())
+    assert not patience.allows("other", ())
 
 
 def alive(pid: int) -> bool:
