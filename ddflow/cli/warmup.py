@@ -16,8 +16,9 @@ from ddflow.terminal import console
 def warmup() -> None:
     """Compile the kernels, once on a machine, with a progress bar.
 
-    The first run of anything compiles them too, and waits some ten seconds for it. They are kept in a private
-    directory (`DDFLOW_CACHE_DIR`, else the platform's for caches), and compiled again when ddflow or numba changes.
+    Without it, the first small steps are interpreted, while a background process compiles (`DDFLOW_BACKGROUND=0`
+    turns that off), and the first large step waits some ten seconds. Compiled kernels are kept in a private directory
+    (`DDFLOW_CACHE_DIR`, else the platform's for caches), and compiled again when ddflow or numba changes.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
