@@ -27,7 +27,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import TimeType  # by name: where it is missing, PySpark is too old, and that is an ImportError
 
-from ddflow.columns.schema import updates_schema
+from ddflow.columns.schema import lossless, updates_schema
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
 from ddflow.plan.plan import Plan
 
@@ -136,14 +136,9 @@ def restored(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     return table
 
 
-def _cast(column: Any, kind: pa.DataType, name: str, what: str) -> Any:
-    if column.type == kind:
-        return column
-    try:
-        return column.cast(kind, safe=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        found = f"{column.type} does not fit {kind} ({str(error).splitlines()[0]})"
-        raise SchemaMismatch(f"column {name!r} of {what}", found, "mend the rows, or use a wider type") from None
+def _cast(column: Any, kind: pa.DataType, name: str, what: str) -> pa.Array:
+    chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+    return lossless(chunked, pa.field(name, kind), what)
 
 
 _PAIRS: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
@@ -168,16 +163,19 @@ _PAIRS: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
 """Both ways, for all but decimals and nested types; the first of equal ones is what a flow's columns become."""
 
 
-def check_frames(flow: Any, frames: Any) -> None:
-    """Refuse what is no flow, or are no Spark DataFrames by input, saying what to write.
+def by_input(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
+    """The DataFrames of a flow by input: ``frames``, or a DataFrame alone where there is one input.
 
-    Raises `SpecError`, `NotArrow`.
+    Raises `SpecError` for what is no flow, `NotArrow` for what are no DataFrames, saying what to write.
     """
+    if isinstance(flow, Plan) and len(flow.inputs) == 1 and not isinstance(frames, Mapping):
+        frames = dict.fromkeys(flow.inputs, frames)
     if not isinstance(flow, Plan) or not isinstance(frames, Mapping):
         found = f"it is given a {type(flow).__name__} and a {type(frames).__name__}"
         raise SpecError("a flow on Spark", found, "give the dd.Flow, then {input: DataFrame}")
     for name, frame in frames.items():
         _check_frame(frame, f"rows for {name!r}")
+    return frames
 
 
 def _check_frame(frame: Any, asked: str) -> None:

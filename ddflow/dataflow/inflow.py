@@ -94,17 +94,45 @@ def flowing(
     return inflow
 
 
-def check_names(inputs: Any, known: Mapping[str, Admission]) -> None:
-    """Raise `NotArrow` or `SchemaMismatch` unless ``inputs`` says which rows are for which input."""
-    if not isinstance(inputs, Mapping):
+def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
+    """The rows of a call by input: ``inputs``, or rows alone where there is one input.  O(inputs and their columns).
+
+    A mapping is rows, a dict of lists, where it has a column of the only input and is not the name of that input alone.
+    Raises `NotArrow` or `SchemaMismatch` unless it is clear which rows are for which input.
+    """
+    if isinstance(inputs, Mapping):
+        if inputs.keys() <= known.keys():
+            return inputs
+        columns = next(iter(known.values())).bound.schema.names if len(known) == 1 else ()
+        if not any(name in columns for name in inputs):
+            raise no_input(next(name for name in inputs if name not in known), known)
+    elif len(known) != 1:
         raise NotArrow(
             f"inputs from {type(inputs).__name__}",
             "it does not say which rows are for which input",
             f"give {{name: rows}}; the inputs are {list(known)}",
         )
-    for name in inputs:
-        if name not in known:
-            raise SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known))
+    return {next(iter(known)): inputs}
+
+
+def of_one(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> tuple[str, Any]:
+    """The input and the rows of a call for one: ``rows`` is None where they stand in the place of the name.
+
+    Raises `NotArrow` or `SchemaMismatch` where either is missing.
+    """
+    if rows is None and not (isinstance(name, str) and name in known):
+        return next(iter(by_input(name, known).items()))
+    if rows is None or not isinstance(name, str):
+        found = "no rows are given" if rows is None else f"a {type(name).__name__} is no name of an input"
+        raise NotArrow(call, found, f"write {call}(name, rows, ...), or {call}(rows, time=...) for the only input")
+    if name not in known:
+        raise no_input(name, known)
+    return name, rows
+
+
+def no_input(name: Any, known: Iterable[str]) -> SchemaMismatch:
+    """The error for the name of an input that there is not."""
+    return SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known))
 
 
 def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:
