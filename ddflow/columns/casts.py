@@ -118,8 +118,7 @@ def _flat(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     if pat.is_decimal(source) and pat.is_integer(kind):
         return array.cast(pa.decimal256(76, source.scale)).cast(kind)
     if source == pa.uuid() or kind == pa.uuid():
-        storage = array.storage if source == pa.uuid() else array.cast(pa.binary(16))
-        return pa.ExtensionArray.from_storage(kind, storage) if kind == pa.uuid() else storage.cast(kind)
+        return array.cast(pa.binary(16)).cast(kind)
     made = array.cast(kind)
     return _returning(array, made) if pat.is_temporal(kind) else made
 
@@ -146,10 +145,15 @@ def _nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     gone, n = array.is_null(), len(array)
     if pat.is_struct(kind):
         there = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
-        children = [_child(there.get(field.name, pa.nulls(n)), field, gone) for field in kind]
-        return None if None in children else pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
+        children = list[pa.Array]()
+        for field in kind:
+            child = _child(there.get(field.name, pa.nulls(n)), field, gone)
+            if child is None:
+                return None
+            children.append(child)
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
     if pat.is_map(kind):
-        keys, items = _child(array.keys, kind.key_field), _child(array.items, kind.item_field)
+        keys, items = exact(array.keys, kind.key_type), exact(array.items, kind.item_type)
         if keys is None or items is None:
             return None
         offsets = pa.array(np.asarray(array.offsets))  # of their own, as a mask needs them

@@ -1,4 +1,4 @@
-"""What columns may be: the types a source declares, the names that are reserved, the casts that lose nothing.
+"""What columns may be: types in their normal form, and tables that are made to have the declared columns.
 
 Invariant: after ``conform`` a table has exactly the declared columns, in the declared order, in their *normal* types
 (dictionary, run-end and view encodings are decoded), without a null where the schema forbids one. Everything above
@@ -7,14 +7,14 @@ relies on it and checks nothing again. Producers disagree on encodings of the sa
 This module knows nothing of keys, orders or deletes: that is ``spec``.
 
 >>> import pyarrow as pa
->>> declared = to_schema({"id": pa.int64(), "city": pa.dictionary(pa.int32(), pa.string())})
->>> declared.field("city").type
+>>> normal_type(pa.dictionary(pa.int32(), pa.string()))
 DataType(string)
+>>> declared = pa.schema({"id": pa.int64(), "city": pa.string()})
 >>> conform(pa.table({"city": ["Bern"], "id": pa.array([1], pa.int16())}), declared, "orders").to_pylist()
 [{'id': 1, 'city': 'Bern'}]
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.casts import exact, first_misfit, fitting, may_cast
-from ddflow.columns.names import DIFF, TIME, check_names, did_you_mean
-from ddflow.errors import NotArrow, SchemaMismatch, cut
+from ddflow.columns.names import DIFF, TIME, did_you_mean
+from ddflow.errors import SchemaMismatch, cut
 
 
 def normal_type(kind: pa.DataType) -> pa.DataType:
@@ -36,19 +36,20 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
     if kind == pa.binary_view():
         return pa.binary()
     if pat.is_struct(kind):
-        return pa.struct([_normal_field(kind.field(i)) for i in range(kind.num_fields)])
+        return pa.struct([normal_field(kind.field(i)) for i in range(kind.num_fields)])
     if pat.is_map(kind):
         return pa.map_(normal_type(kind.key_type), normal_type(kind.item_type))
     if pat.is_fixed_size_list(kind):
-        return pa.list_(_normal_field(kind.value_field), kind.list_size)
+        return pa.list_(normal_field(kind.value_field), kind.list_size)
     if pat.is_large_list(kind) or pat.is_large_list_view(kind):
-        return pa.large_list(_normal_field(kind.value_field))
+        return pa.large_list(normal_field(kind.value_field))
     if pat.is_list(kind) or pat.is_list_view(kind):
-        return pa.list_(_normal_field(kind.value_field))
+        return pa.list_(normal_field(kind.value_field))
     return kind
 
 
-def _normal_field(field: pa.Field) -> pa.Field:
+def normal_field(field: pa.Field) -> pa.Field:
+    """The same column in its `normal_type`."""
     return field.with_type(normal_type(field.type))
 
 
@@ -143,80 +144,6 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
-def to_schema(given: Any, what: str = "schema") -> pa.Schema:
-    """The declared schema of a source, in normal types.
-
-    ``given``: a ``pa.Schema``, anything with ``__arrow_c_schema__`` (a Polars or DuckDB schema, a table's), or
-    ``{name: type}``.  Raises `SpecError` for duplicate or reserved names, `NotArrow` for anything else.  O(columns).
-    """
-    try:
-        if isinstance(given, pa.Schema):
-            schema = given
-        elif isinstance(given, Mapping):
-            schema = pa.schema(list(given.items()))
-        elif hasattr(given, "__arrow_c_schema__"):
-            schema = pa.schema(given)
-        elif isinstance(getattr(given, "schema", None), pa.Schema):
-            schema = given.schema
-        else:
-            raise TypeError("it is no Arrow schema")
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
-        remedy = "give a pyarrow.Schema, {name: type}, or anything with __arrow_c_schema__"
-        raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
-    check_names(schema.names, what)
-    return pa.schema([_normal_field(field) for field in schema])
-
-
-def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:
-    """Any Arrow producer's rows as one table.  Copies nothing that is Arrow already; O(batches).
-
-    ``given``: a table, a record batch, a reader, anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``, or a
-    sequence of record batches.  ``schema``: of the table when there is no batch to tell.  Raises `NotArrow`, and
-    `SchemaMismatch` when the batches of a sequence differ.
-    """
-    if isinstance(given, pa.Table):
-        return given
-    if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
-    if isinstance(given, pa.RecordBatchReader):
-        return given.read_all()
-    if hasattr(given, "__arrow_c_stream__"):
-        reader: pa.RecordBatchReader = imported(pa.RecordBatchReader.from_stream, given, what)
-        return reader.read_all()
-    if hasattr(given, "__arrow_c_array__"):
-        return pa.Table.from_batches([imported(pa.record_batch, given, what)])
-    if isinstance(given, list | tuple) and all(isinstance(part, pa.RecordBatch) for part in given):
-        for i, part in enumerate(given):
-            if not part.schema.equals(given[0].schema):
-                raise SchemaMismatch(
-                    f"rows for {what}",
-                    f"batch {i} has the columns {_shown(part.schema)}, the first {_shown(given[0].schema)}",
-                    "give batches of one schema",
-                )
-        return pa.Table.from_batches(given, given[0].schema if given else schema)
-    raise NotArrow(
-        f"rows for {what}",
-        f"{type(given).__name__} does not speak Arrow",
-        "give a table, record batches, a reader, or anything with __arrow_c_stream__",
-    )
-
-
-def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
-    """What ``take`` makes of something that speaks Arrow.  Raises `NotArrow` where that holds no rows."""
-    try:
-        return take(given)
-    except pa.ArrowInvalid as error:
-        raise NotArrow(
-            f"rows for {what}",
-            f"{type(given).__name__} holds no rows ({error})",
-            "give a table, record batches, or a reader of them",
-        ) from None
-
-
-def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
 def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[str] = ()) -> pa.Table:
     """``table`` with exactly ``schema``'s columns, order and types, each column in one chunk.
 
@@ -289,7 +216,7 @@ def _value(array: pa.Array, row: int) -> str:
     try:
         return cut(repr(array[row].as_py()), 60)
     except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
-        return cut(" ".join(array.slice(row, 1).to_string().split()), 60)
+        return cut(" ".join(str(array.slice(row, 1)).split()[1:]), 60)
 
 
 def updates_schema(schema: pa.Schema, time_type: pa.DataType) -> pa.Schema:

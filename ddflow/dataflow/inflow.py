@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import imported, plain_size, to_table
+from ddflow.columns.schema import plain_size
+from ddflow.connectors.frames import arrow, to_table
 from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
@@ -149,11 +150,10 @@ def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str,
 def portions(given: Any, what: str, schema: pa.Schema, most: int) -> Iterator[pa.Table]:
     """Rows as tables of at most ``most`` bytes; at least one, so that its columns are looked at.
 
-    A reader, or whatever gives one, is read as it goes.  Raises what `to_table` raises, and `BudgetExceeded` for a row
+    A reader, or whatever gives one, is read as it goes.  Raises what `arrow` raises, and `BudgetExceeded` for a row
     that is larger than that.
     """
-    if not isinstance(given, pa.Table | pa.RecordBatch) and hasattr(given, "__arrow_c_stream__"):
-        given = imported(pa.RecordBatchReader.from_stream, given, what)
+    given = arrow(given, what, schema)
     if not isinstance(given, pa.RecordBatchReader):
         yield from _cut(to_table(given, what, schema), what, most)
         return

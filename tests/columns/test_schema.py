@@ -16,7 +16,9 @@ import pytest
 from kinds import ENCODED, PLAIN, pieces
 
 from ddflow.columns.casts import fitting
-from ddflow.columns.schema import conform, empty, normal_type, plain, to_schema, to_table
+from ddflow.columns.declared import to_schema
+from ddflow.columns.schema import conform, empty, normal_type, plain
+from ddflow.connectors.frames import to_table
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
 
 INTS = pa.schema({"id": pa.int64()})
@@ -282,7 +284,7 @@ def test_every_arrow_producer_is_understood(name: str) -> None:
     assert conform(table, TABLE.schema, "t").to_pylist() == ROWS
 
 
-@pytest.mark.parametrize("given", [None, 5, "rows", [1, 2], [{"id": 1}], {"id": [1]}, [TABLE]], ids=repr)
+@pytest.mark.parametrize("given", [None, 5, b"rows", [1, 2], [{"id": 1}, 2], {1: [1]}, [TABLE]], ids=repr)
 def test_what_does_not_speak_arrow_is_refused(given: Any) -> None:
     with pytest.raises(NotArrow, match=r"rows for t: \w+ does not speak Arrow; give a table"):
         to_table(given, "t", INTS)
@@ -318,9 +320,9 @@ def test_schemas_are_taken_from_anything_that_has_one(given: Any) -> None:
     assert to_schema(given) == INTS
 
 
-@pytest.mark.parametrize("given", [None, 5, {"id": int}, {"id": "int65"}, ["id"], {5: pa.int64()}], ids=repr)
+@pytest.mark.parametrize("given", [None, 5, {"id": set}, {"id": "int65"}, ["id"], {5: pa.int64()}], ids=repr)
 def test_what_is_no_schema_is_refused(given: Any) -> None:
-    with pytest.raises(NotArrow, match="schema from"):
+    with pytest.raises(NotArrow, match="schema"):
         to_schema(given)
 
 
