@@ -32,10 +32,8 @@ LIST = pa.list_(STRING)
 )
 def split(text: Node, pattern: str, limit: int = -1) -> Node:
     """The parts between matches, ends that are "" too; ``limit`` parts at most where it is above 0."""
-    if pc.match_substring_regex(pa.scalar(""), pattern).as_py():
-        raise Refusal(
-            f"the pattern of split, {pattern!r}, matches nothing at all", "let it match one character at least"
-        )
+    if pc.any(pc.match_substring_regex(pa.array([""]), pattern)).as_py():
+        raise Refusal(f"the pattern of split, {pattern!r}, matches an empty text", "let it match a character")
     most = None if limit <= 0 else limit - 1
 
     def compute(values: pa.Array) -> pa.Array:

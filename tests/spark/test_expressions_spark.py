@@ -102,8 +102,10 @@ ROWS = pa.table(
         ),
         "jt": pa.array(
             [
-                '{"a": "x\\"y", "n": 7, "x": 1.5, "t": true, "d": "2024-02-29", "w": "2024-02-29T12:00:00Z", "l": [1, null]}',
-                '{"a": {"k": [1, 2.50]}, "n": 1.5, "x": 2, "t": 1, "d": "2024-2-9", "w": 60, "l": [1, "x"], "m": ["p", 1]}',
+                '{"a": "x\\"y", "n": 7, "x": 1.5, "t": true, "d": "2024-02-29", "w": "2024-02-29T12:00:00Z",'
+                ' "l": [1, null]}',
+                '{"a": {"k": [1, 2.50]}, "n": 1.5, "x": 2, "t": 1, "d": "2024-2-9", "w": 60,'
+                ' "l": [1, "x"], "m": ["p", 1]}',
                 '{"a": null, "n": "7", "x": "NaN", "t": null, "d": "x", "w": "x", "l": 1, "o": {"p": 1, "q": "r"}}',
                 '{"n": 3000000000, "x": 1e400, "z": "2024-02-29 12:00:00.5", "l": [], "o": {"p": "1", "q": 2}}',
                 '{"n": 9223372036854775808, "x": "Infinity", "N": 4, "o": [1], "m": [null, "s"]}',
@@ -141,7 +143,8 @@ upper(s, s) ; coalesce() ; greatest(i) ; greatest(s, i) ; least(dt, 1) ; date_ad
 nothing(i) ; missing ; i.x ; st.z ; i = ; (i ; i j k ; sum(i) over () ; i is true ; hour(i) ; i & d ; ~d ; concat_ws()
 nvl(i) ; case i end ; s like 'a!b' escape '!' ; regexp_extract(s, '(b)', 3) ; coalesce(i, b) ; b in (1) ; i in ()
 between 1 and 2 ; i + interval 1 day ; b - interval 1 month ; dt + interval 1 month 2 days ; interval 1 day - dt
-i[0] ; li['a'] ; li[1.0] ; st[0] ; get(s, 1) ; get(li) ; date_format(i, 'yyyy') ; get_json_object(js) ; dt + interval 1 fortnight
+i[0] ; li['a'] ; li[1.0] ; st[0] ; get(s, 1) ; get(li) ; date_format(i, 'yyyy')
+get_json_object(js) ; dt + interval 1 fortnight
 from_json(js, 'a') ; from_json(js, 'a INTT') ; from_json(js, 'a INT,') ; from_json(js, 'a ARRAY<INT') ; from_json(js, s)
 """
 
