@@ -39,7 +39,6 @@ __all__ = ["Expression", "RowFunction", "Source", "compile", "refuse_foreign"]
 _LIBRARIES: Final = {
     "polars": "an expression of Polars",
     "pyspark": "a Column of PySpark",
-    "ibis": "an expression of Ibis",
 }
 
 

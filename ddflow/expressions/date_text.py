@@ -7,7 +7,7 @@ are not supported here; years are those of four digits. A pattern is compiled on
     M MM        month           h hh   hour 1-12      E EEEE           Wed, Wednesday
     MMM MMMM    Jan, January    K KK   hour 0-11      D DDD            day of the year
     d dd        day             k kk   hour 1-24      Q QQ             quarter
-    a           AM, PM          m mm s ss             X XX XXX         Z, the zone
+    a           AM, PM          m mm s ss             X, twice, three times   Z, the zone
 
 Text stands in quotes (``'T'``; two quotes are one); other characters that are no letters stand for themselves.
 
@@ -96,7 +96,7 @@ _PARTS: Final[dict[str, Part]] = {
     **{"m" * width: _number(pc.minute, width) for width in (1, 2)},
     **{"s" * width: _number(pc.second, width) for width in (1, 2)},
     **{"S" * width: _fraction(width) for width in range(1, 10)},
-    **dict.fromkeys(("X", "XX", "XXX"), _text("Z")),
+    **dict.fromkeys(("X" * width for width in (1, 2, 3)), _text("Z")),
 }
 
 
