@@ -29,7 +29,7 @@ from typing import IO, Any, Final
 import pyarrow as pa
 
 from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, Kind, kind_of, sniffed
-from ddflow.errors import DdflowError, MissingExtra, UnreadableInput
+from ddflow.errors import DdflowError, MissingExtra, StateRefused, UnreadableInput
 from ddflow.storage.object_store import Bucket
 
 STDIN: Final = "-"
@@ -319,6 +319,8 @@ def _asked(address: str, ask: Callable[..., Any], *given: Any) -> Any:
         return ask(*given)
     except MissingExtra as error:
         raise MissingExtra(f"read {address}", error.found, error.remedy) from None
+    except StateRefused as error:
+        raise UnreadableInput(address, error.found, error.remedy) from None
     except (DdflowError, FileNotFoundError) as error:
         found = error.found if isinstance(error, DdflowError) else str(error)
         remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"

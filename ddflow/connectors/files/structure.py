@@ -60,7 +60,9 @@ class Elements:
         outside = (before == 0) & (out > 32)
         opened = outside & (out == ord("["))
         if outside.sum() > opened.sum() or opened.sum() + self._ended > 1 or depth.min() < 0:
-            raise UnreadableInput(self._where, "it is not one array of objects", "is it a whole JSON file: [{...}, {...}]?")
+            raise UnreadableInput(
+                self._where, "it is not one array of objects", "is it a whole JSON file: [{...}, {...}]?"
+            )
         self._ended |= bool(opened.any())
         out[(depth == 1) & ~inside & (out == ord(","))] = 10
         out[opened | ((depth == 0) & (before == 1))] = 32
