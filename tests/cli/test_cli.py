@@ -417,7 +417,10 @@ def test_files_that_cannot_be_read_are_refused_and_leave_nothing() -> None:
         ("empty.csv", "empty.csv: it is empty (0 bytes)"),
         ("s3://b/y.csv", "s3://b/y.csv: it is not of the form s3://bucket/prefix; give such a URL, or a folder"),
         ("gs://b/y.csv", "gs://b/y.csv: inputs are files and folders of this machine, or s3://bucket/key; copy it"),
-        ("https://h/y.csv", "https://h/y.csv: input is not read from the web; download it first: curl -fLO https://h/y"),
+        (
+            "https://h/y.csv",
+            "https://h/y.csv: input is not read from the web; download it first: curl -fLO https://h/y",
+        ),
         ("ragged.csv", "ragged.csv: row 5: Expected 5 columns, got 2"),
         ("none.csv", "none.csv: there is no such file or folder"),
         ("folder", "folder: there is no file in it"),

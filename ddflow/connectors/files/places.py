@@ -224,7 +224,7 @@ def listed(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]
             found += _in_bucket(given, kind)
         else:
             _check_here(given)
-            found += [Local(str(file) if str(file) != STDIN else "./-", kind) for file in _here(given)]
+            found += [Local(str(file) if str(file) != STDIN else "./-", kind) for file in _here(given, kind)]
     if not found:
         raise UnreadableInput("an input", "no file is given", "name at least one file or folder, or - for stdin")
     for place in found:
@@ -232,7 +232,7 @@ def listed(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]
     return found
 
 
-def _here(given: str) -> Sequence[Path]:
+def _here(given: str, kind: Kind | None) -> Sequence[Path]:
     path = Path(given)
     if path.is_dir():
         return _within(path)
@@ -242,6 +242,7 @@ def _here(given: str) -> Sequence[Path]:
             raise UnreadableInput(given, "no file matches", "check the pattern and where you are")
         return [file for each in matched for file in (_within(each) if each.is_dir() else [each])]
     if not os.path.lexists(path):
+        _ = kind or kind_of(given)
         raise UnreadableInput(given, "there is no such file or folder", "check the name and where you are")
     return [path]
 

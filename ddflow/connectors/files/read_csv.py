@@ -113,6 +113,8 @@ class CsvFile(TextFile):
         if shape is not None:
             if CONFLICT.search(shape["what"]):
                 return _conflict(f"{where}, {_row(shape['row'])}" if shape["row"] else where)
+            if self.bytes(head=True).read(8) == b"<<<<<<< ":
+                return _conflict(f"{where}, {_row(1)}")
             said = f"{_row(shape['row'])}: " if shape["row"] else ""
             return UnreadableInput(where, said + shape["what"], "mend the row: is it a whole CSV file?")
         if "straddl" in message:
