@@ -48,6 +48,8 @@ VERBS: Final = (
     "warmup",
 )
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
+AGAIN: Final = 0.02
+"""Seconds until a signal whose exception was lost comes again."""
 
 
 class Verbs(TyperGroup):
@@ -144,14 +146,32 @@ def root(
     """
 
 
-def _stop(number: int, frame: Any) -> None:
-    raise SystemExit(128 + number)
+def stop_on_signals() -> None:
+    """Let SIGTERM end the process as an exception does, so that what is half written is taken away.
+
+    The exception of a signal is lost where C code calls back and drops it, as LLVM does while a kernel is compiled.
+    Then the signal comes once more.
+    """
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    def lost(what: Any) -> None:
+        if not isinstance(what.exc_value, KeyboardInterrupt | SystemExit):
+            sys.__unraisablehook__(what)
+            return
+        number = signal.SIGINT if isinstance(what.exc_value, KeyboardInterrupt) else signal.SIGTERM
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+
+    signal.signal(signal.SIGTERM, stop)
+    sys.unraisablehook = lost
 
 
 def main() -> None:
     """The ``ddflow`` program."""
     guard_log()
-    signal.signal(signal.SIGTERM, _stop)  # so that what is half written is taken away
+    stop_on_signals()
     try:
         app()
     except SystemExit as error:

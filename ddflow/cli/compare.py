@@ -103,7 +103,7 @@ def _put(done: Any, output: str | None, overwrite: bool) -> None:
 
     from ddflow.cli.show import Piped
     from ddflow.connectors.files import open_output
-    from ddflow.connectors.files.kinds import CSV, kind_of
+    from ddflow.connectors.files.kinds import CSV, TSV, kind_of
     from ddflow.tools.compare import CHANGED
 
     if output is None and sys.stdout.isatty():
@@ -113,7 +113,7 @@ def _put(done: Any, output: str | None, overwrite: bool) -> None:
         Piped().write(done.table)
         return
     path, table = Path(str(output)), done.table
-    if kind_of(path).name == CSV:  # which has no lists
+    if kind_of(path).name in (CSV, TSV):  # which has no lists
         place = table.column_names.index(CHANGED)
         named = [None if each is None else ",".join(each) for each in table.column(CHANGED).to_pylist()]
         table = table.set_column(place, CHANGED, [named])

@@ -17,8 +17,8 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any
+from pathlib import PurePath
+from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -26,14 +26,15 @@ import typer
 
 from ddflow.cli.reading import rows_of
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.files import FilesSource, open_files
-from ddflow.connectors.files.kinds import JSON, kind_of, listed
+from ddflow.connectors.files import FilesSource, Reading, open_files
 from ddflow.engine.logs import Full
 from ddflow.engine.snapshot import found
-from ddflow.errors import NotReadable
+from ddflow.errors import NotReadable, SchemaMismatch
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.rebuild import inputs
 from ddflow.storage.opening import opened_store
+
+READING: Final = Reading()
 
 
 def input_of(state: str, name: str | None, trust: str) -> Bound:
@@ -49,13 +50,14 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
     return bind(name, *known[name])
 
 
-def log_of(paths: Sequence[Path | str], bound: Bound) -> FilesSource:
-    """Files as the log of an input.  Raises what `open_files` raises."""
-    first = listed(paths)[0]
-    there = set(open_files([first]).schema.names)
-    later = kind_of(first).name == JSON
-    types = {field.name: field.type for field in bound.schema if later or field.name in there}
-    return open_files(paths, types, bound.required)
+def log_of(paths: Sequence[str], bound: Bound, how: Reading = READING) -> FilesSource:
+    """Files as the log of an input, in its columns; others are refused.  Raises what `open_files` raises."""
+    types = dict(zip(bound.schema.names, bound.schema.types, strict=True))
+    given = open_files(paths, types, bound.required, bound.schema, how)
+    if more := [name for name in given.schema.names if name not in types]:
+        found = f"{given.changes.new[more[0]]} has a column {more[0]!r}, which the state has not"
+        raise SchemaMismatch(f"the log of {bound.name!r}", found, did_you_mean(more[0], types))
+    return given
 
 
 def streamed(given: FilesSource, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
@@ -65,11 +67,11 @@ def streamed(given: FilesSource, full: Sequence[str] | None, scope: str | None) 
     """
     for part in marked(given.files, full, scope):
         file = part.rows if isinstance(part, Full) else part
-        rows = pa.RecordBatchReader.from_batches(given.schema, rows_of(given, file))
+        rows = pa.RecordBatchReader.from_batches(given.columns(file), rows_of(given, file))
         yield replace(part, rows=rows) if isinstance(part, Full) else rows
 
 
-def marked(files: Sequence[Path], full: Sequence[str] | None, scope: str | None) -> list[Any]:
+def marked(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
     """Files as parts of a log.  ``full``: names, folders or patterns of those that are full contents, of a ``scope``.
 
     O(files * names).  Raises `typer.BadParameter` for a name that is none of the files, and a scope of none.
@@ -84,8 +86,9 @@ def marked(files: Sequence[Path], full: Sequence[str] | None, scope: str | None)
     return [Full(file, scope) if file in whole else file for file in files]
 
 
-def _is(file: Path, name: str) -> bool:
-    return Path(name) in (file, file.parent) or fnmatchcase(str(file), name) or fnmatchcase(file.name, name)
+def _is(file: str, name: str) -> bool:
+    path = PurePath(file)
+    return PurePath(name) in (path, path.parent) or fnmatchcase(file, name) or fnmatchcase(path.name, name)
 
 
 def key_of(text: str, bound: Bound) -> dict[str, Any]:

@@ -31,7 +31,8 @@ from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
 from ddflow.columns.schema import normal_type, one_chunk, plain
 from ddflow.connectors.files import open_files
-from ddflow.connectors.files.kinds import CSV, JSON, kind_of, listed
+from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM
+from ddflow.connectors.files.places import listed
 from ddflow.connectors.frames import to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DuplicateKeys, SchemaMismatch, SpecError
@@ -170,7 +171,7 @@ def _texts(both: list[pa.Table], given: tuple[Any, Any]) -> list[pa.Table]:
 def _is_text(given: Any) -> bool:
     """Whether rows come from files whose columns have no types but guessed ones."""
     path = isinstance(given, str | os.PathLike)
-    return path and all(kind_of(each).name in (CSV, JSON) for each in listed([os.fspath(given)]))
+    return path and not any(each.kind.name in (PARQUET, ARROW, STREAM) for each in listed([os.fspath(given)]))
 
 
 def _common(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
