@@ -120,14 +120,13 @@ def comparison(
 ) -> Comparison:
     """What `compare` returns, and what it says besides.  ``types``, ``how``: of files.  As `compare`."""
     keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
-    both = [
-        _read(given, types or {}, how, f"the rows {side}") for given, side in zip((before, after), SIDES, strict=True)
-    ]
+    files, rows = how or Reading(), zip((before, after), SIDES, strict=True)
+    both = [_read(given, types or {}, files, f"the rows {side}") for given, side in rows]
     _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
     both = [table.drop_columns([name for name in left_out if name in table.column_names]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
         _check_known(keys, f"key (in the rows {side})", table.column_names)
-    both = _texts(both, (before, after), how)
+    both = _texts(both, (before, after), files)
     schema = _schema(both, keys)
     lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
     notes = tuple(
