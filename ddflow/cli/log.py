@@ -49,24 +49,51 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
     return bind(name, *known[name])
 
 
-def log_of(paths: Sequence[Path | str], bound: Bound) -> FilesSource:
-    """Files as the log of an input.  Raises what `open_files` raises."""
-    first = listed(paths)[0]
-    there = set(open_files([first]).schema.names)
-    later = kind_of(first).name == JSON
-    types = {field.name: field.type for field in bound.schema if later or field.name in there}
-    return open_files(paths, types, bound.required)
+class LogFiles:
+    """Files as the log of an input; `log_of` makes it.  ``files``: in their order.  ``rows``: in all, where known."""
+
+    def __init__(self, sources: dict[Path, FilesSource]) -> None:
+        self._sources, self.files = sources, list(sources)
+        counts = [each.rows for each in sources.values()]
+        self.rows = None if None in counts else sum(filter(None, counts))
+
+    def reader(self, file: Path) -> pa.RecordBatchReader:
+        """The rows of a file, of the columns that it has."""
+        source = self._sources[file]
+        return pa.RecordBatchReader.from_batches(source.schema, rows_of(source, file))
+
+    def close(self) -> None:
+        """Let go of all files.  Twice is harmless."""
+        for each in self._sources.values():
+            each.close()
 
 
-def streamed(given: FilesSource, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
+def log_of(paths: Sequence[Path | str], bound: Bound) -> LogFiles:
+    """Files as the log of an input.  The input's columns are the standard: a file may lack some, whichever it is.
+
+    Raises what `open_files` raises.
+    """
+    return LogFiles({file: _of_input(file, bound) for file in listed(paths)})
+
+
+def _of_input(file: Path, bound: Bound) -> FilesSource:
+    """A file, of whose columns those of the input have its types."""
+    every = kind_of(file).name == JSON  # which has the columns that it is asked for
+    there = set() if every else set(open_files([file]).schema.names)
+    types = {field.name: field.type for field in bound.schema if every or field.name in there}
+    return open_files([file], types, bound.required)
+
+
+def streamed(given: LogFiles, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
     """A reader for each file, to be read one after the other, in a mark where that is full contents.
 
     ``full``, ``scope``: as in `marked`.
     """
     for part in marked(given.files, full, scope):
-        file = part.rows if isinstance(part, Full) else part
-        rows = pa.RecordBatchReader.from_batches(given.schema, rows_of(given, file))
-        yield replace(part, rows=rows) if isinstance(part, Full) else rows
+        if isinstance(part, Full):
+            yield replace(part, rows=given.reader(part.rows))
+        else:
+            yield given.reader(part)
 
 
 def marked(files: Sequence[Path], full: Sequence[str] | None, scope: str | None) -> list[Any]:

@@ -1,0 +1,175 @@
+"""Widening: which types a column may change to without losing a value, and the values in the wider type.
+
+Invariant: what `widened` gives is exact and injective: two values are equal afterwards exactly when they were before,
+and null stays null. So rows of a collection map one to one to rows of the wider types, and so do keys of a group. A
+*read* widening keeps identities and hashes, because an integer is hashed as 64 bits and a float as a double; it is made
+where a file is read. Any other is a *rewrite*. Floats and times are never text, because their text is no contract.
+Values that only some of a type fit (an int64 as a double, an integer as a decimal) are checked one by one.
+
+>>> widening(pa.int32(), pa.int64()), widening(pa.int32(), pa.float64()), widening(pa.int64(), pa.int32())
+('read', 'rewrite', None)
+>>> widened(pa.array([7, None]), pa.decimal128(12, 2)).to_pylist()
+[Decimal('7.00'), None]
+>>> widened(pa.array([2**53 + 1]), pa.float64())
+Traceback (most recent call last):
+    ...
+ddflow.columns.widening.Inexact: 9007199254740993 is no double
+"""
+
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.columns.schema import arrays, is_text
+
+Widening = Literal["read", "rewrite"]
+UNITS: Final = ("s", "ms", "us", "ns")
+PLAIN_SCALE: Final = 6
+"""Arrow writes decimals of more fraction digits as 1E-7."""
+
+
+class Inexact(ValueError):
+    """A value that the wider type does not hold.  ``value``: which, as text."""
+
+    def __init__(self, value: str, kind: pa.DataType) -> None:
+        super().__init__(f"{value} is no {kind}")
+        self.value = value
+
+
+def widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
+    """How a column of one type becomes one of another: None where it may not, also where both are the same.  O(type).
+
+    ``"rewrite"`` may still meet a value that does not fit: see `widened`.
+    """
+    if old == new:
+        return None
+    if _keeps_hashes(old, new):
+        return "read"
+    if pat.is_integer(old):
+        return "rewrite" if pat.is_float64(new) or pat.is_decimal(new) or is_text(new) else None
+    if pat.is_decimal(old):
+        return "rewrite" if is_text(new) or _holds(old, new) else None
+    if pat.is_date(old):
+        midnight = pat.is_timestamp(new) and new.tz in (None, "UTC")
+        return "rewrite" if midnight or is_text(new) else None
+    if pat.is_timestamp(old):
+        return "rewrite" if pat.is_timestamp(new) and old.tz == new.tz and _finer(old, new) else None
+    if pat.is_duration(old):
+        return "rewrite" if pat.is_duration(new) and _finer(old, new) else None
+    if pat.is_time(old):
+        return "rewrite" if is_text(new) or (pat.is_time(new) and _finer(old, new)) else None
+    if pat.is_boolean(old) or old == pa.uuid():
+        return "rewrite" if is_text(new) else None
+    return _nested(old, new)
+
+
+def _keeps_hashes(old: pa.DataType, new: pa.DataType) -> bool:
+    if pat.is_integer(old) and pat.is_integer(new):
+        signs = pat.is_unsigned_integer(old), pat.is_unsigned_integer(new)
+        return old.bit_width < new.bit_width and signs != (False, True)
+    if pat.is_floating(old) and pat.is_floating(new):
+        return bool(old.bit_width < new.bit_width)
+    return (old, new) in ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
+
+
+def _holds(old: pa.DataType, new: pa.DataType) -> bool:
+    whole = (kind.precision - kind.scale for kind in (old, new)) if pat.is_decimal(new) else (1, 0)
+    least, most = whole
+    return bool(least <= most and old.scale <= new.scale)
+
+
+def _finer(old: pa.DataType, new: pa.DataType) -> bool:
+    return UNITS.index(old.unit) < UNITS.index(new.unit)
+
+
+def _nested(old: pa.DataType, new: pa.DataType) -> Widening | None:
+    """That of lists and structs, part by part."""
+    if old.id != new.id or not (pat.is_list(old) or pat.is_large_list(old) or pat.is_struct(old)):
+        return None
+    parts = [[kind.field(i) for i in range(kind.num_fields)] for kind in (old, new)]
+    if len(parts[0]) != len(parts[1]):
+        return None
+    found: Widening | None = None
+    for one, other in zip(*parts, strict=True):
+        if pat.is_struct(old) and one.name != other.name:
+            return None
+        if one.type != other.type:
+            each = widening(one.type, other.type)
+            if each is None:
+                return None
+            found = "rewrite" if "rewrite" in (each, found) else each
+    return found
+
+
+def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column in a type that `widening` allows, or in its own; fields that a struct lacks are null.
+
+    O(values).  Raises `Inexact` for one that the type does not hold.
+    """
+    old = column.type
+    if old == kind:
+        return column
+    if pat.is_integer(old) and pat.is_float64(kind):
+        return _as_doubles(column)
+    if is_text(kind) and not is_text(old):
+        return _as_text(column).cast(kind)
+    if pat.is_struct(old):
+        had = dict(zip([field.name for field in old], column.flatten(), strict=True))
+        parts = [widened(had[f.name], f.type) if f.name in had else pa.nulls(len(column), f.type) for f in kind]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
+    if pat.is_list(old) or pat.is_large_list(old):
+        made = pa.LargeListArray if pat.is_large_list(old) else pa.ListArray
+        ends = pa.array(np.asarray(column.offsets))  # those of a slice are refused
+        return made.from_arrays(ends, widened(column.values, kind.value_type), type=kind, mask=column.is_null())
+    try:
+        if pat.is_integer(old) and pat.is_decimal(kind):
+            return column.cast(pa.decimal256(20 + kind.scale, kind.scale)).cast(kind)
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        raise Inexact(_first(column, kind), kind) from None
+
+
+def _as_doubles(column: pa.Array) -> pa.Array:
+    plain = np.asarray(pc.fill_null(column, pa.scalar(0, column.type)))
+    doubles = plain.astype(np.float64)
+    top = 2.0 ** (plain.dtype.itemsize * 8 - (plain.dtype.kind == "i"))
+    back = np.where(doubles < top, doubles, 0).astype(plain.dtype)
+    wrong = np.flatnonzero((back != plain) | (doubles >= top))
+    if wrong.size:
+        raise Inexact(str(plain[wrong[0]]), pa.float64())
+    return pa.array(doubles, mask=np.asarray(column.is_null()))
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if kind == pa.uuid() or (pat.is_decimal(kind) and not 0 <= kind.scale <= PLAIN_SCALE):
+        said = format if pat.is_decimal(kind) else lambda value, _: str(value)
+        return pa.array([None if each is None else said(each, "f") for each in column.to_pylist()], pa.string())
+    return column.cast(pa.string())
+
+
+def _first(column: pa.Array, kind: pa.DataType) -> str:
+    """The first value that does not fit.  O(log n) casts."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            widened(column.slice(low, middle - low), kind)
+            low = middle
+        except Inexact:
+            high = middle
+    return str(column[low])
+
+
+def filled(table: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """A table or batch in the columns of a schema: wider where they are, null where it has none; fields of structs too.
+
+    O(rows) a column that changes.  Raises `Inexact`.
+    """
+    there, rows = table.schema.names, table.num_rows
+    had = dict(zip(there, arrays(table), strict=True))
+    columns = [widened(had[f.name], f.type) if f.name in had else pa.nulls(rows, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
