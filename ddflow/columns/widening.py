@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.schema import arrays, is_text
+from ddflow.columns.schema import arrays, is_text, one_chunk
 
 Widening = Literal["read", "rewrite"]
 UNITS: Final = ("s", "ms", "us", "ns")
@@ -173,3 +173,50 @@ def filled(table: Any, schema: pa.Schema) -> pa.RecordBatch:
     had = dict(zip(there, arrays(table), strict=True))
     columns = [widened(had[f.name], f.type) if f.name in had else pa.nulls(rows, f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def narrowed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table as it was before it was `filled`: in narrower types where that loses nothing, without columns of nulls.
+
+    What cannot be narrowed stays as it is.  O(rows) a column that changes.
+
+    >>> narrowed(pa.table({"n": [1.0, 2.0], "new": pa.nulls(2)}), pa.schema({"n": pa.int32()})).to_pydict()
+    {'n': [1, 2]}
+    """
+    for name in table.column_names:
+        column, at = table.column(name), schema.get_field_index(name)
+        if at < 0 and column.null_count == len(column):
+            table = table.drop_columns([name])
+        elif at >= 0 and widening(schema.field(at).type, column.type) is not None:
+            whole = one_chunk(column)
+            try:
+                narrow = whole.cast(schema.field(at).type)
+                same = widened(narrow, column.type).equals(whole)
+            except (pa.ArrowException, ValueError):
+                same = False
+            if same:
+                table = table.set_column(table.column_names.index(name), schema.field(at), narrow)
+    return table
+
+
+def keeps_order(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether values of a type have the same order in one that they are widened to.  O(type)."""
+    if pat.is_nested(old):
+        return all(keeps_order(old.field(i).type, new.field(i).type) for i in range(old.num_fields))
+    return is_text(old) or not is_text(new)
+
+
+def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
+    """The columns of both whose types differ.  O(columns)."""
+    return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
+
+
+def spelled(kind: pa.DataType) -> str:
+    """A type as ``--types`` takes it, short.
+
+    >>> spelled(pa.decimal128(12, 2)), spelled(pa.timestamp("us")), spelled(pa.int64())
+    ('decimal(12,2)', 'timestamp', 'int64')
+    """
+    if pat.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return {pa.timestamp("us"): "timestamp", pa.timestamp("us", "UTC"): "timestamptz"}.get(kind, str(kind))

@@ -34,10 +34,11 @@ from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.past import Past, at, past_columns
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.closing import on_failure
-from ddflow.storage.epochs import Epoch
+from ddflow.storage.epochs import Epoch, PastColumns
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
 from ddflow.storage.naming import names_inside
@@ -148,9 +149,24 @@ class EpochLog:
 
     def receipts(self, epoch: Epoch) -> tuple[Epoch, ...]:
         """An epoch to come, and those before it that can be given again.  O(epochs kept)."""
-        # Who would read those of a plan with fewer columns a year from now?
-        before = () if self.change.columns else self.manifest_log.manifest.receipts
+        before = self.manifest_log.manifest.receipts
         return (*before[max(0, len(before) + 1 - self.keep) :], epoch)
+
+    def past(self, epoch: int) -> Past | None:
+        """The columns that an epoch was committed with; None where the plan has them still.  O(past columns)."""
+        manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
+        return at([Past.of(each, where) for each in self._past(manifest, (), manifest.past)], epoch)
+
+    def _past(
+        self, manifest: Manifest, receipts: tuple[Epoch, ...], known: tuple[PastColumns, ...]
+    ) -> tuple[PastColumns, ...]:
+        """The columns that receipts were given with, where the plan has others."""
+        before, last = self.change.before, manifest.epoch
+        pending = before is not None and manifest.fingerprint != self.fingerprint
+        if before is not None and pending and [each.epoch for each in known[-1:]] != [last]:
+            known = (*known, past_columns(before, last))
+        least = receipts[0].epoch if receipts else 0
+        return tuple(each for each in known if least <= each.epoch)
 
     def publish(
         self, receipts: tuple[Epoch, ...], inventories: tuple[Blob, ...], files: set[str], note: str, **state: Any
@@ -169,6 +185,7 @@ class EpochLog:
             fingerprint=self.fingerprint,
             receipts=self.outputs.kept(receipts),
             folder=self.outputs.path or before.folder,
+            past=self._past(before, receipts, before.past) if receipts else (),
             **state,
         )
         self.manifest_log.settle()

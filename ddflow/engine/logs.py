@@ -237,8 +237,8 @@ class _LogParts:
 def batches(part: Any, bound: Bound) -> Iterator[pa.RecordBatch]:
     """A part of a log, without its mark, as batches of the input's columns.
 
-    ``part``: anything that speaks Arrow.  The input's columns are the standard: an older part may lack some of them, and
-    may have others in narrower types.  O(rows) for columns that need a cast, else O(1) a batch.  Raises `NotArrow`,
+    ``part``: anything that speaks Arrow.  The input's columns are the standard: an older part may lack some of them,
+    and may have others in narrower types.  O(rows) for columns that need a cast, else O(1) a batch.  Raises `NotArrow`,
     `SchemaMismatch`.
     """
     what = repr(bound.name)
