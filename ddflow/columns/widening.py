@@ -32,11 +32,9 @@ PLAIN_SCALE: Final = 6
 
 
 class Inexact(ValueError):
-    """A value that the wider type does not hold.  ``value``: which, as text."""
+    """A value that the wider type does not hold.  ``column``: where it is, if that is known."""
 
-    def __init__(self, value: str, kind: pa.DataType) -> None:
-        super().__init__(f"{value} is no {kind}")
-        self.value = value
+    column = ""
 
 
 def widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
@@ -129,7 +127,7 @@ def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
             return column.cast(pa.decimal256(20 + kind.scale, kind.scale)).cast(kind)
         return column.cast(kind)
     except pa.ArrowInvalid:
-        raise Inexact(_first(column, kind), kind) from None
+        raise Inexact(f"{_first(column, kind)} is no {kind}") from None
 
 
 def _as_doubles(column: pa.Array) -> pa.Array:
@@ -139,7 +137,7 @@ def _as_doubles(column: pa.Array) -> pa.Array:
     back = np.where(doubles < top, doubles, 0).astype(plain.dtype)
     wrong = np.flatnonzero((back != plain) | (doubles >= top))
     if wrong.size:
-        raise Inexact(str(plain[wrong[0]]), pa.float64())
+        raise Inexact(f"{plain[wrong[0]]} is no double")
     return pa.array(doubles, mask=np.asarray(column.is_null()))
 
 
@@ -171,7 +169,14 @@ def filled(table: Any, schema: pa.Schema) -> pa.RecordBatch:
     """
     there, rows = table.schema.names, table.num_rows
     had = dict(zip(there, arrays(table), strict=True))
-    columns = [widened(had[f.name], f.type) if f.name in had else pa.nulls(rows, f.type) for f in schema]
+    columns = []
+    for field in schema:
+        try:
+            made = widened(had[field.name], field.type) if field.name in had else pa.nulls(rows, field.type)
+        except Inexact as error:
+            error.column = field.name
+            raise
+        columns.append(made)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

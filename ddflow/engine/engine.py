@@ -27,6 +27,7 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.compact import compact
 from ddflow.engine.digests import combined
+from ddflow.engine.evolve import evolve
 from ddflow.engine.opening import new_dataflow, runnable
 from ddflow.engine.reads import Reading
 from ddflow.engine.replace import replace
@@ -58,13 +59,7 @@ class Engine(Reading, Closing):
         self.calls = Calls(self.dataflow, self.durable, options.metrics)
 
     def close(self) -> None:
-        """Free all state in memory.  What was not committed is lost.  A second call does nothing.
-
-        Raises
-        ------
-        ConcurrentUse
-            While another thread is in a call.
-        """
+        """Free all state in memory.  What was not committed is lost.  A second call does nothing."""
         with self.dataflow.guard.alone("close"):
             self.dataflow.close()
             if self.durable is not None:
@@ -225,16 +220,14 @@ class Engine(Reading, Closing):
         ------
         SpecError
             If the state is not durable.
-        Fenced
-            If another writer has committed.
-        StorageFull, StorageFailed
-            If the commit did not happen.
+        Fenced, StorageFull, StorageFailed
+            If another writer has committed; if the commit did not happen.
         OutcomeUnknown
             If it may have happened.
 
         Notes
         -----
-        After any of these errors but `SpecError`, the engine goes no further: open the state again.  O(what changed).
+        After all of these but `SpecError`, open the state again.  O(what changed).
         """
         with self.dataflow.guard.use("commit"):
             if self.durable is None:
@@ -287,8 +280,8 @@ class Engine(Reading, Closing):
     def restate(self, name: str, events: Any, time: int, *, order: Any = None, epoch: int | None = None) -> Step:
         """Epoch mode: make the input ``name`` what ``events``, its corrected history, fold to from nothing.
 
-        The updates, stamped ``time``, compensate for the difference.  The events are resolved among themselves.  From
-        then on keys hold the orders of the winners.  Keys that no event names are deleted as in `replace`.
+        The updates, stamped ``time``, compensate for the difference.  From then on keys hold the orders of the winners
+        among the events.  Keys that no event names are deleted as in `replace`.
 
         Parameters
         ----------
@@ -314,6 +307,30 @@ class Engine(Reading, Closing):
         O(n + k), for n events and k held keys.
         """
         return replace(self.calls, "restate", name, events, time, None, order, epoch)
+
+    def evolve(self, columns: Any) -> None:
+        """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.
+
+        New columns come at the end, null in all rows there are.  Integers, floats and text may become wider, as hashes
+        stay.  Outputs that pass all columns grow with their input; projections and groups do not.
+
+        Parameters
+        ----------
+        columns : schema or mapping
+            A schema or ``{column: type}``; of several inputs ``{input: columns}``.  Others stay as they are.
+
+        Raises
+        ------
+        SpecError
+            For a type that is not wider; while there are calls that are not committed.
+        PlanChanged
+            For what would mean something else, and for what state must be rewritten for (`ddflow.evolve`).
+
+        Notes
+        -----
+        O(rows) of the columns that widen; of all columns where one is new.
+        """
+        evolve(self.calls, columns)
 
     def compact(self, forget: bool = False) -> None:
         """Merge all state into one run each, and publish it as another version of the same epoch.

@@ -34,11 +34,11 @@ from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.past import Past, at, past_columns
+from ddflow.plan.past import Past, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.closing import on_failure
-from ddflow.storage.epochs import Epoch, PastColumns
+from ddflow.storage.epochs import Epoch
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
 from ddflow.storage.naming import names_inside
@@ -104,6 +104,20 @@ class EpochLog:
             where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])
         return cls(plan, manifest_log, change, where, keep)
 
+    def check(self, flow: Plan) -> None:
+        """Raise `SpecError` for columns that files of a state, or its sink, cannot have.  O(columns)."""
+        check_types(flow)
+        if self.outputs.sink is not None:
+            self.outputs.sink.check(
+                self.manifest_log.manifest.id, {name: node.schema for name, node in flow.outputs.items()}
+            )
+
+    def evolve(self, flow: Plan) -> None:
+        """Go on with wider or more columns, which the next version has.  O(plan)."""
+        self.plan = describe(flow)
+        self.fingerprint = fingerprint(self.plan)
+        self.change = compare(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
+
     @property
     def epoch(self) -> int:
         """The last one that was committed."""
@@ -155,18 +169,13 @@ class EpochLog:
     def past(self, epoch: int) -> Past | None:
         """The columns that an epoch was committed with; None where the plan has them still.  O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
-        return at([Past.of(each, where) for each in self._past(manifest, (), manifest.past)], epoch)
+        known = carried(manifest.past, self._before, manifest.epoch, manifest.receipts)
+        return at([Past.of(each, where) for each in known], epoch)
 
-    def _past(
-        self, manifest: Manifest, receipts: tuple[Epoch, ...], known: tuple[PastColumns, ...]
-    ) -> tuple[PastColumns, ...]:
-        """The columns that receipts were given with, where the plan has others."""
-        before, last = self.change.before, manifest.epoch
-        pending = before is not None and manifest.fingerprint != self.fingerprint
-        if before is not None and pending and [each.epoch for each in known[-1:]] != [last]:
-            known = (*known, past_columns(before, last))
-        least = receipts[0].epoch if receipts else 0
-        return tuple(each for each in known if least <= each.epoch)
+    @property
+    def _before(self) -> Plan | None:
+        """The plan of the newest version, where this one has other columns."""
+        return None if self.manifest_log.manifest.fingerprint == self.fingerprint else self.change.before
 
     def publish(
         self, receipts: tuple[Epoch, ...], inventories: tuple[Blob, ...], files: set[str], note: str, **state: Any
@@ -185,7 +194,7 @@ class EpochLog:
             fingerprint=self.fingerprint,
             receipts=self.outputs.kept(receipts),
             folder=self.outputs.path or before.folder,
-            past=self._past(before, receipts, before.past) if receipts else (),
+            past=carried(before.past, self._before, before.epoch, receipts),
             **state,
         )
         self.manifest_log.settle()

@@ -107,6 +107,13 @@ def cut(flow: Plan, only: str | None = None) -> Stages:
     return _Cutter(flow).cut()
 
 
+def uncut(flow: Plan) -> Stages:
+    """A flow as one stage, for what stays in one partition: any operator has a place in that.  O(nodes)."""
+    needed = behind([*flow.inputs.values(), *flow.outputs.values()])
+    active = tuple(n for n, node in enumerate(flow.nodes) if node in needed)
+    return Stages(flow, 1, (), (active,), ((*flow.side_outputs(), *flow.outputs),))
+
+
 def placed(flow: Plan) -> dict[Collection, Placement]:
     """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
     places: dict[Collection, Placement] = {}

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from ddflow.errors import CorruptState
 from ddflow.plan.plan import Plan
-from ddflow.storage.epochs import PastColumns
+from ddflow.storage.epochs import Epoch, PastColumns
 from ddflow.storage.fields import MEND
 
 
@@ -51,6 +51,19 @@ def past_columns(plan: Plan, epoch: int) -> PastColumns:
         {name: text_of(input.bound.schema) for name, input in plan.inputs.items()},
         {name: text_of(schema) for name, schema in outputs.items() if schema is not None},
     )
+
+
+def carried(
+    known: tuple[PastColumns, ...], before: Plan | None, last: int, receipts: Sequence[Epoch]
+) -> tuple[PastColumns, ...]:
+    """The past columns that some receipts were given with.  O(columns).
+
+    ``known``: those of the version before.  ``before``: its plan, where the next one has other columns; ``last``: its
+    epoch.
+    """
+    if before is not None and [each.epoch for each in known[-1:]] != [last]:
+        known = (*known, past_columns(before, last))
+    return tuple(each for each in known if receipts and receipts[0].epoch <= each.epoch)
 
 
 def at(past: Iterable[Past], epoch: int) -> Past | None:
