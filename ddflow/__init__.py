@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ddflow.engine.snapshot import Snapshot, read
     from ddflow.engine.stats import Stats
     from ddflow.operators.upserting import ToUpserts, to_upserts
+    from ddflow.partitions.evolve import evolve
     from ddflow.plan.collection import Collection
     from ddflow.plan.merge.expiry import Expiry
     from ddflow.plan.merge.machine import Machine
@@ -86,6 +87,7 @@ _HOMES = {
     "engine.stats": "Stats",
     "operators.upserting": "ToUpserts to_upserts",
     "engine.flow": "Flow",
+    "partitions.evolve": "evolve",
     "plan.collection": "Collection",
     "plan.merge.expiry": "Expiry",
     "plan.merge.machine": "Machine",
@@ -134,6 +136,7 @@ __all__ = [
     "bool_or",
     "collect",
     "estimate",
+    "evolve",
     "fields",
     "first",
     "first_non_null",

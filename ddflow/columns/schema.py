@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.names import DIFF, TIME, check_names, did_you_mean
+from ddflow.columns.wider import unfit
 from ddflow.errors import NotArrow, SchemaMismatch
 
 
@@ -234,7 +235,7 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[st
             raise SchemaMismatch(
                 f"rows for {what}",
                 f"there is a column {name!r} that was not declared",
-                did_you_mean(name, schema.names),
+                f"{did_you_mean(name, schema.names)}; a new column is taken in by engine.evolve({{{name!r}: type}})",
             )
     for name in required:
         if name not in names:
@@ -274,7 +275,7 @@ def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
         asked = f"column {field.name!r} of rows for {what}"
         if not _may_cast(column.type, field.type):
             raise SchemaMismatch(
-                asked, f"it is {source}, declared is {field.type}", "cast it yourself, or declare that type"
+                asked, f"it is {source}, declared is {field.type}", unfit(field, column.type, "cast it")
             )
         try:
             column = column.cast(field.type, safe=True)
@@ -282,7 +283,7 @@ def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
             raise SchemaMismatch(
                 asked,
                 f"{source} does not fit {field.type} ({str(error).splitlines()[0]})",
-                "mend the rows, or declare the wider type",
+                unfit(field, column.type, "mend the rows"),
             ) from None
     return one_chunk(column)
 

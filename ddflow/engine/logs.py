@@ -29,7 +29,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.columns.schema import conform, imported, normal_type, plain, to_table
-from ddflow.columns.widening import Inexact, widened, widening
+from ddflow.columns.widening import Inexact, widened
+from ddflow.columns.wider import widening
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow, SchemaMismatch
 from ddflow.plan.bind import Bound

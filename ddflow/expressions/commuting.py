@@ -22,7 +22,8 @@ import pyarrow.types as pat
 from sqlglot import exp
 
 from ddflow.aside import aside
-from ddflow.columns.widening import Inexact, widened, widening
+from ddflow.columns.widening import Inexact, widened
+from ddflow.columns.wider import widening
 from ddflow.expressions.columns import Columns
 from ddflow.expressions.lower import Lowering
 from ddflow.expressions.node import Node, Refusal

@@ -23,7 +23,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import arrays, conform, updates_schema
-from ddflow.columns.widening import differing, keeps_order
+from ddflow.columns.wider import differing, keeps_order
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.held_rows import HeldChange, HeldRows

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.widening import spelled, widening
+from ddflow.columns.wider import spelled, widening
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.codec import describe, shown
 from ddflow.plan.evolve import evolved, unlike
@@ -130,7 +130,8 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         refused, remedy = change.text.split("; "), _command(change, where)
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
-        raise PlanChanged(f"open {where} with this plan", ", and ".join(refused[:MOST]) + more, remedy)
+        asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
+        raise PlanChanged(asked, ", and ".join(refused[:MOST]) + more, remedy)
     return change
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text, normal_type, to_schema
-from ddflow.columns.widening import differing, keeps_order, widening
+from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.connectors.files.types import parse_type
 from ddflow.errors import SpecError, cut
 from ddflow.plan.bind import Bound, bind

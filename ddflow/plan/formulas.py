@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ddflow.columns.widening import differing, widening
+from ddflow.columns.wider import differing, widening
 from ddflow.errors import SpecError, cut
 from ddflow.expressions import Expression
 from ddflow.plan.record import Record

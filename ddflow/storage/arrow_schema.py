@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.widening import widening
+from ddflow.columns.wider import widening
 from ddflow.storage.flatbuffer import FlatTable, Malformed, root
 
 _LISTS: Final = {12, 16, 17, 21}

@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints
 from ddflow.columns.rows import RowPool, Rows
-from ddflow.columns.widening import filled, widening
+from ddflow.columns.widening import filled
+from ddflow.columns.wider import widening
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.index import REF, VALUE
 from ddflow.kernels.resolve import OCCUPIED
