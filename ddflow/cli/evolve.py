@@ -43,10 +43,9 @@ def evolve(
 ) -> None:
     """Rewrite a state so that columns have wider types.
 
-    A feed's column may grow out of its type: a number gets a fraction, an id gets letters. The state holds rows of the
-    old type, and hashes of them, so it refuses the new values. This rewrites it. Rows, counts, history and waiting
-    events are cast and hashed again, and published as another version of the same epoch; until then the state is as it
-    was. Updates from then on carry the new type, retractions too.
+    A feed's column may grow out of its type: a number gets a fraction, an id gets letters. The state refuses such
+    values, so this rewrites it. Rows, counts, history and waiting events are cast and hashed again, and published as
+    another version of the same epoch. Updates from then on carry the new type, retractions too.
 
     What a column may become:
 

@@ -41,8 +41,8 @@ from ddflow.time import CLOSED, advance, as_int64, shown
 class Engine(Reading, Closing):
     """Runs a flow.  `Flow.open` makes it and has its options; `Reading` has what you can read of it.
 
-    Use it in a ``with``.  One call at a time: a second thread gets `ConcurrentUse`.  After `close`, a failed commit or
-    an interrupted step, calls raise `EngineClosed`.
+    Use it in a ``with``, one call at a time.  After `close`, a failed commit or an interrupted step, calls raise
+    `EngineClosed`; a second thread gets `ConcurrentUse`.
     """
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
@@ -100,8 +100,7 @@ class Engine(Reading, Closing):
         time : int
             The ``_time`` of the updates, an int64 above that of the last step.
         epoch : int, optional
-            On durable state, the number of the epoch.  A committed epoch that you give again returns what it returned;
-            so does a committed ``time``.
+            On durable state, its number.  A committed epoch given again returns what it returned, as a ``time`` does.
 
         Returns
         -------
@@ -117,8 +116,7 @@ class Engine(Reading, Closing):
         TieRefused, BudgetExceeded, CountOverflow
             If a rule, the budget or an operator refuses the step; there are more of these.  Nothing changes then.
         ReplayMismatch, EpochSkipped
-            On durable state, for other rows than were committed, or an epoch that is neither the next nor kept; there
-            also what `commit` raises.
+            On durable state, for other rows than were committed, or an epoch that is neither the next nor kept.
 
         Notes
         -----
@@ -141,8 +139,7 @@ class Engine(Reading, Closing):
             return calls.done(asked, digest, dataflow.step(inflows, time), inputs)
 
     def push(self, inputs: Mapping[str, Any], *, epoch: int | None = None) -> Step:
-        """Hold-back mode: take in rows, which wait until their times close.  Bad and late events get their verdicts at
-        once.
+        """Hold-back mode: take in rows, which wait until their times close; bad and late ones get verdicts at once.
 
         Parameters
         ----------
@@ -256,18 +253,14 @@ class Engine(Reading, Closing):
         time, epoch
             As in `step`.
         scope : str, optional
-            SQL over the row's columns.  Only rows for which it is true are replaced, and all of ``table`` must be
-            within it.
+            SQL over the row's columns: only rows within it are replaced, and all of ``table`` must be.
         order : mapping or scalar, optional
-            The order of the deletions: by column of ``order_by`` and ``seq``, or the value of the only one.  By default
-            the greatest order in the table.
+            That of the deletions, by column of ``order_by`` and ``seq``.  By default the greatest in the table.
 
         Raises
         ------
-        DuplicateKeys, OutOfScope
-            If the table names a key twice, or has rows outside the scope.
-        ExpressionError, SpecError
-            For a scope or an order that does not fit; for no order where one is needed.
+        DuplicateKeys, OutOfScope, ExpressionError, SpecError
+            If the table names a key twice, or has rows outside the scope; for a scope or an order that does not fit.
         DdflowError
             What `step` raises.  Nothing changes then.
 
@@ -280,8 +273,7 @@ class Engine(Reading, Closing):
     def restate(self, name: str, events: Any, time: int, *, order: Any = None, epoch: int | None = None) -> Step:
         """Epoch mode: make the input ``name`` what ``events``, its corrected history, fold to from nothing.
 
-        The updates, stamped ``time``, compensate for the difference.  From then on keys hold the orders of the winners
-        among the events.  Keys that no event names are deleted as in `replace`.
+        Keys then hold the orders of the winners among these.  Keys that no event names are deleted as in `replace`.
 
         Parameters
         ----------
@@ -311,8 +303,8 @@ class Engine(Reading, Closing):
     def evolve(self, columns: Any) -> None:
         """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.
 
-        New columns come at the end, null in all rows there are.  Integers, floats and text may become wider, as hashes
-        stay.  Outputs that pass all columns grow with their input; projections and groups do not.
+        New columns come at the end, null in all rows there are.  Integers, floats and text may become wider.  Outputs
+        that pass all columns grow with their input; projections and groups do not.
 
         Parameters
         ----------
@@ -328,7 +320,7 @@ class Engine(Reading, Closing):
 
         Notes
         -----
-        O(rows) of the columns that widen; of all columns where one is new.
+        O(rows) of the columns that widen, of all where one is new.
         """
         evolve(self.calls, columns)
 
@@ -338,8 +330,8 @@ class Engine(Reading, Closing):
         Parameters
         ----------
         forget : bool
-            Also delete history up to the last closed time, and every byte of deleted rows.  You can then neither give
-            the earlier epochs again nor read earlier versions.
+            Also delete history up to the last closed time, and every byte of deleted rows.  Earlier epochs can then not
+            be given again, nor earlier versions read.
 
         Raises
         ------

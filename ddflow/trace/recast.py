@@ -28,9 +28,9 @@ from ddflow.columns.hashing import Ints
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.widening import filled
 from ddflow.columns.wider import widening
-from ddflow.kernels.gather import SLOT, SLOTS
+from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, VALUE
-from ddflow.kernels.resolve import OCCUPIED
+from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
@@ -146,7 +146,7 @@ def regrown(arranged: Arrangement, schema: pa.Schema, made: Made, hashed: bool) 
             batch = replace(batch, value=values[slot] if batch.value.size else batch.value)
         slots.swap(slot, replace(batch, rows=Rows(rows)))
     references = table[:, REF].view(np.int64)
-    of = (references >> SLOT) & (SLOTS - 1)
+    of = (references & ~(OCCUPIED | LIVE)) >> SLOT
     for slot, value in values.items():
         here = np.flatnonzero((references & OCCUPIED != 0) & (of == slot))
         table[here, VALUE] = value[references[here] & ((1 << SLOT) - 1)]

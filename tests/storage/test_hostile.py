@@ -28,7 +28,7 @@ import pytest
 from kinds import ENCODED, PLAIN
 from test_manifest import WHERE, body_of, encoded, typical
 
-from ddflow.columns.widening import widening
+from ddflow.columns.wider import widening
 from ddflow.errors import CorruptState
 from ddflow.storage.arrow_file import RATIO, new_file, read_batch, read_batches, readable
 from ddflow.storage.flatbuffer import Malformed, root
