@@ -36,7 +36,7 @@ from ddflow.errors import SpecError
 from ddflow.operators.base import Readable
 from ddflow.plan.codec import describe
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import Nodes, asked_for, evolved, grown
+from ddflow.plan.evolve import Nodes, evolved_to
 from ddflow.plan.plan import Plan
 from ddflow.time import NEVER
 from ddflow.trace.recast import regrown, rekeyed, rekeys
@@ -50,9 +50,7 @@ def evolve(calls: Calls, given: Any) -> None:
     with dataflow.guard.use("evolve"):
         if durable is not None and durable.calls:
             raise SpecError(ASKED, "there are calls that are not committed", "commit them first: engine.commit()")
-        types = asked_for(dataflow.flow, given, ASKED)
-        inputs = dataflow.flow.inputs
-        plan, nodes = evolved(dataflow.flow, {name: grown(inputs[name].bound, of, ASKED) for name, of in types.items()})
+        plan, nodes = evolved_to(dataflow.flow, given, ASKED)
         where = "the engine's plan" if durable is None else durable.log.manifest_log.store.where
         change = compare(describe(dataflow.flow), plan, where)
         if not change:

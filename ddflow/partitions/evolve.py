@@ -30,7 +30,7 @@ from ddflow.errors import PlanChanged, SchemaMismatch, SpecError
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import task
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import asked_for, evolved, grown
+from ddflow.plan.evolve import evolved_to
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.manifest import Manifest
@@ -76,9 +76,7 @@ class Evolution:
         """See `ddflow.partitions.rescale.Plans`.  Raises `SpecError`, `PlanChanged`."""
         plan = rebuild(manifest.plan, where) if self.flow is None else self.flow.frozen()
         if self.types is not None:
-            asked = f"evolve {where}"
-            given = asked_for(plan, self.types, asked)
-            plan, _ = evolved(plan, {name: grown(plan.inputs[name].bound, of, asked) for name, of in given.items()})
+            plan, _ = evolved_to(plan, self.types, f"evolve {where}")
         self.change = compare(manifest.plan, plan, where, rewriting=True)
         if self.change.inputs or self.change.outputs or self.change.options:
             raise PlanChanged(

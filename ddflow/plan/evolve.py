@@ -26,7 +26,7 @@ import pyarrow.types as pat
 from ddflow.columns.schema import is_text, normal_type, to_schema
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.connectors.files.types import parse_type
-from ddflow.errors import SpecError, cut
+from ddflow.errors import ExpressionError, PlanChanged, SpecError, cut
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import changed_by
@@ -59,6 +59,19 @@ def _types(given: Any, asked: str) -> dict[str, pa.DataType]:
         given = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in given.items()}
     schema = to_schema(given, asked)
     return dict(zip(schema.names, schema.types, strict=True))
+
+
+def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
+    """The plan whose columns have the types that are `asked_for`, and which collection became which.  O(nodes).
+
+    Raises `SpecError` for a type that a column cannot be widened to; `PlanChanged` for what cannot be made of it.
+    """
+    types = asked_for(plan, given, asked)
+    schemas = {name: grown(plan.inputs[name].bound, of, asked) for name, of in types.items()}
+    try:
+        return evolved(plan, schemas)
+    except (SpecError, ExpressionError) as error:
+        raise PlanChanged(asked, f"{error.asked}: {error.found}", "change the plan with ddflow migrate") from None
 
 
 def grown(bound: Bound, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:

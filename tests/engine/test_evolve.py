@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_table import TABLE
 
 import ddflow as dd
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import Inexact, filled
+from ddflow.columns.wider import widening
+from ddflow.errors import Fenced, PlanChanged, ReplayMismatch, SchemaMismatch, SpecError
+from ddflow.partitions.evolve import Evolution
+from ddflow.partitions.rescale import Rescaler, rescale
+from ddflow.partitions.rescale_task import task
 from ddflow.plan.registry import operators
 from ddflow.storage.memory import MemoryStore
 
@@ -161,3 +168,296 @@ def twin_step(columns: dict[str, Any], log: list[pa.Table], retain: int) -> dd.S
     with plan(columns).open(retain=retain) as twin:
         steps = [twin.step({"a": cast(table, columns)}, time) for time, table in enumerate(log, 1)]
     return steps[-1]
+
+
+def rewritable(partitioned: bool) -> Any:
+    """The plan without what multiplies: over decimals and doubles that is another expression."""
+    return lambda columns: flow_without(plan(columns, partitioned), "project")
+
+
+def flow_without(flow: dd.Flow, name: str) -> dd.Flow:
+    del flow.outputs[name]
+    return flow
+
+
+@effort(24)
+@given(
+    st.lists(rows, min_size=2, max_size=5),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([None, "16MB"]),
+    st.sampled_from([0, 2, FOREVER]),
+    st.sampled_from(list(REWRITES)),
+)
+def test_a_state_that_was_rewritten_goes_on_as_one_of_the_new_columns(
+    log: list[pa.Table], partitions: int, memory: Any, retain: int, what: str
+) -> None:
+    columns, make = NARROW | REWRITES[what], rewritable(partitions > 1)
+    store, last = MemoryStore(), len(log) - 1
+    with make(NARROW).open(store, memory=memory, retain=retain) as engine:
+        for time, table in enumerate(log[:-1], 1):
+            before = engine.step({"a": table}, time)
+    if partitions > 1:
+        rescale(store.writer(), partitions, memory=memory)
+    epoch = dd.inspect(store.writer())["epoch"]
+    done = dd.evolve(store.writer(), schema(columns), memory=memory)
+    assert done.epoch == epoch and set(done.columns["a"]) == set(REWRITES[what])
+    assert dd.evolve(store.writer(), schema(columns)).columns == {}  # and a second time there is nothing to do
+    assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": log[:-1]}).ok
+    with make(columns).open(retain=retain) as twin:
+        steps = [twin.step({"a": cast(table, columns)}, time) for time, table in enumerate(log[:-1], 1)]
+        with dd.Snapshot.open(store.writer()) as snapshot:
+            same(snapshot, twin, twin.flow.outputs)
+        if partitions > 1:
+            rescale(store.writer(), 1)
+        with make(columns).open(store.writer(), memory=memory, retain=retain) as engine:
+            for given_again in (log[-2], cast(log[-2], columns)):  # as it was given, and in the new columns
+                again = engine.step({"a": given_again}, last)
+                assert {n: plain(t) for n, t in again.items()} == {n: plain(t) for n, t in steps[-1].items()}
+                assert again.verdicts.counts == before.verdicts.counts
+            other = pa.concat_tables([log[-2], pa.table({"id": [9]})], promote_options="default")
+            with pytest.raises(ReplayMismatch):
+                engine.step({"a": other}, last)
+            told(
+                engine.step({"a": cast(log[-1], columns)}, last + 1), twin.step({"a": cast(log[-1], columns)}, last + 1)
+            )
+            same(engine, twin, twin.flow.outputs)
+            engine._check()
+    assert dd.verify(store.writer(), {"a": log}).ok
+
+
+def test_waiting_events_and_kept_orders_are_cast() -> None:
+    spec = {"time": "at", "order_by": "rev", "late": "advance", "delete": dd.tombstone("op", 1)}
+    narrow = {"at": pa.int64(), "rev": pa.string(), "op": pa.int8(), "n": pa.int32()}
+    wide = narrow | {"op": pa.int64(), "n": pa.decimal128(12, 1)}
+    events = [[1, 5, "b", 0, 1], [1, 9, "c", 0, 7], [2, 6, "a", 0, 2], [2, 12, "d", 1, 4], [3, 3, "a", 0, 3]]
+    names = ["id", *narrow]
+    table = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in events], schema(narrow))
+
+    def flow(columns: dict[str, Any]) -> dd.Flow:
+        out = dd.Flow()
+        people = out.upserts("a", {"id": pa.int64()} | columns, dd.Upsert(key="id", **spec))
+        out.output("rows", people)
+        out.output("by_n", people.count("n"))
+        return out
+
+    store = MemoryStore()
+    with flow(narrow).open(store, retain=FOREVER) as engine, flow(wide).open(retain=FOREVER) as twin:
+        for each in (engine, twin):
+            each.push({"a": table if each is engine else cast(table, wide)})
+            each.advance_to(8)
+    assert dd.evolve(store.writer(), {"op": pa.int64(), "n": "decimal(12,1)"}).pending == 2
+    with flow(wide).open(store.writer(), retain=FOREVER) as engine, flow(wide).open(retain=FOREVER) as twin:
+        twin.push({"a": cast(table, wide)})
+        twin.advance_to(8)
+        late = pa.table({"id": [3, 1], "at": [2, 4], "rev": ["z", "a"], "op": [0, 0], "n": [Decimal("0.5"), None]})
+        for each in (engine, twin):
+            each.push({"a": late})
+        told(engine.advance_to(20), twin.advance_to(20))
+        same(engine, twin, ["rows", "by_n"])
+
+
+MERGED: dict[str, tuple[Any, Any, Any]] = {
+    "sum": (dd.sum(), pa.int32(), pa.float64()),
+    "sum of decimals": (dd.sum(), pa.int32(), pa.decimal128(12, 2)),
+    "max": (dd.max(), pa.date32(), pa.timestamp("us")),
+    "collect": (dd.collect(), pa.int32(), pa.string()),
+    "last": (dd.last(), pa.bool_(), pa.string()),
+    "first": (dd.first_non_null(), pa.int64(), pa.decimal128(21, 0)),
+}
+
+
+@pytest.mark.parametrize("what", MERGED)
+def test_a_merge_goes_on_where_it_was(what: str) -> None:
+    strategy, narrow, wide = MERGED[what]
+    cells: list[Any] = [1, 2, None, 3, 1]
+    if pa.types.is_date(narrow):
+        cells = [None if cell is None else dt.date(2024, 1, cell) for cell in cells]
+    if pa.types.is_boolean(narrow):
+        cells = [None if cell is None else cell > 1 for cell in cells]
+    log = [
+        pa.table({"id": [1, 2], "n": pa.array(cells[:2], narrow)}),
+        pa.table({"id": [1, 1], "n": pa.array(cells[2:4], narrow)}),
+    ]
+
+    def flow(kind: pa.DataType) -> dd.Flow:
+        out = dd.Flow()
+        spec = dd.Upsert(key="id", merge=dd.Merge({"n": strategy}))
+        merged = out.output("rows", out.upserts("a", {"id": pa.int64(), "n": kind}, spec))
+        out.output("by_n", merged.count("n"))
+        return out
+
+    def wider(table: pa.Table) -> pa.Table:
+        return pa.Table.from_batches([filled(table, pa.schema({"id": pa.int64(), "n": wide}))])
+
+    store = MemoryStore()
+    with flow(narrow).open(store) as engine:
+        engine.step({"a": log[0]}, 1)
+    dd.evolve(store.writer(), {"n": wide})
+    with flow(wide).open(store.writer()) as engine, flow(wide).open() as twin:
+        twin.step({"a": wider(log[0])}, 1)
+        told(engine.step({"a": wider(log[1])}, 2), twin.step({"a": wider(log[1])}, 2))
+    assert dd.verify(store.writer(), {"a": log}).ok
+
+
+def one(spec: dict[str, Any], make: Any = None, kind: Any = None, **more: Any) -> dd.Flow:
+    """A plan of one input, whose column ``n`` is an int32, or another."""
+    out = dd.Flow()
+    columns = {"id": pa.int64(), "n": kind or pa.int32(), "at": pa.int32()} | more
+    rows = out.upserts("a", columns, dd.Upsert(**({"key": "id"} | spec)))
+    out.output("out", rows if make is None else make(rows))
+    return out
+
+
+REFUSED: dict[str, tuple[dd.Flow, dict[str, Any], str]] = {
+    "a key": (one({}), {"id": pa.string()}, r"column 'id' of input 'a' is string, and was int64; it decides \(key\)"),
+    "an order": (one({"order_by": "at"}), {"at": pa.float64()}, r"'at' .* it decides \(order_by\)"),
+    "a tie": (one({"order_by": "at", "tie": "greatest"}), {"n": pa.float64()}, r"it decides \(tie='greatest'\)"),
+    "where": (one({"where": "n / 2 > 1"}), {"n": pa.float64()}, r"where= of input 'a': 'n / 2 > 1' reads \['n'\]"),
+    "a filter": (one({}, lambda c: c.filter("abs(n) > 1")), {"n": pa.float64()}, r"'abs\(n\) > 1' reads \['n'\]"),
+    "a formula": (one({}, lambda c: c.project({"m": "n / 2"})), {"n": pa.float64()}, r"'n / 2' reads \['n'\]"),
+    "text as text": (
+        one({}, lambda c: c.project({"m": "cast(n as string)"})),
+        {"n": pa.float64()},
+        r"'m' of project cast\(n as string\): double cannot be cast to string",
+    ),
+    "the greatest row": (
+        one({}, lambda c: c.project(["n", "at"]).to_upserts("at", on_conflict="greatest")),
+        {"n": pa.string()},
+        "on_conflict='greatest' compares its column 'n'",
+    ),
+    "the greatest cell": (
+        one({"merge": dd.Merge({"n": dd.max()})}),
+        {"n": pa.string()},
+        r"dd.max\(\) of 'n' of input 'a' would go on otherwise with string than with int32",
+    ),
+    "a sum of halves": (
+        one({"merge": dd.Merge({"n": dd.sum()})}, kind=pa.float32()),
+        {"n": pa.float64()},
+        r"dd.sum\(\) of 'n' of input 'a' would go on otherwise",
+    ),
+    "a tombstone": (
+        one({"delete": dd.tombstone("gone", 0.1)}, gone=pa.float32()),
+        {"gone": pa.float64()},
+        r"may mean something else, as 'gone' is double and was float",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_mean_something_else_is_refused_by_name(what: str) -> None:
+    flow, types, found = REFUSED[what]
+    store = MemoryStore()
+    flow.open(store).close()
+    with pytest.raises(PlanChanged, match=found):
+        dd.evolve(store.writer(), types)
+
+
+def test_a_function_is_not_seen_through() -> None:
+    flow, store = (
+        one({}, lambda c: c.filter(lambda batch: pa.array([True] * batch.num_rows, pa.bool_()))),
+        MemoryStore(),
+    )
+    with flow.open(store) as engine:
+        with pytest.raises(PlanChanged, match=r"a function, .* reads \['n'\]"):
+            engine.evolve({"n": pa.int64()})
+        engine.evolve({"new": pa.int64()})  # which it does not know of
+
+
+def test_types_that_are_not_wider_and_values_that_do_not_fit_are_refused() -> None:
+    store = MemoryStore()
+    with one({}, kind=pa.int64()).open(store) as engine:
+        engine.step({"a": pa.table({"id": [1], "n": [2**53 + 1]})}, 1)
+        with pytest.raises(SpecError, match="it is int64, which cannot be widened to that"):
+            engine.evolve({"n": pa.int8()})
+        with pytest.raises(PlanChanged, match=r"ddflow evolve .* --types 'n=double', in Python with dd.evolve"):
+            engine.evolve({"n": pa.float64()})
+    before = store.writer().numbers()
+    for kind in ("double", "decimal(12,2)"):
+        with pytest.raises(SchemaMismatch, match=r"'n' holds .* 9007199254740993 is no .*; give a decimal type"):
+            dd.evolve(store.writer(), {"n": kind})
+    assert store.writer().numbers() == before and dd.fsck(store.writer()).ok
+    dd.evolve(store.writer(), {"n": "decimal(20,0)"})
+    with pytest.raises(PlanChanged, match=r"rewrite it first with ddflow evolve memory --types 'at=double'"):
+        wide = dd.Flow()
+        columns = {"id": pa.int64(), "n": pa.decimal128(20, 0), "at": pa.float64()}
+        wide.output("out", wide.upserts("a", columns, dd.Upsert(key="id")))
+        wide.open(store.writer())
+
+
+def test_an_error_names_the_type_that_a_value_fits_and_how_it_is_had() -> None:
+    with one({}).open() as engine:
+        for given_, found in (
+            (pa.array([1.5]), r"let the column become double: ddflow evolve STATE --types 'n=double'"),
+            (pa.array(["x"]), r"become string: ddflow evolve STATE --types 'n=string'"),
+            (pa.array([2**40]), r"become int64: engine.evolve\(\{'n': 'int64'\}\), or ddflow evolve STATE"),
+        ):
+            with pytest.raises(SchemaMismatch, match=found):
+                engine.step({"a": pa.table({"id": [1], "n": given_})}, 1)
+        with pytest.raises(SchemaMismatch, match=r"a new column is taken in by engine.evolve\(\{'new': type\}\)"):
+            engine.step({"a": pa.table({"id": [1], "new": [1]})}, 1)
+        engine.evolve({"n": "int64", "new": "string"})
+        engine.step({"a": pa.table({"id": [1], "n": [2**40], "new": ["x"]})}, 1)
+
+
+def test_two_inputs_are_told_apart_and_uncommitted_calls_are_committed_first() -> None:
+    flow = dd.Flow()
+    for name in ("one", "two"):
+        flow.output(f"{name}s", flow.upserts(name, {"id": pa.int64(), "n": pa.int8()}, dd.Upsert(key="id")))
+    with flow.open(MemoryStore(), autocommit=False) as engine:
+        with pytest.raises(SpecError, match=r"say of which: \{'one': \{column: type\}\}"):
+            engine.evolve({"n": pa.int64()})
+        engine.step({"one": pa.table({"id": [1]})}, 1)
+        with pytest.raises(SpecError, match="commit them first"):
+            engine.evolve({"two": {"n": pa.int64()}})
+        engine.commit()
+        engine.evolve({"two": {"n": pa.int64()}})
+        assert [engine.flow.inputs[name].schema.field("n").type for name in ("one", "two")] == [pa.int8(), pa.int64()]
+
+
+def test_a_commit_meanwhile_wins_and_a_task_may_run_twice() -> None:
+    store = MemoryStore()
+    with one({}).open(store) as engine:
+        engine.step({"a": pa.table({"id": [1], "n": pa.array([3], pa.int32())})}, 1)
+    for meanwhile in (False, True):
+        evolution = Evolution({"n": "double"}, None)
+        with Rescaler.open(store.writer(), None, plans=evolution.plans) as rescaler:
+            made = [task(rescaler.cut, rescaler.move, *each) for _ in range(2) for each in rescaler.tasks]
+            if not meanwhile:
+                continue
+            with one({}).open(store.writer()) as engine:
+                engine.step({"a": pa.table({"id": [2]})}, 2)
+            with pytest.raises(Fenced):
+                rescaler.finish(made)
+    assert dd.read(store.writer(), "out").schema.field("n").type == pa.int32()
+    assert dd.read(store.writer(), "out").num_rows == 2
+
+
+def test_each_type_is_widened_without_losing_or_mixing_values() -> None:
+    values = {
+        pa.int8(): [-128, 0, 127],
+        pa.uint32(): [0, 2**32 - 1],
+        pa.int64(): [-(2**53), 2**60, None],
+        pa.decimal128(20, 9): [Decimal("0.000000001"), Decimal("-7")],
+        pa.bool_(): [True, False],
+        pa.date32(): DAYS,
+        pa.timestamp("s"): [dt.datetime(1969, 1, 1), dt.datetime(2024, 1, 1)],
+        pa.time32("ms"): [dt.time(1, 2, 3), dt.time(0)],
+        pa.float32(): [0.5, float("inf")],
+        pa.string(): ["", "x"],
+        pa.list_(pa.int16()): [[1, None], [], None],
+    }
+    targets = [*values, pa.float64(), pa.decimal128(30, 9), pa.timestamp("us"), pa.timestamp("ns", "UTC")]
+    targets += [pa.large_string(), pa.int32(), pa.uint64(), pa.time64("us"), pa.list_(pa.float64())]
+    pairs = [(old, new) for old in values for new in targets if widening(old, new) is not None]
+    assert len(pairs) > 30
+    for old, new in pairs:
+        column = pa.array(values[old], old)
+        for part in (column, column.slice(1)):
+            try:
+                batch = filled(pa.table({"c": part}), pa.schema({"c": new}))
+            except Inexact:
+                assert (old, new) == (pa.int64(), pa.decimal128(20, 9))  # of 64 bits only some fit
+                continue
+            assert batch.schema.field("c").type == new
+            assert len(set(map(repr, batch.column(0).to_pylist()))) == len(set(map(repr, part.to_pylist())))
+            assert batch.column(0).null_count == part.null_count
