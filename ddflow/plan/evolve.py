@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text, normal_type, to_schema
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.connectors.files.types import parse_type
@@ -45,8 +46,10 @@ def asked_for(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.Data
     Columns: a schema, what has one, or ``{column: type}``, types as Arrow's or as text.  O(columns).  Raises
     `SpecError`, `NotArrow`.
     """
-    by_input = isinstance(given, Mapping) and given and set(given) <= set(plan.inputs)
+    by_input = isinstance(given, Mapping) and given
     if by_input and not any(isinstance(each, str | pa.DataType) for each in given.values()):
+        if unknown := [name for name in given if name not in plan.inputs]:
+            raise SpecError(asked, f"there is no input {unknown[0]!r}", did_you_mean(str(unknown[0]), plan.inputs))
         return {name: _types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
     if len(plan.inputs) != 1:
         found = f"the plan has the inputs {list(plan.inputs)}"
