@@ -67,6 +67,10 @@ class DuplicateKeys(DdflowError, ValueError):
     """Full contents name a key more than once; mend them, the call was refused whole."""
 
 
+class TooManyAbsent(DdflowError, ValueError):
+    """Full contents lack more keys than was allowed; look at them, nothing was written or committed."""
+
+
 class OutOfScope(DdflowError, ValueError):
     """Full contents of a scope have rows outside of it; mend either, the call was refused whole."""
 

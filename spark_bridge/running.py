@@ -30,23 +30,26 @@ from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import behind
+from ddflow.plan.past import Past
 from ddflow.plan.plan import Plan
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
 from spark_bridge.stats import EpochStats
 from spark_bridge.tasks import OnlyStage, ReadFiles, RunStage
-from spark_bridge.types import Shape, check_frames, shapes
+from spark_bridge.types import Shape, by_input, shapes
 
 _NAMES = "name string, length bigint, digest binary"
 
 
 class OutputFiles(NamedTuple):
-    """Where committed files are, and who reads them.  ``folder``: of Parquet outputs, else None."""
+    """Where committed files are, and who reads them.  ``folder``: of Parquet outputs, else None.  ``past``: the columns
+    that they were written with, where the plan has others now."""
 
     session: Any
     store: str
     trust: str
     folder: str | None
+    past: Past | None
 
 
 class Ran(Mapping[str, DataFrame]):
@@ -67,7 +70,8 @@ class Ran(Mapping[str, DataFrame]):
         shape, place = self._shapes[name], self._files
         output = self._done.outputs.get(name)
         files = [(blob.name, blob.length, blob.digest) for blob in output.blobs] if output is not None else []
-        task = ReadFiles(place.store, place.trust, place.folder, name, self.epoch, shape.arrow)
+        there = None if place.past is None else place.past.outputs[name]
+        task = ReadFiles(place.store, place.trust, place.folder, name, self.epoch, shape.arrow, there)
         named: DataFrame = place.session.createDataFrame(files, _NAMES)
         return named.mapInArrow(task, shape.spark)
 
@@ -88,13 +92,15 @@ class Ran(Mapping[str, DataFrame]):
 
 
 @overload
-def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None) -> dict[str, DataFrame]: ...
+def run(
+    flow: Flow, frames: Mapping[str, DataFrame] | DataFrame, partitions: int | None = None
+) -> dict[str, DataFrame]: ...
 
 
 @overload
 def run(
     flow: Flow,
-    frames: Mapping[str, DataFrame],
+    frames: Mapping[str, DataFrame] | DataFrame,
     partitions: int | None = None,
     *,
     state: str,
@@ -110,7 +116,7 @@ def run(
 
 def run(
     flow: Flow,
-    frames: Mapping[str, DataFrame],
+    frames: Mapping[str, DataFrame] | DataFrame,
     partitions: int | None = None,
     *,
     state: str | None = None,
@@ -130,7 +136,7 @@ def run(
     Parameters
     ----------
     flow, frames
-        The plan; a DataFrame by input, whose columns are matched by name.
+        The plan; a DataFrame by input, whose columns are matched by name.  With one input its DataFrame will do.
     partitions : int, optional
         Of each shuffle, by default Spark's ``spark.sql.shuffle.partitions``; or of a new state.  A state of another
         number is refused.
@@ -167,7 +173,7 @@ def run(
     (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row.  What only rows show (null keys,
     ties) fails the job that reads them, with ddflow's message inside Spark's.
     """
-    check_frames(flow, frames)
+    frames = by_input(flow, frames)
     if state is not None:
         options = StateOptions(check_address(state, outputs), partitions, outputs, memory, trust, part_cache, keep=keep)
         return run_into(flow, frames, options, epoch, close)
@@ -324,7 +330,8 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions,
 def ran(job: Job, session: Any, committed: Committed) -> Ran:
     """What an epoch put out, and what became of its rows."""
     folder = job.coordinator.manifest.folder
-    return Ran(job.shapes, committed, OutputFiles(session, job.store, job.options.trust, folder))
+    past = job.coordinator.log.past(committed.epoch)
+    return Ran(job.shapes, committed, OutputFiles(session, job.store, job.options.trust, folder, past))
 
 
 def session_of(frames: Mapping[str, DataFrame]) -> Any:

@@ -34,6 +34,44 @@ Scope = Annotated[
         help="The scope of the files that --full names. Without: what the state says of each.",
     ),
 ]
+FILES = "Files"
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="EXTENSION",
+        show_default=False,
+        rich_help_panel=FILES,
+        help="What the files are, whatever their names say: csv, tsv, jsonl, json, parquet, csv.gz, ... For standard "
+        "input; without, its first bytes tell.",
+    ),
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        "--delimiter",
+        metavar="CHARACTER",
+        show_default=False,
+        rich_help_panel=FILES,
+        help="What stands between the values of CSV: ';', '|', or tab. Without: a comma; in .tsv and .tab a tab.",
+    ),
+]
+Null = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--null",
+        metavar="TEXT",
+        show_default=False,
+        rich_help_panel=FILES,
+        help="A value of CSV that means null where it is not in quotes, beside the empty one: NA. May be repeated.",
+    ),
+]
+Encoding = Annotated[
+    str,
+    typer.Option(
+        "--encoding", metavar="NAME", rich_help_panel=FILES, help="Of text files: latin-1, cp1252, utf-16, ..."
+    ),
+]
 Trust = Annotated[
     str,
     typer.Option(

@@ -2,10 +2,11 @@
 
 Invariant: the same files, given as the same epochs, give the same rows, whatever was committed of them before; and
 files are read as later files of the run that made the state would be. Types of text files are guessed, so a column
-without a value on one day would be another type than the day before; columns may stand in another order, or be missing
-where there is nothing in them; times go on from the state's, but an epoch that is given again has the time that it
-had. In hold-back mode the end of input closes the times that were seen, unless ``--lateness`` says what is closed:
-later files bring later events. Whatever else differs from the state's plan is refused by `Flow.open`.
+without a value on one day would be another type than the day before: the state's types count. Columns may stand in
+another order, be missing, or be new: those go to the end. Times go on from the state's, but an epoch that is given
+again has the time that it had. In hold-back mode the end of input closes the times that were seen, unless
+``--lateness`` says what is closed: later files bring later events. Whatever else differs from the state's plan is
+refused by `Flow.open`.
 
 >>> from ddflow.errors import NullKey
 >>> class Half:
@@ -21,7 +22,6 @@ ddflow.errors.NullKey: rows for 'input': the key is null; mend them; epochs 4 to
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +30,8 @@ import ddflow as dd
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT
 from ddflow.cli.progress import Tick
-from ddflow.cli.reading import marked, rows_of, taken, within
+from ddflow.cli.reading import Ready, Skipped, asked_how, marked, readable, taken, within
+from ddflow.cli.say import say
 from ddflow.connectors.files import FilePosition, FilesSource, open_files
 from ddflow.connectors.files.types import parse_types
 from ddflow.engine.logs import MARKS
@@ -41,10 +42,16 @@ from ddflow.storage.opening import opened_store
 from ddflow.time import NEVER
 
 
-def opened(ask: Ask, required: list[str]) -> FilesSource:
-    """The files of a run, in the columns of its state where it has one.  Raises what `open_files` raises."""
+def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
+    """The files of a run, in their columns and those of its state; which come up and go is said.
+
+    Raises what `open_files` raises.
+    """
     known = None if ask.state is None else _columns(ask.state, ask.trust)
-    return open_files(ask.inputs, parse_types(ask.types or ()), required, known)
+    given = open_files(ask.inputs, parse_types(ask.types or ()), required, known, asked_how(ask, skipped))
+    if given.changes:
+        say(f"columns: {given.changes.text}", err=True)
+    return given
 
 
 def _columns(state: str, trust: str) -> pa.Schema | None:
@@ -59,48 +66,49 @@ def _columns(state: str, trust: str) -> pa.Schema | None:
 
 
 def epochs(
-    engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick, least: int = NEVER, parts: Sequence[Any] | None = None
+    engine: dd.Engine,
+    given: FilesSource,
+    ask: Ask,
+    tick: Tick,
+    skipped: Skipped,
+    least: int = NEVER,
+    parts: Sequence[Any] | None = None,
 ) -> Iterator[dd.Step]:
-    """Each file as an epoch of a state, committed before its last step is given out.
+    """Each file as an epoch of a state, committed before its last step is given out; a skipped one is none.
 
     ``least``: the time of the last file, in epoch mode, is no less.  ``parts``: the files, as they are marked; by
     default as is asked for.
     """
     parts = marked(ask, given.files) if parts is None else parts
-    for i, (file, part) in enumerate(zip(given.files, parts, strict=True)):
-        number = engine.epoch + 1 if ask.epoch is None else ask.epoch + i
-        final = i + 1 == len(given.files)
-        batches = rows_of(given, file, tick)
-        if ask.held_back and not isinstance(part, MARKS):
-            yield from _pushed(engine, given, file, chain(batches, [None]), number, final and ask.lateness is None)
-            continue
+    number = engine.epoch + 1 if ask.epoch is None else ask.epoch
+    if ask.held_back and not any(isinstance(part, MARKS) for part in parts):
+        for ready in readable(given, skipped, tick):
+            yield from _pushed(engine, given, ready, number, ready.last and ask.lateness is None)
+            number += 1
+        return
+    for file, part in zip(given.files, parts, strict=True):
         receipt, time = _receipt(engine, number), engine.last + 1 if engine.last > NEVER else 1
         if receipt is not None:
             time = receipt.calls[0].time
-        elif final:
+        elif file == given.files[-1]:
             time = max(time, least)
-        with within(given, FilePosition(file)):
-            step = taken(engine, part, pa.RecordBatchReader.from_batches(given.schema, batches), time, number)
-        engine.commit()
-        yield step
+        with skipped.over(file):
+            with within(given, FilePosition(file)):
+                step = taken(ask, engine, given, file, part, tick, time, number)
+            engine.commit()
+            number += 1
+            yield step
 
 
-def _pushed(
-    engine: dd.Engine,
-    given: FilesSource,
-    file: Path,
-    batches: Iterator[pa.RecordBatch | None],
-    number: int,
-    closes: bool,
-) -> Iterator[dd.Step]:
+def _pushed(engine: dd.Engine, given: FilesSource, ready: Ready, number: int, closes: bool) -> Iterator[dd.Step]:
     """A file of hold-back mode as one epoch: pushes, and what closes the times that were seen."""
     receipt, row, calls = _receipt(engine, number), 0, 0
-    for batch in batches:
+    for batch in chain(ready.batches, [None]):
         if batch is None and calls:
             break
         # A file without rows is an epoch, too.
         rows: dict[str, Any] = {} if batch is None else {INPUT: batch}
-        with within(given, FilePosition(file, row)):
+        with within(given, FilePosition(ready.file, row)):
             step = engine.push(rows, epoch=number)
         row, calls = row + (0 if batch is None else batch.num_rows), calls + 1
         yield step

@@ -17,8 +17,8 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any
+from pathlib import PurePath
+from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -26,14 +26,15 @@ import typer
 
 from ddflow.cli.reading import rows_of
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.files import FilesSource, open_files
-from ddflow.connectors.files.kinds import JSON, kind_of, listed
+from ddflow.connectors.files import FilesSource, Reading, open_files
 from ddflow.engine.logs import Full
 from ddflow.engine.snapshot import found
-from ddflow.errors import NotReadable
+from ddflow.errors import NotReadable, SchemaMismatch
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.rebuild import inputs
 from ddflow.storage.opening import opened_store
+
+READING: Final = Reading()
 
 
 def input_of(state: str, name: str | None, trust: str) -> Bound:
@@ -49,54 +50,28 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
     return bind(name, *known[name])
 
 
-class LogFiles:
-    """Files as the log of an input; `log_of` makes it.  ``files``: in their order.  ``rows``: in all, where known."""
-
-    def __init__(self, sources: dict[Path, FilesSource]) -> None:
-        self._sources, self.files = sources, list(sources)
-        counts = [each.rows for each in sources.values()]
-        self.rows = None if None in counts else sum(filter(None, counts))
-
-    def reader(self, file: Path) -> pa.RecordBatchReader:
-        """The rows of a file, of the columns that it has."""
-        source = self._sources[file]
-        return pa.RecordBatchReader.from_batches(source.schema, rows_of(source, file))
-
-    def close(self) -> None:
-        """Let go of all files.  Twice is harmless."""
-        for each in self._sources.values():
-            each.close()
+def log_of(paths: Sequence[str], bound: Bound, how: Reading = READING) -> FilesSource:
+    """Files as the log of an input, in its columns; others are refused.  Raises what `open_files` raises."""
+    types = dict(zip(bound.schema.names, bound.schema.types, strict=True))
+    given = open_files(paths, types, bound.required, bound.schema, how)
+    if more := [name for name in given.schema.names if name not in types]:
+        found = f"{given.changes.new[more[0]]} has a column {more[0]!r}, which the state has not"
+        raise SchemaMismatch(f"the log of {bound.name!r}", found, did_you_mean(more[0], types))
+    return given
 
 
-def log_of(paths: Sequence[Path | str], bound: Bound) -> LogFiles:
-    """Files as the log of an input.  The input's columns are the standard: a file may lack some, whichever it is.
-
-    Raises what `open_files` raises.
-    """
-    return LogFiles({file: _of_input(file, bound) for file in listed(paths)})
-
-
-def _of_input(file: Path, bound: Bound) -> FilesSource:
-    """A file, of whose columns those of the input have its types."""
-    every = kind_of(file).name == JSON  # which has the columns that it is asked for
-    there = set() if every else set(open_files([file]).schema.names)
-    types = {field.name: field.type for field in bound.schema if every or field.name in there}
-    return open_files([file], types, bound.required)
-
-
-def streamed(given: LogFiles, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
+def streamed(given: FilesSource, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
     """A reader for each file, to be read one after the other, in a mark where that is full contents.
 
     ``full``, ``scope``: as in `marked`.
     """
     for part in marked(given.files, full, scope):
-        if isinstance(part, Full):
-            yield replace(part, rows=given.reader(part.rows))
-        else:
-            yield given.reader(part)
+        file = part.rows if isinstance(part, Full) else part
+        rows = pa.RecordBatchReader.from_batches(given.columns(file), rows_of(given, file))
+        yield replace(part, rows=rows) if isinstance(part, Full) else rows
 
 
-def marked(files: Sequence[Path], full: Sequence[str] | None, scope: str | None) -> list[Any]:
+def marked(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
     """Files as parts of a log.  ``full``: names, folders or patterns of those that are full contents, of a ``scope``.
 
     O(files * names).  Raises `typer.BadParameter` for a name that is none of the files, and a scope of none.
@@ -111,8 +86,9 @@ def marked(files: Sequence[Path], full: Sequence[str] | None, scope: str | None)
     return [Full(file, scope) if file in whole else file for file in files]
 
 
-def _is(file: Path, name: str) -> bool:
-    return Path(name) in (file, file.parent) or fnmatchcase(str(file), name) or fnmatchcase(file.name, name)
+def _is(file: str, name: str) -> bool:
+    path = PurePath(file)
+    return PurePath(name) in (path, path.parent) or fnmatchcase(file, name) or fnmatchcase(path.name, name)
 
 
 def key_of(text: str, bound: Bound) -> dict[str, Any]:

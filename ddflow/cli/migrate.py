@@ -33,7 +33,7 @@ Counts = Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` 
 Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have changed, write the new contents whole.")]
 
 
-@asks(without=OF_FULL_FILES | OF_MERGES | {"inputs", "net", "stale_output", "state", "epoch"})
+@asks(without=OF_FULL_FILES | OF_MERGES | {"inputs", "net", "stale_output", "state", "epoch", "skip_bad_files"})
 def migrate(
     old: Old,
     new: New,
@@ -74,16 +74,18 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
     from ddflow.cli.log import marked
     from ddflow.cli.plan import INPUT, names, planned
     from ddflow.cli.progress import progress
+    from ddflow.cli.reading import Skipped
     from ddflow.cli.run import target
     from ddflow.tools.migrate import replay
 
-    given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])])
+    skipped = Skipped(allowed=False)
+    given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])], skipped)
     flow, new = planned(ask, given.schema), str(ask.state)
     out, parts = target(ask, flow, given), marked(given.files, full, scope)
 
     def feed(engine: Any, least: int, told: Told) -> None:
         with progress(given.rows) as tick:
-            for step in epochs(engine, given, ask, tick, least, list(told(INPUT, parts))):
+            for step in epochs(engine, given, ask, tick, skipped, least, list(told(INPUT, parts))):
                 tick(0, step[OUT].num_rows)
 
     choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}

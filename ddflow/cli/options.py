@@ -23,11 +23,13 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ddflow.cli.arguments import Delimiter, Encoding, Format, Null
+
 _WINS, _GOES = "Which event of a key wins", "What deletes, what is no change"
 _MERGES = "How partial rows are merged"
-_OUT, _TIME, _ROWS, _STATE = "Output", "Time", "Rows", "State"
+_OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
 
-OF_FULL_FILES = frozenset({"scope"})
+OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})
 """The options of ``replace`` alone; below those of ``count`` alone, of partial rows, and of events."""
 OF_COUNTS = frozenset({"by", "name", "net"})
 OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
@@ -46,8 +48,9 @@ class Ask:
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="Files (.parquet, .csv, .jsonl, .ndjson, .arrow, .feather, .arrows; text also .gz), or folders of "
-            "them.",
+            help="Files (.parquet, .csv, .tsv, .tab, .jsonl, .ndjson, .json, .arrow, .feather, .arrows; text also .gz "
+            "and .zst), folders of them, patterns ('days/*.csv'), s3:// addresses of any of these, or - for standard "
+            "input.",
         ),
     ] = field(default_factory=list)
     key: Annotated[
@@ -60,6 +63,16 @@ class Ask:
             "EXPR",
             _GOES,
             "The files hold only the rows for which this SQL condition is true: others stay as they are.",
+        ),
+    ] = None
+    allow_empty: Annotated[
+        bool,
+        _option("--allow-empty", None, _GOES, "Take a file without rows as well: it deletes every key (of the scope)."),
+    ] = False
+    max_absent: Annotated[
+        str | None,
+        _option(
+            "--max-absent", "N|P%", _GOES, "Stop at a file that would delete more keys than this: 100, or 50% of them."
         ),
     ] = None
     by: Annotated[
@@ -195,9 +208,33 @@ class Ask:
             "--types",
             "COLUMN=TYPE,...",
             _ROWS,
-            "Types of input columns where the first file's will not do: zip=string,total=decimal(12,2).",
+            "Types of input columns where those of the files, or guessed ones, will not do: "
+            "zip=string,total=decimal(12,2). A column may come in later files only.",
         ),
     ] = None
+    format: Format = None
+    delimiter: Delimiter = None
+    null: Null = None
+    encoding: Encoding = "utf-8"
+    strict_columns: Annotated[
+        bool,
+        _option(
+            "--strict-columns",
+            None,
+            _FILES,
+            "Refuse files that add a column or lack one. Without: a new column is null in older rows, a missing one "
+            "is null there, and a line says which.",
+        ),
+    ] = False
+    skip_bad_files: Annotated[
+        bool,
+        _option(
+            "--skip-bad-files",
+            None,
+            _FILES,
+            "Leave out files that cannot be read or whose rows are refused, say which and why, and go on.",
+        ),
+    ] = False
     output: Annotated[
         str | None,
         _option(

@@ -51,9 +51,23 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
         raise typer.BadParameter("--stale mark or side and --stale-output FILE need each other")
     if ask.stale_output is not None and ask.output == str(ask.stale_output):
         raise typer.BadParameter("--output and --stale-output name the same file: give each its own")
+    if ask.max_absent is not None:
+        most_absent(ask.max_absent, 0)
     given = [f"--{name}" for name in ("epoch", "memory") if getattr(ask, name) is not None]
     if given and ask.state is None:
         raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
+
+
+def most_absent(text: str, there: int) -> int:
+    """How many of the keys that are there may go.  Raises `SpecError`.
+
+    >>> most_absent("12", 100), most_absent("2.5%", 100)
+    (12, 2)
+    """
+    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text.strip())
+    if match is None or (match[2] and float(match[2]) > 100):
+        raise SpecError(f"--max-absent {text}", "that is no number of keys, nor a share of them", "write 100, or 50%")
+    return int(match[1]) if match[1] else int(there * float(match[2]) / 100)
 
 
 def names(texts: Iterable[str] | None) -> list[str]:

@@ -1,17 +1,21 @@
 """Files as an engine takes them, one by one: told of as they are read, and named in what the engine refuses.
 
 Invariant: batches are those of the file, in their order; an error is the engine's own, of its own class. The engine's
-errors speak of rows of a step, so the place where the step began, as its source calls it, is put in front.
+errors speak of rows of a step, so the place where the step began, as its source calls it, is put in front. In epoch
+mode a step is one file, so nothing of a bad one is taken in; in hold-back mode a file is read whole before its first
+row is (`readable`), in memory for a little and then in a temporary file.  Standard input alone is taken as it comes
+there, because it may never end.
 
 >>> import tempfile
+>>> from pathlib import Path
 >>> from ddflow.connectors.files import open_files
 >>> from ddflow.errors import NullKey
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7")
 ...     given = open_files([path])
-...     [batch.to_pylist() for batch in rows_of(given, path)]
+...     [batch.to_pylist() for batch in rows_of(given, str(path))]
 ...     try:
-...         with within(given, FilePosition(path, 9)):
+...         with within(given, FilePosition(str(path), 9)):
 ...             raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
 ...     except NullKey as error:
 ...         error.asked.removeprefix(folder)
@@ -19,27 +23,99 @@ errors speak of rows of a step, so the place where the step began, as its source
 "/a.csv, from row 9: rows for 'input'"
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from itertools import chain
+from tempfile import SpooledTemporaryFile
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 import ddflow as dd
 from ddflow.cli.options import Ask
-from ddflow.cli.plan import INPUT
+from ddflow.cli.plan import INPUT, most_absent
 from ddflow.cli.progress import Tick
-from ddflow.connectors.files import FilePosition
+from ddflow.cli.say import say
+from ddflow.connectors.files import FilePosition, FilesSource, Reading
+from ddflow.connectors.files.kinds import Dialect, named
+from ddflow.connectors.files.places import STDIN
+from ddflow.connectors.files.read_text import typed
 from ddflow.connectors.protocol import Source
 from ddflow.engine.logs import MARKS
-from ddflow.errors import DdflowError
+from ddflow.errors import (
+    DdflowError,
+    DuplicateKeys,
+    NullKey,
+    OutOfScope,
+    SchemaMismatch,
+    TieRefused,
+    TooManyAbsent,
+    UnreadableInput,
+)
+from ddflow.storage.address import public
 from ddflow.tools.merge_on_read import take
+
+BAD: Final = (UnreadableInput, SchemaMismatch, NullKey, TieRefused, DuplicateKeys, OutOfScope)
+"""What is wrong with a file, and leaves the engine as it was."""
+IN_MEMORY: Final = 64 << 20
+"""Bytes of a file's rows that wait in memory until it is read; beyond, in a temporary file."""
+
+
+class Skipped(dict[str, str]):
+    """The files that are left out, each with the reason; where that is not ``allowed``, they are errors."""
+
+    def __init__(self, allowed: bool) -> None:
+        super().__init__()
+        self.allowed = allowed
+
+    def note(self, file: str, error: DdflowError) -> None:
+        """Say that a file is left out."""
+        self[file] = str(error)
+        say(f"skipped {file}: {error}", err=True)
+
+    @contextmanager
+    def over(self, file: str) -> Iterator[None]:
+        """Leave a file out for what is wrong with it inside."""
+        try:
+            yield
+        except BAD as error:
+            if not self.allowed:
+                raise
+            self.note(file, error)
+
+    def check(self, files: Sequence[str]) -> None:
+        """Raises `UnreadableInput` where no file is left."""
+        if files and not set(files) - self.keys():
+            raise UnreadableInput("the files", f"all {len(files)} are bad and were skipped", "mend at least one")
+
+
+def how(
+    format: str | None = None,
+    delimiter: str | None = None,
+    null: Sequence[str] | None = None,
+    encoding: str = "utf-8",
+) -> Reading:
+    """How the files of a command line are written.  Raises `SpecError`."""
+    dialect = Dialect(delimiter, tuple(null or ()), encoding)
+    return Reading(dialect=dialect, kind=None if format is None else named(format))
+
+
+def asked_how(ask: Ask, skipped: Skipped) -> Reading:
+    """The same of a run, which may have a state.  Raises `SpecError`."""
+    state = None if ask.state is None else shlex.quote(public(ask.state))
+    return replace(
+        how(ask.format, ask.delimiter, ask.null, ask.encoding),
+        strict=ask.strict_columns,
+        empty=ask.whole and ask.allow_empty,
+        skip=skipped.note if skipped.allowed else None,
+        declare=typed if state is None else lambda types: f"ddflow evolve {state} {typed(types)}",
+    )
 
 
 def rows_of(
-    given: Source[FilePosition], file: Path, tick: Tick = lambda rows, updates: None
+    given: Source[FilePosition], file: str, tick: Tick = lambda rows, updates: None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one file of a source, each batch told of as it comes."""
     for batch, position in given.batches(after=FilePosition(file)):
@@ -50,14 +126,96 @@ def rows_of(
             return
 
 
-def marked(ask: Ask, files: Sequence[Path]) -> list[Any]:
+class Ready(NamedTuple):
+    """A file that can be read.  ``last``: no other one follows."""
+
+    file: str
+    batches: Iterator[pa.RecordBatch]
+    last: bool
+
+
+def readable(given: FilesSource, skipped: Skipped, tick: Tick) -> Iterator[Ready]:
+    """The files that can be read to their end; an error comes behind those before it.  O(rows)."""
+    waiting: Ready | None = None
+    try:
+        for file in given.files:
+            with skipped.over(file):
+                batches = rows_of(given, file, tick)
+                batches = batches if file == STDIN else _held(given.columns(file), batches)
+                if waiting is not None:
+                    yield waiting
+                waiting = Ready(file, batches, False)
+    except BAD:
+        if waiting is not None:
+            yield waiting
+        raise
+    if waiting is not None:
+        yield waiting._replace(last=True)
+
+
+def _held(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches, all of which have been read."""
+    spool = SpooledTemporaryFile(IN_MEMORY, prefix="ddflow-")  # noqa: SIM115 - closed by who reads it
+    with pa.ipc.new_stream(spool, schema) as out:
+        for batch in batches:
+            out.write_batch(batch)
+
+    def again() -> Iterator[pa.RecordBatch]:
+        with spool:
+            spool.seek(0)
+            yield from pa.ipc.open_stream(spool)
+
+    return again()
+
+
+def marked(ask: Ask, files: Sequence[str]) -> list[Any]:
     """Files as parts of a log: of events, or, where that is asked for, of full contents."""
     return [dd.Full(file, ask.scope) if ask.whole else file for file in files]
 
 
-def taken(engine: dd.Engine, part: Any, rows: pa.RecordBatchReader, time: int, epoch: int | None = None) -> dd.Step:
-    """A file of epoch mode as one step.  ``part``: the file, as it is marked; ``rows``: what it holds."""
-    return take(engine, INPUT, replace(part, rows=rows) if isinstance(part, MARKS) else rows, time, epoch)
+def taken(
+    ask: Ask,
+    engine: dd.Engine,
+    given: FilesSource,
+    file: str,
+    part: Any,
+    tick: Tick,
+    time: int,
+    epoch: int | None = None,
+) -> dd.Step:
+    """A file of epoch mode as one step, not committed.  ``part``: the file, as it is marked."""
+    rows, seen = rows_of(given, file, tick), [0]
+    if ask.whole and not ask.allow_empty:
+        rows = _some(rows, file)
+    if ask.max_absent is None or not ask.whole:
+        reader = pa.RecordBatchReader.from_batches(given.columns(file), rows)
+        return take(engine, INPUT, replace(part, rows=reader) if isinstance(part, MARKS) else reader, time, epoch)
+    before = engine.stats()["arrangements"][INPUT].keys
+    reader = pa.RecordBatchReader.from_batches(given.columns(file), _counted(rows, seen))
+    step = take(engine, INPUT, replace(part, rows=reader), time, epoch)
+    # Of a scope: the rows that the file has, less those that are new.
+    after = engine.stats()["arrangements"][INPUT].keys
+    there = before if ask.scope is None else max(before - after + seen[0], 0)
+    if step.verdicts.absent > (most := most_absent(ask.max_absent, there)):
+        raise TooManyAbsent(
+            file,
+            f"it lacks {step.verdicts.absent:,} of {there:,} keys, and --max-absent {ask.max_absent} lets {most:,} go",
+            "is it whole? if it is, allow more; nothing of it was written or committed",
+        )
+    return step
+
+
+def _some(rows: Iterator[pa.RecordBatch], file: str) -> Iterator[pa.RecordBatch]:
+    first = next(rows, None)
+    if first is None:
+        raise UnreadableInput(file, "it has no rows, so every key would be deleted", "give --allow-empty if that is so")
+    return chain([first], rows)
+
+
+def _counted(rows: Iterator[pa.RecordBatch], seen: list[int]) -> Iterator[pa.RecordBatch]:
+    for batch in rows:
+        seen[0] += batch.num_rows
+        yield batch
 
 
 @contextmanager
@@ -66,6 +224,6 @@ def within(given: Source[FilePosition], at: FilePosition) -> Iterator[None]:
     try:
         yield
     except DdflowError as error:
-        if str(at.file) in error.asked:
+        if at.file in error.asked:
             raise
         raise type(error)(f"{given.place(at)}: {error.asked}", error.found, error.remedy) from None

@@ -10,6 +10,7 @@ was for a state that goes on (``continued``). Nothing is interpreted here (``pla
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ from ddflow.cli.continued import epochs, opened, told
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
 from ddflow.cli.progress import Tick, progress
-from ddflow.cli.reading import marked, rows_of, taken, within
+from ddflow.cli.reading import Skipped, marked, readable, taken, within
 from ddflow.cli.say import say
 from ddflow.cli.show import Done, Piped, Preview
 from ddflow.columns.names import DIFF
@@ -42,7 +43,8 @@ def run(ask: Ask) -> None:
     """Do what is asked, and say what was done.  Raises `DdflowError`, `typer.BadParameter`."""
     check_usage(ask)
     began = perf_counter()
-    given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])])
+    skipped = Skipped(ask.skip_bad_files)
+    given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])], skipped)
     flow = planned(ask, given.schema)
     out = target(ask, flow, given)
     sides = _sides(ask, flow, given)
@@ -60,7 +62,7 @@ def run(ask: Ask) -> None:
             read[0] += rows
             shown(rows, updates)
 
-        for step in _steps(engine, given, ask, tick):
+        for step in _steps(engine, given, ask, tick, skipped):
             updates += step[OUT].num_rows
             add(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
             tick(0, step[OUT].num_rows)
@@ -72,7 +74,8 @@ def run(ask: Ask) -> None:
             out.write(_net(engine))
         epoch, pending = engine.epoch, engine.verdicts.pending
         assert ask.state is not None or not pending, f"{pending} events have no verdict"
-    files = [str(file) for file in given.files]
+        skipped.check(given.files)
+    files = [file for file in given.files if file not in skipped]
     done = Done(
         files,
         rows=read[0],
@@ -84,6 +87,7 @@ def run(ask: Ask) -> None:
         output=str(out.path) if isinstance(out, FileOutput) else None,
         epoch=None if ask.state is None else epoch,
         pending=pending,
+        skipped=dict(skipped),
     )
     if ask.as_json:
         say(json.dumps(done.as_json()))
@@ -99,25 +103,27 @@ def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
     return flow.open(ask.state, memory=ask.memory, trust=trust, autocommit=False)
 
 
-def _steps(engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick) -> Iterator[dd.Step]:
+def _steps(engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick, skipped: Skipped) -> Iterator[dd.Step]:
     if ask.state is not None:
-        yield from epochs(engine, given, ask, tick)
+        yield from epochs(engine, given, ask, tick, skipped)
         return
-    for time, (file, part) in enumerate(zip(given.files, marked(ask, given.files), strict=True), 1):
-        if not ask.held_back:
-            reader = pa.RecordBatchReader.from_batches(given.schema, rows_of(given, file, tick))
-            with within(given, FilePosition(file)):
-                step = taken(engine, part, reader, time)
-            yield step
-            continue
-        row = 0
-        for batch in rows_of(given, file, tick):
-            with within(given, FilePosition(file, row)):
-                step = engine.push({INPUT: batch})
-            row += batch.num_rows
-            yield step
     if ask.held_back:
+        for ready in readable(given, skipped, tick):
+            row = 0
+            for batch in ready.batches:
+                with within(given, FilePosition(ready.file, row)):
+                    step = engine.push({INPUT: batch})
+                row += batch.num_rows
+                yield step
         yield engine.advance_to(dd.CLOSED)
+        return
+    time = 0
+    for file, part in zip(given.files, marked(ask, given.files), strict=True):
+        with skipped.over(file):
+            with within(given, FilePosition(file)):
+                step = taken(ask, engine, given, file, part, tick, time + 1)
+            time += 1
+            yield step
 
 
 def _verdicts(counts: dict[str, int]) -> dict[str, int]:
@@ -154,6 +160,6 @@ def _sides(ask: Ask, flow: dd.Flow, given: FilesSource) -> dict[str, FileOutput]
 
 def _file(path: Path, schema: pa.Schema, ask: Ask, given: FilesSource) -> FileOutput:
     """An output file that is no input."""
-    if path.exists() and any(path.samefile(file) for file in given.files):
+    if path.exists() and any(path.samefile(file) for file in given.files if os.path.exists(file)):
         raise OutputExists(f"write {path}", "it is one of the inputs", "choose another name")
     return open_output(path, schema, ask.overwrite)

@@ -11,7 +11,7 @@ command is read by people and by pipes. `Preview` and `Piped` are written to lik
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -29,7 +29,7 @@ SHOWN: Final = 20
 class Done:
     """What a run did.  ``epochs``: None in hold-back mode.  ``written``: rows in the output; fewer than the updates
     with ``--net``, where they are the final counts.  ``epoch``: of the state after it.  ``pending``: events that wait
-    there for their time."""
+    there for their time.  ``skipped``: files that were left out, each with the reason."""
 
     inputs: Sequence[str]
     rows: int
@@ -41,6 +41,7 @@ class Done:
     output: str | None
     epoch: int | None = None
     pending: int = 0
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``--json`` prints."""
@@ -56,6 +57,7 @@ class Done:
         rate = self.rows / max(self.seconds, 1e-3)
         verdicts = ", ".join(f"{name} {n:,}" for name, n in self.verdicts.items() if n) or "no events"
         verdicts += f", pending {self.pending:,}" if self.pending else ""
+        verdicts += f"; skipped {len(self.skipped)} bad file{'s' * (len(self.skipped) != 1)}" if self.skipped else ""
         took = f"{self.seconds:.2f} s, {rate:,.0f} rows/s"
         return f"{self.rows:,} rows of {files} {mode}: {put}{where} in {took}; {verdicts}"
 
@@ -117,11 +119,13 @@ class Preview:
         from rich.text import Text
 
         shown = Table(header_style="bold")
-        for field in self._first.schema:
+        for column in self._first.schema:
             number = (
-                pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+                pa.types.is_integer(column.type)
+                or pa.types.is_floating(column.type)
+                or pa.types.is_decimal(column.type)
             )
-            shown.add_column(Text(printable(field.name)), justify="right" if number else "left")
+            shown.add_column(Text(printable(column.name)), justify="right" if number else "left")
         null = Text("null", style="dim")
         for row in self._first.to_pylist():
             shown.add_row(*(null if value is None else Text(printable(str(value))) for value in row.values()))

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ddflow.cli import REFUSED
-from ddflow.cli.arguments import Full, Input, Scope, State, Trust
+from ddflow.cli.arguments import Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
 from ddflow.cli.say import say
 
 Log = Annotated[
@@ -33,6 +33,10 @@ def verify(
     full: Full = None,
     scope: Scope = None,
     input: Input = None,
+    format: Format = None,
+    delimiter: Delimiter = None,
+    null: Null = None,
+    encoding: Encoding = "utf-8",
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="What the fold may take; it goes to temporary files beyond.")
     ] = "1GB",
@@ -62,11 +66,12 @@ def verify(
     """
     from ddflow.cli.log import input_of, log_of, streamed
     from ddflow.cli.progress import watching
+    from ddflow.cli.reading import how
     from ddflow.tools.verify import verify as compared
 
     bound = input_of(state, input, trust)
     with (
-        closing(log_of(log, bound)) as given,
+        closing(log_of(log, bound, how(format, delimiter, null, encoding))) as given,
         watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick,
     ):
         found = compared(state, {bound.name: streamed(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ddflow.cli.arguments import Full, Input, Scope, State, Trust
+from ddflow.cli.arguments import Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
 from ddflow.cli.say import say
 
 
@@ -29,6 +29,10 @@ def why(
     full: Full = None,
     scope: Scope = None,
     input: Input = None,
+    format: Format = None,
+    delimiter: Delimiter = None,
+    null: Null = None,
+    encoding: Encoding = "utf-8",
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="The story as one JSON object.")] = False,
 ) -> None:
@@ -46,11 +50,12 @@ def why(
     * `ddflow why state/orders id=7,region=EU orders/ --json`
     """
     from ddflow.cli.log import input_of, key_of, log_of, streamed
+    from ddflow.cli.reading import how
     from ddflow.engine.snapshot import Snapshot
 
     bound = input_of(state, input, trust)
     with (
-        closing(log_of(log, bound)) if log else nullcontext() as given,
+        closing(log_of(log, bound, how(format, delimiter, null, encoding))) if log else nullcontext() as given,
         Snapshot.open(state, trust=trust) as snapshot,  # type: ignore[arg-type]
     ):
         story = snapshot.why(bound.name, key_of(key, bound), None if given is None else streamed(given, full, scope))

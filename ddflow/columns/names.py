@@ -58,5 +58,8 @@ def check_names(names: Sequence[str], what: str) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the nearest one, and all of them."""
     known = list(known)
-    near = get_close_matches(str(name), known, 1)
+    folded = {each.casefold(): each for each in reversed(known)}
+    near = get_close_matches(str(name), known, 1) or [
+        folded[each] for each in get_close_matches(str(name).casefold(), folded, 1)
+    ]
     return (f"did you mean {near[0]!r}? " if near else "") + f"there are {known}"

@@ -105,19 +105,19 @@ def spelled(kind: pa.DataType) -> str:
     return {pa.timestamp("us"): "timestamp", pa.timestamp("us", "UTC"): "timestamptz"}.get(kind, str(kind))
 
 
-def unfit(field: pa.Field, given: pa.DataType, first: str) -> str:
-    """What to do about values that do not fit a column: ``first``, or the type that they fit, and how it is had.
+def becomes(field: pa.Field, kind: pa.DataType) -> str:
+    """How a column is widened to a type, for the remedy of an error; "" where it cannot be.
 
-    >>> unfit(pa.field("c", pa.int32()), pa.float64(), "cast it")
-    "cast it, or let the column become double: ddflow evolve STATE --types 'c=double'"
+    >>> becomes(pa.field("c", pa.int32()), pa.float64())
+    "; in a state the column becomes that by ddflow evolve STATE --types 'c=double'"
     """
-    how = widening(field.type, given)
+    how = widening(field.type, kind)
     if how is None:
-        return f"{first}, or declare another type"
-    command = f"ddflow evolve STATE --types '{field.name}={spelled(given)}'"
+        return ""
+    command = f"ddflow evolve STATE --types '{field.name}={spelled(kind)}'"
     if how == "read":
-        command = f"engine.evolve({{{field.name!r}: {str(given)!r}}}), or {command}"
-    return f"{first}, or let the column become {given}: {command}"
+        command = f"engine.evolve({{{field.name!r}: {str(kind)!r}}}), or {command}"
+    return f"; in a state the column becomes that by {command}"
 
 
 def _is_text(kind: pa.DataType) -> bool:

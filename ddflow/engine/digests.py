@@ -27,7 +27,7 @@ from ddflow.columns.hashing import RowHashes, Secret
 from ddflow.columns.schema import is_text
 from ddflow.columns.widening import narrowed
 from ddflow.dataflow.admission import Admission
-from ddflow.dataflow.inflow import check_names, portions
+from ddflow.dataflow.inflow import portions
 from ddflow.errors import SchemaMismatch
 
 MOST = 1 << 26
@@ -99,7 +99,6 @@ def digest_of(
     ``admissions``: of the columns that the call was given with; rows may be in wider ones by now, and have new columns
     that are null.  O(rows).  Raises `NotArrow`, `SchemaMismatch`.
     """
-    check_names(inputs, admissions)
     digests = {name: Digest(secret) for name in inputs}
     for name, given in inputs.items():
         schema = admissions[name].bound.schema

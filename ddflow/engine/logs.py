@@ -28,9 +28,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.schema import conform, imported, normal_type, plain, to_table
+from ddflow.columns.schema import conform, normal_type, plain
 from ddflow.columns.widening import Inexact, widened
 from ddflow.columns.wider import widening
+from ddflow.connectors.frames import arrow, is_rows, to_table
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow, SchemaMismatch
 from ddflow.plan.bind import Bound
@@ -81,11 +82,11 @@ SAY: Final = (
 
 
 def parts_of(log: Any, what: str) -> Iterator[Any]:
-    """The parts of a log, as they are.  ``log``: a part, or an iterable of parts; a part is anything that speaks Arrow,
-    or that in a mark.  O(1) a part.  Raises `NotArrow`."""
-    if isinstance(log, MARKS) or hasattr(log, "__arrow_c_stream__") or hasattr(log, "__arrow_c_array__"):
+    """The parts of a log, as they are.  ``log``: a part, or an iterable of parts; a part is rows of any kind, or those
+    in a mark.  O(1) a part.  Raises `NotArrow`."""
+    if isinstance(log, MARKS) or is_rows(log):
         yield log
-    elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
+    elif isinstance(log, Iterable) and not isinstance(log, bytes):
         yield from log
     else:
         raise NotArrow(
@@ -238,13 +239,11 @@ class _LogParts:
 def batches(part: Any, bound: Bound) -> Iterator[pa.RecordBatch]:
     """A part of a log, without its mark, as batches of the input's columns.
 
-    ``part``: anything that speaks Arrow.  The input's columns are the standard: an older part may lack some of them,
-    and may have others in narrower types.  O(rows) for columns that need a cast, else O(1) a batch.  Raises `NotArrow`,
+    ``part``: anything that speaks Arrow.  O(rows) for columns that need a cast, else O(1) a batch.  Raises `NotArrow`,
     `SchemaMismatch`.
     """
     what = repr(bound.name)
-    if not isinstance(part, pa.Table | pa.RecordBatch | pa.RecordBatchReader) and hasattr(part, "__arrow_c_stream__"):
-        part = imported(pa.RecordBatchReader.from_stream, part, what)
+    part = arrow(part, what, bound.schema)
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
         given = fitted(to_table(rows, what, bound.schema), bound.schema, what)
         table = conform(given, bound.schema, what, bound.required)

@@ -23,8 +23,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from ddflow.columns.declared import to_schema
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import is_text, normal_type, to_schema
+from ddflow.columns.schema import is_text, normal_type
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.connectors.files.types import parse_type
 from ddflow.errors import ExpressionError, PlanChanged, SpecError, cut
@@ -46,8 +47,7 @@ def asked_for(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.Data
     Columns: a schema, what has one, or ``{column: type}``, types as Arrow's or as text.  O(columns).  Raises
     `SpecError`, `NotArrow`.
     """
-    by_input = isinstance(given, Mapping) and given
-    if by_input and not any(isinstance(each, str | pa.DataType) for each in given.values()):
+    if isinstance(given, Mapping) and given and all(map(_is_columns, given.values())):
         if unknown := [name for name in given if name not in plan.inputs]:
             raise SpecError(asked, f"there is no input {unknown[0]!r}", did_you_mean(str(unknown[0]), plan.inputs))
         return {name: _types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
@@ -55,6 +55,10 @@ def asked_for(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.Data
         found = f"the plan has the inputs {list(plan.inputs)}"
         raise SpecError(asked, found, "say of which: {'" + next(iter(plan.inputs)) + "': {column: type}}")
     return {next(iter(plan.inputs)): _types(given, asked)}
+
+
+def _is_columns(given: Any) -> bool:
+    return isinstance(given, Mapping | pa.Schema) or hasattr(given, "schema")
 
 
 def _types(given: Any, asked: str) -> dict[str, pa.DataType]:

@@ -177,6 +177,10 @@ class Bucket:
         length: int = result.meta["size"]
         return length, self._pieces(key, result, length)
 
+    def read(self, key: str, begin: int, end: int) -> bytes:
+        """The bytes of an object from one place to before another.  Raises `FileNotFoundError`."""
+        return bytes(self._ask(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end))
+
     def written(self, key: str) -> float:
         """When an object was last written, by the server's clock.  Raises `FileNotFoundError`."""
         when: float = self._ask(f"look at {key}", self._api.head, self._many, key)["last_modified"].timestamp()
@@ -241,9 +245,7 @@ class Bucket:
             return
 
         def piece(begin: int) -> bytes:
-            end = min(begin + PIECE, length)
-            got: bytes = self._ask(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end)
-            return got
+            return self.read(key, begin, min(begin + PIECE, length))
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for begin in range(0, length, AT_ONCE * PIECE):

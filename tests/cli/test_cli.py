@@ -331,6 +331,7 @@ def test_json_says_everything_in_one_object_on_stdout() -> None:
         },
         "epoch": None,
         "pending": 0,
+        "skipped": {},
     }
     held = json.loads(
         run("count", "monday.csv", "-k", "id", "--time", "updated_at", "--net", "-o", "o.csv", "--json").stdout
@@ -364,7 +365,10 @@ REFUSALS = {
     "a column merged twice": ([*KEY, "--merge", "amount=sum", "--merge", "amount=max"], "named twice"),
     "a group without an order": ([*KEY, "--group", "amount"], "--group amount: it names no order column"),
     "types that are none": ([*KEY, "--types", "amount=nmber"], "there is no such type"),
-    "types of a missing column": ([*KEY, "--types", "amuont=int"], "no such column in monday.csv; did you mean"),
+    "types of a missing column": (
+        [*KEY, "--types", "amuont=int", "--strict-columns"],
+        "no file has 'amuont', of --types: did you mean 'amount'?",
+    ),
     "types without an equals sign": ([*KEY, "--types", "amount"], "it is not column=type"),
     "types that the values are not": ([*KEY, "--types", "city=int"], "monday.csv, row 2, column 'city': 'Bern' is no"),
     "an output of unknown kind": ([*KEY, "-o", "out.xls"], "write out.xls: files of kind '.xls' are not known"),
@@ -409,15 +413,18 @@ def test_files_that_cannot_be_read_are_refused_and_leave_nothing() -> None:
     Path("empty.csv").write_text("")
     Path("ragged.csv").write_text(MONDAY + "9,Bern\n")
     Path("folder").mkdir()
-    Path("other.csv").write_text("id,updated_at,town\n1,1,Bern\n")
     for name, found in (
         ("empty.csv", "empty.csv: it is empty (0 bytes)"),
-        ("s3://b/y.csv", "s3://b/y.csv: inputs are files and folders of this machine; copy it here first"),
+        ("s3://b/y.csv", "s3://b/y.csv: it is not of the form s3://bucket/prefix; give such a URL, or a folder"),
+        ("gs://b/y.csv", "gs://b/y.csv: inputs are files and folders of this machine, or s3://bucket/key; copy it"),
+        (
+            "https://h/y.csv",
+            "https://h/y.csv: input is not read from the web; download it first: curl -fLO https://h/y",
+        ),
         ("ragged.csv", "ragged.csv: row 5: Expected 5 columns, got 2"),
         ("none.csv", "none.csv: there is no such file or folder"),
         ("folder", "folder: there is no file in it"),
         ("notes.txt", "notes.txt: files of kind '.txt' are not known"),
-        ("other.csv", "other.csv: it has a column 'town', which monday.csv has not"),
     ):
         for mode in ([], ["--time", "updated_at"]):
             said = refused("diff", "monday.csv", name, "--key", "id", *mode, "-o", "out.parquet")
@@ -533,6 +540,25 @@ def test_a_run_that_is_stopped_leaves_nothing(number: signal.Signals, code: int,
     assert process.communicate(timeout=60)[1] == said
     assert process.returncode == code
     assert sorted(path.name for path in folder.iterdir()) == ["many.csv", "monday.csv", "tuesday.csv"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_a_signal_whose_exception_c_code_drops_comes_again(number: signal.Signals, code: int) -> None:
+    script = f"""if True:
+    import ctypes, signal, time
+    from ddflow.cli import stop_on_signals
+    stop_on_signals()
+    def call():
+        signal.raise_signal({int(number)})
+    ctypes.CFUNCTYPE(None)(call)()
+    print("dropped", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise SystemExit(1)
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "dropped\n", "")
 
 
 def on_a_terminal(*words: str) -> tuple[int, str]:

@@ -387,9 +387,15 @@ def test_types_that_are_not_wider_and_values_that_do_not_fit_are_refused() -> No
 def test_an_error_names_the_type_that_a_value_fits_and_how_it_is_had() -> None:
     with one({}).open() as engine:
         for given_, found in (
-            (pa.array([1.5]), r"let the column become double: ddflow evolve STATE --types 'n=double'"),
-            (pa.array(["x"]), r"become string: ddflow evolve STATE --types 'n=string'"),
-            (pa.array([2**40]), r"become int64: engine.evolve\(\{'n': 'int64'\}\), or ddflow evolve STATE"),
+            (
+                pa.array([1.5]),
+                r"declare double; .* becomes that by ddflow evolve STATE --types 'n=double'",
+            ),
+            (pa.array(["x"]), r"declare string; .* becomes that by ddflow evolve STATE --types 'n=string'"),
+            (
+                pa.array([2**40]),
+                r"declare int64; .* by engine.evolve\(\{'n': 'int64'\}\), or ddflow evolve STATE",
+            ),
         ):
             with pytest.raises(SchemaMismatch, match=found):
                 engine.step({"a": pa.table({"id": [1], "n": given_})}, 1)

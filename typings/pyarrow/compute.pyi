@@ -37,6 +37,7 @@ binary_join: _Elementwise
 binary_join_element_wise: _Elementwise
 binary_length: _Elementwise
 binary_repeat: _Elementwise
+binary_slice: _Elementwise
 bit_wise_and: _Elementwise
 bit_wise_not: _Elementwise
 bit_wise_or: _Elementwise
@@ -116,6 +117,7 @@ utf8_rpad: _Elementwise
 utf8_rtrim: _Elementwise
 utf8_slice_codeunits: _Elementwise
 utf8_trim: _Elementwise
+utf8_trim_whitespace: _Elementwise
 utf8_upper: _Elementwise
 year: _Elementwise
 

@@ -1,9 +1,10 @@
-"""Files in and out: Parquet, CSV, JSON lines and Arrow, by extension, streamed.
+"""Files in and out: Parquet, Arrow, CSV, TSV and JSON, by extension, streamed.
 
-Invariant: a source is one schema and batches that all have it; an output is whole or not there; memory is bounded by
-batches, not by files.  The rooms: `kinds` (names), `types` (types as text), `reading` and its readers, `guess` (types
-of text), `wire` (types that text cannot hold), `source`; `writers`, `json_text`, `output`.  Nothing of upserts is
-known here.
+Invariant: a source has one schema, of which a batch has the columns that its file has; an output is whole or not there;
+memory is bounded by batches, not by files.  The rooms: `kinds` (what names say), `places` (where bytes are), `types`
+(types as text), `reading` and its readers, of which those of text share `read_text`; `guess` and `spelling` (types of
+text), `structure` (JSON's brackets), `wire` (types that text cannot hold), `source`; `writers`, `json_text`, `output`.
+Nothing of upserts is known here.
 
 >>> import tempfile, pyarrow as pa
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -15,7 +16,7 @@ known here.
 """
 
 from ddflow.connectors.files.output import FileOutput, open_output
-from ddflow.connectors.files.source import FilePosition, FilesSource, open_files
+from ddflow.connectors.files.source import FilePosition, FilesSource, Reading, open_files
 from ddflow.errors import UnwritableOutput
 
-__all__ = ["FileOutput", "FilePosition", "FilesSource", "UnwritableOutput", "open_files", "open_output"]
+__all__ = ["FileOutput", "FilePosition", "FilesSource", "Reading", "UnwritableOutput", "open_files", "open_output"]

@@ -32,7 +32,6 @@ DIGITS: Final = 38
 MOMENTS: Final = (pa.date32(), *(pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")))
 _WHOLE: Final = (pa.int64(), pa.uint64(), pa.decimal128(DIGITS, 0))
 _FRACTIONS: Final = tuple(pa.decimal128(DIGITS, scale) for scale in range(1, DIGITS + 1))
-NUMBERS: Final = frozenset((*_WHOLE, pa.float64(), *_FRACTIONS))
 LADDER: Final = (*_WHOLE, pa.float64(), *_FRACTIONS, pa.bool_(), pa.time64("us"), *MOMENTS, pa.string())
 """The types that are guessed, the first that fits."""
 
@@ -53,16 +52,37 @@ def guess(heads: Iterable[Possible]) -> pa.DataType | None:
     return next((kind for kind in LADDER if kind in left), None) or settled(next(iter(left)))
 
 
-def possible(texts: pa.Array | pa.ChunkedArray, kinds: Sequence[pa.DataType] = LADDER) -> Possible:
-    """Of some types those that all texts of a column could be; null counts for nothing.  O(n)."""
+def possible(texts: pa.Array, kinds: Sequence[pa.DataType] = LADDER, shortest: bool = False) -> Possible:
+    """Of some types those that all texts of a column could be; null counts for nothing.  O(n).
+
+    ``shortest``: as for `values`.
+    """
     present = texts.drop_null()
     if not len(present):
         return ANY
-    if isinstance(present, pa.ChunkedArray):
-        present = present.combine_chunks()
     few = present.slice(0, 1)
-    found = [kind for kind in kinds if kind not in _FRACTIONS and fits(few, kind) and fits(present, kind)]
+    found = [
+        kind for kind in kinds if kind not in _FRACTIONS and fits(few, kind, shortest) and fits(present, kind, shortest)
+    ]
     return frozenset([*found, *(_scales(present) if kinds is LADDER else ())])
+
+
+def fitting(kind: pa.DataType, text: str) -> pa.DataType:
+    """The type to declare for a column that was taken for a ``kind``, and then has a text that is none.
+
+    It holds both what was found and what came before: text does always.
+
+    >>> fitting(pa.int64(), "1.5"), fitting(pa.int64(), "007"), fitting(pa.date32(), "2024-02-29 10:00")
+    (DataType(double), DataType(string), TimestampType(timestamp[us]))
+    """
+    wider: tuple[pa.DataType, ...] = ()
+    if pat.is_integer(kind):
+        wider = (pa.float64(), pa.decimal128(DIGITS, 0))
+    elif pat.is_decimal(kind):
+        wider = tuple(pa.decimal128(DIGITS, scale) for scale in range(kind.scale, DIGITS - kind.precision + kind.scale))
+    elif pat.is_date(kind):
+        wider = MOMENTS
+    return next((each for each in wider if fits(pa.array([text]), each)), pa.string())
 
 
 def _scales(texts: pa.Array) -> Sequence[pa.DataType]:
@@ -89,7 +109,7 @@ def settled(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
 def _joined(heads: Sequence[Possible]) -> pa.DataType | None:
     """The type that holds lists or objects of several types: with the members of all, whole numbers as doubles."""
     kinds = [kind for head in heads for kind in head]
-    if len(kinds) > len(heads) or not all(map(pat.is_nested, kinds)):
+    if len(kinds) != len(heads) or not all(map(pat.is_nested, kinds)):
         return None
     try:
         return settled(

@@ -1,107 +1,117 @@
-"""Which files an input is, and what kind each is: by name alone.
+"""What kind a file is, by its name alone; and how text is written, where that is not as usual.
 
-Invariant: every file given is listed once for each time it is given, in the order given, a folder's in the order of
-their names; and nothing in a folder is passed over in silence but what is hidden. In epoch mode the order of files is
-the order of time, and a file that was not looked at is a wrong answer. So a folder that holds a folder, or a file of
-no known kind, is refused. Hidden is what begins with ``.`` or ``_``, as what Spark writes beside its data does. Names
-sort by code points: ``day-10`` comes before ``day-9``. No file is opened here.
+Invariant: a name says one kind.  Text of every kind may be wrapped in gzip or zstd, which a second ending says.
 
->>> kind_of(Path("orders.csv.gz")), kind_of(Path("Orders.PARQUET"))
-(Kind(name='CSV', gzipped=True), Kind(name='Parquet', gzipped=False))
->>> kind_of(Path("orders.xlsx"))
+>>> kind_of("orders.csv.gz"), kind_of("Orders.PARQUET"), named("tsv")
+(Kind(name='CSV', wrapped='gzip', delimiter=','), Kind(name='Parquet', wrapped=None, delimiter=','), \
+Kind(name='TSV', wrapped=None, delimiter='\\t'))
+>>> kind_of("orders.xlsx")
 Traceback (most recent call last):
     ...
-ddflow.errors.UnreadableInput: orders.xlsx: files of kind '.xlsx' are not known; use .parquet, .csv, .csv.gz, .jsonl, \
-.jsonl.gz, .ndjson, .ndjson.gz, .arrow, .feather, .arrows
+ddflow.errors.UnreadableInput: orders.xlsx: files of kind '.xlsx' are not known; use .parquet, .arrow, .feather, \
+.arrows, .csv, .tsv, .tab, .jsonl, .ndjson, .json; text also with .gz or .zst behind
 """
 
-import re
-from collections.abc import Iterable
-from pathlib import Path
+import codecs
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
-from ddflow.errors import UnreadableInput
+from ddflow.errors import SpecError, UnreadableInput
 
 
 class Kind(NamedTuple):
-    """A file format, as people call it, and whether it is wrapped in gzip."""
+    """A file format, as people call it; what it is ``wrapped`` in; what stands between the values of a row."""
 
     name: str
-    gzipped: bool = False
+    wrapped: str | None = None
+    delimiter: str = ","
 
 
-CSV, JSON, PARQUET, ARROW, STREAM = "CSV", "JSON lines", "Parquet", "Arrow", "Arrow stream"
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
-KINDS: Final = {
-    ".parquet": Kind(PARQUET),
+CSV, TSV, JSON, ARRAY = "CSV", "TSV", "JSON lines", "JSON"
+PARQUET, ARROW, STREAM = "Parquet", "Arrow", "Arrow stream"
+WRAPS: Final = {".gz": "gzip", ".zst": "zstd"}
+_TEXTS: Final = {
     ".csv": Kind(CSV),
-    ".csv.gz": Kind(CSV, True),
+    ".tsv": Kind(TSV, delimiter="\t"),
+    ".tab": Kind(TSV, delimiter="\t"),
     ".jsonl": Kind(JSON),
-    ".jsonl.gz": Kind(JSON, True),
     ".ndjson": Kind(JSON),
-    ".ndjson.gz": Kind(JSON, True),
+    ".json": Kind(ARRAY),
+}
+_PLAIN: Final = {
+    ".parquet": Kind(PARQUET),
     ".arrow": Kind(ARROW),
     ".feather": Kind(ARROW),
     ".arrows": Kind(STREAM),
+    **_TEXTS,
 }
+KINDS: Final = _PLAIN | {
+    ending + wrap: kind._replace(wrapped=how) for ending, kind in _TEXTS.items() for wrap, how in WRAPS.items()
+}
+"""The kinds by the endings of names."""
+_USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
 
 
-def kind_of(path: Path) -> Kind:
+class Dialect(NamedTuple):
+    """How text files are written: what stands between values (None: as the kind says), what means null beside the
+    empty field, and the encoding."""
+
+    delimiter: str | None = None
+    nulls: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+
+    def checked(self) -> "Dialect":
+        """The same, with ``\\t`` and ``tab`` as a tab.  Raises `SpecError` for what no reader takes."""
+        delimiter = {r"\t": "\t", "tab": "\t"}.get(self.delimiter or "", self.delimiter)
+        if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0'):
+            raise SpecError(f"the delimiter {delimiter!r}", "it is not one ASCII character", "give one, such as ';'")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            found, remedy = "there is no such encoding", "give one that Python knows: latin-1, cp1252, utf-16"
+            raise SpecError(f"the encoding {self.encoding!r}", found, remedy) from None
+        return self._replace(delimiter=delimiter)
+
+
+PLAIN: Final = Dialect()
+
+
+def is_json(kind: str) -> bool:
+    """Whether a kind of file holds JSON."""
+    return kind in (JSON, ARRAY)
+
+
+def kind_of(name: str | PurePath) -> Kind:
     """The kind that a file's name says it is.  Raises `UnreadableInput` for an extension that is not known."""
-    name = path.name.lower()
+    path = PurePath(name)
     for ending, kind in KINDS.items():
-        if name.endswith(ending):
+        if path.name.lower().endswith(ending):
             return kind
-    ending = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
+    ending = "".join(path.suffixes[-2:]) if path.suffix.lower() in WRAPS else path.suffix
     found = f"files of kind {ending!r} are not known" if ending else "its name has no extension to tell its kind"
-    raise UnreadableInput(str(path), found, f"use {', '.join(KINDS)}")
+    raise UnreadableInput(str(name), found, _USE)
 
 
-def listed(paths: Iterable[Path | str]) -> list[Path]:
-    """The files that some files and folders stand for.
+def named(ending: str) -> Kind:
+    """The kind of a name's ending, with or without its dot.  Raises `SpecError`."""
+    kind = KINDS.get(f".{ending.lower().removeprefix('.')}")
+    if kind is None:
+        raise SpecError(f"the format {ending!r}", "there is no such kind of file", _USE)
+    return kind
 
-    Raises `UnreadableInput` for what is not there, for an address with a scheme, for an unknown kind, for a folder that
-    has no file or has a folder in it, and when nothing is given.  O(files).
+
+def sniffed(begin: bytes) -> Kind:
+    """The kind that the first bytes of a file look like; CSV where they look like nothing else.  O(1).
+
+    >>> sniffed(b'[{"id": 1}]').name, sniffed(b"id\\tcity\\n1\\tBern, BE").name
+    ('JSON', 'TSV')
     """
-    files: list[Path] = []
-    for given in paths:
-        path = Path(given)
-        _check_here(str(given), path)
-        files += _within(path) if path.is_dir() else [path]
-    if not files:
-        raise UnreadableInput("an input", "no file is given", "name at least one file or folder")
-    for file in files:
-        kind_of(file)
-        if not file.exists():
-            raise UnreadableInput(str(file), "there is no such file or folder", "check the name and where you are")
-    return files
-
-
-def _check_here(given: str, path: Path) -> None:
-    """Refuse an address such as ``s3://...``, of which a `Path` would make a folder below this one."""
-    match = _SCHEME.match(given)
-    if match is not None and (match[2] == "//" or not path.exists()):
-        # Neither keys in front of the place nor a signature behind it are repeated.
-        place = re.split(r"[?#]", given[match.end() :].rpartition("@")[2])[0]
-        raise UnreadableInput(
-            f"{match[1]}://{place}",
-            "inputs are files and folders of this machine",
-            "copy it here first, or read it in Python and give its rows to a step",
-        )
-
-
-def _within(folder: Path) -> list[Path]:
-    try:
-        entries = sorted(entry for entry in folder.iterdir() if entry.name[0] not in "._")
-    except OSError as error:
-        raise UnreadableInput(str(folder), f"it cannot be listed ({error.strerror})", "check its permissions") from None
-    inner = [entry.name for entry in entries if entry.is_dir()]
-    if inner:
-        raise UnreadableInput(
-            str(folder),
-            f"there are folders in it: {inner[:5]}",
-            "they are not gone into: name the folders you mean, in the order you mean",
-        )
-    if not entries:
-        raise UnreadableInput(str(folder), "there is no file in it", "name another folder, or files")
-    return entries
+    if begin.startswith(b"PAR1"):
+        return Kind(PARQUET)
+    if begin.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return Kind(ARROW)
+    text = begin.removeprefix(codecs.BOM_UTF8).lstrip()[:4096]
+    if text.startswith((b"{", b"[")):
+        return Kind(JSON if text.startswith(b"{") else ARRAY)
+    header = text.partition(b"\n")[0]
+    return _TEXTS[".tsv" if b"\t" in header and b"," not in header else ".csv"]

@@ -7,10 +7,9 @@ are read, not mapped: a file that shrinks while it is mapped kills the process. 
 either format of Arrow's, as its first bytes say.
 
 >>> import tempfile
->>> from pathlib import Path
 >>> with tempfile.TemporaryDirectory() as folder:
-...     pq.write_table(pa.table({"id": [1, 2]}), where := Path(folder) / "a.parquet")
-...     file = ParquetFile(where)
+...     pq.write_table(pa.table({"id": [1, 2]}), where := f"{folder}/a.parquet")
+...     file = ParquetFile(Local(where))
 ...     file.rows(), [batch.num_rows for batch in file.batches(file.own)]
 (2, [2])
 """
@@ -25,6 +24,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from ddflow.connectors.files.places import Local
 from ddflow.connectors.files.reading import ROWS, File, check_width, reading
 from ddflow.errors import UnreadableInput
 
@@ -43,7 +43,7 @@ class Columnar(File):
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """The stored types."""
-        check_width(self.path, len(self.own))
+        check_width(self.place, len(self.own))
         return {field.name: field.type for field in self.own}
 
 
@@ -52,7 +52,7 @@ class ParquetFile(Columnar):
 
     @cached_property
     def _metadata(self) -> tuple[pq.FileMetaData, pa.Schema]:
-        with reading(self.path, self.kind.name), pq.ParquetFile(self.path) as file:
+        with reading(self.place), self.place.open() as bytes, pq.ParquetFile(bytes) as file:
             return file.metadata, _spelled(file.schema_arrow)
 
     @property
@@ -67,8 +67,9 @@ class ParquetFile(Columnar):
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Row group by row group.  Left to itself Arrow would fetch the whole file ahead."""
         with (
-            reading(self.path, self.kind.name),
-            pq.ParquetFile(self.path, pre_buffer=False, buffer_size=BUFFER) as file,
+            reading(self.place),
+            self.place.open() as bytes,
+            pq.ParquetFile(bytes, pre_buffer=False, buffer_size=BUFFER) as file,
         ):
             for batch in file.iter_batches(batch_size=ROWS):
                 batch.validate(full=True)
@@ -79,13 +80,13 @@ class ArrowFile(Columnar):
     """An Arrow IPC file, of the file or the stream format."""
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[pa.OSFile, Any]]:
-        with reading(self.path, self.kind.name), pa.OSFile(str(self.path)) as file:
+    def _opened(self) -> Iterator[tuple[pa.NativeFile, Any]]:
+        with reading(self.place), self.place.open() as file:
             yield file, pa.ipc.open_stream(file) if self._streams else pa.ipc.open_file(file)
 
     @cached_property
     def _streams(self) -> bool:
-        with reading(self.path, self.kind.name), open(self.path, "rb") as file:
+        with reading(self.place), self.place.open() as file:
             return file.read(len(_FILE)) != _FILE
 
     @cached_property
@@ -95,9 +96,10 @@ class ArrowFile(Columnar):
             return _spelled(reader.schema)
 
     def rows(self) -> int | None:
-        """From the batches' headers; unknown for a stream."""
-        with reading(self.path, self.kind.name):
-            return None if self._streams else int(ds.dataset(str(self.path), format="ipc").count_rows())
+        """From the batches' headers, where they are at hand; unknown for a stream."""
+        with reading(self.place):
+            local = isinstance(self.place, Local) and not self._streams
+            return int(ds.dataset(self.place.name, format="ipc").count_rows()) if local else None
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """As stored, cut where they are long, validated."""
@@ -108,12 +110,12 @@ class ArrowFile(Columnar):
             if self._streams:
                 self._check_end(file)
 
-    def _check_end(self, file: pa.OSFile) -> None:
+    def _check_end(self, file: pa.NativeFile) -> None:
         end, size = file.tell(), file.size()
         file.seek(max(end - 8, 0))
         if end != size or file.read(8) != _END:
             found = f"it has no end mark, or ends at byte {end:,} of {size:,}"
-            raise UnreadableInput(str(self.path), found, "write it again, and close the writer: it is cut or damaged")
+            raise UnreadableInput(self.place.name, found, "write it again, and close the writer: it is cut or damaged")
 
 
 def _spelled(schema: pa.Schema) -> pa.Schema:

@@ -1,252 +1,246 @@
-"""JSON lines files, parsed block by block: one object a line.
+"""JSON lines, and JSON of one array: objects, taken apart by msgspec, their members left as the text they are.
 
-Invariant: one schema for all rows of all files; a line that does not fit it is an error naming its file, line and
-column. A member that is missing is null; one that the schema has not is an error, for what is left out in silence is
-lost. Arrow's parser says for some failures which row of a block it was, for others nothing, and lets text pass that is
-not UTF-8; so a failure is looked for once more, line by line. Numbers are parsed as numbers, quoted dates and times
-guessed from heads (``guess``); inside lists and objects they stay text. No parser sees a line that ``lines`` refuses.
+Invariant: every value is the text in the file (`1.10`, an integer of any size), and every byte of a block that is not
+blank is in a value that is handed on, in a name or in what JSON puts between them: so a member that the schema does not
+have, or one that is there twice, is found by counting, and is an error.  A member that is missing is null.  NaN and the
+infinities may stand bare, as Python and Arrow write them.  Lines are counted as an editor shows them; of an array, its
+elements.
 
 >>> import tempfile
->>> from pathlib import Path
+>>> from ddflow.connectors.files.kinds import Dialect
+>>> from ddflow.connectors.files.places import Local
 >>> with tempfile.TemporaryDirectory() as folder:
-...     _ = (where := Path(folder) / "a.jsonl").write_text('{"id": 1, "on": "2024-01-31"}\\n{"id": 2}\\n')
-...     file, schema = JsonFile(where), pa.schema({"id": pa.int64(), "on": pa.date32()})
-...     print(list(file.head({})), next(file.batches(schema)).to_pylist()[1])
+...     with open(where := f"{folder}/a.jsonl", "w") as out:
+...         _ = out.write('{"id": 1, "on": "2024-01-31"}\\n{"id": 2}\\n')
+...     file, schema = JsonFile(Local(where), Dialect(), {}), pa.schema({"id": pa.int64(), "on": pa.date32()})
+...     print(list(file.columns()), next(file.batches(schema)).to_pylist()[1])
 ['id', 'on'] {'id': 2, 'on': None}
 """
 
-import gzip
-import io
+import codecs
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from itertools import islice
-from pathlib import Path
-from typing import IO, Final, cast
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pj
-import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import is_text
-from ddflow.connectors.files.guess import ANY, MOMENTS, NUMBERS, SAMPLE, Possible, possible, settled
-from ddflow.connectors.files.kinds import JSON
-from ddflow.connectors.files.lines import Bounds
-from ddflow.connectors.files.reading import File, Types, check_width, described, misspelled, reading, unwrapped
-from ddflow.connectors.files.spelling import EXACT, fits
-from ddflow.connectors.files.wire import holds, restored, wire
-from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
+from ddflow.connectors.files.guess import SAMPLE
+from ddflow.connectors.files.kinds import ARRAY
+from ddflow.connectors.files.read_csv import CONFLICT
+from ddflow.connectors.files.read_text import Block, Column, TextFile, typed
+from ddflow.connectors.files.reading import ENCODING, check_width, reading
+from ddflow.connectors.files.structure import DEPTH, Elements, depths
+from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
-_ODD: Final = re.compile(rb'[0-9]{16}|"(?:[ +]|-?0[0-9]|[-.0-9]+[eE])')
-"""What a line holds that may be a number of too many digits, or quoted and no number."""
-_WIDE: Final = pa.decimal256(76, 0)
-_WHOLE: Final = (pa.int64(), pa.uint64(), pa.decimal128(38, 0))
+Row = dict[str, msgspec.Raw]
+_DECODER: Final = msgspec.json.Decoder(Row)
+_ENCODER: Final = msgspec.json.Encoder()
+_TEXTS: Final = msgspec.json.Decoder(list[str])
+_BARE: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
+_STAND_INS: Final = {b"NaN": b"90e99999999991", b"Infinity": b"90e99999999992", b"-Infinity": b"-90e99999999992"}
+"""Numbers that nobody writes, for those that JSON does not have."""
+_FAULTS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
-class JsonFile(File):
-    """A JSON lines file, perhaps in gzip."""
+class JsonFile(TextFile):
+    """A JSON lines file, or one of an array."""
 
-    def head(self, types: Types) -> Mapping[str, Possible]:
-        """Of the first block: its members, as the first row has them, then others of ``types``."""
-        for name, kind in types.items():
-            if not holds(kind, JSON):
-                raise SpecError(f"type {kind} for {name!r}", f"JSON in {self.path} cannot hold it", "declare another")
-        given = {name: wire(kind, JSON) for name, kind in types.items()}
-        inferred = {field.name: field.type for field in self._sample(given, "infer").schema}
-        check_width(self.path, len(inferred))
-        first = self._first()
-        names = sorted(inferred, key=lambda name: first.get(name, len(first) + (name in types)))
-        rows = self._sample({name: settled(kind) for name, kind in inferred.items()} | given, "ignore")
-        return {name: ANY if name in types else self._possible(name, inferred[name], rows) for name in names}
+    def columns(self) -> Mapping[str, None]:
+        """The members of the rows of its beginning, in the order in which they first come."""
+        block = self.looked_at()
+        names = dict.fromkeys(() if block is None else block.columns)
+        check_width(self.place, len(names))
+        return names
 
-    def _possible(self, name: str, inferred: pa.DataType, rows: pa.RecordBatch) -> Possible:
-        """What a column could be that Arrow takes for a type."""
-        column = rows.column(name)
-        if pat.is_string(column.type):
-            return possible(column, (*MOMENTS, pa.string()))
-        if pat.is_integer(inferred):
-            return possible(column.cast(pa.string())) & NUMBERS
-        if pat.is_floating(inferred):
-            return self._number(name)
-        return frozenset([settled(inferred, null=pa.null())])
+    def is_whole(self) -> bool:
+        """Whether the beginning was all of it."""
+        with reading(self.place), self.bytes(head=True) as stream:
+            return len(stream.read(SAMPLE)) < SAMPLE
 
-    def columns(self) -> None:
-        """Only the rows tell."""
+    def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
+        """Block by block.  ``names``: of columns, or of them those that the file has, where it is whole."""
+        line = 0
+        for text in self._lines(head=names is None):
+            with reading(self.place):
+                rows, given = self._rows(text, line)
+                block = _Lines(self, given, line, given is not text)
+                yield Block(block.columns(rows, names), block.where)
+            line += text.count(b"\n")
 
-    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Block by block."""
-        meant = {field.name: field.type for field in schema}
-        parsed = {name: wire(kind, JSON) for name, kind in meant.items()}
-        spelled = {name: kind for name, kind in meant.items() if name not in converted and not is_text(kind)}
-        exact = {name: kind for name, kind in spelled.items() if pat.is_decimal(kind)}
-        try:
-            with self._opened(parsed, "error") as reader:
-                for batch in reader:
-                    batch.validate(full=True)
-                    with reading(self.path, self.kind.name):
-                        typed = _typed(batch, meant)
-                    exact |= {name: kind for name, kind in spelled.items() if _is_large(typed.column(name))}
-                    yield typed
-        except DdflowError:
-            self._locate(parsed, meant)
-            raise
-        self._check_spelled(exact)
+    def _lines(self, head: bool) -> Iterator[bytes]:
+        """Whole lines, some at a time."""
+        stream, rest, done, elements = self.bytes(head), b"", 0, None
+        with reading(self.place):
+            begin = stream.read(SAMPLE).removeprefix(codecs.BOM_UTF8)
+            if self.place.kind.name == ARRAY and begin.lstrip()[:1] not in (b"{", b""):
+                elements = Elements(self.place.name)
+            while begin:
+                rest += begin if elements is None else elements.lines(begin)
+                end = rest.rfind(b"\n") + 1
+                if max(rest.find(b"\n"), 0 if end else len(rest)) > SAMPLE or len(rest) - end > SAMPLE:
+                    long = done + (1 if rest.find(b"\n") > SAMPLE or not end else 1 + rest.count(b"\n"))
+                    raise self._unreadable(long, f"it is longer than {SAMPLE:,} bytes")
+                if end:
+                    yield rest[:end]
+                    done, rest = done + rest.count(b"\n", 0, end), rest[end:]
+                begin = stream.read(SAMPLE)
+            rest += b"" if elements is None else elements.end()
+        if rest.strip():
+            yield rest if rest.endswith(b"\n") else rest + b"\n"
 
-    def _sample(self, types: Types, unexpected: str) -> pa.RecordBatch:
-        """The rows of the first block."""
-        try:
-            with self._opened(types, unexpected) as reader:
-                return next(iter(reader))
-        except DdflowError:
-            self._locate(types, types, unexpected)
-            raise
+    def _rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
+        """The objects in some lines, one in each that is not blank; and the text that they were taken from."""
+        for given in _ways(text):
+            with suppress(*_FAULTS):
+                rows = _DECODER.decode_lines(given)
+                if len(rows) == text.count(b"\n") or len(rows) == sum(map(bool, map(bytes.strip, text.split(b"\n")))):
+                    return rows, given
+        raise self._fault(text, line)
 
-    def _first(self) -> dict[str, int]:
-        """The place of each member of the first row: Arrow puts declared columns in front."""
-        with self._lines() as lines:
-            for _, line in lines:
-                if line.strip():
-                    with suppress(ValueError):
-                        return {name: place for place, name in enumerate(json.loads(line))}
-                    break
-        return {}
-
-    @contextmanager
-    def _lines(self) -> Iterator[Iterator[tuple[int, bytes]]]:
-        """The file's lines and their numbers; of one that is too long, its beginning."""
-        with reading(self.path, self.kind.name), self._bytes() as file:
-            yield enumerate(iter(lambda: file.readline(SAMPLE + 2), b""), 1)
-
-    def _bytes(self) -> IO[bytes]:
-        return cast("IO[bytes]", gzip.open(self.path) if self.kind.gzipped else open(self.path, "rb"))
-
-    def _number(self, name: str) -> Possible:
-        """A column that Arrow takes for doubles: one of whole numbers that are too large for int64, or truly so."""
-        found = frozenset([pa.float64()])
-        try:
-            with self._opened({name: _WIDE}, "ignore") as reader:
-                numbers = next(iter(reader)).column(name)
-        except UnreadableInput:
-            return found
-        whole = possible(numbers.cast(pa.string()), _WHOLE)
-        return found if pa.int64() in whole else whole
-
-    def _check_spelled(self, columns: Types) -> None:
-        """Refuse whole numbers that doubles round, and quoted decimals that are written as none.  O(file)."""
-        with self._lines() as lines:
-            for number, line in lines if columns else ():
-                row = json.loads(line, parse_int=_Whole) if _ODD.search(line) else {}
-                for name, kind in columns.items():
-                    text = row.get(name)
-                    asked = type(text) is (_Whole if pat.is_floating(kind) else str)
-                    if asked and not fits(pa.array([str(text)]), kind):
-                        raise misspelled(f"{self.path}, line {number:,}, column {name!r}", name, str(text), kind)
-
-    @contextmanager
-    def _opened(self, types: Types, unexpected: str) -> Iterator[pa.RecordBatchReader]:
-        parse = pj.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior=unexpected)
-        with reading(self.path, self.kind.name):
-            plain = unwrapped(self.path, self.kind)  # not closed here, see there
+    def _fault(self, text: bytes, line: int) -> DdflowError:
+        """The error of the first line that is no object."""
+        for number, one in enumerate(text.split(b"\n"), line + 1):
             try:
-                file = pa.TransformInputStream(plain, Bounds(self.path))
-                yield pj.open_json(file, pj.ReadOptions(block_size=SAMPLE), parse)
-            except pa.ArrowInvalid as error:
-                raise UnreadableInput(
-                    str(self.path), described(error), "is it a whole JSON lines file, an object a line?"
-                ) from None
-
-    def _locate(self, parsed: Types, meant: Types, unexpected: str = "error") -> None:
-        """Raise the error of the first line that does not parse alone.  O(file)."""
-        ways = parsed, meant, unexpected
-        with self._lines() as lines:
-            while group := list(_group(lines)):
-                whole = b"".join(line for _, line in group)
-                if _within(self.path, 0, whole) is None and not _failure(whole, *ways):
+                rows = _DECODER.decode_lines([*_ways(one)][-1])
+                if len(rows) == bool(one.strip()):
                     continue
-                for number, line in group:
-                    if (error := _within(self.path, number - 1, line)) is not None:
-                        raise error
-                    if line.strip() and (failure := _failure(line, *ways)):
-                        raise self._worded(line, number, failure, *ways)
+                return self._unreadable(number, "it is more than one object")
+            except RecursionError:
+                return self._unreadable(number, _DEEP)
+            except UnicodeDecodeError as error:
+                return self._unreadable(number, f"it is not {error.encoding.upper()} ({error.reason})", ENCODING)
+            except msgspec.ValidationError:
+                return self._unreadable(number, f"it is a {type(json.loads(one)).__name__}, not an object")
+            except msgspec.DecodeError as error:
+                if CONFLICT.match(one.decode(errors="replace")):
+                    found = "it holds git's conflict markers (<<<<<<<)"
+                    return self._unreadable(number, found, "resolve the conflict, or leave the file out")
+                return self._unreadable(number, f"it is no JSON ({str(error).removeprefix('JSON is malformed: ')})")
+        return self._unreadable(line + 1, "it is no object a line")
 
-    def _worded(
-        self, line: bytes, number: int, failure: str, parsed: Types, meant: Types, unexpected: str
-    ) -> DdflowError:
-        where = f"{self.path}, line {number:,}"
-        remedy = "mend it: is it a whole JSON lines file, an object a line?"
+    def _unreadable(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
+        remedy = remedy or f"mend it: is it a whole {self.place.kind.name} file, an object a line?"
+        return UnreadableInput(f"{self.place.name}, {self.called(number)}", found, remedy)
+
+    def called(self, number: int) -> str:
+        """What a line is called."""
+        return f"{'element' if self.place.kind.name == ARRAY else 'line'} {number:,}"
+
+    def unknown(self, number: int, row: Sequence[tuple[str, Any]], names: Collection[str]) -> None:
+        """Raise the error of an object with a member that no column has, or that is there twice."""
+        seen = set[str]()
+        where = f"{self.place.name}, {self.called(number)}"
+        for name, _ in row:
+            if name in seen:
+                raise UnreadableInput(where, f"the member {name!r} is there twice", "name each once")
+            seen.add(name)
+            if name not in names:
+                found = f"there is a column {name!r}, which the beginning of no file has"
+                raise SchemaMismatch(
+                    where, found, f"declare it: {typed(f'{name}=string')}; {did_you_mean(name, names)}"
+                )
+
+
+def _ways(text: bytes) -> Iterator[bytes]:
+    """Some text as it is, and with stand-ins for what JSON does not have."""
+    yield text
+    if not any(each in text for each in _STAND_INS.values()):
+        yield _BARE.sub(lambda found: _STAND_INS.get(found[0], found[0]), text)
+
+
+_DEEP: Final = f"brackets are nested more than {DEPTH} deep"
+
+
+class _Lines:
+    """Some lines of a file, ``line`` of which came before.  ``bare``: stand-ins are among the values of its objects."""
+
+    def __init__(self, file: JsonFile, text: bytes, line: int, bare: bool) -> None:
+        self._file, self._text, self._line, self._bare = file, text, line, bare
+
+    def where(self, row: int) -> str:
+        """The line of an object."""
+        return self._file.called(self._number(row))
+
+    def _number(self, row: int) -> int:
+        full = (n for n, one in enumerate(self._text.split(b"\n"), self._line + 1) if one.strip())
+        return next(number for place, number in enumerate(full) if place == row)
+
+    def columns(self, rows: list[Row], names: Collection[str] | None) -> dict[str, Column]:
+        """The columns of some names, or of all; every byte is accounted for."""
+        there = dict.fromkeys(name for row in rows for name in row) if names is None else names
+        columns, seen = {}, 0
+        for name in there:
+            values = [row.get(name) for row in rows]
+            data = _ENCODER.encode_lines(values)
+            missing = values.count(None)
+            # The name, its colon, and the comma behind the value.
+            around = _solid(json.dumps(name, ensure_ascii=False).encode()) + 2
+            seen += _solid(data) - 4 * missing + (len(values) - missing) * around
+            columns[name] = self._column(data)
+        # Brackets, less the comma that the last member does not have.
+        if seen + 2 * len(rows) - sum(map(bool, rows)) != _solid(self._text):
+            self._account(there)
+        return columns
+
+    def _account(self, names: Collection[str]) -> None:
+        """Look closely: a name that is written with escapes has another length, too."""
+        for number, one in enumerate(self._text.split(b"\n"), self._line + 1):
+            if one.strip():
+                self._file.unknown(number, json.loads(one, object_pairs_hook=list), names)
+
+    def _column(self, data: bytes) -> Column:
+        """Values, each on a line, as texts."""
+        if self._bare:
+            for name, stand_in in sorted(_STAND_INS.items(), key=lambda each: -len(each[1])):
+                data = data.replace(stand_in, name)
+        letters = np.frombuffer(data, np.uint8)
+        ends = np.flatnonzero(letters == 10)
+        first = letters[np.concatenate(([0], ends[:-1] + 1))] if len(ends) else letters
+        offsets = np.concatenate(([0], ends - np.arange(len(ends)))).astype(np.int32)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.replace(b"\n", b""))]
+        texts = pa.Array.from_buffers(pa.string(), len(ends), buffers)
+        null, quoted, nested = first == ord("n"), first == ord('"'), (first == ord("[")) | (first == ord("{"))
+        self._check(texts, data, nested)
+        texts = pc.if_else(pa.array(null), None, _unquoted(texts, quoted))
+        return Column(texts, pa.array(quoted, mask=null | nested), pa.array(nested) if nested.any() else None)
+
+    def _check(self, texts: pa.Array, data: bytes, nested: Any) -> None:
+        """Raise for what is not UTF-8, or nested too deep."""
         try:
-            row = json.loads(line.decode())
-        except UnicodeDecodeError as error:
-            return UnreadableInput(where, f"it is not UTF-8 ({error.reason})", remedy)
-        except ValueError as error:
-            return UnreadableInput(where, f"it is no JSON ({error})", remedy)
-        if not isinstance(row, dict):
-            return UnreadableInput(where, f"it is a {type(row).__name__}, not an object", remedy)
-        for name, value in row.items():
-            if name not in parsed and unexpected == "error":
-                return SchemaMismatch(
-                    where,
-                    f"there is a column {name!r}, which the first rows of the run have not",
-                    f"declare it (--types {name}=type); {did_you_mean(name, parsed)}",
-                )
-            alone = json.dumps({name: value}).encode()
-            if name in parsed and _failure(alone, {name: parsed[name]}, {name: meant[name]}, unexpected):
-                shown = json.dumps(value, ensure_ascii=False)
-                shown = shown if len(shown) < 40 else shown[:40] + "..."
-                return SchemaMismatch(
-                    f"{where}, column {name!r}",
-                    f"{shown} is no {meant[name]}",
-                    f"mend it, or declare another type: --types {name}=type",
-                )
-        return UnreadableInput(where, failure, remedy)
+            texts.validate(full=True)
+        except pa.ArrowInvalid:
+            for row, one in enumerate(data.split(b"\n")):
+                try:
+                    one.decode()
+                except UnicodeDecodeError as error:
+                    found = f"it is not UTF-8 ({error.reason})"
+                    raise self._file._unreadable(self._number(row), found, ENCODING) from None
+            raise
+        if nested.any():
+            depth, _ = depths(data)
+            if (deep := np.flatnonzero(depth >= DEPTH)).size:
+                raise self._file._unreadable(self._number(data.count(b"\n", 0, int(deep[0]))), _DEEP)
 
 
-def _group(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Some of the lines, of a block's size or little more."""
-    size = 0
-    for number, line in islice(lines, 4096):
-        yield number, line
-        if (size := size + len(line)) >= SAMPLE:
-            return
+def _unquoted(texts: pa.Array, quoted: Any) -> pa.Array:
+    """The texts without their quotes and escapes."""
+    if not quoted.any():
+        return texts
+    inner = pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())
+    escaped = np.asarray(pc.match_substring(texts, "\\")) & quoted
+    if escaped.any():
+        written = texts.filter(pa.array(escaped)).to_pylist()
+        plain = _TEXTS.decode(("[" + ",".join(written) + "]").encode())
+        inner = pc.replace_with_mask(inner, pa.array(escaped), pa.array(plain, pa.string()))
+    return inner if quoted.all() else pc.if_else(pa.array(quoted), inner, texts)
 
 
-def _within(path: Path, line: int, text: bytes) -> DdflowError | None:
-    """The error of lines that a parser must not see, or None; ``line``: how many came before."""
-    try:
-        Bounds(path, line)(pa.py_buffer(text))
-    except UnreadableInput as error:
-        return error
-    return None
-
-
-class _Whole(str):
-    """A whole number, as it is written."""
-
-    __slots__ = ()
-
-
-def _is_large(column: pa.Array) -> bool:
-    """Whether doubles are so large that they may be whole numbers that were rounded."""
-    return pat.is_float64(column.type) and bool(pc.any(pc.greater_equal(pc.abs(column), 10.0**EXACT)).as_py())
-
-
-def _typed(batch: pa.RecordBatch, meant: Types) -> pa.RecordBatch:
-    columns = [restored(column, meant[name]) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _failure(text: bytes, parsed: Types, meant: Types, unexpected: str) -> str | None:
-    """Why some lines do not parse, or None."""
-    parse = pj.ParseOptions(explicit_schema=pa.schema(list(parsed.items())), unexpected_field_behavior=unexpected)
-    options = pj.ReadOptions(use_threads=False, block_size=len(text) + 1)
-    try:
-        table = pj.read_json(io.BytesIO(text), options, parse)
-        table.validate(full=True)
-        for batch in table.to_batches():
-            _typed(batch, {**dict(zip(batch.schema.names, batch.schema.types, strict=True)), **meant})
-    except (pa.ArrowException, ValueError) as error:
-        return described(error)
-    return None
+def _solid(text: bytes) -> int:
+    """How many bytes are not blank."""
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) > 32))

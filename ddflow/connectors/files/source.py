@@ -1,25 +1,27 @@
-"""Files of any kinds as one source: a stream of batches of one schema.
+"""Files of any kinds as one source: a stream of batches in the columns of all of them.
 
-Invariant: every batch has exactly the source's columns, in its order and types, whichever file it came from.  The
-columns are the first file's; one that a later file lacks is null there, one that it adds, or has in a type that would
-lose something, is refused before the first row is read (in JSON lines: where it is read).  Types do not depend on which
-file comes first: they are declared, those of files that have types, those of the files that came before, or guessed
-from the heads of all files.  Files of a run are written by different programs on different days, and the one that
-differs is the one whose rows would be wrong.  What a row means is not known here.
+Invariant: the columns are the union of those that are known (a state's) and those of all files, whatever their order;
+a batch has those that its file has, in their order and types, so that what a file lacks is null, or absent where rows
+are merged.  Types do not depend on which file comes first: they are declared, those of what is known, those of files
+that have types, or guessed from the heads of all files.  Files of a run are written by different programs on different
+days, and the one that differs is the one whose rows would be wrong.  What a row means is not known here.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
-...     for name, text in (("1.csv", "id,city\\n1,Bern\\n"), ("2.csv", "city,id\\nBasel,2\\n")):
+...     for name, text in (("1.csv", "id,city\\n1,Bern\\n"), ("2.csv", "tag,id\\nx,2\\n")):
 ...         _ = (Path(folder) / name).write_text(text)
 ...     orders = open_files([folder], types={"id": "int32"})
 ...     read = [(batch.to_pylist(), position) for batch, position in orders.batches()]
-...     [rows for rows, _ in read]
+...     orders.schema.names, [rows for rows, _ in read], orders.changes.text.replace(folder, "")
 ...     [batch.to_pylist() for batch, _ in orders.batches(after=read[1][1])]
-[[{'id': 1, 'city': 'Bern'}], [], [{'id': 2, 'city': 'Basel'}], []]
-[[{'id': 2, 'city': 'Basel'}], []]
+(['id', 'city', 'tag'], [[{'id': 1, 'city': 'Bern'}], [], [{'id': 2, 'tag': 'x'}], []], "new 'tag' (/2.csv); missing \
+'city' (/2.csv)")
+[[{'id': 2, 'tag': 'x'}], []]
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,87 +30,201 @@ import pyarrow as pa
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
 from ddflow.connectors.files.guess import ANY, Possible, guess
-from ddflow.connectors.files.kinds import ARROW, CSV, JSON, PARQUET, STREAM, kind_of, listed
+from ddflow.connectors.files.kinds import ARRAY, ARROW, CSV, JSON, PARQUET, PLAIN, STREAM, TSV, Dialect, Kind, is_json
+from ddflow.connectors.files.places import Place, listed
 from ddflow.connectors.files.read_columnar import ArrowFile, ParquetFile
 from ddflow.connectors.files.read_csv import CsvFile
 from ddflow.connectors.files.read_json import JsonFile
-from ddflow.connectors.files.reading import File, Types, check_there, described
-from ddflow.connectors.files.types import parse_type
-from ddflow.connectors.files.wire import restored
-from ddflow.errors import SchemaMismatch, SpecError, UnreadableInput
+from ddflow.connectors.files.read_text import Declare, TextFile, typed
+from ddflow.connectors.files.reading import File, Types, described, is_empty
+from ddflow.connectors.files.types import parse_type, spelled_type
+from ddflow.connectors.files.wire import holds, restored
+from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
 
-_READERS: Mapping[str, type[File]] = {
-    PARQUET: ParquetFile,
-    CSV: CsvFile,
-    JSON: JsonFile,
-    ARROW: ArrowFile,
-    STREAM: ArrowFile,
-}
+_TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
+_OTHERS: Mapping[str, type[File]] = {PARQUET: ParquetFile, ARROW: ArrowFile, STREAM: ArrowFile}
 
 
 class FilePosition(NamedTuple):
     """How far files were read: ``rows`` of a ``file``, and whether that is ``finished``."""
 
-    file: Path
+    file: str
     rows: int = 0
     finished: bool = False
 
 
-class FilesSource:
-    """A `Source` of files with one schema; `open_files` makes it.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How files are read, beside their columns.
 
-    ``files``: in the order they are read.  ``rows``: how many there are in all, where the files can tell without being
-    read.
+    Parameters
+    ----------
+    dialect
+        How text is written.
+    kind
+        What all files are, where their names do not say.
+    strict
+        Whether columns that are new or missing are refused.
+    empty
+        Whether a file of no bytes is one without columns and rows.
+    skip
+        Told of a file that cannot be read, which is left out then.  None: it is an error.
+    declare
+        What to type to declare types of columns that are known.
+    """
+
+    dialect: Dialect = PLAIN
+    kind: Kind | None = None
+    strict: bool = False
+    empty: bool = False
+    skip: Callable[[str, DdflowError], None] | None = None
+    declare: Declare = typed
+
+
+@dataclass
+class Changes:
+    """The files in which columns first come up that were not there before, and those that lack columns which were."""
+
+    new: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.new or self.missing or self.unused)
+
+    @property
+    def text(self) -> str:
+        """A line for people."""
+        new = ", ".join(f"{name!r} ({file})" for name, file in self.new.items())
+        missing = ", ".join(
+            f"{name!r} ({files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''})"
+            for name, files in self.missing.items()
+        )
+        parts = [f"{what} {which}" for what, which in (("new", new), ("missing", missing)) if which]
+        return "; ".join([*parts, *self.unused])
+
+
+class FilesSource:
+    """A `Source` of files; `open_files` makes it.
+
+    ``files``: their names, in the order they are read.  ``rows``: how many there are in all, where the files can tell
+    without being read.  ``changes``: which columns come up and go.
     """
 
     def __init__(
-        self, files: Sequence[Path], declared: Types, required: Iterable[str], known: pa.Schema | None = None
+        self,
+        places: Sequence[Place],
+        declared: Types,
+        required: Sequence[str] = (),
+        known: pa.Schema | None = None,
+        how: Reading = Reading(),
     ) -> None:
-        self.files = list(files)
-        self._declared = declared
-        readers = [_READERS[kind_of(file).name](file) for file in self.files]
-        for file in self.files:
-            check_there(file)
-        first = readers[0]
-        there = first.columns()
-        for name in declared:
-            if there is not None and name not in there:
-                raise SpecError(
-                    f"a type for {name!r}", f"there is no such column in {first.path}", did_you_mean(name, there)
-                )
-        here = self._settled(readers, {} if known is None else dict(zip(known.names, known.types, strict=True)))
-        self.schema = here if known is None else merged(known, here)
+        self._declared, self._known, self._how, self._required = declared, known, how, required
+        self._readers: list[File] = []
+        self._there: list[Mapping[str, pa.DataType | None]] = []
+        self.changes = Changes()
+        for place in places:
+            try:
+                self._add(place)
+            except (UnreadableInput, SchemaMismatch) as error:
+                if how.skip is None:
+                    raise
+                how.skip(place.name, error)
+        self.files = [reader.place.name for reader in self._readers]
+        self.schema = self._union()
         if not len(self.schema):
-            raise UnreadableInput(str(first.path), "it has no columns", "give a file with columns first")
-        for reader in readers:
-            self._check(reader, required)
-        counts = [reader.rows() for reader in readers]
+            what = self.files[0] if self.files else "an input"
+            raise UnreadableInput(what, "it has no columns", "give a file with columns first")
+        if how.strict and self.changes:
+            remedy = "mend the files, or leave out --strict-columns to take them as they are"
+            raise SchemaMismatch("the columns of the files", self.changes.text, remedy)
+        counts = [reader.rows() for reader in self._readers]
         self.rows = None if None in counts else sum(filter(None, counts))
-        self._readers = dict(zip(self.files, readers, strict=True))
 
-    def _settled(self, readers: Sequence[File], known: Types) -> pa.Schema:
-        """The first file's columns, in types that do not depend on which file that is: declared, or those of a file
-        that has types, or those ``known``, or guessed from the heads of all files."""
-        self._of: dict[str, Path] = {}
-        types = dict(known)
-        for reader in readers:
-            for name, kind in (reader.columns() or {}).items():
-                if kind is not None and self._of.setdefault(name, reader.path) == reader.path:
+    def _add(self, place: Place) -> None:
+        """A reader for a file, which is looked at."""
+        if is_empty(place):
+            if not self._how.empty:
+                raise UnreadableInput(place.name, "it is empty (0 bytes)", "leave it out, or write it again")
+            self._readers.append(Nothing(place))
+            self._there.append({})
+            return
+        name = place.kind.name
+        reader = _OTHERS[name](place) if name in _OTHERS else _TEXTS[name](place, self._how.dialect, self._commands())
+        there = reader.columns()
+        for column in self._required:
+            if column not in there and reader.is_whole():
+                raise _lacks(reader, column, there)
+        for column, kind in self._declared.items():
+            if column in there and isinstance(reader, TextFile) and not holds(kind, name):
+                remedy = "declare another" if is_json(name) else "use Parquet, Arrow or JSON lines for nested values"
+                raise SpecError(f"type {kind} for {column!r}", f"a field of {place.name} cannot hold it", remedy)
+        self._readers.append(reader)
+        self._there.append(there)
+
+    def _commands(self) -> dict[str, Declare]:
+        return dict.fromkeys(self._known.names if self._known is not None else (), self._how.declare)
+
+    def _union(self) -> pa.Schema:
+        """All columns, in types that do not depend on which file is the first."""
+        known: Types = {} if self._known is None else dict(zip(self._known.names, self._known.types, strict=True))
+        columns = dict.fromkeys([*known, *(name for there in self._there for name in there)])
+        self._note(known)
+        for name in self._declared:
+            if name not in columns and not all(reader.is_whole() for reader in self._readers):
+                columns[name] = None
+            elif name not in columns:
+                self.changes.unused.append(f"no file has {name!r}, of --types: {did_you_mean(name, columns)}")
+        self._of: dict[str, str] = {}
+        types: dict[str, pa.DataType] = {}
+        for reader, there in zip(self._readers, self._there, strict=True):
+            for name, kind in there.items():
+                if kind is not None and self._of.setdefault(name, reader.place.name) == reader.place.name:
                     types[name] = normal_type(kind)
-        types |= self._declared
-        heads = [reader.head(types) for reader in readers]
-        return pa.schema([(name, types.get(name) or self._guessed(name, heads)) for name in heads[0]])
+        types |= {**known, **self._declared}
+        self._of = {name: file for name, file in self._of.items() if name not in known}
+        untold = [name for name in columns if name not in types]
+        heads = [reader.head([name for name in untold if name in there]) for reader, there in self._looked()]
+        schema = pa.schema([(name, types.get(name) or self._guessed(name, heads)) for name in columns])
+        schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
+        for reader, there in self._looked():
+            for name, kind in there.items():
+                self._check(reader, schema.field(name), kind)
+        return schema
+
+    def _looked(self) -> Iterator[tuple[File, Mapping[str, pa.DataType | None]]]:
+        return zip(self._readers, self._there, strict=True)
+
+    def _note(self, known: Iterable[str]) -> None:
+        """Which columns come up, and which go, from file to file."""
+        seen = dict.fromkeys(known or (self._there[0] if self._there else ()))
+        for reader, there in self._looked():
+            for name in there:
+                if name not in seen:
+                    self.changes.new[name] = reader.place.name
+            for name in seen if reader.is_whole() and there else ():
+                if name not in there:
+                    self.changes.missing.setdefault(name, []).append(reader.place.name)
+            seen |= dict.fromkeys(there)
 
     def _guessed(self, name: str, heads: Sequence[Mapping[str, Possible]]) -> pa.DataType:
         told = [(file, head[name]) for file, head in zip(self.files, heads, strict=True) if head.get(name, ANY) != ANY]
         if (kind := guess(head for _, head in told)) is not None:
             return kind
-        first, other = told[0], next(each for each in told if guess([told[0][1], each[1]]) is None)
+        first = next((each for each in told if not each[1]), told[0])
+        if not first[1]:
+            raise SchemaMismatch(f"{first[0]}, column {name!r}", "it has lists or objects, and others", _one_type(name))
+        other = next(each for each in told if guess([first[1], each[1]]) is None)
         raise SchemaMismatch(
             f"{other[0]}, column {name!r}",
             f"it is like {guess([other[1]])}, in {first[0]} like {guess([first[1]])}",
             _one_type(name),
         )
+
+    def columns(self, file: str) -> pa.Schema:
+        """The columns that the batches of a file have."""
+        reader, there = next(each for each in self._looked() if each[0].place.name == file)
+        return self.schema if not reader.is_whole() else pa.schema([f for f in self.schema if f.name in there])
 
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
         """The rows of the files, one after the other; behind the last of each a batch without rows, which finishes it.
@@ -119,63 +235,52 @@ class FilesSource:
         after = after or FilePosition(self.files[0])
         if after.file not in self.files:
             found = f"it is none of {len(self.files)} files, the first of which is {self.files[0]}"
-            raise UnreadableInput(str(after.file), found, "give it again, in its place")
-        for file in self.files[self.files.index(after.file) + after.finished :]:
+            raise UnreadableInput(after.file, found, "give it again, in its place")
+        for reader in self._readers[self.files.index(after.file) + after.finished :]:
+            file = reader.place.name
             rows, taken = 0, after.rows if file == after.file else 0
-            for batch in self._rows(file):
+            schema = self.columns(file)
+            for batch in self._rows(reader, schema):
                 rows += batch.num_rows
                 if rows > taken:
                     yield batch.slice(max(taken - (rows - batch.num_rows), 0)), FilePosition(file, rows)
-            yield pa.RecordBatch.from_pylist([], self.schema), FilePosition(file, rows, finished=True)
+            yield pa.RecordBatch.from_pylist([], schema), FilePosition(file, rows, finished=True)
 
     def place(self, position: FilePosition) -> str:
         """The file, and the row that is next, where that is not the first."""
-        return f"{position.file}, from row {position.rows:,}" if position.rows else str(position.file)
+        return f"{position.file}, from row {position.rows:,}" if position.rows else position.file
 
     def close(self) -> None:
-        """Let go of what was kept of the files' heads.  Twice is harmless."""
-        self._readers.clear()
+        """Let go of what was kept of the files.  Twice is harmless."""
+        for reader in self._readers:
+            reader.place.close()
 
-    def _rows(self, file: Path) -> Iterator[pa.RecordBatch]:
-        for batch in self._readers[file].batches(self.schema, self._declared):
+    def _rows(self, reader: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for batch in reader.batches(schema, self._declared):
             if batch.num_rows:
-                table = self._cast(file, pa.Table.from_batches([batch]))
-                yield from conform(table, self.schema, str(file)).to_batches()
+                table = self._cast(reader.place.name, pa.Table.from_batches([batch]))
+                yield from conform(table, schema, reader.place.name).to_batches()
 
-    def _check(self, reader: File, required: Iterable[str]) -> None:
-        """Raises `SchemaMismatch` if what is known of a file's columns does not fit the schema."""
-        columns = reader.columns()
-        if columns is None:
+    def _check(self, reader: File, column: pa.Field, kind: pa.DataType | None) -> None:
+        """Raises if a file's type of a column does not fit, or its text cannot hold what it is."""
+        name, file = column.name, reader.place.name
+        if kind is None:
+            if not holds(column.type, reader.place.kind.name):
+                found = f"a {reader.place.kind.name} file cannot hold {column.type}"
+                raise SchemaMismatch(f"{file}, column {name!r}", found, "give Parquet, Arrow or JSON lines")
             return
-        for name in required:
-            if name not in columns:
-                raise SchemaMismatch(
-                    str(reader.path),
-                    f"the column {name!r} is missing, which every file must have",
-                    did_you_mean(name, columns),
-                )
-        for name, kind in columns.items():
-            place = self.schema.get_field_index(name)
-            if place < 0:
-                raise SchemaMismatch(
-                    str(reader.path),
-                    f"it has a column {name!r}, which {self.files[0]} has not",
-                    "leave it out, or begin with a file that has all columns",
-                )
-            if kind is not None:
-                self._check_type(reader.path, self.schema.field(place), kind)
+        with suppress(SchemaMismatch):
+            conform(self._cast(file, pa.table({name: pa.array([], kind)})), pa.schema([column]), file)
+            return
+        words, meant = _one_type(name), "declared is"
+        if name in self._of and name not in self._declared:
+            meant = f"in {self._of[name]} it is"
+        elif name not in self._declared:
+            meant = "in the state it is"
+            words = f"widen it: {self._how.declare(f'{name}={spelled_type(kind)}')}; or convert this one"
+        raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words)
 
-    def _check_type(self, path: Path, field: pa.Field, kind: pa.DataType) -> None:
-        name, empty = field.name, pa.table({field.name: pa.array([], kind)})
-        try:
-            conform(self._cast(path, empty), pa.schema([field]), str(path))
-        except SchemaMismatch:
-            meant = "declared is" if name in self._declared else f"in {self._of[name]} it is"
-            raise SchemaMismatch(
-                f"{path}, column {name!r}", f"it is {kind}, {meant} {field.type}", _one_type(name)
-            ) from None
-
-    def _cast(self, path: Path, table: pa.Table) -> pa.Table:
+    def _cast(self, file: str, table: pa.Table) -> pa.Table:
         """The table with declared columns in their types: what was asked for may be more than is safe unasked."""
         for name in self._declared:
             place, kind = table.schema.get_field_index(name), self._declared[name]
@@ -184,7 +289,7 @@ class FilesSource:
                     column = pa.chunked_array([restored(chunk, kind) for chunk in table.column(place).chunks], kind)
                 except (pa.ArrowException, ValueError) as error:
                     raise SchemaMismatch(
-                        f"{path}, column {name!r}",
+                        f"{file}, column {name!r}",
                         described(error),
                         f"{table.schema.field(place).type} cannot be {kind}: declare another type, or mend the file",
                     ) from None
@@ -192,8 +297,30 @@ class FilesSource:
         return table
 
 
+class Nothing(File):
+    """A file of no bytes."""
+
+    def columns(self) -> Mapping[str, pa.DataType | None]:
+        """None."""
+        return {}
+
+    def batches(self, schema: pa.Schema, converted: Iterable[str] = ()) -> Iterator[pa.RecordBatch]:
+        """None."""
+        return iter(())
+
+
+def _lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
+    """The error of a file without a column that it must have: perhaps its columns were not told apart."""
+    if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
+        shown = r"\t" if between == "\t" else between
+        found = f"the header is one column, {next(iter(there))!r}: is the delimiter {between!r}?"
+        return SchemaMismatch(reader.place.name, found, f"give --delimiter '{shown}'")
+    found = f"the column {column!r} is missing, which every file must have"
+    return SchemaMismatch(reader.place.name, found, did_you_mean(column, there))
+
+
 def _one_type(name: str) -> str:
-    return f"declare one type for all files (--types {name}=type), or convert this one"
+    return f"declare one type for all files ({typed(f'{name}=string')}), or convert this one"
 
 
 def open_files(
@@ -201,32 +328,15 @@ def open_files(
     types: Mapping[str, str | pa.DataType] | None = None,
     required: Iterable[str] = (),
     known: pa.Schema | None = None,
+    how: Reading = Reading(),
 ) -> FilesSource:
-    """Files and folders as one source of one schema.
+    """Files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
 
     ``types``: of columns, where the files' own or guessed ones will not do; as text (``"decimal(12,2)"``) or as
-    Arrow types.  In JSON lines they may name columns that only occur later on.  ``required``: columns that no file may
-    lack.  ``known``: the columns of files that came before these; where it has a column, no type is guessed.  O(files),
-    and 2 MiB of each that has no types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
+    Arrow types.  They may name columns that only occur later on.  ``required``: columns that no file may lack.
+    ``known``: the columns of files that came before these; their types count.  O(files), and 2 MiB of each that has no
+    types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
     """
     declared = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in (types or {}).items()}
-    return FilesSource(listed(paths), declared, list(required), known)
-
-
-def merged(known: pa.Schema, here: pa.Schema) -> pa.Schema:
-    """The columns that are known, in their order, then those that files add; with the files' types where they differ.
-
-    A column that the files lack is left out when it may not be null.
-
-    >>> known = pa.schema({"id": pa.int64(), "city": pa.string()})
-    >>> merged(known, pa.schema({"tag": pa.string(), "id": pa.int64()})).names
-    ['id', 'city', 'tag']
-    """
-    fields = []
-    for field in known:
-        if field.name in here.names:
-            other = here.field(field.name)
-            fields.append(field if other.type == field.type else other)
-        elif field.nullable:
-            fields.append(field)
-    return pa.schema([*fields, *(field for field in here if field.name not in known.names)])
+    how = Reading(**{**vars(how), "dialect": how.dialect.checked()})
+    return FilesSource(listed(paths, how.kind), declared, list(required), known, how)

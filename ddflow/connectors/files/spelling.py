@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.schema import is_text
 from ddflow.connectors.files.wire import restored
 
 EXACT: Final = 15
@@ -38,7 +39,7 @@ _BOOLEAN: Final = pa.array(["true", "True", "TRUE", "false", "False", "FALSE", N
 _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?$"
 
 
-class Misspelled(ValueError):
+class Misspelled(Exception):
     """A text is no value of the type.  ``row``: where it stands."""
 
     def __init__(self, row: int) -> None:
@@ -46,13 +47,11 @@ class Misspelled(ValueError):
         self.row = row
 
 
-def is_spelled(kind: pa.DataType) -> bool:
-    """Whether Arrow's readers take more for a value of a type than what spells one, so that its texts are wanted."""
-    return bool(pat.is_decimal(kind) or (pat.is_primitive(kind) and not pat.is_timestamp(kind)))
+def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False) -> pa.Array:
+    """The values of a type that texts spell; null is null.  Raises `Misspelled` for a text that spells none.  O(n).
 
-
-def values(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The values of a type that texts spell; null is null.  Raises `Misspelled` for a text that spells none.  O(n)."""
+    ``shortest``: a double of more digits may have the shortest text that is its own, as programs write it.
+    """
     if pat.is_boolean(kind):
         _check(pc.is_in(texts, value_set=_BOOLEAN))
     elif (spelled := _pattern(kind)) is not None:
@@ -66,8 +65,16 @@ def values(texts: pa.Array, kind: pa.DataType) -> pa.Array:
             )
         )
     elif pat.is_float64(kind):
-        _check_exact(texts, found)
+        _check_exact(texts, found, shortest)
     return found
+
+
+def converted(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values of a type that somebody declared: what Arrow can convert, without spaces around.  O(n).
+
+    Raises `Misspelled` for a text of which it can make no value.
+    """
+    return _cast(texts if is_text(kind) else pc.utf8_trim_whitespace(texts), kind)
 
 
 def _pattern(kind: pa.DataType) -> str | None:
@@ -92,10 +99,10 @@ def _check(good: pa.BooleanArray) -> None:
         raise Misspelled(row)
 
 
-def fits(texts: pa.Array, kind: pa.DataType) -> bool:
-    """Whether all texts spell values of a type.  O(n)."""
+def fits(texts: pa.Array, kind: pa.DataType, shortest: bool = False) -> bool:
+    """Whether all texts spell values of a type, as in `values`.  O(n)."""
     try:
-        values(texts, kind)
+        values(texts, kind, shortest)
     except Misspelled:
         return False
     return True
@@ -117,13 +124,16 @@ def _fails(texts: pa.Array, kind: pa.DataType) -> bool:
     return False
 
 
-def _check_exact(texts: pa.Array, found: pa.Array) -> None:
+def _check_exact(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
     """Raise `Misspelled` for a text of more digits than a double keeps, or beyond its range."""
     rows = np.flatnonzero(pc.fill_null(pc.greater(pc.binary_length(texts), EXACT), False))
     if len(rows):
-        digits = pc.replace_substring_regex(texts.take(pa.array(rows)), "[eE].*|[-.]", "")
-        digits = pc.binary_length(pc.utf8_ltrim(digits, "0"))
-        if len(rows := rows[np.asarray(pc.greater(digits, EXACT))]):
+        digits = _digits(texts.take(pa.array(rows)))
+        many = np.asarray(pc.greater(pc.binary_length(digits), EXACT))
+        if shortest and many.any():
+            own = _digits(found.take(pa.array(rows)).cast(pa.string()))
+            many &= np.asarray(pc.not_equal(*(pc.utf8_rtrim(each, "0") for each in (digits, own))))
+        if len(rows := rows[many]):
             raise Misspelled(int(rows[0]))
     size, limits = np.abs(np.asarray(found.fill_null(1.0))), np.finfo(np.float64)
     rows = np.flatnonzero(~((size >= limits.smallest_normal) & (size <= limits.max)))
@@ -131,3 +141,8 @@ def _check_exact(texts: pa.Array, found: pa.Array) -> None:
         meant = np.asarray(pc.match_substring_regex(texts.take(pa.array(rows)), _NOUGHT))
         if len(rows := rows[~meant]):
             raise Misspelled(int(rows[0]))
+
+
+def _digits(texts: pa.Array) -> pa.Array:
+    """The significant digits of numbers, and zeros behind them."""
+    return pc.utf8_ltrim(pc.replace_substring_regex(texts, "[eE].*|[-.]", ""), "0")

@@ -95,6 +95,18 @@ def parse_type(text: str) -> pa.DataType:
         raise SpecError(f"type {text!r}", str(error), "give numbers that the type allows") from None
 
 
+def spelled_type(kind: pa.DataType) -> str:
+    """A text that names the type, without spaces, for a command line.  O(1).
+
+    >>> spelled_type(pa.timestamp("us", "UTC")), spelled_type(pa.decimal128(38, 2)), spelled_type(pa.int64())
+    ('timestamptz', 'decimal(38,2)', 'int64')
+    """
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    own = str(kind)
+    return own if own in _ARROW and "[" not in own else next((n for n, each in _SQL.items() if each == kind), own)
+
+
 def _with_arguments(given: str, lower: str) -> pa.DataType:
     if match := _DECIMAL.fullmatch(lower):
         digits, scale = int(match[2]), int(match[3] or 0)

@@ -1,16 +1,16 @@
 """Types that a text format cannot hold as such: what is written or parsed instead, and the way back.
 
 Invariant: a value written to CSV or JSON lines and read back as its own type is the same value. ``plain`` makes of a
-column one that the format has (instants in UTC, bytes in base64); ``wire`` says as which type Arrow's reader must parse
-a column, ``restored`` makes of that the type meant. Arrow's readers know some types and not others, differently for
-each format and inside lists; dates in JSON must come through text, durations through integers. Numbers keep all their
-digits: decimals are quoted in JSON, where a number would be rounded by most readers.
+column one that the format has (instants in UTC, bytes in base64); ``restored`` makes of texts the type meant. Within
+lists and objects Arrow's reader of JSON parses values: ``wire`` says as which type it must, because it knows some types
+and not others. Numbers keep all their digits: decimals are quoted in JSON, where a number would be rounded by most
+readers.
 
 >>> column = pa.array([b"\\xff", None])
 >>> plain(column).to_pylist(), restored(plain(column), pa.binary()).equals(column)
 (['/w==', None], True)
->>> wire(pa.date32(), JSON), wire(pa.date32(), CSV)
-(DataType(string), DataType(date32[day]))
+>>> wire(pa.list_(pa.date32()))
+ListType(list<item: string>)
 """
 
 import base64
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text, is_word, normal_type
-from ddflow.connectors.files.kinds import CSV, JSON
+from ddflow.connectors.files.kinds import is_json
 
 
 def is_bytes(kind: pa.DataType) -> bool:
@@ -43,33 +43,27 @@ def element(kind: pa.DataType) -> pa.DataType:
 def holds(kind: pa.DataType, form: str) -> bool:
     """Whether columns of a type can be written to and read from CSV or JSON lines."""
     if pat.is_struct(kind):
-        return form == JSON and all(holds(field.type, form) for field in kind)
+        return is_json(form) and all(holds(field.type, form) for field in kind)
     if is_listed(kind):
-        return form == JSON and holds(element(kind), form)
+        return is_json(form) and holds(element(kind), form)
     return is_word(kind) or is_text(kind) or is_bytes(kind) or bool(pat.is_decimal(kind) or pat.is_null(kind))
 
 
-def wire(kind: pa.DataType, form: str) -> pa.DataType:
-    """The type as which Arrow's reader of CSV or JSON must parse a column that is meant to be ``kind``."""
+def wire(kind: pa.DataType) -> pa.DataType:
+    """The type as which Arrow's reader of JSON must parse what is meant to be ``kind``, within lists and objects."""
     if pat.is_struct(kind):
-        return pa.struct([field.with_type(wire(field.type, form)).with_nullable(True) for field in kind])
+        return pa.struct([field.with_type(wire(field.type)).with_nullable(True) for field in kind])
     if is_listed(kind):
-        return pa.list_(wire(element(kind), form))
-    if is_bytes(kind) or pat.is_null(kind) or is_text(kind):
+        return pa.list_(wire(element(kind)))
+    if is_bytes(kind) or pat.is_null(kind) or is_text(kind) or pat.is_date(kind) or pat.is_time(kind):
         return pa.string()
-    if pat.is_float16(kind):
-        return pa.float32()
     if pat.is_decimal(kind):
-        if kind.precision > 38 and form == CSV:
-            return pa.string()
         return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 else kind
-    if form == JSON and (pat.is_date(kind) or pat.is_time(kind)):
-        return pa.string()
-    return pa.int64() if form == JSON and pat.is_duration(kind) else kind
+    return pa.float32() if pat.is_float16(kind) else pa.int64() if pat.is_duration(kind) else kind
 
 
 def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column parsed as ``wire(kind)``, or any text, as ``kind``.  O(n).
+    """A column of texts, or one parsed as ``wire(kind)``, as ``kind``.  O(n).
 
     Raises `ValueError` or an Arrow error where a value does not fit.
     """

@@ -2,8 +2,8 @@
 
 Invariant: rows come out in the order of the tables, and what a reader of ``ddflow.connectors.files`` reads back, as its
 own type, is what was written.  Parquet and Arrow gather small tables to batches of a good size; CSV and JSON lines
-write at once, so that they serve a pipe as well.  CSV: a header, text in quotes, an empty field for null.  JSON lines:
-see ``json_text``. Whether a format can hold the columns has been checked (`Output`); nothing is renamed, removed or
+write at once, so that they serve a pipe as well.  CSV: a header, text in quotes, an empty field for null.  JSON: see
+``json_text``. Whether a format can hold the columns has been checked (`Output`); nothing is renamed, removed or
 synced here.
 
 >>> import io
@@ -13,7 +13,6 @@ synced here.
 b'{"id":1}\\n{"id":null}\\n'
 """
 
-import gzip
 from abc import ABC, abstractmethod
 from typing import IO, Any
 
@@ -22,7 +21,7 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
 from ddflow.connectors.files.json_text import json_lines
-from ddflow.connectors.files.kinds import CSV, JSON, PARQUET, STREAM, Kind
+from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, PARQUET, STREAM, TSV, Kind
 from ddflow.connectors.files.reading import ROWS
 from ddflow.connectors.files.wire import plain
 
@@ -70,11 +69,11 @@ class Gathering(Writer):
 
 
 class Csv(Writer):
-    """CSV with a header."""
+    """CSV or TSV with a header."""
 
-    def __init__(self, file: Any, schema: pa.Schema) -> None:
+    def __init__(self, file: Any, schema: pa.Schema, delimiter: str) -> None:
         self._schema = pa.schema([(field.name, plain(pa.array([], field.type)).type) for field in schema])
-        self._out = pc.CSVWriter(file, self._schema)
+        self._out = pc.CSVWriter(file, self._schema, write_options=pc.WriteOptions(delimiter=delimiter))
 
     def write(self, table: pa.Table) -> None:
         """Append rows."""
@@ -101,12 +100,31 @@ class Lines(Writer):
         """Nothing is left."""
 
 
-class Zipped(Writer):
-    """Another writer, through gzip."""
+class Elements(Lines):
+    """JSON: one array of objects, a line each."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self._next = b"[\n"
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows."""
+        for batch in table.to_batches(ROWS):
+            if batch.num_rows:
+                self._file.write(self._next + bytes(json_lines(batch))[:-1].replace(b"\n", b",\n"))
+                self._next = b",\n"
+
+    def close(self) -> None:
+        """Close the array."""
+        self._file.write(b"\n]\n" if self._next == b",\n" else b"[]\n")
+
+
+class Wrapped(Writer):
+    """Another writer, through gzip or zstd."""
 
     def __init__(self, file: Any, kind: Kind, schema: pa.Schema) -> None:
-        self._stream = gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6, mtime=0)
-        self._inner = writer(self._stream, kind._replace(gzipped=False), schema)
+        self._stream = pa.CompressedOutputStream(pa.PythonFile(_Open(file), mode="w"), str(kind.wrapped))
+        self._inner = writer(self._stream, kind._replace(wrapped=None), schema)
 
     def write(self, table: pa.Table) -> None:
         """Append rows."""
@@ -118,12 +136,26 @@ class Zipped(Writer):
         self._stream.close()
 
 
+class _Open:
+    """A file that whoever writes to it does not close."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self.write, self.flush = file.write, file.flush
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def writer(file: IO[bytes] | Any, kind: Kind, schema: pa.Schema) -> Writer:
     """The writer of a kind of file.  O(1)."""
-    if kind.gzipped:
-        return Zipped(file, kind, schema)
-    if kind.name == CSV:
-        return Csv(file, schema)
+    if kind.wrapped is not None:
+        return Wrapped(file, kind, schema)
+    if kind.name in (CSV, TSV):
+        return Csv(file, schema, kind.delimiter)
+    if kind.name == ARRAY:
+        return Elements(file)
     if kind.name == JSON:
         return Lines(file)
     if kind.name == PARQUET:

@@ -1,0 +1,328 @@
+"""Where input comes from: files and folders of this machine, standard input, objects in S3; and which those are.
+
+Invariant: every place given is listed once for each time it is given, in the order given, those of a folder or of a
+pattern in the order of their names; and nothing in a folder is passed over in silence but what is hidden.  In epoch
+mode the order of files is the order of time, and a file that was not looked at is a wrong answer.  So a folder that
+holds a folder, or a file of no known kind, is refused.  Hidden is what begins with ``.`` or ``_``, as what Spark writes
+beside its data does.  Names sort by code points: ``day-10`` comes before ``day-9``.  A pattern (``days/*.csv``) is one
+only where there is no file of that very name.  Nothing is read here before a place is opened.
+
+>>> listed(["https://KEY@host/a.csv?token=1"])
+Traceback (most recent call last):
+    ...
+ddflow.errors.UnreadableInput: https://host/a.csv: input is not read from the web; download it first: \
+curl -fLO https://host/a.csv
+"""
+
+import glob
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Final
+
+import pyarrow as pa
+
+from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, Kind, kind_of, sniffed
+from ddflow.errors import DdflowError, MissingExtra, StateRefused, UnreadableInput
+from ddflow.storage.object_store import Bucket
+
+STDIN: Final = "-"
+HEAD: Final = 4 << 20
+"""Bytes of standard input that are kept, so that its head can be looked at."""
+PIECE: Final = 4 << 20
+"""Bytes of an object that are fetched at a time."""
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
+_WILD: Final = re.compile(r"[*?\[]")
+
+
+class Place(ABC):
+    """Something with bytes.  ``name``: what it is called in messages and positions, without credentials."""
+
+    def __init__(self, name: str, kind: Kind | None = None) -> None:
+        self.name, self._kind = name, kind
+
+    @property
+    def kind(self) -> Kind:
+        """The kind given for it, or what its name says."""
+        return self._kind or kind_of(self.name)
+
+    @abstractmethod
+    def size(self) -> int | None:
+        """Its bytes; None where only reading tells."""
+
+    @abstractmethod
+    def open(self) -> pa.NativeFile:
+        """Its bytes, from the first on.  To be closed by who reads them himself, and not where Arrow does.
+
+        Arrow reads ahead in a thread of its own, which may be in the middle of it when its reader is let go of.  Were
+        the file closed under it, it would take a block from whatever file got the descriptor's number next.  Left
+        alone, the file closes when that thread has let go of it, too.
+        """
+
+    def head(self) -> pa.NativeFile:
+        """At least as much of its beginning as is looked at for types; as `open`."""
+        return self.open()
+
+    def close(self) -> None:  # noqa: B027 - most keep nothing
+        """Let go of what it keeps.  Twice is harmless."""
+
+
+class Local(Place):
+    """A file of this machine."""
+
+    def size(self) -> int | None:
+        """As the file system says."""
+        path = Path(self.name)
+        size = path.stat().st_size
+        if not path.is_file():
+            raise UnreadableInput(self.name, "it is no regular file", "give what it writes on standard input: -")
+        return size
+
+    def open(self) -> pa.NativeFile:
+        """The file."""
+        return pa.OSFile(self.name)
+
+
+class Piped(Place):
+    """Standard input: read once, as it comes.  Columnar formats are read from their end, so they go to a file first."""
+
+    def __init__(self, kind: Kind | None = None) -> None:
+        super().__init__(STDIN, kind)
+        self._input: IO[bytes] | None = None
+        self._begin: bytes | None = None
+        self._copy: Any = None
+
+    @property
+    def kind(self) -> Kind:
+        """The kind given, or what its first bytes look like."""
+        if self._kind is None:
+            wrapped = next((how for magic, how in _MAGIC.items() if self._beginning().startswith(magic)), None)
+            plain = pa.BufferReader(self._beginning())
+            stream = plain if wrapped is None else pa.CompressedInputStream(plain, wrapped)
+            self._kind = sniffed(stream.read(4096))._replace(wrapped=wrapped)
+        return self._kind
+
+    def _beginning(self) -> bytes:
+        if self._begin is None:
+            self._input = sys.stdin.buffer
+            self._begin = self._input.read(HEAD)
+        return self._begin
+
+    def size(self) -> int | None:
+        """0 where nothing comes."""
+        return None if self._beginning() else 0
+
+    def open(self) -> pa.NativeFile:
+        """What was kept of its beginning, then the rest; once."""
+        begin = self._beginning()
+        if self.kind.name in (PARQUET, ARROW, STREAM):
+            return self._copied(begin)
+        if self._input is None:
+            raise UnreadableInput(STDIN, "standard input can be read only once", "write it to a file, and give that")
+        rest, self._input = self._input, None
+        return pa.PythonFile(io.BufferedReader(_Joined(begin, rest), HEAD), mode="r")
+
+    def head(self) -> pa.NativeFile:
+        """What is kept of its beginning."""
+        return pa.BufferReader(self._beginning())
+
+    def _copied(self, begin: bytes) -> pa.NativeFile:
+        if self._copy is None:
+            self._copy = tempfile.NamedTemporaryFile(prefix="ddflow-stdin-")  # noqa: SIM115 - closed with this place
+            self._copy.write(begin)
+            shutil.copyfileobj(self._input or io.BytesIO(), self._copy, PIECE)
+            self._copy.flush()
+        return pa.OSFile(self._copy.name)
+
+    def close(self) -> None:
+        """Remove the copy, where one was made."""
+        if self._copy is not None:
+            self._copy.close()
+
+
+_MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class _Joined(io.RawIOBase):
+    """Some bytes, then what another file gives."""
+
+    def __init__(self, begin: bytes, rest: IO[bytes]) -> None:
+        self._begin, self._rest = io.BytesIO(begin), rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        got = self._begin.read(len(into)) or self._rest.read(len(into))
+        into[: len(got)] = got
+        return len(got)
+
+
+class InBucket(Place):
+    """An object in S3, fetched in ranges when they are asked for.  ``length``: its bytes; ``key``: in its bucket."""
+
+    def __init__(self, bucket: Bucket, key: str, length: int, kind: Kind | None = None) -> None:
+        super().__init__(f"{bucket.url}/{key}", kind)
+        self._bucket, self._key, self._length = bucket, key, length
+
+    def size(self) -> int | None:
+        """As the bucket says."""
+        return self._length
+
+    def open(self) -> pa.NativeFile:
+        """The object."""
+        ranges = _Ranges(lambda begin, end: _asked(self.name, self._bucket.read, self._key, begin, end), self._length)
+        return pa.PythonFile(io.BufferedReader(ranges, PIECE), mode="r")
+
+
+class _Ranges(io.RawIOBase):
+    """A file of ``length`` bytes that are asked for by their places."""
+
+    def __init__(self, ask: Callable[[int, int], bytes], length: int) -> None:
+        self._ask, self._length, self._at = ask, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._length)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        end = min(self._at + len(into), self._length)
+        if end <= self._at:
+            return 0
+        got = self._ask(self._at, end)
+        into[: len(got)] = got
+        self._at += len(got)
+        return len(got)
+
+
+def listed(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]:
+    """The places that some files, folders, patterns, addresses and ``-`` stand for.  ``kind``: of all of them.
+
+    Raises `UnreadableInput` for what is not there, for an address that is not read, for an unknown kind, for a folder
+    that has no file or has a folder in it, for a pattern that matches nothing, and when nothing is given.  O(files).
+    """
+    found: list[Place] = []
+    for given in map(str, paths):
+        if given == STDIN:
+            found.append(Piped(kind))
+        elif re.match("s3:/", given):
+            found += _in_bucket(given, kind)
+        else:
+            _check_here(given)
+            found += [Local(str(file) if str(file) != STDIN else "./-", kind) for file in _here(given, kind)]
+    if not found:
+        raise UnreadableInput("an input", "no file is given", "name at least one file or folder, or - for stdin")
+    for place in found:
+        _ = isinstance(place, Piped) or place.kind
+    return found
+
+
+def _here(given: str, kind: Kind | None) -> Sequence[Path]:
+    path = Path(given)
+    if path.is_dir():
+        return _within(path)
+    if not os.path.lexists(path) and _WILD.search(given):
+        matched = [Path(name) for name in sorted(glob.glob(given, recursive=True)) if not _hidden(name, given)]
+        if not matched:
+            raise UnreadableInput(given, "no file matches", "check the pattern and where you are")
+        return [file for each in matched for file in (_within(each) if each.is_dir() else [each])]
+    if not os.path.lexists(path):
+        _ = kind or kind_of(given)
+        raise UnreadableInput(given, "there is no such file or folder", "check the name and where you are")
+    return [path]
+
+
+def _hidden(name: str, pattern: str) -> bool:
+    """Whether a name is hidden, and not meant by the pattern all the same."""
+    return PurePosixPath(name).name[:1] in "._" and PurePosixPath(pattern).name[:1] not in "._"
+
+
+def _check_here(given: str) -> None:
+    """Refuse an address such as ``gs://...``, of which a `Path` would make a folder below this one."""
+    match = _SCHEME.match(given)
+    if match is not None and (match[2] == "//" or not Path(given).exists()):
+        # Neither keys in front of the place nor a signature behind it are repeated.
+        place = f"{match[1]}://{re.split(r'[?#]', given[match.end() :].rpartition('@')[2])[0]}"
+        if match[1].lower() in ("http", "https"):
+            raise UnreadableInput(place, "input is not read from the web", f"download it first: curl -fLO {place}")
+        raise UnreadableInput(
+            place,
+            "inputs are files and folders of this machine, or s3://bucket/key",
+            "copy it here first, or read it in Python and give its rows to a step",
+        )
+
+
+def _within(folder: Path) -> list[Path]:
+    try:
+        entries = sorted(entry for entry in folder.iterdir() if entry.name[0] not in "._")
+    except OSError as error:
+        raise UnreadableInput(str(folder), f"it cannot be listed ({error.strerror})", "check its permissions") from None
+    _check_flat(str(folder), [entry.name for entry in entries if entry.is_dir()], entries)
+    return entries
+
+
+def _check_flat(folder: str, inner: list[str], entries: Sequence[object]) -> None:
+    if inner:
+        raise UnreadableInput(
+            folder,
+            f"there are folders in it: {inner[:5]}",
+            "they are not gone into: name the folders you mean, in the order you mean",
+        )
+    if not entries:
+        raise UnreadableInput(folder, "there is no file in it", "name another folder, or files")
+
+
+def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
+    """The objects that an address stands for: one, those of a folder, or those that match a pattern."""
+    name, _, key = given.removeprefix("s3://").partition("/")
+    address = f"s3://{name.rpartition('@')[2]}/{re.split('[?#]', key)[0]}"
+    bucket = _asked(address, Bucket, f"s3://{name}")
+    if not key.endswith("/") and not _WILD.search(key):
+        length = _asked(address, bucket.lengths, [key]).get(key)
+        if length is not None:
+            return [InBucket(bucket, key, length, kind)]
+    folder = "/".join(key[: match.start()].split("/")[:-1]) if (match := _WILD.search(key)) else key.rstrip("/")
+    there = {each.key: each.length for each in _asked(address, bucket.list, folder or None)}
+    if match:
+        pattern = f"/{key}"
+        found = [each for each in there if PurePosixPath(f"/{each}").match(pattern) and not _hidden(each, pattern)]
+        remedy = "check the pattern"
+    else:
+        below = {each: each.removeprefix(f"{folder}/" if folder else "") for each in there}
+        found = [each for each, rest in below.items() if rest and rest[0] not in "._"]
+        remedy = "check the address"
+        _check_flat(
+            address, sorted({below[each].split("/")[0] for each in found if "/" in below[each]}), "there may be"
+        )
+    if not found:
+        raise UnreadableInput(address, "there is no such object", remedy)
+    return [InBucket(bucket, each, there[each], kind) for each in sorted(found)]
+
+
+def _asked(address: str, ask: Callable[..., Any], *given: Any) -> Any:
+    """What a bucket answers; its errors speak of a state, and here there is none."""
+    try:
+        return ask(*given)
+    except MissingExtra as error:
+        raise MissingExtra(f"read {address}", error.found, error.remedy) from None
+    except StateRefused as error:
+        raise UnreadableInput(address, error.found, error.remedy) from None
+    except (DdflowError, FileNotFoundError) as error:
+        found = error.found if isinstance(error, DdflowError) else str(error)
+        remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
+        raise UnreadableInput(address, found, remedy) from None

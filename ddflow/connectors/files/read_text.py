@@ -1,0 +1,190 @@
+"""Text files, whatever their format: columns of texts, made values here.
+
+Invariant: a format's reader gives every value as the text that stands in the file, to the last digit, so that what a
+text means is decided in one place, by the type of its column: a type that nobody declared holds values only as it is
+spelled (``spelling``), one that was declared whatever Arrow converts.  A value that does not fit is an error that names
+its file, its place there and its column, and the very words to declare a type that fits.
+
+Of JSON a text was quoted or not: numbers and booleans are not, the rest is; decimals may be.  Lists and objects are one
+text here, parsed by Arrow as one type.  Under a text type every scalar is its text.
+
+>>> column = Column(pa.array(["1.10", "x", None]), pa.array([False, True, None]))
+>>> column.typed(pa.string()).to_pylist(), column.possible() == {pa.string()}
+(['1.10', 'x', None], True)
+"""
+
+import io
+import shlex
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+import pyarrow.types as pat
+
+from ddflow.columns.schema import is_text
+from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
+from ddflow.connectors.files.kinds import Dialect
+from ddflow.connectors.files.places import Place
+from ddflow.connectors.files.reading import File, brief, reading
+from ddflow.connectors.files.spelling import Misspelled, converted, values
+from ddflow.connectors.files.types import spelled_type
+from ddflow.connectors.files.wire import is_listed, restored, wire
+from ddflow.errors import SchemaMismatch
+
+UNQUOTED = (pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_duration)
+
+
+class Column(NamedTuple):
+    """The values of a column, as texts; null is null.  ``quoted``, ``nested``: of JSON, which are in quotes, and which
+    are lists or objects; None elsewhere, and where none is."""
+
+    texts: pa.Array
+    quoted: pa.Array | None = None
+    nested: pa.Array | None = None
+
+    def possible(self) -> Possible:
+        """The types that it could be; those of lists and objects are inferred by Arrow.  O(n)."""
+        if self.nested is not None:
+            whole = pc.all(pc.or_kleene(self.nested, pc.is_null(self.texts))).as_py()
+            return frozenset([settled(_parsed(self.texts, None).type, null=pa.null())]) if whole else frozenset()
+        if self.quoted is None or self.texts.null_count == len(self.texts):
+            return possible(self.texts)
+        if pc.all(self.quoted).as_py():
+            return possible(self.texts, (*MOMENTS, pa.string()))
+        return frozenset([pa.string()]) if pc.any(self.quoted).as_py() else possible(self.texts, LADDER, shortest=True)
+
+    def typed(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
+        """Its values, ``convert``: also of texts that are not spelled as the type is.  O(n).  Raises `Misspelled`."""
+        if pat.is_struct(kind) or is_listed(kind):
+            return self._structured(kind)
+        if self.nested is not None and (row := pc.index(self.nested, True).as_py()) >= 0:
+            raise Misspelled(row)
+        if is_text(kind) or convert:
+            return converted(self.texts, kind)
+        if self.quoted is not None and not pat.is_decimal(kind):
+            unquoted = any(is_one(kind) for is_one in UNQUOTED)
+            if (row := pc.index(self.quoted, unquoted).as_py()) >= 0:
+                raise Misspelled(row)
+        return values(self.texts, kind, shortest=self.quoted is not None)
+
+    def _structured(self, kind: pa.DataType) -> pa.Array:
+        try:
+            return restored(_parsed(self.texts, wire(kind)), kind)
+        except (pa.ArrowException, ValueError):
+            if len(self.texts) == 1:
+                raise Misspelled(0) from None
+        for row in range(len(self.texts)):
+            try:
+                Column(self.texts.slice(row, 1))._structured(kind)
+            except Misspelled:
+                raise Misspelled(row) from None
+        raise ValueError(f"values are no {kind}")
+
+    def shown(self, row: int) -> str:
+        """A value for messages."""
+        text = self.texts[row].as_py()
+        if self.quoted is None:
+            return brief(text)
+        shown = f'"{text}"' if self.quoted[row].as_py() else text
+        return shown if len(shown) <= 40 else f"{shown[:40]}..."
+
+
+def _parsed(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
+    """JSON texts, of the ``kind`` or as Arrow infers it.  Raises Arrow's errors."""
+    lines = pc.binary_join_element_wise('{"":', texts.fill_null("null"), "}\n", "")
+    data = "".join(lines.to_pylist()).encode()
+    schema = None if kind is None else pa.schema([("", kind)])
+    parse = pj.ParseOptions(schema, unexpected_field_behavior="infer" if kind is None else "error")
+    found = pj.read_json(io.BytesIO(data), pj.ReadOptions(use_threads=False, block_size=len(data) + 1), parse)
+    found.validate(full=True)
+    column = found.column(0).combine_chunks()
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+class Block(NamedTuple):
+    """Some rows: their columns by name, and where a row of them stands in the file, in words."""
+
+    columns: Mapping[str, Column]
+    where: Callable[[int], str]
+
+
+Declare = Callable[[str], str]
+"""What to type to declare types, given as ``column=type``."""
+
+
+class TextFile(File):
+    """A file of text.  ``dialect``: how it is written.  ``declare``: by column, where that is not done by --types."""
+
+    def __init__(self, place: Place, dialect: Dialect, declare: Mapping[str, Declare]) -> None:
+        super().__init__(place)
+        self.dialect, self._declare = dialect, declare
+        self._head: Block | None = None
+
+    @abstractmethod
+    def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
+        """Its rows, some at a time.  ``names``: that it may have, where it does not say; None: the first rows tell."""
+
+    def looked_at(self) -> Block | None:
+        """Its first rows; None where it has none."""
+        if self._head is None:
+            self._head = next(self.blocks(), None)
+        return self._head
+
+    def head(self, names: Collection[str]) -> Mapping[str, Possible]:
+        """Of the first block."""
+        block = self.looked_at() if names else None
+        with reading(self.place):
+            told = {} if block is None else block.columns
+            return {name: told[name].possible() if name in told else ANY for name in names}
+
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        """Block by block."""
+        self._head = None
+        for block in self.blocks(schema.names):
+            arrays = []
+            for name, column in block.columns.items():
+                kind = schema.field(name).type
+                try:
+                    with reading(self.place):
+                        arrays.append(column.typed(kind, name in converted))
+                except Misspelled as error:
+                    where = f"{self.place.name}, {block.where(error.row)}, column {name!r}"
+                    found, remedy = self._misfit(name, column, error.row, kind, name in converted)
+                    raise SchemaMismatch(where, found, remedy) from None
+            yield pa.RecordBatch.from_arrays(arrays, names=list(block.columns))
+
+    def bytes(self, head: bool = False) -> pa.NativeFile:
+        """What it holds, unwrapped, in UTF-8.  ``head``: at least its beginning.  Not closed, see `Place.open`."""
+        stream = self.place.head() if head else self.place.open()
+        if self.place.kind.wrapped is not None:
+            stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
+        encoding = self.dialect.encoding
+        if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+            stream = pa.transcoding_input_stream(stream, encoding, "utf-8")
+        return stream
+
+    def _misfit(self, name: str, column: Column, row: int, kind: pa.DataType, declared: bool) -> tuple[str, str]:
+        """What is wrong with a value that is none of its column's type, and what to type."""
+        text, shown = str(column.texts[row]), column.shown(row)
+        if declared:
+            return f"{shown} is no {kind}", f"mend it, or declare another type: --types {name}=string"
+        fit = fitting(kind, text)
+        words = self._declare.get(name, typed)(f"{name}={spelled_type(fit)}")
+        remedy = f"mend it, or declare the type that fits: {words}"
+        with suppress(Misspelled):
+            converted(column.texts.slice(row, 1), kind)
+            remedy += f"; {typed(f'{name}={spelled_type(kind)}')} converts it"
+        return f"{shown} is not how a value of type {kind} is written", remedy
+
+
+def typed(types: str) -> str:
+    """What to type to declare types in a run.
+
+    >>> typed("total=decimal(12,2)")
+    "--types 'total=decimal(12,2)'"
+    """
+    return f"--types {shlex.quote(types)}"
