@@ -87,8 +87,8 @@ class Skipped(dict[str, str]):
 
     def check(self, files: Sequence[str]) -> None:
         """Raises `UnreadableInput` where no file is left."""
-        if files and not set(files) - self.keys():
-            raise UnreadableInput("the files", f"all {len(files)} are bad and were skipped", "mend at least one")
+        if self and not set(files) - self.keys():
+            raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "mend at least one")
 
 
 def how(

@@ -132,7 +132,7 @@ class FilesSource:
                 how.skip(place.name, error)
         self.files = [reader.place.name for reader in self._readers]
         self.schema = self._union()
-        if not len(self.schema):
+        if not len(self.schema) and not (how.skip and not self.files):
             what = self.files[0] if self.files else "an input"
             raise UnreadableInput(what, "it has no columns", "give a file with columns first")
         if how.strict and self.changes:
@@ -152,7 +152,7 @@ class FilesSource:
         name = place.kind.name
         reader = _OTHERS[name](place) if name in _OTHERS else _TEXTS[name](place, self._how.dialect, self._commands())
         there = reader.columns()
-        for column in self._required:
+        for column in self._required if there else ():
             if column not in there and reader.is_whole():
                 raise _lacks(reader, column, there)
         for column, kind in self._declared.items():
@@ -222,9 +222,10 @@ class FilesSource:
         )
 
     def columns(self, file: str) -> pa.Schema:
-        """The columns that the batches of a file have."""
+        """The columns that the batches of a file have; all, where it has neither columns nor rows."""
         reader, there = next(each for each in self._looked() if each[0].place.name == file)
-        return self.schema if not reader.is_whole() else pa.schema([f for f in self.schema if f.name in there])
+        some = there and reader.is_whole()
+        return pa.schema([f for f in self.schema if f.name in there]) if some else self.schema
 
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
         """The rows of the files, one after the other; behind the last of each a batch without rows, which finishes it.
