@@ -190,11 +190,11 @@ def taken(
     if ask.max_absent is None or not ask.whole:
         reader = pa.RecordBatchReader.from_batches(given.columns(file), rows)
         return take(engine, INPUT, replace(part, rows=reader) if isinstance(part, MARKS) else reader, time, epoch)
-    before = engine.stats()["arrangements"][INPUT].keys
+    before = engine.stats()["arrangements"][INPUT]["keys"]
     reader = pa.RecordBatchReader.from_batches(given.columns(file), _counted(rows, seen))
     step = take(engine, INPUT, replace(part, rows=reader), time, epoch)
     # Of a scope: the rows that the file has, less those that are new.
-    after = engine.stats()["arrangements"][INPUT].keys
+    after = engine.stats()["arrangements"][INPUT]["keys"]
     there = before if ask.scope is None else max(before - after + seen[0], 0)
     if step.verdicts.absent > (most := most_absent(ask.max_absent, there)):
         raise TooManyAbsent(

@@ -314,8 +314,9 @@ def _lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
     """The error of a file without a column that it must have: perhaps its columns were not told apart."""
     if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
         shown = r"\t" if between == "\t" else between
-        found = f"the header is one column, {next(iter(there))!r}: is the delimiter {between!r}?"
-        return SchemaMismatch(reader.place.name, found, f"give --delimiter '{shown}'")
+        found = f"the header is one column, {next(iter(there))!r}"
+        remedy = f"is the delimiter '{shown}'? give --delimiter '{shown}'"
+        return SchemaMismatch(reader.place.name, found, remedy)
     found = f"the column {column!r} is missing, which every file must have"
     return SchemaMismatch(reader.place.name, found, did_you_mean(column, there))
 
