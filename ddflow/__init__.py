@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from ddflow.plan.spec import Tombstone, Upsert, tombstone
     from ddflow.time import CLOSED, NEVER
+    from ddflow.tools.compare import compare
     from ddflow.tools.estimate import Estimate, estimate
     from ddflow.tools.fsck import fsck
     from ddflow.tools.inspect import inspect
@@ -95,6 +96,7 @@ _HOMES = {
     "plan.spec": "Tombstone Upsert tombstone",
     "engine.garbage": "gc",
     "time": "CLOSED NEVER",
+    "tools.compare": "compare",
     "tools.estimate": "Estimate estimate",
     "tools.fsck": "fsck",
     "tools.inspect": "inspect",
@@ -133,6 +135,7 @@ __all__ = [
     "bool_and",
     "bool_or",
     "collect",
+    "compare",
     "estimate",
     "fields",
     "first",

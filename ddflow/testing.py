@@ -24,9 +24,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.rows import shown_row
-from ddflow.columns.schema import to_schema, to_table
+from ddflow.connectors.frames import to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import NotInvariant, SpecError
 from ddflow.plan.spec import Upsert

@@ -35,7 +35,7 @@ from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, check
 from spark_bridge.monitoring import log
 from spark_bridge.stats import EpochStats
 from spark_bridge.tasks import OnlyStage, ReadFiles, RunStage
-from spark_bridge.types import Shape, check_frames, shapes
+from spark_bridge.types import Shape, by_input, shapes
 
 _NAMES = "name string, length bigint, digest binary"
 
@@ -88,13 +88,15 @@ class Ran(Mapping[str, DataFrame]):
 
 
 @overload
-def run(flow: Flow, frames: Mapping[str, DataFrame], partitions: int | None = None) -> dict[str, DataFrame]: ...
+def run(
+    flow: Flow, frames: Mapping[str, DataFrame] | DataFrame, partitions: int | None = None
+) -> dict[str, DataFrame]: ...
 
 
 @overload
 def run(
     flow: Flow,
-    frames: Mapping[str, DataFrame],
+    frames: Mapping[str, DataFrame] | DataFrame,
     partitions: int | None = None,
     *,
     state: str,
@@ -110,7 +112,7 @@ def run(
 
 def run(
     flow: Flow,
-    frames: Mapping[str, DataFrame],
+    frames: Mapping[str, DataFrame] | DataFrame,
     partitions: int | None = None,
     *,
     state: str | None = None,
@@ -130,7 +132,7 @@ def run(
     Parameters
     ----------
     flow, frames
-        The plan; a DataFrame by input, whose columns are matched by name.
+        The plan; a DataFrame by input, whose columns are matched by name.  With one input its DataFrame will do.
     partitions : int, optional
         Of each shuffle, by default Spark's ``spark.sql.shuffle.partitions``; or of a new state.  A state of another
         number is refused.
@@ -167,7 +169,7 @@ def run(
     (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row.  What only rows show (null keys,
     ties) fails the job that reads them, with ddflow's message inside Spark's.
     """
-    check_frames(flow, frames)
+    frames = by_input(flow, frames)
     if state is not None:
         options = StateOptions(check_address(state, outputs), partitions, outputs, memory, trust, part_cache, keep=keep)
         return run_into(flow, frames, options, epoch, close)

@@ -28,12 +28,12 @@ from spark_bridge.job import KEEP, StateOptions, check_address, checked, context
 from spark_bridge.monitoring import ACCOUNTS
 from spark_bridge.running import session_of
 from spark_bridge.stats import EpochStats, QueryStats
-from spark_bridge.types import check_frames
+from spark_bridge.types import by_input
 
 
 def stream(
     flow: Flow,
-    frames: Mapping[str, DataFrame],
+    frames: Mapping[str, DataFrame] | DataFrame,
     *,
     state: str,
     partitions: int | None = None,
@@ -87,7 +87,7 @@ def stream(
     Runs nothing.  O(nodes of the plan).
     """
     place = check_address(state, outputs)
-    check_frames(flow, frames)
+    frames = by_input(flow, frames)
     if not frames:
         raise SpecError("stream into a state", "no DataFrame is given", "give one for an input at least")
     columns = {input: checked(flow, input, frame, streaming=True) for input, frame in frames.items()}

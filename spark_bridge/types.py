@@ -18,16 +18,17 @@ StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pat
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
-from pyspark.sql.types import TimeType  # by name: where it is missing, PySpark is too old, and that is an ImportError
+from pyspark.sql.types import TimeType  # noqa: F401  (where it is missing, PySpark is too old: an ImportError)
 
-from ddflow.columns.schema import updates_schema
+from ddflow.columns.declared import spark_type
+from ddflow.columns.schema import lossless, updates_schema
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
 from ddflow.plan.plan import Plan
 
@@ -136,48 +137,24 @@ def restored(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     return table
 
 
-def _cast(column: Any, kind: pa.DataType, name: str, what: str) -> Any:
-    if column.type == kind:
-        return column
-    try:
-        return column.cast(kind, safe=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        found = f"{column.type} does not fit {kind} ({str(error).splitlines()[0]})"
-        raise SchemaMismatch(f"column {name!r} of {what}", found, "mend the rows, or use a wider type") from None
+def _cast(column: Any, kind: pa.DataType, name: str, what: str) -> pa.Array:
+    chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+    return lossless(chunked, pa.field(name, kind), what)
 
 
-_PAIRS: Final[tuple[tuple[type[T.DataType], pa.DataType], ...]] = (
-    (T.NullType, pa.null()),
-    (T.BooleanType, pa.bool_()),
-    (T.ByteType, pa.int8()),
-    (T.ShortType, pa.int16()),
-    (T.IntegerType, pa.int32()),
-    (T.LongType, pa.int64()),
-    (T.FloatType, pa.float32()),
-    (T.DoubleType, pa.float64()),
-    (T.StringType, pa.string()),
-    (T.VarcharType, pa.string()),
-    (T.CharType, pa.string()),
-    (T.BinaryType, pa.binary()),
-    (T.DateType, pa.date32()),
-    (T.TimestampType, pa.timestamp("us", "UTC")),
-    (T.TimestampNTZType, pa.timestamp("us")),
-    (T.DayTimeIntervalType, pa.duration("us")),
-    (TimeType, pa.time64("ns")),
-)
-"""Both ways, for all but decimals and nested types; the first of equal ones is what a flow's columns become."""
+def by_input(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
+    """The DataFrames of a flow by input: ``frames``, or a DataFrame alone where there is one input.
 
-
-def check_frames(flow: Any, frames: Any) -> None:
-    """Refuse what is no flow, or are no Spark DataFrames by input, saying what to write.
-
-    Raises `SpecError`, `NotArrow`.
+    Raises `SpecError` for what is no flow, `NotArrow` for what are no DataFrames, saying what to write.
     """
+    if isinstance(flow, Plan) and len(flow.inputs) == 1 and not isinstance(frames, Mapping):
+        frames = dict.fromkeys(flow.inputs, frames)
     if not isinstance(flow, Plan) or not isinstance(frames, Mapping):
         found = f"it is given a {type(flow).__name__} and a {type(frames).__name__}"
         raise SpecError("a flow on Spark", found, "give the dd.Flow, then {input: DataFrame}")
     for name, frame in frames.items():
         _check_frame(frame, f"rows for {name!r}")
+    return frames
 
 
 def _check_frame(frame: Any, asked: str) -> None:
@@ -217,7 +194,7 @@ def arrow_schema(frame: Any) -> pa.Schema:
     _check_frame(frame, "the columns of a DataFrame")
     fields = []
     for field in frame.schema:
-        kind = _arrow_type(field.dataType)
+        kind = spark_type(field.dataType.jsonValue())
         if kind is None:
             asked, remedy = f"column {field.name!r} of a DataFrame", "cast it, or drop it, in the DataFrame"
             found = f"it is {field.dataType.simpleString()}, which does not go to Python and back unchanged"
@@ -245,19 +222,3 @@ def shapes(flow: Plan) -> dict[str, Shape]:
     for name, (_, schema) in flow.side_outputs().items():
         schemas[name] = updates_schema(schema, flow.time_type)
     return {name: Shape(each, spark_schema(each, f"output {name!r}")) for name, each in schemas.items()}
-
-
-def _arrow_type(kind: T.DataType) -> pa.DataType | None:
-    """What Spark sends values of a type as, all inside it nullable; None where that loses what they are."""
-    if isinstance(kind, T.DecimalType):
-        return pa.decimal128(kind.precision, kind.scale)
-    if isinstance(kind, T.ArrayType):
-        element = _arrow_type(kind.elementType)
-        return None if element is None else pa.list_(element)
-    if isinstance(kind, T.MapType):
-        key, value = _arrow_type(kind.keyType), _arrow_type(kind.valueType)
-        return None if key is None or value is None else pa.map_(key, value)
-    if isinstance(kind, T.StructType):
-        children = [(field.name, child) for field in kind if (child := _arrow_type(field.dataType)) is not None]
-        return pa.struct(children) if len(children) == len(kind) else None
-    return next((arrow for spark, arrow in _PAIRS if type(kind) is spark), None)

@@ -470,6 +470,8 @@ def to_upserts(
     def shown(rows: Collection) -> Any:
         if on_conflict == "all":
             return dict(rows)
+        if on_conflict == "error":  # of several, which are refused below, none is greatest: structs have no order
+            return next(iter(rows), None)
         return max(rows, key=ranks, default=None)
 
     for time in sorted({time for _, time, _ in updates}):

@@ -35,6 +35,7 @@ VERBS: Final = (
     "diff",
     "count",
     "replace",
+    "compare",
     "inspect",
     "export",
     "why",
@@ -47,6 +48,8 @@ VERBS: Final = (
     "warmup",
 )
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
+AGAIN: Final = 0.02
+"""Seconds until a signal whose exception was lost comes again."""
 
 
 class Verbs(TyperGroup):
@@ -63,7 +66,7 @@ class Verbs(TyperGroup):
             return None
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         verb = getattr(importlib.import_module(f"ddflow.cli.{cmd_name}"), cmd_name)
-        alone.command(cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace"))(verb)
+        alone.command(cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace", "compare"))(verb)
         return typer.main.get_command(alone)
 
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:
@@ -143,14 +146,32 @@ def root(
     """
 
 
-def _stop(number: int, frame: Any) -> None:
-    raise SystemExit(128 + number)
+def stop_on_signals() -> None:
+    """Let SIGTERM end the process as an exception does, so that what is half written is taken away.
+
+    The exception of a signal is lost where C code calls back and drops it, as LLVM does while a kernel is compiled.
+    Then the signal comes once more.
+    """
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    def lost(what: Any) -> None:
+        if not isinstance(what.exc_value, KeyboardInterrupt | SystemExit):
+            sys.__unraisablehook__(what)
+            return
+        number = signal.SIGINT if isinstance(what.exc_value, KeyboardInterrupt) else signal.SIGTERM
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+
+    signal.signal(signal.SIGTERM, stop)
+    sys.unraisablehook = lost
 
 
 def main() -> None:
     """The ``ddflow`` program."""
     guard_log()
-    signal.signal(signal.SIGTERM, _stop)  # so that what is half written is taken away
+    stop_on_signals()
     try:
         app()
     except SystemExit as error:

@@ -1,21 +1,20 @@
-"""What columns may be: the types a source declares, the names that are reserved, the casts that lose nothing.
+"""What columns may be: types in their normal form, and tables that are made to have the declared columns.
 
 Invariant: after ``conform`` a table has exactly the declared columns, in the declared order, in their *normal* types
 (dictionary, run-end and view encodings are decoded), without a null where the schema forbids one. Everything above
 relies on it and checks nothing again. Producers disagree on encodings of the same values (``string``,
-``large_string``, ``string_view``, dictionaries), and Arrow's own cast would also accept what loses information in
-meaning (int to float, timestamps across zones). This module reads no values beyond those casts and knows nothing of
-keys, orders or deletes: that is ``spec``.
+``large_string``, ``string_view``, dictionaries) and on their types; which casts lose nothing is known to ``casts``.
+This module knows nothing of keys, orders or deletes: that is ``spec``.
 
 >>> import pyarrow as pa
->>> declared = to_schema({"id": pa.int64(), "city": pa.dictionary(pa.int32(), pa.string())})
->>> declared.field("city").type
+>>> normal_type(pa.dictionary(pa.int32(), pa.string()))
 DataType(string)
+>>> declared = pa.schema({"id": pa.int64(), "city": pa.string()})
 >>> conform(pa.table({"city": ["Bern"], "id": pa.array([1], pa.int16())}), declared, "orders").to_pylist()
 [{'id': 1, 'city': 'Bern'}]
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.names import DIFF, TIME, check_names, did_you_mean
-from ddflow.errors import NotArrow, SchemaMismatch
+from ddflow.columns.casts import exact, first_misfit, fitting, may_cast
+from ddflow.columns.names import DIFF, TIME, did_you_mean
+from ddflow.errors import SchemaMismatch, cut
 
 
 def normal_type(kind: pa.DataType) -> pa.DataType:
@@ -36,19 +36,20 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
     if kind == pa.binary_view():
         return pa.binary()
     if pat.is_struct(kind):
-        return pa.struct([_normal_field(kind.field(i)) for i in range(kind.num_fields)])
+        return pa.struct([normal_field(kind.field(i)) for i in range(kind.num_fields)])
     if pat.is_map(kind):
         return pa.map_(normal_type(kind.key_type), normal_type(kind.item_type))
     if pat.is_fixed_size_list(kind):
-        return pa.list_(_normal_field(kind.value_field), kind.list_size)
+        return pa.list_(normal_field(kind.value_field), kind.list_size)
     if pat.is_large_list(kind) or pat.is_large_list_view(kind):
-        return pa.large_list(_normal_field(kind.value_field))
+        return pa.large_list(normal_field(kind.value_field))
     if pat.is_list(kind) or pat.is_list_view(kind):
-        return pa.list_(_normal_field(kind.value_field))
+        return pa.list_(normal_field(kind.value_field))
     return kind
 
 
-def _normal_field(field: pa.Field) -> pa.Field:
+def normal_field(field: pa.Field) -> pa.Field:
+    """The same column in its `normal_type`."""
     return field.with_type(normal_type(field.type))
 
 
@@ -143,86 +144,12 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
-def to_schema(given: Any, what: str = "schema") -> pa.Schema:
-    """The declared schema of a source, in normal types.
-
-    ``given``: a ``pa.Schema``, anything with ``__arrow_c_schema__`` (a Polars or DuckDB schema, a table's), or
-    ``{name: type}``.  Raises `SpecError` for duplicate or reserved names, `NotArrow` for anything else.  O(columns).
-    """
-    try:
-        if isinstance(given, pa.Schema):
-            schema = given
-        elif isinstance(given, Mapping):
-            schema = pa.schema(list(given.items()))
-        elif hasattr(given, "__arrow_c_schema__"):
-            schema = pa.schema(given)
-        elif isinstance(getattr(given, "schema", None), pa.Schema):
-            schema = given.schema
-        else:
-            raise TypeError("it is no Arrow schema")
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
-        remedy = "give a pyarrow.Schema, {name: type}, or anything with __arrow_c_schema__"
-        raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
-    check_names(schema.names, what)
-    return pa.schema([_normal_field(field) for field in schema])
-
-
-def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:
-    """Any Arrow producer's rows as one table.  Copies nothing that is Arrow already; O(batches).
-
-    ``given``: a table, a record batch, a reader, anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``, or a
-    sequence of record batches.  ``schema``: of the table when there is no batch to tell.  Raises `NotArrow`, and
-    `SchemaMismatch` when the batches of a sequence differ.
-    """
-    if isinstance(given, pa.Table):
-        return given
-    if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
-    if isinstance(given, pa.RecordBatchReader):
-        return given.read_all()
-    if hasattr(given, "__arrow_c_stream__"):
-        reader: pa.RecordBatchReader = imported(pa.RecordBatchReader.from_stream, given, what)
-        return reader.read_all()
-    if hasattr(given, "__arrow_c_array__"):
-        return pa.Table.from_batches([imported(pa.record_batch, given, what)])
-    if isinstance(given, list | tuple) and all(isinstance(part, pa.RecordBatch) for part in given):
-        for i, part in enumerate(given):
-            if not part.schema.equals(given[0].schema):
-                raise SchemaMismatch(
-                    f"rows for {what}",
-                    f"batch {i} has the columns {_shown(part.schema)}, the first {_shown(given[0].schema)}",
-                    "give batches of one schema",
-                )
-        return pa.Table.from_batches(given, given[0].schema if given else schema)
-    raise NotArrow(
-        f"rows for {what}",
-        f"{type(given).__name__} does not speak Arrow",
-        "give a table, record batches, a reader, or anything with __arrow_c_stream__",
-    )
-
-
-def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
-    """What ``take`` makes of something that speaks Arrow.  Raises `NotArrow` where that holds no rows."""
-    try:
-        return take(given)
-    except pa.ArrowInvalid as error:
-        raise NotArrow(
-            f"rows for {what}",
-            f"{type(given).__name__} holds no rows ({error})",
-            "give a table, record batches, or a reader of them",
-        ) from None
-
-
-def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
 def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[str] = ()) -> pa.Table:
     """``table`` with exactly ``schema``'s columns, order and types, each column in one chunk.
 
     Columns are matched by name; one that is missing is null, unless it is ``required``.  Raises `SchemaMismatch`
-    for an unknown, duplicate or missing required column, a cast that could lose something, or a null that the schema
-    forbids.  O(rows) only for columns that need a cast or have several chunks.
+    for an unknown, duplicate or missing required column, a value that has no equal in the declared type, or a null that
+    the schema forbids.  O(rows) only for columns that need a cast or have several chunks.
     """
     if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
         return _without_nulls(table, what)
@@ -248,7 +175,7 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[st
         if field.name not in names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
-        columns.append(_lossless(table.column(field.name), field, what))
+        columns.append(lossless(table.column(field.name), field, f"rows for {what}"))
     return _without_nulls(pa.Table.from_arrays(columns, schema=schema), what)
 
 
@@ -263,28 +190,33 @@ def _without_nulls(table: pa.Table, what: str) -> pa.Table:
     return table
 
 
-def _lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
-    """``column`` as one array of the field's type.  Raises `SchemaMismatch` where that could lose something."""
+def lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
+    """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there."""
     source = column.type
-    if source != field.type:
-        column = pa.chunked_array([plain(chunk) for chunk in column.chunks], normal_type(source))
-    if pat.is_null(column.type):
-        return pa.nulls(len(column), field.type)
-    if column.type != field.type:
-        asked = f"column {field.name!r} of rows for {what}"
-        if not _may_cast(column.type, field.type):
-            raise SchemaMismatch(
-                asked, f"it is {source}, declared is {field.type}", "cast it yourself, or declare that type"
-            )
-        try:
-            column = column.cast(field.type, safe=True)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SchemaMismatch(
-                asked,
-                f"{source} does not fit {field.type} ({str(error).splitlines()[0]})",
-                "mend the rows, or declare the wider type",
-            ) from None
-    return one_chunk(column)
+    if source == field.type:
+        return one_chunk(column)
+    array = one_chunk(pa.chunked_array([plain(chunk) for chunk in column.chunks], normal_type(source)))
+    made = exact(array, field.type)
+    if made is not None:
+        return made
+    asked = f"column {field.name!r} of {what}"
+    if may_cast(array.type, field.type):
+        row = first_misfit(array, field.type)
+        found = f"row {row:,} holds {_value(array, row)} ({source}), which does not fit {field.type}"
+        raise SchemaMismatch(asked, found, f"mend the row, or declare {fitting(array.type, field.type)}")
+    there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
+    found = f"it is {source}, declared is {field.type}" + "".join(
+        f"; row {i:,} holds {_value(array, i)}" for i in there
+    )
+    raise SchemaMismatch(asked, found, f"cast it yourself, or declare {array.type}")
+
+
+def _value(array: pa.Array, row: int) -> str:
+    """A value as messages show it: Python's way, or Arrow's where Python has no such value, cut short."""
+    try:
+        return cut(repr(array[row].as_py()), 60)
+    except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
+        return cut(" ".join(str(array.slice(row, 1)).split()[1:]), 60)
 
 
 def updates_schema(schema: pa.Schema, time_type: pa.DataType) -> pa.Schema:
@@ -313,36 +245,3 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
-
-
-def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether a checked cast from one to the other can only fail, never lose: pure on types."""
-    if source == target or pat.is_null(source):
-        return True
-    if pat.is_integer(source):
-        return bool(pat.is_integer(target))
-    if pat.is_floating(source):
-        return bool(pat.is_floating(target)) and source.bit_width <= target.bit_width
-    if is_text(source):
-        return is_text(target)
-    if {source, target} == {pa.uuid(), pa.binary(16)}:
-        return True
-    if pat.is_binary(source) or pat.is_large_binary(source):
-        return bool(pat.is_binary(target) or pat.is_large_binary(target))
-    if pat.is_decimal(source):
-        return bool(pat.is_decimal(target))
-    if pat.is_timestamp(source):
-        return bool(pat.is_timestamp(target)) and source.tz == target.tz
-    if pat.is_date(source):
-        return bool(pat.is_date(target))
-    if pat.is_time(source) or pat.is_duration(source):
-        return source.id == target.id or (bool(pat.is_time(source)) and bool(pat.is_time(target)))
-    if pat.is_struct(source) and pat.is_struct(target):
-        return [f.name for f in source] == [f.name for f in target] and all(
-            _may_cast(a.type, b.type) for a, b in zip(source, target, strict=True)
-        )
-    if pat.is_list(source) or pat.is_large_list(source):
-        return bool(pat.is_list(target) or pat.is_large_list(target)) and _may_cast(
-            source.value_type, target.value_type
-        )
-    return False

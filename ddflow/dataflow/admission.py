@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, validity, words
-from ddflow.columns.schema import conform, one_batch, to_table
+from ddflow.columns.schema import conform, one_batch
+from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
 from ddflow.operators.upsert.events import Events

@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import imported, plain_size, to_table
+from ddflow.columns.schema import plain_size
+from ddflow.connectors.frames import arrow, to_table
 from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
@@ -94,17 +95,45 @@ def flowing(
     return inflow
 
 
-def check_names(inputs: Any, known: Mapping[str, Admission]) -> None:
-    """Raise `NotArrow` or `SchemaMismatch` unless ``inputs`` says which rows are for which input."""
-    if not isinstance(inputs, Mapping):
+def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
+    """The rows of a call by input: ``inputs``, or rows alone where there is one input.  O(inputs and their columns).
+
+    A mapping is rows, a dict of lists, where it has a column of the only input and is not the name of that input alone.
+    Raises `NotArrow` or `SchemaMismatch` unless it is clear which rows are for which input.
+    """
+    if isinstance(inputs, Mapping):
+        if inputs.keys() <= known.keys():
+            return inputs
+        columns = next(iter(known.values())).bound.schema.names if len(known) == 1 else ()
+        if not any(name in columns for name in inputs):
+            raise no_input(next(name for name in inputs if name not in known), known)
+    elif len(known) != 1:
         raise NotArrow(
             f"inputs from {type(inputs).__name__}",
             "it does not say which rows are for which input",
             f"give {{name: rows}}; the inputs are {list(known)}",
         )
-    for name in inputs:
-        if name not in known:
-            raise SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known))
+    return {next(iter(known)): inputs}
+
+
+def of_one(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> tuple[str, Any]:
+    """The input and the rows of a call for one: ``rows`` is None where they stand in the place of the name.
+
+    Raises `NotArrow` or `SchemaMismatch` where either is missing.
+    """
+    if rows is None and not (isinstance(name, str) and name in known):
+        return next(iter(by_input(name, known).items()))
+    if rows is None or not isinstance(name, str):
+        found = "no rows are given" if rows is None else f"a {type(name).__name__} is no name of an input"
+        raise NotArrow(call, found, f"write {call}(name, rows, ...), or {call}(rows, time=...) for the only input")
+    if name not in known:
+        raise no_input(name, known)
+    return name, rows
+
+
+def no_input(name: Any, known: Iterable[str]) -> SchemaMismatch:
+    """The error for the name of an input that there is not."""
+    return SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known))
 
 
 def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:
@@ -121,11 +150,10 @@ def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str,
 def portions(given: Any, what: str, schema: pa.Schema, most: int) -> Iterator[pa.Table]:
     """Rows as tables of at most ``most`` bytes; at least one, so that its columns are looked at.
 
-    A reader, or whatever gives one, is read as it goes.  Raises what `to_table` raises, and `BudgetExceeded` for a row
+    A reader, or whatever gives one, is read as it goes.  Raises what `arrow` raises, and `BudgetExceeded` for a row
     that is larger than that.
     """
-    if not isinstance(given, pa.Table | pa.RecordBatch) and hasattr(given, "__arrow_c_stream__"):
-        given = imported(pa.RecordBatchReader.from_stream, given, what)
+    given = arrow(given, what, schema)
     if not isinstance(given, pa.RecordBatchReader):
         yield from _cut(to_table(given, what, schema), what, most)
         return

@@ -11,10 +11,19 @@ never change afterwards and own their memory.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final
 
 import pyarrow as pa
 
 from ddflow.dataflow.verdicts import Verdicts
+from ddflow.errors import cut
+from ddflow.terminal import counted, html_table
+
+SHOWN: Final = 10
+"""Updates of an output, and columns, that a notebook shows; and characters of a value."""
+COLUMNS: Final = 20
+CHARACTERS: Final = 60
 
 
 class Step(Mapping[str, pa.Table]):
@@ -44,6 +53,29 @@ class Step(Mapping[str, pa.Table]):
     def __len__(self) -> int:
         return len(self._tables)
 
+    def _repr_html_(self) -> str:
+        """The first updates of each output, and the verdicts, for a notebook."""
+        return "".join(rows_html(name, table) for name, table in self._tables.items()) + self.verdicts._repr_html_()
+
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {table.num_rows:,} updates" for name, table in self._tables.items())
         return f"Step({sizes}; {self.verdicts})"
+
+
+def rows_html(name: str, table: pa.Table) -> str:
+    """The first rows of a table for a notebook, under its name.  O(rows and columns shown)."""
+    names = [*table.column_names[: COLUMNS - 2], *table.column_names[COLUMNS - 2 :][-2:]]
+    rows = zip(*(islice(_texts(table.column(each)), SHOWN) for each in names), strict=True)
+    rest = [f"... and {table.num_rows - SHOWN:,} more"] if table.num_rows > SHOWN else []
+    if len(names) < table.num_columns:
+        rest.append(f"{table.num_columns - len(names):,} columns are left out")
+    return html_table(f"{name}: {counted(table.num_rows, 'update')}", [names, *map(list, rows)], rest)
+
+
+def _texts(column: pa.ChunkedArray) -> Iterator[str]:
+    for value in column.slice(0, SHOWN):
+        try:
+            plain = value.as_py()
+        except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
+            plain = value
+        yield "null" if plain is None else cut(str(plain), CHARACTERS)

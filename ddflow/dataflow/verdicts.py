@@ -15,6 +15,8 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
+from ddflow.terminal import html_table
+
 NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
 """By the codes of ``kernels.resolve``, in the order in which they are resolved."""
 SHOWN: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "bad", "forgotten")
@@ -77,6 +79,12 @@ class Verdicts:
 
     def __getitem__(self, name: str) -> int:
         return self.counts[name]
+
+    def _repr_html_(self) -> str:
+        """The counts that are not 0, for a notebook."""
+        counts = {**self.counts, "pending": self.pending, "absent": self.absent}
+        rows = [[name, f"{n:,}"] for name, n in counts.items() if n]
+        return html_table(f"{self.resolved:,} events", [["verdict", "events"], *rows], [])
 
     def __str__(self) -> str:
         parts = [f"{name} {n:,}" for name, n in self.counts.items() if n]

@@ -19,13 +19,14 @@ from typing import Any
 
 from ddflow.columns.hashing import RowHashes
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import Inflow, check_names
+from ddflow.dataflow.inflow import Inflow
 from ddflow.dataflow.result import Step
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.digests import Digest, combined
-from ddflow.errors import SpecError, WrongMode
+from ddflow.errors import SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import CallMetrics, Metrics, publish
 from ddflow.storage.feeding import EVENTS, Way, fed_by
+from ddflow.time import CLOSED, NEVER, as_int64, shown
 
 
 class Calls:
@@ -53,21 +54,42 @@ class Calls:
         )
         raise WrongMode(what, f"the flow is in {mode} mode: {why}", instead)
 
+    def time(self, what: str, time: int | None, epoch: int | None) -> int:
+        """The time of a call of epoch mode: the one given; else that of a committed ``epoch``; else one above the last.
+
+        1 where nothing was closed yet.  Raises `SchemaMismatch` for what is no time.
+        """
+        if time is None:
+            last = self.dataflow.last
+            time = None if epoch is None or self.durable is None else self.durable.time_of(epoch)
+            time = time if time is not None else 1 if last == NEVER else last + 1
+        return as_int64(f"{what} at time {time!r}", time, CLOSED - 1)
+
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
-        """What a committed epoch's call returned, when this is one; None when it is new.  O(rows) for their digest."""
+        """What a committed epoch's call returned, when this is one; None when it is new.  O(rows) for their digest.
+
+        Raises `TimeWentBack` for a new one of epoch mode that is not after the last.
+        """
         if self.durable is not None:
-            return self.durable.replayed(asked, epoch, inputs, self.dataflow)
-        if epoch is not None:
+            again = self.durable.replayed(asked, epoch, inputs, self.dataflow)
+            if again is not None:
+                return again
+        elif epoch is not None:
             raise SpecError(
                 f"{asked} of epoch {epoch}",
                 "this engine's state is in memory and has no epochs",
                 "leave epoch= out, or open the flow with a state",
             )
+        if asked.time < self.dataflow.frontier and not self.dataflow.holds_back:
+            raise TimeWentBack(
+                f"cannot {asked}",
+                f"the last step was at {shown(self.dataflow.last)}",
+                "give every step a greater time",
+            )
         return None
 
     def admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:
         """The rows of each input, admitted, and the digest of the call, "" in memory.  O(rows)."""
-        check_names(inputs, self.dataflow.admissions)
         if self.durable is None:
             return self.dataflow.admit(inputs, time), ""
         digests = {name: self.digest(name) for name in inputs}

@@ -162,11 +162,22 @@ class Commits:
             return None
         if self.calls:
             raise self.log.skipped(f"{asked} of epoch {epoch}")
-        at = self._told[1] if self._told[0] == epoch else 0
+        at = self._at(epoch)
         step = self._again(receipt.calls[at], epoch, asked, inputs, dataflow)
         # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
         self._told = (epoch, (at + 1) % len(receipt.calls))
         return step
+
+    def time_of(self, epoch: int) -> int | None:
+        """The time of that call of a committed epoch that comes next when it is given again; None for a new epoch."""
+        for receipt in self.log.manifest_log.manifest.receipts:
+            if receipt.epoch == epoch and receipt.calls:
+                return receipt.calls[self._at(epoch)].time
+        return None
+
+    def _at(self, epoch: int) -> int:
+        """Which of the calls of an epoch that is given again comes next."""
+        return self._told[1] if self._told[0] == epoch else 0
 
     def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step:
         digest = digest_of(

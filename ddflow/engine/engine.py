@@ -16,12 +16,11 @@ epochs, published whole (``commits``).
 [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}] applied 2
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from ddflow.dataflow.inflow import lateness_frontier
+from ddflow.dataflow.inflow import by_input, lateness_frontier
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked, Commits
@@ -30,11 +29,11 @@ from ddflow.engine.digests import combined
 from ddflow.engine.opening import new_dataflow, runnable
 from ddflow.engine.reads import Reading
 from ddflow.engine.replace import replace
-from ddflow.errors import SpecError, TimeWentBack
+from ddflow.errors import SpecError
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
-from ddflow.time import CLOSED, advance, as_int64, shown
+from ddflow.time import CLOSED, advance, as_int64
 
 
 class Engine(Reading, Closing):
@@ -95,18 +94,18 @@ class Engine(Reading, Closing):
         """
         return self.dataflow.output_schema(name)
 
-    def step(self, inputs: Mapping[str, Any], time: int, *, epoch: int | None = None) -> Step:
+    def step(self, inputs: Any, time: int | None = None, *, epoch: int | None = None) -> Step:
         """Epoch mode: take in rows of any inputs as one epoch, stamped ``time``.
 
         Parameters
         ----------
-        inputs : mapping of str to table
-            By input, anything that speaks Arrow.
-        time : int
-            The ``_time`` of the updates, an int64 above that of the last step.
+        inputs : mapping of str to table, or table
+            By input, anything that speaks Arrow.  With one input its rows will do.
+        time : int, optional
+            The ``_time`` of the updates, an int64 above that of the last step; by default the next one, 1 at first.
         epoch : int, optional
             On durable state, the number of the epoch.  A committed epoch that you give again returns what it returned;
-            so does a committed ``time``.
+            so does a committed ``time``.  Without both a call is never given again.
 
         Returns
         -------
@@ -132,20 +131,15 @@ class Engine(Reading, Closing):
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.use("step"):
             calls.check_mode("step", holds_back=False)
-            time = as_int64(f"step at time {time!r}", time, CLOSED - 1)
+            inputs = by_input(inputs, dataflow.admissions)
+            time = calls.time("step", time, epoch)
             asked = Asked("step", time)
             if (again := calls.replayed(asked, epoch, inputs)) is not None:
                 return again
-            if time < dataflow.frontier:
-                raise TimeWentBack(
-                    f"cannot step at {time}",
-                    f"the last step was at {shown(dataflow.last)}",
-                    "give every step a greater time",
-                )
             inflows, digest = calls.admit(inputs, time, asked)
             return calls.done(asked, digest, dataflow.step(inflows, time), inputs)
 
-    def push(self, inputs: Mapping[str, Any], *, epoch: int | None = None) -> Step:
+    def push(self, inputs: Any, *, epoch: int | None = None) -> Step:
         """Hold-back mode: take in rows, which wait until their times close.  Bad and late events get their verdicts at
         once.
 
@@ -173,6 +167,7 @@ class Engine(Reading, Closing):
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.use("push"):
             calls.check_mode("push", holds_back=True)
+            inputs = by_input(inputs, dataflow.admissions)
             asked = Asked("push", 0)
             if (again := calls.replayed(asked, epoch, inputs)) is not None:
                 return again
@@ -247,7 +242,14 @@ class Engine(Reading, Closing):
                 return self.durable.commit(self.dataflow)
 
     def replace(
-        self, name: str, table: Any, time: int, scope: str | None = None, *, order: Any = None, epoch: int | None = None
+        self,
+        name: Any,
+        table: Any = None,
+        time: int | None = None,
+        scope: str | None = None,
+        *,
+        order: Any = None,
+        epoch: int | None = None,
     ) -> Step:
         """Epoch mode: make ``table`` all that the input ``name`` holds from ``time`` on; returns the differences.
 
@@ -257,7 +259,7 @@ class Engine(Reading, Closing):
         Parameters
         ----------
         name : str
-            The input.
+            The input.  With one input you may leave it out: ``replace(table)``.
         table : table
             Anything that speaks Arrow.  A reader is read as it goes; 8 or 16 bytes a row stay in memory.
         time, epoch
@@ -284,7 +286,9 @@ class Engine(Reading, Closing):
         """
         return replace(self.calls, "replace", name, table, time, scope, order, epoch)
 
-    def restate(self, name: str, events: Any, time: int, *, order: Any = None, epoch: int | None = None) -> Step:
+    def restate(
+        self, name: Any, events: Any = None, time: int | None = None, *, order: Any = None, epoch: int | None = None
+    ) -> Step:
         """Epoch mode: make the input ``name`` what ``events``, its corrected history, fold to from nothing.
 
         The updates, stamped ``time``, compensate for the difference.  The events are resolved among themselves.  From

@@ -13,6 +13,7 @@ Step(by_city: 1 updates; applied 1)
 from __future__ import annotations
 
 from ddflow.engine.engine import Engine
+from ddflow.plan.explain import Explained, explain
 from ddflow.plan.options import EngineOptions, opened_with
 from ddflow.plan.plan import Plan
 
@@ -49,6 +50,34 @@ class Flow(Plan):
         flow = cls()
         flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
         return flow
+
+    def explain(self, name: str | None = None) -> Explained:
+        """The plan as text: a tree of operators for each output, what is kept, and by which columns rows meet.
+
+        Parameters
+        ----------
+        name : str, optional
+            An output or an input, where all outputs are not wanted.
+
+        Returns
+        -------
+        str
+            Several lines.  A prompt and a notebook show them as they are.
+
+        Raises
+        ------
+        SpecError
+            For a name that is none.
+
+        Notes
+        -----
+        It runs nothing.  O(nodes of the plan).
+        """
+        return explain(self, name)
+
+    def _repr_html_(self) -> str:
+        """The plan, for a notebook."""
+        return explain(self)._repr_html_()
 
     @opened_with(EngineOptions)
     def open(self, options: EngineOptions) -> Engine:

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.schema import conform, imported, to_table
+from ddflow.columns.schema import conform
+from ddflow.connectors.frames import arrow, is_rows, to_table
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow
 from ddflow.plan.bind import Bound
@@ -79,11 +80,11 @@ SAY: Final = (
 
 
 def parts_of(log: Any, what: str) -> Iterator[Any]:
-    """The parts of a log, as they are.  ``log``: a part, or an iterable of parts; a part is anything that speaks Arrow,
-    or that in a mark.  O(1) a part.  Raises `NotArrow`."""
-    if isinstance(log, MARKS) or hasattr(log, "__arrow_c_stream__") or hasattr(log, "__arrow_c_array__"):
+    """The parts of a log, as they are.  ``log``: a part, or an iterable of parts; a part is rows of any kind, or those
+    in a mark.  O(1) a part.  Raises `NotArrow`."""
+    if isinstance(log, MARKS) or is_rows(log):
         yield log
-    elif isinstance(log, Iterable) and not isinstance(log, str | bytes | dict):
+    elif isinstance(log, Iterable) and not isinstance(log, bytes):
         yield from log
     else:
         raise NotArrow(
@@ -240,8 +241,7 @@ def batches(part: Any, bound: Bound) -> Iterator[pa.RecordBatch]:
     `SchemaMismatch`.
     """
     what = repr(bound.name)
-    if not isinstance(part, pa.Table | pa.RecordBatch | pa.RecordBatchReader) and hasattr(part, "__arrow_c_stream__"):
-        part = imported(pa.RecordBatchReader.from_stream, part, what)
+    part = arrow(part, what, bound.schema)
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
         given = to_table(rows, what, bound.schema)
         table = conform(given, bound.schema, what, bound.required)

@@ -26,30 +26,32 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import value_hashes
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import Inflow, check_names
+from ddflow.dataflow.inflow import Inflow, of_one
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked
 from ddflow.engine.digests import combined
 from ddflow.engine.full_contents import Contents
-from ddflow.errors import TimeWentBack, WrongMode
+from ddflow.errors import WrongMode
 from ddflow.operators.upsert.events import Events
 from ddflow.storage.feeding import FULL, RESTATED, Way
-from ddflow.time import CLOSED, as_int64, shown
 
 
 def replace(
     calls: Calls,
     kind: Literal["replace", "restate"],
-    name: str,
+    name: Any,
     rows: Any,
-    time: int,
+    time: int | None,
     scope: str | None,
     order: Any,
     epoch: int | None,
 ) -> Step:
-    """Either of the two: a step of one input, in which what is absent is deleted."""
+    """Either of the two: a step of one input, in which what is absent is deleted.
+
+    ``name``: the rows where ``rows`` is None.  ``time``: None for one above the last.
+    """
     dataflow = calls.dataflow
     with dataflow.guard.use(kind):
         if dataflow.flow.holds_back:
@@ -58,20 +60,14 @@ def replace(
                 "the flow is in hold-back mode: its inputs name a time column",
                 "full contents are of one time; push their rows as events, or leave time= out of the spec",
             )
-        time = as_int64(f"{kind} at time {time!r}", time, CLOSED - 1)
-        check_names({name: rows}, dataflow.admissions)
+        time = calls.time(kind, time, epoch)
+        name, rows = of_one(kind, name, rows, dataflow.admissions)
         upsert = dataflow.graph.upserts[name]
         contents = Contents(upsert, f"{kind} of {name!r} at time {time}", scope, order)
         asked = Asked(kind, time, _further(dataflow, name, contents))
         way = Way(FULL if kind == "replace" else RESTATED, scope, contents.spelled)
         if (again := calls.replayed(asked, epoch, {name: rows})) is not None:
             return again
-        if time < dataflow.frontier:
-            raise TimeWentBack(
-                f"cannot {kind} at {time}",
-                f"the last step was at {shown(dataflow.last)}",
-                "give every step a greater time",
-            )
         make_room(dataflow.budget, dataflow.graph, dataflow.batchers)
         inflow, digest = _flown(calls, name, rows, time, contents, asked)
         full = dataflow.admissions[name].arrived + inflow.rows

@@ -57,6 +57,11 @@ def start(directory: Path | None) -> bool:
     return bool(_started)
 
 
+def running() -> list[subprocess.Popen[bytes]]:
+    """The processes that this one has started; closing its ``stdin`` ends one."""
+    return list(_started)
+
+
 def filled(directory: Path | None) -> bool:
     """Whether all kernels of a cache have been compiled once."""
     return directory is not None and (directory / FILLED).exists()

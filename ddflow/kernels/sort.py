@@ -52,10 +52,10 @@ def _merge_runs(high: Words, low: Words, permutation: Narrow, begin: int, end: i
     h, p = np.empty(m, np.uint64), np.empty(m, np.int32)
     w = np.empty(m if has_low else 0, np.uint64)
     while runs > 1:
-        h[:] = high[begin:end]
-        p[:] = permutation[begin:end]
-        if has_low:
-            w[:] = low[begin:end]
+        for i in range(m):
+            h[i], p[i] = high[begin + i], permutation[begin + i]
+            if has_low:
+                w[i] = low[begin + i]
         merged = 0
         for r in range(0, runs, 2):
             i, middle = bounds[r], bounds[r + 1]

@@ -20,6 +20,37 @@ __all__ = ["list_all", "np"]
 
 
 @kernel
+def _sort(values: Narrow, n: int) -> None:
+    """Sort the first n values in their place, by a heap: numba's own sort takes a second to compile.  O(n log n)."""
+    for size in range(n + n // 2 - 1, -1, -1):  # the first n // 2 rounds make the heap, each other one takes its top
+        root, stop = size - n, n
+        if root < 0:
+            root, stop = 0, size
+            values[0], values[size] = values[size], values[0]
+        while 2 * root + 1 < stop:
+            child = 2 * root + 1
+            if child + 1 < stop and values[child + 1] > values[child]:
+                child += 1
+            if values[root] >= values[child]:
+                break
+            values[root], values[child] = values[child], values[root]
+            root = child
+
+
+@kernel
+def _merge(values: Narrow, n: int, others: Narrow, m: int) -> None:
+    """Merge m ascending values into n that are ascending, from behind; there is room for n + m.  O(n + m)."""
+    i, j = n - 1, m - 1
+    for at in range(n + m - 1, -1, -1):
+        if j < 0 or (i >= 0 and values[i] > others[j]):
+            values[at] = values[i]
+            i -= 1
+        else:
+            values[at] = others[j]
+            j -= 1
+
+
+@kernel
 def list_all(
     permutation: Narrow,
     starts: Narrow,
@@ -74,9 +105,9 @@ def list_all(
                         stay += 1
                 size = stay
             if came > 0:
-                live[size : size + came] = entered[:came]
+                _sort(entered, came)
+                _merge(live, size, entered, came)
                 size += came
-                live[:size].sort()
             if changed:
                 for i in range(size if needed + size <= listed.size else 0):
                     listed[needed + i], counted[needed + i] = live[i], count[live[i]]

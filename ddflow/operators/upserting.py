@@ -26,8 +26,9 @@ from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities, is_wide, value_hashes
 from ddflow.columns.names import TIME, column_names, did_you_mean
 from ddflow.columns.rows import RowPool, Rows, dense_ranks, gather, shown_row
-from ddflow.columns.schema import conform, empty, is_flat, to_table
+from ddflow.columns.schema import conform, empty, is_flat
 from ddflow.columns.sorting import Sorted, sort
+from ddflow.connectors.frames import to_table
 from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SpecError, TimeWentBack
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.upserts_all import list_all

@@ -18,8 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from ddflow.columns.declared import to_schema
 from ddflow.columns.names import check_names
-from ddflow.columns.schema import to_schema, updates_schema
+from ddflow.columns.schema import updates_schema
 from ddflow.errors import SpecError
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.collection import Collection, Nodes
@@ -78,8 +79,9 @@ class Plan(Nodes):
         ----------
         name : str
             What rows are given under.
-        schema : pyarrow.Schema, mapping of str to pyarrow.DataType, or table
-            The columns of its events.  Anything that has an Arrow schema will do.
+        schema : schema, mapping of str to type, or frame
+            The columns of its events: a schema of pyarrow, Polars or Spark, a frame, or names with types of pyarrow's
+            or Python's (``{"id": int}``).  Anything that has an Arrow schema will do.
         spec : Upsert
             How its events upsert.
 

@@ -30,10 +30,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import RowHashes, Secret, is_wide
 from ddflow.columns.rows import offset_width, width
-from ddflow.columns.schema import conform, empty, one_batch, to_schema, to_table
+from ddflow.columns.schema import conform, empty, one_batch
 from ddflow.columns.sorting import sort
+from ddflow.connectors.frames import to_table
 from ddflow.dataflow.budget import shown_size
 from ddflow.errors import SpecError
 from ddflow.operators.upsert.orders import orders

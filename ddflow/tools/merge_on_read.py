@@ -24,8 +24,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Secret
-from ddflow.columns.schema import imported, to_schema, to_table
+from ddflow.connectors.frames import arrow
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
@@ -148,17 +149,8 @@ def _parts(log: Any) -> tuple[Iterator[Any], Any]:
     parts = parts_of(log, repr(LOG))
     for part in parts:
         if isinstance(part, MARKS):
-            part = replace(part, rows=_streamed(part.rows))
+            part = replace(part, rows=arrow(part.rows, repr(LOG), pa.schema([])))
             return chain([part], parts), part.rows
-        part = _streamed(part)
+        part = arrow(part, repr(LOG), pa.schema([]))
         return chain([part], parts), part
     return parts, None
-
-
-def _streamed(part: Any) -> Any:
-    """A part as something that has a schema."""
-    if isinstance(part, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
-        return part
-    if hasattr(part, "__arrow_c_stream__"):
-        return imported(pa.RecordBatchReader.from_stream, part, repr(LOG))
-    return to_table(part, repr(LOG), pa.schema([]))

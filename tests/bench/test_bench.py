@@ -175,7 +175,7 @@ def test_a_contender_that_does_not_finish_fails_the_run(capsys: pytest.CaptureFi
 
 def test_a_start_up_program_that_fails_is_an_error() -> None:
     with pytest.raises(subprocess.CalledProcessError):
-        startup.seconds("raise SystemExit(3)")
+        startup.figures("raise SystemExit(3)")
 
 
 @pytest.mark.parametrize("path", sorted(BENCH.glob("*.py")), ids=lambda path: path.stem)

@@ -542,6 +542,25 @@ def test_a_run_that_is_stopped_leaves_nothing(number: signal.Signals, code: int,
     assert sorted(path.name for path in folder.iterdir()) == ["many.csv", "monday.csv", "tuesday.csv"]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+def test_a_signal_whose_exception_c_code_drops_comes_again(number: signal.Signals, code: int) -> None:
+    script = f"""if True:
+    import ctypes, signal, time
+    from ddflow.cli import stop_on_signals
+    stop_on_signals()
+    def call():
+        signal.raise_signal({int(number)})
+    ctypes.CFUNCTYPE(None)(call)()
+    print("dropped", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise SystemExit(1)
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "dropped\n", "")
+
+
 def on_a_terminal(*words: str) -> tuple[int, str]:
     """The exit code of a command whose stdout and stderr are a terminal, and what it showed."""
     ours, theirs = pty.openpty()

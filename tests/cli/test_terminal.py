@@ -170,6 +170,8 @@ def test_what_is_written_to_files_stays_as_it_is(shown: Callable[..., str]) -> N
         (["--{evil}"], 2),
         (["{evil}"], 2),
         (["diff", "{file}", "--key", "id", "--epoch", "{evil}"], 2),
+        (["compare", "{file}", "other.parquet", "--key", "id"], 0),
+        (["compare", "{file}", "{file}", "--key", "no{evil}"], 1),
         (["inspect", "{state}"], 0),
         (["why", "{state}", "{evil}"], 0),
         (["why", "{state}", "{evil}", "{file}"], 0),

@@ -205,7 +205,10 @@ def test_a_column_of_another_type_is_named_with_file_and_both_types(ending: str,
     first = write(tmp_path / f"1{ending}", pa.table({"id": [1], "amount": [1]}))
     other = write(tmp_path / f"2{ending}", pa.table({"id": [1], "amount": [1.5]}))
     said = refused(first, other).replace(f"{tmp_path}/", "")
-    assert said.startswith(f"2{ending}, column 'amount': it is double, in 1{ending} it is int64; declare one type for ")
+    assert said.startswith(f"column 'amount' of rows for 2{ending}: row 0 holds 1.5 (double), which does not fit int64")
+    text = write(tmp_path / f"3{ending}", pa.table({"id": [1], "amount": ["1"]}))
+    said = refused(first, text).replace(f"{tmp_path}/", "")
+    assert said.startswith(f"3{ending}, column 'amount': it is string, in 1{ending} it is int64; declare one type for ")
     assert read(first, other, types={"amount": pa.float64()})["amount"].to_pylist() == [1.0, 1.5]
     assert "it is double, declared is list<item: int8>" in refused(other, types={"amount": pa.list_(pa.int8())})
 
@@ -215,7 +218,7 @@ def test_a_value_that_a_declared_type_cannot_hold_is_named(tmp_path: Path) -> No
     assert "column 'zip': Failed to parse string: 'x'" in refused(path, types={"zip": pa.int64()})
     narrow = write(tmp_path / "b.parquet", pa.table({"zip": [2**40]}))
     first = write(tmp_path / "c.parquet", pa.table({"zip": pa.array([1], pa.int32())}))
-    assert "int64 does not fit int32" in str(refused(first, narrow))
+    assert "row 0 holds 1099511627776 (int64), which does not fit int32" in str(refused(first, narrow))
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".arrow", ".arrows", ".csv", ".csv.gz", ".jsonl", ".json"])

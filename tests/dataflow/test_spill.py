@@ -94,7 +94,7 @@ def test_a_stream_that_breaks_off_takes_nothing_in(tmp_path: Path) -> None:
         raise RuntimeError("the feed is gone")
 
     with plan().open(memory="16MB", spill=tmp_path) as engine:
-        with pytest.raises(pa.ArrowInvalid, match="the feed is gone"):
+        with pytest.raises(RuntimeError, match="the feed is gone"):
             engine.step({"rows": pa.RecordBatchReader.from_batches(SCHEMA, broken())}, 1)
         assert engine.verdicts.total == 0 and engine.read("rows").num_rows == 0
         assert engine.step({"rows": batch(0, 9, 0)}, 1)["n"].to_pylist() == [{"count": 9, "_time": 1, "_diff": 1}]

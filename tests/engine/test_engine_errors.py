@@ -128,12 +128,12 @@ def test_a_spec_that_does_not_fit_its_schema_is_refused_where_it_is_written(
         (pa.table({"city": ["x"]}), errors.SchemaMismatch, "the column 'id' is missing"),
         (pa.table({}), errors.SchemaMismatch, "the column 'id' is missing"),
         (pa.table({"id": ["x"]}), errors.SchemaMismatch, "it is string, declared is int64"),
-        (pa.table({"id": [1.5]}), errors.SchemaMismatch, "it is double, declared is int64"),
+        (pa.table({"id": [1.5]}), errors.SchemaMismatch, r"row 0 holds 1.5 \(double\), which does not fit int64"),
         (pa.table({"id": pa.array([2**63], pa.uint64())}), errors.SchemaMismatch, "does not fit int64"),
         ([pa.record_batch({"id": [1]}), pa.record_batch({"id": ["1"]})], errors.SchemaMismatch, "batch 1 has"),
         (rows((None, "x", 1), (2, "x", 1)), errors.NullKey, r"null in 1 rows, first \[0\]; mend them"),
-        ({"id": [1]}, errors.NotArrow, "dict does not speak Arrow"),
-        ([{"id": 1}], errors.NotArrow, "list does not speak Arrow"),
+        ({"id": 1}, errors.NotArrow, "column 'id' of rows for 's': it is a int; give a list"),
+        ([{"id": 1}, 2], errors.NotArrow, "list does not speak Arrow"),
         (pa.chunked_array([[1]]), errors.NotArrow, "ChunkedArray holds no rows"),
         (None, errors.NotArrow, "NoneType does not speak Arrow"),
     ],
@@ -147,14 +147,19 @@ def test_rows_that_do_not_fit_are_refused_whole(given: Any, kind: type[Exception
 
 
 def test_inputs_must_say_which_rows_are_for_which_input() -> None:
-    with epochs() as engine:
+    flow = dd.Flow()
+    for name in ("s", "t"):
+        flow.output(f"rows of {name}", flow.upserts(name, SCHEMA, dd.Upsert(key="id")))
+    with flow.open() as engine:
         for given in (rows((1, "x", 1)), [rows((1, "x", 1))], None):
-            assert_refused(engine, lambda given=given: engine.step(given, time=1), errors.NotArrow, "give {name: rows}")
+            with pytest.raises(errors.NotArrow, match=r"give \{name: rows\}"):
+                engine.step(given, time=1)
+    with epochs() as engine:
         act = lambda: engine.step({"t": rows((1, "x", 1))}, time=1)  # noqa: E731
         assert_refused(engine, act, errors.SchemaMismatch, r"rows for 't': there is no such input; .*\['s'\]")
 
 
-@pytest.mark.parametrize("time", [True, 1.0, "1", None, 2**63 - 1, 2**63, -(2**63) - 1], ids=repr)
+@pytest.mark.parametrize("time", [True, 1.0, "1", 2**63 - 1, 2**63, -(2**63) - 1], ids=repr)
 def test_a_time_is_an_int64_below_the_closed_frontier(time: Any) -> None:
     with epochs() as engine:
         act = lambda: engine.step({"s": rows((1, "x", 1))}, time=time)  # noqa: E731

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
 import subprocess
 import sys
 import threading
@@ -131,6 +132,17 @@ def test_times_of_any_unit_and_zone_are_instants_of_utc() -> None:
 def test_decimals_of_other_widths_are_computed_with() -> None:
     batch = pa.record_batch({"n": pa.array(["1.50", None]).cast(pa.decimal256(12, 2))})
     assert values("n * 2 = 3", batch) == [True, None]
+
+
+def test_decimals_and_integers_without_a_type_in_common_are_compared_exactly() -> None:
+    texts = ["3.000000000000000000000000000001", "3", None]
+    exact = pa.array([None if each is None else decimal.Decimal(each) for each in texts], pa.decimal128(38, 30))
+    wide = pa.array(["3", "999999999999999999999999999999999999.99", "9"]).cast(pa.decimal128(38, 2))
+    batch = pa.record_batch({"i": pa.array([3, 3, 3]), "exact": exact, "wide": wide})
+    assert values("i = exact", batch) == [False, True, None]
+    assert values("i < exact", batch) == [True, False, None]
+    assert values("wide >= exact", batch) == [False, True, None]
+    assert values("exact in (i, wide)", batch) == [False, True, None]
 
 
 def test_an_expression_may_be_called_by_several_threads_at_once() -> None:

@@ -111,7 +111,8 @@ from numba.core import event
 from ddflow.kernels.compile import kernels
 from ddflow.kernels import background
 compiled = sum(bool(each.signatures) for each in kernels())
-print(json.dumps({"out": out, "compiled": compiled, "helpers": [each.pid for each in background._started]}), flush=True)
+helpers = [each.pid for each in background.running()]
+print(json.dumps({"out": out, "compiled": compiled, "helpers": helpers}), flush=True)
 if len(sys.argv) > 2:
     time.sleep(600)
 """

@@ -474,8 +474,11 @@ def test_what_is_no_dataframe_is_told_what_to_write(no_jobs: None, spark: SparkS
         with pytest.raises(NotArrow, match=match.split(": ")[-1]):
             spark_bridge.arrow_schema(frame)
     swapped: tuple[Any, Any] = ({}, flow)
-    for arguments in (swapped, (flow, spark.range(3)), (flow, "orders")):
+    two = city_flow()
+    two.upserts("more", ORDERS, dd.Upsert("id"))
+    for arguments in (swapped, (two, spark.range(3)), (two, "orders")):
         refused(*arguments, SpecError, "give the dd.Flow, then {input: DataFrame}")
+    refused(flow, "orders", NotArrow, "'orders' is text; give spark.table")
     assert not (tmp_path / "state").exists()
 
 
@@ -486,6 +489,26 @@ def test_a_stream_is_not_run_as_a_batch(no_jobs: None, spark: SparkSession) -> N
     refused(flow, {"s": stream}, WrongMode, "is a stream.*give it to spark_bridge.stream")
 
 
+def test_values_are_cast_where_they_fit_and_one_input_needs_no_name(spark: SparkSession, tmp_path: Path) -> None:
+    """Whole numbers in a column of doubles, instants in one of seconds; a value that does not fit stops the job."""
+    schema = {"id": pa.int32(), "amount": float, "at": pa.timestamp("s", "Europe/Zurich")}
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("orders", schema, dd.Upsert("id", tie="greatest", order_by="at")))
+    moment = "timestamp'2024-02-29 12:00:00 UTC' + make_dt_interval(0, 0, 0, {})"
+    fits = spark.sql(f"select id, id * 2 as amount, {moment.format('id')} as at from range(5)")
+    expected = [(i, 2.0 * i) for i in range(5)]
+    ran = spark_bridge.run(flow, fits, 2, state=str(tmp_path / "state"))
+    for rows in (spark_bridge.run(flow, fits, 2)["rows"], ran["rows"]):
+        assert sorted((row["id"], row["amount"]) for row in rows.collect()) == expected
+    for column, why in (
+        ("id * 1.5d as id, 1 as amount", "1.5 .double., which does not fit int32"),
+        ("id, 9007199254740993 as amount", "9007199254740993 .int64., which does not fit double"),
+    ):
+        odd = spark.sql(f"select {column}, {moment.format(0)} as at from range(1, 3)")
+        with pytest.raises(Exception, match=f"row 0 holds {why}"):
+            spark_bridge.run(flow, odd, 1)["rows"].collect()
+
+
 @pytest.mark.parametrize(
     ("columns", "match"),
     [
@@ -493,7 +516,7 @@ def test_a_stream_is_not_run_as_a_batch(no_jobs: None, spark: SparkSession) -> N
         ("id, city as town", r"a column 'town' that was not declared"),
         ("id, id as ID", r"a column 'ID' that was not declared; there are"),
         ("id, city, city", r"the column 'city' occurs more than once"),
-        ("id, at as amount", r"column 'amount' .* it is int64, declared is double"),
+        ("id, city as amount", r"column 'amount' .* it is string, declared is double"),
         ("cast(id as string)", r"column 'id' .* it is string, declared is int64"),
         ("id, parse_json('1') as city", r"column 'city' of a DataFrame: it is variant"),
         ("id, array(interval '1' month) as at", r"column 'at' of a DataFrame: it is array<interval month>"),

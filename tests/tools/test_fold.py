@@ -20,7 +20,7 @@ from rules import Refused
 from strategies import SHAPES, events, scenarios, shapes, splits
 
 import ddflow as dd
-from ddflow.errors import DdflowError, NotArrow, NullKey, SchemaMismatch, SpecError, TieRefused
+from ddflow.errors import DdflowError, NotArrow, NullKey, SchemaMismatch, SpecError, TieRefused, UnreadableInput
 from ddflow.tools.merge_on_read import folded
 
 DECIDED = {"null_key": "drop", "lateness": None}
@@ -132,7 +132,7 @@ def test_a_log_without_rows_has_the_columns_of_the_collection() -> None:
 
 WRONG: dict[str, tuple[Any, dd.Upsert, type[DdflowError], str]] = {
     "a number": (5, SPEC, NotArrow, "int does not speak Arrow"),
-    "a path": ("orders.parquet", SPEC, NotArrow, "str does not speak Arrow"),
+    "a path": ("orders.parquet", SPEC, UnreadableInput, "there is no such file"),
     "no part and no schema": ([], SPEC, NotArrow, "give schema="),
     "a number among the parts": ([TABLE, 5], SPEC, NotArrow, "int does not speak Arrow"),
     "values": (pa.array([1]), SPEC, NotArrow, "holds no rows"),

@@ -1,0 +1,154 @@
+"""``ddflow compare``: which rows of two files differ, by key, and how.
+
+Invariant: stdout carries the differences and nothing else; what is said besides goes to stderr. The work is
+`ddflow.tools.compare`'s, and what is written to a file or a pipe are its rows; a table for a terminal puts both values
+of a column into one cell.
+
+>>> cell("Bern", "Chur", "changed", True), cell(None, 7, "added", False), cell(None, 1.5, "changed", True)
+('Bern -> Chur', 7, 'null -> 1.5')
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ddflow.cli.say import say
+
+DIFFERENT, TROUBLE = 1, 2
+"""How it ends with ``--exit-code``, as `diff` does: where rows differ, and where they could not be compared."""
+
+
+def compare(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", show_default=False, help="A file, or a folder of files.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", show_default=False, help="The same, as it is now.")],
+    key: Annotated[
+        list[str],
+        typer.Option(
+            "--key",
+            "-k",
+            metavar="COLUMNS",
+            show_default=False,
+            help="The columns that identify a row: id, or id,region. May be repeated.",
+        ),
+    ],
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="COLUMNS", show_default=False, help="Columns that are left out."),
+    ] = None,
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--types",
+            metavar="COLUMN=TYPE,...",
+            show_default=False,
+            help="Types of columns that both files have: zip=string,total=decimal(12,2).",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            show_default=False,
+            help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: a table on a "
+            "terminal, JSON lines into a pipe.",
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
+    exit_code: Annotated[
+        bool,
+        typer.Option("--exit-code", help="End as `diff` does: 0 no row differs, 1 some do, 2 they cannot be compared."),
+    ] = False,
+) -> None:
+    """Compare two files by key: which rows were added, removed or changed, and what their values were and are.
+
+    Each difference is a row: the key, `_change` (added, removed, changed), `_changed` (the columns that differ), and
+    each other column twice, as `NAME_before` and `NAME_after`. They are sorted by key. A key that occurs twice in a
+    file is an error. A column that only one file has is null in the other, and named on stderr.
+
+    Exit codes: 0 done, whether rows differ or not; with `--exit-code` as that says.
+
+    Examples:
+
+    * `ddflow compare yesterday.csv today.csv --key id`
+
+    * `ddflow compare old.parquet new.parquet --key id,region --ignore updated_at -o changes.parquet`
+    """
+    from ddflow.cli.plan import names
+    from ddflow.connectors.files.types import parse_types
+    from ddflow.errors import DdflowError
+    from ddflow.tools.compare import comparison
+
+    try:
+        done = comparison(before, after, names(key), names(ignore or []), parse_types(types or ()))
+        for note in done.notes:
+            say(note, err=True)
+        _put(done, output, overwrite)
+    except DdflowError as error:
+        if not exit_code:
+            raise
+        say(f"ddflow: {error}", err=True)
+        raise typer.Exit(TROUBLE) from None
+    found = ", ".join(f"{n:,} {what}" for what, n in done.counts.items())
+    say(f"{found}; {done.rows[0]:,} rows before, {done.rows[1]:,} after", err=True)
+    if exit_code and done.table.num_rows:
+        raise typer.Exit(DIFFERENT)
+
+
+def _put(done: Any, output: str | None, overwrite: bool) -> None:
+    """The differences where they are asked for: a table on a terminal, JSON lines, or a file."""
+    import sys
+
+    from ddflow.cli.show import Piped
+    from ddflow.connectors.files import open_output
+    from ddflow.connectors.files.kinds import CSV, kind_of
+    from ddflow.tools.compare import CHANGED
+
+    if output is None and sys.stdout.isatty():
+        _preview(done.table)
+        return
+    if output in (None, "-"):
+        Piped().write(done.table)
+        return
+    path, table = Path(str(output)), done.table
+    if kind_of(path).name == CSV:  # which has no lists
+        place = table.column_names.index(CHANGED)
+        named = [None if each is None else ",".join(each) for each in table.column(CHANGED).to_pylist()]
+        table = table.set_column(place, CHANGED, [named])
+    with open_output(path, table.schema, overwrite) as file:
+        file.write(table)
+
+
+def _preview(table: Any) -> None:
+    """The first differences as a table on a terminal."""
+    import pyarrow as pa
+
+    from ddflow.cli.show import SHOWN, Preview
+    from ddflow.tools.compare import CHANGE, CHANGED, SUFFIXES
+
+    names = table.column_names
+    key = names[: names.index(CHANGE)]
+    values = [name.removesuffix(SUFFIXES[0]) for name in names[len(key) + 2 :: 2]]
+    rows = []
+    for row in table.slice(0, SHOWN).to_pylist():
+        cells = {
+            name: cell(row[name + SUFFIXES[0]], row[name + SUFFIXES[1]], row[CHANGE], name in (row[CHANGED] or ()))
+            for name in values
+        }
+        rows.append({name: row[name] for name in key} | {CHANGE: row[CHANGE]} | cells)
+    shown = [*key, CHANGE, *values]
+    texts = [[None if row[name] is None else str(row[name]) for row in rows] for name in shown]
+    schema = pa.schema([(name, pa.string()) for name in shown])
+    with Preview(schema) as preview:
+        preview.write(pa.table([pa.array(each, pa.string()) for each in texts], schema=schema))
+        preview.written = table.num_rows
+
+
+def cell(before: Any, after: Any, change: str, differs: bool) -> Any:
+    """What a cell shows of a column's two values."""
+    if differs:
+        one, other = ("null" if each is None else str(each) for each in (before, after))
+        return f"{one} -> {other}"
+    return before if change == "removed" else after

@@ -1,0 +1,179 @@
+"""Casts that lose nothing, judged by value: a column takes a type if every value has an equal one in it.
+
+Invariant: ``exact(array, kind)`` has the values of ``array``, number by number and instant by instant, or is None; so
+an answer never depends on which of two types a producer chose for the same values. Text is never parsed, and numbers
+never become text. A time with a zone is an instant and one without is none, so neither becomes the other. Arrow's own
+checked casts are not enough: they round doubles to floats and decimals, cut timestamps to dates, and refuse whole
+numbers above 2^53 that a double does hold. What is refused is found by halving, so a refusal costs what a cast costs.
+
+Limits: nested columns are cast level by level; a struct may lack fields of the type, which are null then, and their
+order is no matter. Encodings (dictionaries, views, run ends) are for ``schema.plain``, before.
+
+>>> import pyarrow as pa
+>>> exact(pa.array([1.0, None, 2.0]), pa.int64()).to_pylist(), exact(pa.array([1.0, 2.5]), pa.int64())
+([1, None, 2], None)
+>>> first_misfit(pa.array([1.0, 2.5, 3.5]), pa.int64()), fitting(pa.float64(), pa.int64())
+(1, DataType(double))
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+_UNITS: Final = ("s", "ms", "us", "ns")
+_BYTES: Final = (pat.is_binary, pat.is_large_binary, pat.is_fixed_size_binary)
+_LISTS: Final = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list)
+_WHOLE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.decimal128(20))
+_FAMILIES: Final[tuple[Callable[[pa.DataType], Any], ...]] = (
+    lambda kind: pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind),
+    lambda kind: pat.is_string(kind) or pat.is_large_string(kind),
+    lambda kind: any(test(kind) for test in _BYTES) or kind == pa.uuid(),
+    lambda kind: pat.is_date(kind) or (pat.is_timestamp(kind) and kind.tz is None),
+    lambda kind: pat.is_timestamp(kind) and kind.tz is not None,
+    pat.is_time,
+    pat.is_duration,
+)
+
+
+def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether values of one type can be equal to values of the other.  Pure; both types are normal ones."""
+    if source == target or pat.is_null(source):
+        return True
+    if any(test(source) and test(target) for test in _FAMILIES):
+        return True
+    if pat.is_struct(source) and pat.is_struct(target):
+        there = {field.name: field.type for field in target}
+        return len(there) == target.num_fields and all(
+            field.name in there and may_cast(field.type, there[field.name]) for field in source
+        )
+    if pat.is_map(source) and pat.is_map(target):
+        return may_cast(source.key_type, target.key_type) and may_cast(source.item_type, target.item_type)
+    lists = any(test(source) for test in _LISTS) and any(test(target) for test in _LISTS)
+    return lists and may_cast(source.value_type, target.value_type)
+
+
+def exact(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """The same values in another type; None where one has no equal there.  O(values); both types are normal ones."""
+    if array.type == kind:
+        return array
+    if pat.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    if not may_cast(array.type, kind):
+        return None
+    try:
+        return _nested(array, kind) if pat.is_nested(kind) else _flat(array, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+
+
+def first_misfit(array: pa.Array, kind: pa.DataType) -> int:
+    """The first row whose value has no equal in ``kind``; the number of rows where all have.  O(values)."""
+    low, high = 0, len(array)  # all rows before ``low`` fit, and one of those before ``high`` does not
+    if exact(array, kind) is not None:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if exact(array.slice(low, middle - low), kind) is None:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def fitting(source: pa.DataType, target: pa.DataType) -> pa.DataType:
+    """A type for values of both types, as messages name it: that of the values where nothing better is known."""
+    if pat.is_integer(source) and pat.is_integer(target):
+        wide = max(kind.bit_width * (1 + pat.is_unsigned_integer(kind)) for kind in (source, target))
+        return next((kind for kind in _WHOLE if kind.bit_width >= wide), _WHOLE[-1])
+    if pat.is_decimal(target) and (pat.is_decimal(source) or pat.is_integer(source)):
+        whole, scale = (source.precision - source.scale, source.scale) if pat.is_decimal(source) else (20, 0)
+        scale = max(scale, target.scale)
+        digits = max(whole, target.precision - target.scale) + scale
+        return pa.decimal128(digits, scale) if digits <= 38 else pa.decimal256(min(digits, 76), scale)
+    if pat.is_integer(source) and pat.is_floating(target):
+        return pa.decimal128(38, 0) if target == pa.float64() else pa.float64()
+    if pat.is_timestamp(source) and pat.is_timestamp(target) and source.unit != target.unit:
+        unit = max(source.unit, target.unit, key=_UNITS.index)
+        return source if unit == target.unit else pa.timestamp(unit, target.tz)
+    return source
+
+
+def _flat(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    source = array.type
+    if pat.is_integer(source) and pat.is_floating(kind):
+        return _returning(array, array.cast(kind, safe=False))
+    if pat.is_floating(source) and pat.is_floating(kind):
+        return _returning(array, array.cast(kind, safe=False))
+    if pat.is_integer(source) and pat.is_decimal(kind):
+        return array.cast(pa.decimal128(20)).cast(kind)
+    if pat.is_floating(source) and pat.is_decimal(kind):
+        return _returning(array, array.cast(kind)) if _of_scale(array, kind.scale) else None
+    if pat.is_decimal(source) and pat.is_floating(kind):
+        made = array.cast(kind)
+        return _returning(array, made) if _of_scale(made, source.scale) else None
+    if pat.is_decimal(source) and pat.is_integer(kind):
+        return array.cast(pa.decimal256(76, source.scale)).cast(kind)
+    if source == pa.uuid() or kind == pa.uuid():
+        return array.cast(pa.binary(16)).cast(kind)
+    made = array.cast(kind)
+    return _returning(array, made) if pat.is_temporal(kind) else made
+
+
+def _returning(array: pa.Array, made: pa.Array) -> pa.Array | None:
+    """``made``, if casting it back gives ``array``; NaN is NaN there."""
+    back = made.cast(array.type)
+    if back.equals(array):
+        return made
+    if not pat.is_floating(array.type):
+        return None
+    one, other = (np.asarray(each.fill_null(0)) for each in (array, back))
+    return made if bool(np.array_equal(one, other, equal_nan=True)) else None
+
+
+def _of_scale(array: pa.Array, scale: int) -> bool:
+    """Whether floats are decimals of a scale: then they are multiples of 2^-scale, since 10^scale is one of 2^scale."""
+    values = np.asarray(array.drop_null(), np.float64)
+    scaled = np.ldexp(values, max(scale, 0))
+    return bool(np.all(np.isfinite(values) & (~np.isfinite(scaled) | (scaled == np.floor(scaled)))))
+
+
+def _nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    gone, n = array.is_null(), len(array)
+    if pat.is_struct(kind):
+        there = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
+        children = list[pa.Array]()
+        for field in kind:
+            child = _child(there.get(field.name, pa.nulls(n)), field, gone)
+            if child is None:
+                return None
+            children.append(child)
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
+    if pat.is_map(kind):
+        keys, items = exact(array.keys, kind.key_type), exact(array.items, kind.item_type)
+        if keys is None or items is None:
+            return None
+        offsets = pa.array(np.asarray(array.offsets))  # of their own, as a mask needs them
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=gone)
+    values = _child(array.flatten(), kind.value_field)
+    if values is None:
+        return None
+    ends = np.concatenate([[0], np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(array), 0)))])
+    if pat.is_fixed_size_list(kind):
+        made = pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), values, mask=gone)
+        return made.cast(kind)
+    wide = pat.is_large_list(kind)
+    offsets = pa.array(ends.astype(np.int64 if wide else np.int32))
+    return (pa.LargeListArray if wide else pa.ListArray).from_arrays(offsets, values, type=kind, mask=gone)
+
+
+def _child(array: pa.Array, field: pa.Field, gone: pa.Array | None = None) -> pa.Array | None:
+    """The values of a level below; None where one does not fit, or is null and may not be (but where the parent is)."""
+    if not field.nullable and array.null_count:
+        present = array if gone is None else array.filter(pc.invert(gone))
+        if present.null_count:
+            return None
+    return exact(array, field.type)

@@ -1,0 +1,166 @@
+"""A schema as people have one: Arrow's, a frame's, Polars', Spark's, or names with Python's types; all become Arrow's.
+
+Invariant: what comes back has every name once, none that updates carry themselves, and types in their normal form. No
+other library is imported: a frame or a schema is known by what it can do, so that a program that has no Polars needs
+none. A type that would have to be guessed (`decimal.Decimal` has no precision, ``list`` no element) is refused by name.
+
+Limits: rows are never read; a query (a `LazyFrame`, a relation of DuckDB) is asked for its columns by taking none of
+its rows. Nullability is kept where the schema has it.
+
+>>> import datetime
+>>> to_schema({"id": int, "name": str, "at": datetime.datetime, "tags": list[str], "amount": pa.decimal128(12, 2)})
+id: int64
+name: string
+at: timestamp[us]
+tags: list<item: string>
+  child 0, item: string
+amount: decimal128(12, 2)
+>>> to_schema({"amount": float, "total": __import__("decimal").Decimal})
+Traceback (most recent call last):
+    ...
+ddflow.errors.NotArrow: schema, column 'total': Decimal has no precision; write pa.decimal128(12, 2), for example
+"""
+
+import datetime
+import re
+import sys
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final, get_args, get_origin
+
+import pyarrow as pa
+
+from ddflow.columns.names import check_names
+from ddflow.columns.schema import normal_field
+from ddflow.errors import NotArrow
+
+_PYTHON: Final[dict[Any, pa.DataType]] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    datetime.date: pa.date32(),
+    datetime.datetime: pa.timestamp("us"),
+    datetime.time: pa.time64("us"),
+    datetime.timedelta: pa.duration("us"),
+}
+_SPARK: Final = {
+    "void": pa.null(),
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    r"string( collate \w+)?|(var)?char\(\d+\)": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    r"interval (day|hour|minute|second)( to \w+)?": pa.duration("us"),
+    r"time\(\d\)": pa.time64("ns"),
+}
+"""By patterns of the names that Spark gives them."""
+_INDEX: Final = re.compile(r"__index_level_\d+__")
+
+
+def to_schema(given: Any, what: str = "schema") -> pa.Schema:
+    """The declared schema of a source, in normal types.
+
+    ``given``: a ``pa.Schema``; a ``pl.Schema``; Spark's ``StructType``; a frame of pandas, Polars, DuckDB or Spark, or
+    anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, of Arrow's types or their names, Polars'
+    types, or Python's: bool, int, float, str, bytes, date, datetime, time, timedelta, ``list[int]``.
+
+    Raises `SpecError` for duplicate or reserved names, `NotArrow` for anything else.  O(columns).
+    """
+    try:
+        schema = _schema(given, what)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+        if isinstance(error, NotArrow):
+            raise
+        remedy = "give a pyarrow.Schema, a frame, {name: type}, or anything with __arrow_c_schema__"
+        raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
+    check_names(schema.names, what)
+    return pa.schema([normal_field(field) for field in schema])
+
+
+def _schema(given: Any, what: str) -> pa.Schema:
+    if isinstance(given, pa.Schema):
+        return given
+    if hasattr(given, "__arrow_c_schema__"):
+        return pa.schema(given)
+    if isinstance(given, Mapping):
+        return pa.schema([(name, _type(kind, f"{what}, column {name!r}")) for name, kind in given.items()])
+    if hasattr(given, "jsonValue"):
+        return _of_spark(given.jsonValue(), what)
+    own: Any = getattr(given, "schema", None)
+    if isinstance(own, pa.Schema):
+        return own
+    if hasattr(own, "jsonValue"):
+        return _of_spark(own.jsonValue(), what)
+    if hasattr(given, "collect_schema"):
+        given = given.collect_schema().to_frame()
+    elif hasattr(given, "limit"):
+        given = given.limit(0)
+    if hasattr(given, "__arrow_c_stream__"):
+        return without_index(pa.RecordBatchReader.from_stream(given).schema, given)
+    raise TypeError("it is no Arrow schema")
+
+
+def without_index(schema: pa.Schema, frame: Any) -> pa.Schema:
+    """The columns of a frame of pandas without those that Arrow makes of an index that has no name."""
+    names = [] if not hasattr(frame, "columns") else [str(name) for name in frame.columns]
+    return pa.schema([field for field in schema if field.name in names or not _INDEX.fullmatch(field.name)])
+
+
+def _type(kind: Any, what: str) -> Any:
+    """A type of a mapping, as Arrow's, or as a name that Arrow knows.  Raises `NotArrow` for what is none."""
+    if isinstance(kind, pa.DataType | str):
+        return kind
+    if isinstance(kind, type) and kind in _PYTHON:
+        return _PYTHON[kind]
+    if get_origin(kind) is list:
+        return pa.list_(_type(get_args(kind)[0], what))
+    if kind is Decimal:
+        raise NotArrow(what, "Decimal has no precision", "write pa.decimal128(12, 2), for example")
+    if type(kind).__module__.startswith("polars."):
+        return pa.schema(sys.modules["polars"].Schema({"type": kind})).field(0).type
+    if hasattr(kind, "jsonValue") and not isinstance(kind, type):
+        return _of_spark({"fields": [{"name": "type", "type": kind.jsonValue(), "nullable": True}]}, what).field(0).type
+    known = ", ".join(each.__name__ for each in _PYTHON)
+    raise NotArrow(what, f"{kind!r:.80} is no type of a column", f"give a type of pyarrow's, or one of {known}")
+
+
+def _of_spark(record: Any, what: str) -> pa.Schema:
+    fields = []
+    for field in record["fields"]:
+        kind = spark_type(field["type"])
+        if kind is None:
+            found = f"Spark's {field['type']!r:.200} does not go to Python and back unchanged"
+            raise NotArrow(f"{what}, column {field['name']!r}", found, "cast it, or leave it out")
+        fields.append(pa.field(field["name"], kind, field["nullable"]))
+    return pa.schema(fields)
+
+
+def spark_type(record: Any) -> pa.DataType | None:
+    """What Spark sends values of a type as, all inside it nullable; None where that loses what they are.  Pure.
+
+    ``record``: what ``DataType.jsonValue`` gives.
+    """
+    if isinstance(record, str):
+        if (decimal := re.fullmatch(r"decimal\((\d+),(-?\d+)\)", record)) is not None:
+            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        return next((kind for pattern, kind in _SPARK.items() if re.fullmatch(pattern, record)), None)
+    if record["type"] == "array":
+        element = spark_type(record["elementType"])
+        return None if element is None else pa.list_(element)
+    if record["type"] == "map":
+        key, value = spark_type(record["keyType"]), spark_type(record["valueType"])
+        return None if key is None or value is None else pa.map_(key, value)
+    if record["type"] == "struct":
+        fields = record["fields"]
+        children = [(field["name"], kind) for field in fields if (kind := spark_type(field["type"])) is not None]
+        return pa.struct(children) if len(children) == len(fields) else None
+    return None

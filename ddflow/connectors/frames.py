@@ -1,0 +1,169 @@
+"""Rows as people have them, as Arrow: frames, queries, files by their path, and Python's own lists and dicts.
+
+Invariant: no value changes on the way. Frames and queries speak Arrow themselves; Python's values are taken in the type
+that Arrow infers from all of them, and in the declared one where it infers none, so that `conform` judges each by its
+value. Where Arrow would lose something silently (a time of day among dates, a zone among naive times), the column is
+refused. No library is imported: what is given is known by what it can do.
+
+    a path          files and folders of any kind that `ddflow.connectors.files` reads, streamed
+    a dataset       pyarrow's, streamed
+    a LazyFrame     collected
+    {name: list}    a column each, all of one length
+    [{name: value}] a row each; a name that a row lacks is null there
+    the rest        tables, batches, readers, and what has ``__arrow_c_stream__`` (pandas, Polars, DuckDB)
+
+An index of pandas that has no name is no column.
+
+>>> schema = pa.schema({"id": pa.int64(), "city": pa.string()})
+>>> to_table([{"id": 1, "city": "Bern"}, {"id": 2}], "'people'", schema).to_pylist()
+[{'id': 1, 'city': 'Bern'}, {'id': 2, 'city': None}]
+>>> to_table({"id": [1, 2]}, "'people'", schema).num_rows
+2
+"""
+
+import datetime
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.declared import without_index
+from ddflow.errors import NotArrow, SchemaMismatch
+
+_REMEDY: Final = "give a table, a frame, a path, {name: values}, [{name: value}], or anything with __arrow_c_stream__"
+Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader
+
+
+def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:
+    """Rows as one table.  Copies nothing that is Arrow already; O(batches), and O(rows) for Python's values.
+
+    As `arrow`.
+    """
+    rows = arrow(given, what, schema)
+    if isinstance(rows, pa.RecordBatchReader):
+        return rows.read_all()
+    return rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+
+
+def arrow(given: Any, what: str, schema: pa.Schema) -> Rows:
+    """Rows as a table, a batch, or a reader of batches, where they need not be in memory whole.
+
+    ``schema``: the declared columns; no columns where nothing is declared.  Raises `NotArrow` for what holds no rows,
+    `SchemaMismatch` when the batches of a sequence or the lengths of columns differ, and what reading a file raises.
+    """
+    if isinstance(given, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return _file(given, schema)
+    if hasattr(given, "collect_schema") and hasattr(given, "lazy") and not hasattr(given, "__arrow_c_stream__"):
+        given = given.collect()
+    elif hasattr(given, "scanner") and hasattr(given, "schema"):
+        scanned: pa.RecordBatchReader = given.scanner().to_reader()
+        return scanned
+    if hasattr(given, "__arrow_c_stream__"):
+        rows: pa.RecordBatchReader = imported(pa.RecordBatchReader.from_stream, given, what)
+        named = without_index(rows.schema, given)
+        return rows if len(named) == len(rows.schema) else rows.read_all().select(named.names)
+    if hasattr(given, "__arrow_c_array__"):
+        batch: pa.RecordBatch = imported(pa.record_batch, given, what)
+        return batch
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        return _columns(given, what, schema)
+    if isinstance(given, list | tuple) and all(isinstance(part, pa.RecordBatch) for part in given):
+        return _one_schema(given, what, schema)
+    if isinstance(given, list | tuple) and all(isinstance(row, Mapping) for row in given):
+        names = list(dict.fromkeys(name for row in given for name in row))
+        return _columns({name: [row.get(name) for row in given] for name in names}, what, schema)
+    raise NotArrow(f"rows for {what}", f"{type(given).__name__} does not speak Arrow", _REMEDY)
+
+
+def is_rows(given: Any) -> bool:
+    """Whether something is rows by itself, and no sequence of parts.  O(1)."""
+    attributes = ("__arrow_c_stream__", "__arrow_c_array__", "collect_schema", "scanner")
+    return isinstance(given, str | os.PathLike | Mapping) or any(hasattr(given, each) for each in attributes)
+
+
+def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
+    """What ``take`` makes of something that speaks Arrow.  Raises `NotArrow` where that holds no rows."""
+    try:
+        return take(given)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise NotArrow(
+            f"rows for {what}",
+            f"{type(given).__name__} holds no rows ({' '.join(map(str, error.args))})",
+            "give a table, record batches, or a reader of them; a column of one type each",
+        ) from None
+
+
+def _one_schema(parts: Sequence[pa.RecordBatch], what: str, schema: pa.Schema) -> pa.Table:
+    for i, part in enumerate(parts):
+        if not part.schema.equals(parts[0].schema):
+            raise SchemaMismatch(
+                f"rows for {what}",
+                f"batch {i} has the columns {_shown(part.schema)}, the first {_shown(parts[0].schema)}",
+                "give batches of one schema",
+            )
+    return pa.Table.from_batches(parts, parts[0].schema if parts else schema)
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _file(path: str | os.PathLike[str], schema: pa.Schema) -> pa.RecordBatchReader:
+    """The rows of files, whose text is read in the declared types."""
+    from ddflow.connectors.files import open_files  # its readers take time to load, and few calls need them
+
+    source = open_files([os.fspath(path)], known=schema if len(schema) else None)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch, _ in source.batches():
+            if batch.num_rows:
+                yield batch
+
+    return pa.RecordBatchReader.from_batches(source.schema, batches())
+
+
+def _columns(given: Mapping[str, Any], what: str, schema: pa.Schema) -> pa.Table:
+    types = dict(zip(schema.names, schema.types, strict=True))
+    columns = {name: _column(values, types.get(name), name, what) for name, values in given.items()}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name!r} has {n:,}" for name, n in lengths.items())
+        raise SchemaMismatch(f"rows for {what}", f"the columns have different lengths: {found}", "give as many of each")
+    return pa.table(columns)
+
+
+def _column(values: Any, kind: pa.DataType | None, name: str, what: str) -> Any:
+    """A column of values in the type that Arrow infers; in ``kind`` where it infers none.  Raises `NotArrow`."""
+    asked = f"column {name!r} of rows for {what}"
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise NotArrow(asked, f"it is a {type(values).__name__}", "give a list of values for each column")
+    if hasattr(values, "__arrow_c_stream__"):
+        speaking: Any = values
+        return pa.chunked_array(speaking)
+    tried: tuple[pa.DataType | None, ...] = (None,) if kind is None else (None, kind)
+    values, message = values if hasattr(values, "__len__") else list(values), ""
+    for each in tried:
+        try:
+            array = pa.array(values, each)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+            message = message or str(error).splitlines()[0]
+        else:
+            return _times(values, array, asked)
+    raise NotArrow(asked, message, "give values of one type, of Python or numpy")
+
+
+def _times(values: Any, array: Any, asked: str) -> Any:
+    """``array``, or one that lost no time of day.  Raises `NotArrow` for times of which some have no zone."""
+    if isinstance(values, list | tuple) and (pat.is_date(array.type) or pat.is_timestamp(array.type)):
+        moments = [value for value in values if isinstance(value, datetime.datetime)]
+        if len({value.tzinfo is None for value in moments}) > 1:
+            raise NotArrow(asked, "some of its times have a zone and some have none", "give all of them one")
+        if moments and pat.is_date(array.type):
+            midnight = datetime.time()
+            days = [datetime.datetime.combine(v, midnight) if type(v) is datetime.date else v for v in values]
+            return pa.array(days)
+    return array

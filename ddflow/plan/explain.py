@@ -1,0 +1,144 @@
+"""A plan as text: what each output is made of, what is kept of it, and by which columns rows meet.
+
+Invariant: every collection of an output stands there once, whatever reads it; a second reader says so. Nothing is run
+and nothing is looked up in a state, so the text is the same for a flow and for the engine that was made of it. Whether
+rows move between partitions is said as Spark does it: rows stay where they are if those that must meet stand together
+already. A plan is a graph, so it is walked without recursion, and its texts are cut where they are long.
+
+>>> import pyarrow as pa
+>>> from ddflow.plan.plan import Plan
+>>> from ddflow.plan.spec import Upsert
+>>> plan = Plan()
+>>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id", null_key="drop"))
+>>> by_city = plan.output("by_city", people.filter("id > 0").count("city"))
+>>> print(explained(plan, {"by_city": by_city}))
+output by_city: city string, count int64
+└─ count(by=['city'])    rows move to their [city]; kept by [city]
+   └─ filter('id > 0')
+      └─ input people    rows move to their [id]; kept by [id]
+            id int64, city string
+            key=['id'], null_key='drop'
+"""
+
+import html
+import json
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from ddflow.columns.names import did_you_mean
+from ddflow.errors import SpecError, cut
+from ddflow.expressions import Expression
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.formulas import Formulas
+from ddflow.plan.plan import Input, Plan
+from ddflow.plan.record import Record
+
+MOST = 500
+"""Lines that a notebook shows."""
+
+
+class Explained(str):
+    """A text of several lines that a prompt and a notebook show as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, in the colours that it has."""
+        lines = self.split("\n")
+        more = [f"... and {len(lines) - MOST:,} lines more: print them"] if len(lines) > MOST else []
+        text = html.escape("\n".join([*lines[:MOST], *more]))
+        return f'<pre style="color: inherit; background: none">{text}</pre>'
+
+
+class _Named:
+    """Writes formulas by their names; two functions of one name are no matter here."""
+
+    def add(self, expression: Expression) -> dict[str, str]:
+        """The formula as JSON."""
+        return Formulas().add(expression)
+
+
+def explain(plan: Plan, name: str | None = None) -> Explained:
+    """The text of all outputs, or of one output or input.  O(nodes).  Raises `SpecError` for an unknown name."""
+    known: dict[str, Collection] = {**plan.inputs, **plan.outputs}
+    if name is None:
+        return explained(plan, plan.outputs or plan.inputs)
+    if name not in known:
+        raise SpecError("explain", f"there is no output or input {name!r}", did_you_mean(name, known))
+    return explained(plan, {name: known[name]})
+
+
+def explained(plan: Plan, roots: Mapping[str, Collection]) -> Explained:
+    """The text of some collections, by name."""
+    standing, seen, lines = _standing(plan), set[Collection](), list[str]()
+    names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
+    for name, root in roots.items():
+        lines.append(f"output {name}: {_columns(root.schema)}" if root not in names or name != names[root] else name)
+        ahead = [(root, "", "└─ ", "   ")]
+        while ahead:
+            node, before, here, below = ahead.pop()
+            again = node in seen
+            seen.add(node)
+            text, notes = _written(node, names), _notes(node, standing, root is node)
+            note = "as above" if again else "; ".join(notes)
+            lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
+            inside = before + below
+            if isinstance(node, Input) and not again:
+                lines += [f"{inside}   {_columns(node.bound.schema)}", f"{inside}   {_spec(node)}"]
+            ends = [("└─ ", "   "), *[("├─ ", "│  ")] * (len(node.inputs) - 1)]
+            if node.inputs and not again:
+                ahead += [(of, inside, *end) for of, end in zip(reversed(node.inputs), ends, strict=True)]
+    return Explained("\n".join(lines))
+
+
+def _columns(schema: pa.Schema) -> str:
+    return cut(", ".join(f"{field.name} {field.type}" for field in schema))
+
+
+def _written(node: Collection, names: Mapping[Collection, str]) -> str:
+    """An operator with what it was told."""
+    if node in names:
+        return f"input {names[node]}"
+    record = Record(json.loads(json.dumps(node.to_json(_Named()))), "a plan")
+    return cut(f"{node.verb}({type(node).text(record, [])})")
+
+
+def _spec(node: Input) -> str:
+    """What an input's spec says, without what it leaves as it is."""
+    return cut(", ".join(f"{name}={value!r}" for name, value in json.loads(node.spec.to_json()).items()))
+
+
+def _notes(node: Collection, standing: Mapping[Collection, Columns | None], output: bool) -> list[str]:
+    """What is to be known of a collection besides what it is."""
+    notes = []
+    meets = [node.spec.key] if isinstance(node, Input) else [by for by in node.exchange() if by is not None]
+    for by in meets:
+        stand = () if isinstance(node, Input) else standing[node.inputs[0]]
+        which = f"[{', '.join(by)}]" if by else "one partition"
+        together = bool(stand) and set(stand or ()) <= set(by)
+        notes.append(f"rows stand by {which} already" if together else f"rows move to their {which}" if by else which)
+    if node.keeps:
+        notes.append("kept" + "".join(f" by [{', '.join(by)}]" for by in meets if by))
+    if output and not node.consolidated:
+        notes.append("consolidated for the output")
+    return [cut(note) for note in notes]
+
+
+def _standing(plan: Plan) -> dict[Collection, Columns | None]:
+    """By which columns equal rows of each collection stand in one partition; None for none."""
+    out: dict[Collection, Columns | None] = {}
+    for node in plan.nodes:  # a collection stands behind what it is made of
+        if isinstance(node, Input):
+            out[node] = tuple(node.spec.key)
+            continue
+        before = {out[of] for of in node.inputs}
+        stand = before.pop() if len(before) == 1 else None
+        for by in node.exchange():
+            if by is not None and not (stand and set(stand) <= set(by)):
+                stand = by
+        out[node] = node.carried(stand)
+    return out

@@ -1,0 +1,267 @@
+"""The keyed diff of two tables: which keys were added, removed or changed, and how.
+
+Invariant: it is `replace`, twice: an input is made to hold the rows before, then the rows after, and what comes out are
+the differences, by canonical equality (one NaN, -0.0 == 0.0, decimals by value). So a key has one row on each side, or
+the comparison is refused; and equal tables give no row, in whatever order and types their rows come. Columns of two
+types are compared in one that holds the values of both, or the comparison is refused, naming the column.
+
+Limits: both sides are in memory. A null in a key is a value like others. In text files a column that reads as numbers
+on one side and as text on the other is text on both.
+
+>>> before = {"id": [1, 2, 3], "city": ["Bern", "Basel", "Chur"], "n": [1, 2, 3]}
+>>> after = [{"id": 2, "city": "Basel", "n": 2}, {"id": 3, "city": "Zug", "n": 3}, {"id": 4, "city": "Bern", "n": 4}]
+>>> for row in compare(before, after, key="id").select(["id", "_change", "_changed", "city_before"]).to_pylist():
+...     print(*row.values())
+1 removed None Bern
+3 changed ['city'] Chur
+4 added None None
+"""
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.casts import exact, fitting
+from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
+from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
+from ddflow.columns.schema import normal_type, one_chunk, plain
+from ddflow.connectors.files import open_files
+from ddflow.connectors.files.kinds import CSV, JSON, kind_of, listed
+from ddflow.connectors.frames import to_table
+from ddflow.engine.flow import Flow
+from ddflow.errors import DuplicateKeys, SchemaMismatch, SpecError
+from ddflow.plan.spec import Upsert
+
+CHANGE: Final = "_change"
+CHANGED: Final = "_changed"
+KINDS: Final = ("removed", "added", "changed")
+SIDES: Final = ("before", "after")
+SUFFIXES: Final = tuple(f"_{side}" for side in SIDES)
+_ROWS: Final = "rows"
+
+
+class Comparison(NamedTuple):
+    """``table``: what `compare` returns.  ``notes``: a line for each column that one side lacks.  ``rows``: of both."""
+
+    table: pa.Table
+    notes: tuple[str, ...]
+    rows: tuple[int, int]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many keys were added, removed and changed."""
+        found = np.asarray(self.table.column(CHANGE).to_pylist(), object)
+        return {kind: int((found == kind).sum()) for kind in ("added", "removed", "changed")}
+
+
+def compare(before: Any, after: Any, key: str | Sequence[str], *, ignore: str | Sequence[str] = ()) -> pa.Table:
+    """The keyed diff of two tables.
+
+    Parameters
+    ----------
+    before, after : table
+        Rows of any kind: a table or a frame, a path, a dataset, a dict of lists, a list of dicts.
+    key : str or sequence of str
+        The columns that identify a row.
+    ignore : str or sequence of str
+        Columns that are left out.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row for each key that differs, sorted by key: the key's columns; ``_change`` ("added", "removed" or
+        "changed"); ``_changed``, a list of the columns that differ, null unless "changed"; and each other column twice,
+        as ``name_before`` and ``name_after``, null on the side that has no such row.
+
+    Raises
+    ------
+    DuplicateKeys
+        If a side has several rows of one key; they are named.
+    SchemaMismatch
+        For a key that a side lacks, and for a column of two types that have no values in common.
+    SpecError
+        For names that clash with those of the result.
+    DdflowError
+        What reading the rows raises.
+
+    Warns
+    -----
+    UserWarning
+        For a column that one side lacks: it is null there.
+
+    Notes
+    -----
+    O(n) expected, for n rows of both sides, and sorting the differences.
+
+    Examples
+    --------
+    >>> compare({"id": [1]}, {"id": [1, 2]}, key="id").to_pylist()
+    [{'id': 2, '_change': 'added', '_changed': None}]
+    """
+    done = comparison(before, after, key, ignore)
+    for note in done.notes:
+        warnings.warn(note, stacklevel=2)
+    return done.table
+
+
+def comparison(
+    before: Any, after: Any, key: Any, ignore: Any = (), types: Mapping[str, pa.DataType] | None = None
+) -> Comparison:
+    """What `compare` returns, and what it says besides.  ``types``: of columns of files.  As `compare`."""
+    keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
+    both = [_read(given, types or {}, f"the rows {side}") for given, side in zip((before, after), SIDES, strict=True)]
+    _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
+    both = [table.drop_columns([name for name in left_out if name in table.column_names]) for table in both]
+    for table, side in zip(both, SIDES, strict=True):
+        _check_known(keys, f"key (in the rows {side})", table.column_names)
+    both = _texts(both, (before, after))
+    schema = _schema(both, keys)
+    lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
+    notes = tuple(
+        f"compare: {name!r} is only in the rows {SIDES[1 - i]}, so it is null {SIDES[i]}" for name, i in lacking
+    )
+    return Comparison(_compared(both, schema, keys), notes, (both[0].num_rows, both[1].num_rows))
+
+
+def _read(given: Any, types: Mapping[str, Any], what: str) -> pa.Table:
+    """Rows in normal types."""
+    if isinstance(given, str | os.PathLike) and types:
+        source = open_files([os.fspath(given)], types=types)
+        table = pa.Table.from_batches([batch for batch, _ in source.batches()], source.schema)
+    else:
+        table = to_table(given, what, pa.schema([]))
+    names = table.column_names
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SchemaMismatch(what, f"the columns {twice} occur more than once", "give every column its own name")
+    columns = [
+        pa.chunked_array([plain(c) for c in column.chunks], normal_type(column.type)) for column in table.columns
+    ]
+    return pa.table(dict(zip(names, columns, strict=True)))
+
+
+def _check_known(names: Iterable[str], option: str, known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            found = f"there is no column {name!r} for {option}"
+            raise SchemaMismatch("compare", found, did_you_mean(name, dict.fromkeys(known)))
+
+
+def _texts(both: list[pa.Table], given: tuple[Any, Any]) -> list[pa.Table]:
+    """The tables, where a column of a text file that reads otherwise on the other side is read again as that is."""
+    first, second = both
+    shared = [name for name in first.column_names if name in second.column_names]
+    odd = [name for name in shared if _common([table.column(name) for table in both]) is None]
+    texts = [bool(odd) and _is_text(each) for each in given]
+    if not any(texts):
+        return both
+    out = list(both)
+    for i, text in enumerate(texts):
+        if text:
+            kinds = {name: pa.string() if all(texts) else both[1 - i].column(name).type for name in odd}
+            out[i] = _read(given[i], kinds, f"the rows {SIDES[i]}").select(both[i].column_names)
+    return out
+
+
+def _is_text(given: Any) -> bool:
+    """Whether rows come from files whose columns have no types but guessed ones."""
+    path = isinstance(given, str | os.PathLike)
+    return path and all(kind_of(each).name in (CSV, JSON) for each in listed([os.fspath(given)]))
+
+
+def _common(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
+    """A type that holds the values of both columns; None where there is none."""
+    one, other = (column.type for column in columns)
+    if one == other:
+        return one
+    for kind in (one, other, fitting(one, other), fitting(other, one)):
+        if all(exact(one_chunk(column), kind) is not None for column in columns):
+            return kind
+    return None
+
+
+def _schema(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
+    """The columns of both sides: the key's, then the others in their order."""
+    names = dict.fromkeys([*keys, *(name for table in both for name in table.column_names)])
+    fields = []
+    for name in names:
+        columns = [table.column(name) for table in both if name in table.column_names]
+        kind = _common(columns) if len(columns) == 2 else columns[0].type
+        if kind is None:
+            found = f"it is {columns[0].type} before and {columns[1].type} after"
+            raise SchemaMismatch(
+                f"compare, column {name!r}", found, "cast one of them, or leave the column out: ignore="
+            )
+        fields.append(pa.field(name, kind))
+    values = [name for name in names if name not in keys]
+    shown = [*keys, CHANGE, CHANGED, *(name + suffix for name in values for suffix in SUFFIXES)]
+    clashes = sorted({name for name in shown if shown.count(name) > 1} | {name for name in names if name in RESERVED})
+    if clashes:
+        raise SpecError(
+            "compare", f"the names {clashes} clash with others of the result", "rename them, or ignore= them"
+        )
+    return pa.schema(fields)
+
+
+def _compared(both: list[pa.Table], schema: pa.Schema, keys: tuple[str, ...]) -> pa.Table:
+    flow = Flow()
+    flow.output(_ROWS, flow.upserts(_ROWS, schema, Upsert(key=keys, null_key="keep")))
+    with flow.open() as engine:
+        for table, side in zip(both, SIDES, strict=True):
+            try:
+                updates = engine.replace(_ROWS, table)[_ROWS]
+            except DuplicateKeys as error:
+                remedy = "a row needs a key of its own: name more columns in the key, or mend the rows"
+                raise DuplicateKeys(f"compare: the rows {side}", error.found, remedy) from None
+        secret = engine.dataflow.secret
+    sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(schema.names) for diff in (-1, 1)]
+    at = _paired([side.select(list(keys)) for side in sides], secret)
+    there = at >= 0
+    together, rows = pa.concat_tables(sides), np.where(there[0], at[0], at[1] + sides[0].num_rows)
+    columns: dict[str, Any] = {name: together.column(name).take(pa.array(rows)) for name in keys}
+    values = [name for name in schema.names if name not in keys]
+    kind = np.where(there.all(axis=0), 2, there[1])
+    columns[CHANGE] = pa.array([KINDS[i] for i in kind.tolist()], pa.string())
+    columns[CHANGED] = _names(sides, values, at, secret)
+    for name in values:
+        for i, suffix in enumerate(SUFFIXES):
+            columns[name + suffix] = sides[i].column(name).take(pa.array(at[i], mask=~there[i]))
+    return _sorted(pa.table(columns), keys)
+
+
+def _paired(keys: list[pa.Table], secret: Secret) -> Ints:
+    """int64[2, n]: the rows of each key, before and after; -1 where there is none."""
+    found = [identities(side, secret, side.num_rows) for side in keys]
+    high = np.concatenate([high for high, _ in found])
+    low = np.concatenate([low if low.size else np.zeros_like(high) for high, low in found])
+    order, n = np.lexsort((low, high)), keys[0].num_rows
+    new = np.ones(order.size, bool)
+    new[1:] = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
+    at = np.full((2, int(new.sum())), -1)
+    at[(order >= n).astype(np.int64), np.cumsum(new) - 1] = np.where(order >= n, order - n, order)
+    return at
+
+
+def _names(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -> pa.Array:
+    """For each key, the columns that differ; null where it is on one side only."""
+    both = (at >= 0).all(axis=0)
+    differ = np.zeros((at.shape[1], len(values)), bool)
+    for i, name in enumerate(values):
+        before, after = (value_hashes(side.select([name]), secret) for side in sides)
+        differ[both, i] = before[at[0, both]] != after[at[1, both]]
+    ends = np.concatenate([[0], np.cumsum(differ.sum(axis=1))])
+    names = pa.array(values, pa.string()).take(pa.array(np.nonzero(differ)[1]))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), names, mask=pa.array(~both))
+
+
+def _sorted(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
+    """The rows by key, null first; as they are where keys have no order of Arrow's."""
+    by: list[Any] = [(name, "ascending", "at_start") for name in keys]
+    try:
+        return table.take(pc.sort_indices(table, by))
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):  # UUIDs
+        return table

@@ -1,0 +1,198 @@
+"""The keyed diff of two tables: as two dicts give it, from every kind of rows, in Python and on the shell."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import on_a_terminal
+from typer.testing import CliRunner, Result
+
+import ddflow as dd
+from ddflow.cli import app
+from ddflow.errors import DuplicateKeys, SchemaMismatch, SpecError
+
+BEFORE = {"id": [1, 2, 3], "city": ["Bern", "Basel", "Chur"], "amount": [1.5, 2.5, None]}
+AFTER = {"amount": [2.5, None, 7.0], "city": ["Basel", "Zug", "Bern"], "id": [2, 3, 4]}
+DIFFERENCES = [
+    (1, "removed", None, "Bern", None, 1.5, None),
+    (3, "changed", ["city"], "Chur", "Zug", None, None),
+    (4, "added", None, None, "Bern", None, 7.0),
+]
+NAMES = ["id", "_change", "_changed", "city_before", "city_after", "amount_before", "amount_after"]
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+def test_what_was_added_removed_and_changed() -> None:
+    found = dd.compare(BEFORE, AFTER, key="id")
+    assert found.column_names == NAMES and rows_of(found) == DIFFERENCES
+    assert dd.compare(BEFORE, BEFORE, "id").num_rows == 0
+    assert rows_of(dd.compare(BEFORE, AFTER, ["id"], ignore="city")) == [
+        (1, "removed", None, 1.5, None),
+        (4, "added", None, None, 7.0),
+    ]
+
+
+KEYS = st.tuples(st.sampled_from([None, 0, 1, 2]), st.sampled_from([None, "", "x", "y"]))
+VALUES = st.tuples(st.sampled_from([None, 0.0, -0.0, 1.5, math.nan]), st.sampled_from([None, [], [1], [1, None]]))
+SIDE = st.dictionaries(KEYS, VALUES, max_size=6)
+
+
+@given(SIDE, SIDE)
+def test_it_is_what_two_dicts_give(before: dict[Any, Any], after: dict[Any, Any]) -> None:
+    schema = pa.schema({"n": pa.float64(), "k": pa.int64(), "tags": pa.list_(pa.int64()), "name": pa.string()})
+
+    def table(side: dict[Any, Any]) -> pa.Table:
+        rows = [{"k": k, "name": name, "n": n, "tags": tags} for (k, name), (n, tags) in side.items()]
+        return pa.Table.from_pylist(rows, schema)
+
+    found = dd.compare(table(before), table(after), key=["k", "name"])
+    expected = {}
+    for key in {**before, **after}:
+        one, other = (side.get(key, (None, None)) for side in (before, after))
+        differ = [name for name, a, b in zip(("n", "tags"), one, other, strict=True) if canonical(a) != canonical(b)]
+        change = "removed" if key not in after else "added" if key not in before else "changed"
+        if change != "changed" or differ:
+            expected[key] = (change, differ if change == "changed" else None, one[0], other[0], one[1], other[1])
+    rows = rows_of(found)
+    assert {row[:2]: canonical(row[2:]) for row in rows} == {key: canonical(row) for key, row in expected.items()}
+    assert len(rows) == len(expected)
+    keys = [row[:2] for row in rows]
+    assert keys == sorted(keys, key=lambda key: (key[0] is not None, key[0] or 0, key[1] is not None, key[1] or ""))
+
+
+def canonical(value: Any) -> str:
+    """A value as text, in which one NaN is another and zero has no sign."""
+    return repr(value).replace("-0.0", "0.0")
+
+
+def test_every_kind_of_rows_goes_in(tmp_path: Path) -> None:
+    pq.write_table(pa.table(BEFORE), tmp_path / "before.parquet")
+    kinds = [pd.DataFrame(BEFORE), pl.DataFrame(BEFORE), pl.LazyFrame(BEFORE), pa.table(BEFORE)]
+    for kind in [*kinds, tmp_path / "before.parquet", str(tmp_path), pa.table(BEFORE).to_pylist()]:
+        assert rows_of(dd.compare(kind, AFTER, key="id")) == DIFFERENCES
+
+
+def test_columns_of_two_types_are_compared_in_one_that_holds_both() -> None:
+    before = {"id": pa.array([1, 2], pa.int16()), "n": [1, 2], "at": pa.array([0, 0], pa.int32()).cast(pa.date32())}
+    after = {"id": [1.0, 2.0], "n": [1.0, 2.5], "at": pa.array([0, 1], pa.timestamp("us"))}
+    found = dd.compare(before, after, key="id")
+    assert found.schema.field("id").type == pa.int16() and found.schema.field("n_after").type == pa.float64()
+    assert found.schema.field("at_after").type == pa.timestamp("us")
+    assert found["_changed"].to_pylist() == [["n", "at"]]
+    with pytest.raises(SchemaMismatch, match="column 'n': it is int64 before and string after; cast one of them"):
+        dd.compare({"id": [1], "n": [1]}, {"id": [1], "n": ["1"]}, "id")
+
+
+def test_a_column_that_one_side_lacks_is_null_there_and_named() -> None:
+    with pytest.warns(UserWarning, match="'tag' is only in the rows after, so it is null before"):
+        found = dd.compare({"id": [1, 2]}, {"id": [1, 2], "tag": ["x", None]}, key="id")
+    assert rows_of(found) == [(1, "changed", ["tag"], None, "x")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dd.compare({"id": [1, 2]}, {"id": [2], "tag": ["x"]}, "id", ignore=["tag"]).num_rows == 1
+
+
+REFUSED: dict[str, tuple[Any, Any, Any, type[Exception], str]] = {
+    "twice": ({"id": [1, 1]}, {"id": [1]}, "id", DuplicateKeys, "the rows before: 1 keys .*'id': 1.*more columns"),
+    "twice after": ({"id": [1]}, {"id": [2, 2]}, "id", DuplicateKeys, "the rows after: .*'id': 2"),
+    "no key": ({"id": [1]}, {"id": [1]}, "idd", SchemaMismatch, "no column 'idd' .*before.*did you mean 'id'"),
+    "no key after": ({"city": [1]}, {"cityy": [1]}, "city", SchemaMismatch, "the rows after.*mean 'cityy'"),
+    "a clash": ({"n": [1], "n_before": [1]}, {"n_before": [1]}, "n_before", SpecError, r"\['n_before'\] clash"),
+    "a taken name": ({"id": [1], "_change": [1]}, {"_change": [1]}, "_change", SpecError, r"\['_change'\] clash"),
+    "times": ({"id": [1], "_time": [1]}, {"id": [1]}, "id", SpecError, r"\['_time'\] clash .*ignore="),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_compared_is_refused(name: str) -> None:
+    before, after, key, error, why = REFUSED[name]
+    with pytest.raises(error, match=why):
+        dd.compare(before, after, key)
+    with pytest.raises(SchemaMismatch, match="'nn' for ignore; did you mean 'n'"):
+        dd.compare({"id": [1], "n": [2]}, {"id": [1]}, "id", ignore=["nn"])
+
+
+# The shell.
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("id,city,amount\n1,Bern,1.5\n2,Basel,2.5\n3,Chur,\n")
+    (tmp_path / "b.csv").write_text("id,city,amount\n2,Basel,2.5\n3,Zug,\n4,Bern,7\n")
+    (tmp_path / "twice.csv").write_text("id\n1\n1\n")
+    return tmp_path
+
+
+def compare(*words: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(app, ["compare", *words], env={"COLUMNS": "200"})
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_differences_are_json_lines_in_a_pipe_and_a_file_where_one_is_named(files: Path) -> None:
+    piped = compare("a.csv", "b.csv", "--key", "id")
+    assert [tuple(json.loads(line).values()) for line in piped.stdout.splitlines()] == DIFFERENCES
+    assert piped.stderr == "1 added, 1 removed, 1 changed; 3 rows before, 3 after\n"
+    compare("a.csv", "b.csv", "-k", "id", "-o", "out.parquet")
+    assert rows_of(pq.read_table("out.parquet")) == DIFFERENCES
+    compare("a.csv", "b.csv", "-k", "id", "--ignore", "amount", "-o", "out.csv")
+    assert (files / "out.csv").read_text().splitlines()[2] == '3,"changed","city","Chur","Zug"'
+    compare("a.csv", "b.csv", "-k", "id", "-o", "out.csv", code=1)
+    compare("a.csv", "b.csv", "-k", "id", "-o", "out.csv", "--overwrite")
+
+
+def test_exit_codes_are_those_of_diff_where_that_is_asked_for(files: Path) -> None:
+    compare("a.csv", "a.csv", "--key", "id", "--exit-code")
+    compare("a.csv", "b.csv", "--key", "id", "--exit-code", code=1)
+    assert "1 keys have more than one row" in compare("a.csv", "twice.csv", "-k", "id", "--exit-code", code=2).stderr
+    assert "the rows after" in compare("a.csv", "twice.csv", "-k", "id", code=1).stderr
+
+
+def test_a_column_that_reads_as_numbers_in_one_file_only_is_text_in_both(files: Path) -> None:
+    (files / "c.csv").write_text("id,zip\n1,8001\n2,3000\n")
+    (files / "d.csv").write_text("id,zip\n1,8001\n2,03000\n")
+    found = json.loads(compare("c.csv", "d.csv", "--key", "id").stdout)
+    assert (found["zip_before"], found["zip_after"]) == ("3000", "03000")
+    pq.write_table(pa.table({"id": [1, 2], "zip": ["8001", "03000"]}), "e.parquet")
+    assert json.loads(compare("c.csv", "e.parquet", "--key", "id").stdout)["id"] == 2
+    pq.write_table(pa.table({"id": [1, 2], "zip": [8001, 3000]}), "f.parquet")
+    assert "it is int64 before and string after" in compare("f.parquet", "e.parquet", "--key", "id", code=1).stderr
+    typed = compare("c.csv", "d.csv", "--key", "id", "--types", "zip=int64")
+    assert typed.stdout == ""
+
+
+def test_columns_of_one_file_are_named_and_several_keys_are_taken(files: Path) -> None:
+    (files / "c.csv").write_text("id,city,total\n1,Bern,1.5\n")
+    done = compare("a.csv", "c.csv", "--key", "id,city")
+    assert "'amount' is only in the rows before, so it is null after" in done.stderr
+    assert "'total' is only in the rows after, so it is null before" in done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    assert compare("a.csv", "c.csv", "--key", "id", "--key", "city").stdout == done.stdout
+
+
+def test_a_terminal_gets_a_table_with_both_values_in_a_cell(files: Path) -> None:
+    code, told = on_a_terminal("compare", "a.csv", "b.csv", "--key", "id")
+    assert code == 0
+    lines = [line.replace("│", " ").split() for line in told.splitlines()]
+    assert ["3", "changed", "Chur", "->", "Zug", "null"] in lines
+    assert ["1", "removed", "Bern", "1.5"] in lines and ["4", "added", "Bern", "7.0"] in lines
+
+
+def test_an_output_that_cannot_be_written_is_refused(files: Path) -> None:
+    assert "files of kind '.xlsx' are not known" in compare("a.csv", "b.csv", "-k", "id", "-o", "x.xlsx", code=1).stderr
+    assert "there is no folder" in compare("a.csv", "b.csv", "-k", "id", "-o", "none/x.parquet", code=1).stderr

@@ -1,0 +1,153 @@
+"""Rows as people have them: every kind is taken in as the same rows, and what would change on the way is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+import ddflow as dd
+from ddflow.connectors.frames import to_table
+from ddflow.errors import NotArrow, SchemaMismatch, UnreadableInput
+
+SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.timestamp("ms"), "amount": pa.float64()})
+AT = dt.datetime(2024, 2, 29, 12)
+ROWS = [
+    {"id": 1, "city": "Bern", "at": AT, "amount": 1.5},
+    {"id": 2, "city": None, "at": AT, "amount": None},
+    {"id": 3, "city": "Zürich", "at": None, "amount": 3.0},
+]
+TABLE = pa.Table.from_pylist(ROWS, SCHEMA)
+COLUMNS = TABLE.to_pydict()
+
+
+def parquet(folder: Path) -> Path:
+    pq.write_table(TABLE, folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def text(folder: Path) -> str:
+    pyarrow.csv.write_csv(TABLE, folder / "rows.csv")
+    return str(folder / "rows.csv")
+
+
+def lines(folder: Path) -> str:
+    (folder / "rows.jsonl").write_text(
+        '{"id": 1, "city": "Bern", "at": "2024-02-29T12:00:00", "amount": 1.5}\n'
+        '{"id": 2, "at": "2024-02-29T12:00:00"}\n{"id": 3, "city": "Zürich", "amount": 3}\n'
+    )
+    return str(folder / "rows.jsonl")
+
+
+def relation(_: Path) -> Any:
+    return duckdb.from_arrow(TABLE).filter("id < 9")
+
+
+def filtered(_: Path) -> Any:
+    """A frame whose index has gaps, and no name."""
+    return pd.DataFrame([{"id": 9, "city": "x", "at": AT, "amount": 0.0}, *ROWS]).query("id < 9")
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "pandas": lambda _: pd.DataFrame(ROWS),
+    "pandas, filtered": filtered,
+    "pandas with an index": lambda _: pd.DataFrame(ROWS).set_index("id"),
+    "polars": lambda _: pl.DataFrame(ROWS),
+    "a lazy frame": lambda _: pl.DataFrame(ROWS).lazy().filter(pl.col("id") < 9),
+    "duckdb": relation,
+    "a path": parquet,
+    "a folder": lambda folder: parquet(folder).parent,
+    "CSV": text,
+    "JSON lines": lines,
+    "a dataset": lambda folder: pyarrow.dataset.dataset(parquet(folder)),
+    "a dict of lists": lambda _: COLUMNS,
+    "a dict of arrays": lambda _: {
+        "id": np.arange(1, 4, dtype=np.int16),
+        "city": pl.Series(COLUMNS["city"]),
+        "at": pd.Series(COLUMNS["at"]),
+        "amount": tuple(COLUMNS["amount"]),
+    },
+    "a list of dicts": lambda _: ROWS,
+    "dicts that lack names": lambda _: [{name: v for name, v in row.items() if v is not None} for row in ROWS],
+}
+
+
+def people(**options: Any) -> dd.Engine:
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("people", SCHEMA, dd.Upsert(key="id")))
+    return flow.open(**options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_the_same_in_whatever_they_come(kind: str, tmp_path: Path) -> None:
+    for options in ({}, {"memory": "64MB"}):
+        with people(**options) as engine:
+            engine.step({"people": KINDS[kind](tmp_path)})
+            assert engine.read("rows").select(SCHEMA.names).sort_by("id").equals(TABLE)
+            assert engine.replace("people", KINDS[kind](tmp_path)).verdicts["noop"] == 3
+            assert engine.step(KINDS[kind](tmp_path)).verdicts["noop"] == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_committed_epoch_is_given_again_from_any_kind(kind: str, tmp_path: Path) -> None:
+    with people(state=str(tmp_path / "state")) as engine:
+        engine.step(TABLE)
+        folder = tmp_path / "rows"
+        folder.mkdir()
+        assert engine.step(KINDS[kind](folder), epoch=1)["rows"].num_rows == 3
+
+
+def test_many_files_are_one_input_and_a_budget_reads_them_as_they_go(tmp_path: Path) -> None:
+    for part in range(3):
+        pq.write_table(pa.table({"id": range(part * 1000, part * 1000 + 1000)}), tmp_path / f"{part}.parquet")
+    with people(memory="8MB") as engine:
+        assert engine.step(tmp_path)["rows"].num_rows == 3000
+
+
+MISTAKES: dict[str, tuple[Any, type[Exception], str]] = {
+    "lengths": ({"id": [1, 2], "city": ["x"]}, SchemaMismatch, "'id' has 2, 'city' has 1"),
+    "a value": ({"id": 1}, NotArrow, "column 'id' .*: it is a int; give a list of values"),
+    "text": ({"id": "123"}, NotArrow, "it is a str; give a list of values"),
+    "text among numbers": ({"id": [1, "2"]}, NotArrow, "column 'id' of rows for 'people': Could not convert '2'"),
+    "zones": ({"at": [AT, AT.replace(tzinfo=dt.UTC)]}, NotArrow, "some of its times have a zone and some have none"),
+    "text for a number": ([{"id": "1"}], SchemaMismatch, "it is string, declared is int64; row 0 holds '1'"),
+    "a fraction": ([{"id": 1}, {"id": 1.5}], SchemaMismatch, "row 1 holds 1.5 .double., which does not fit int64"),
+    "pandas of several types": (pd.DataFrame({"id": [1, "x"]}), NotArrow, "column id"),
+    "no file": ("there_is_none.parquet", UnreadableInput, "there is no such file"),
+    "rows and others": ([{"id": 1}, 2], NotArrow, "list does not speak Arrow; give a table, a frame, a path"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_would_lose_or_guess_something_is_refused(name: str) -> None:
+    given, error, why = MISTAKES[name]
+    with people() as engine:
+        with pytest.raises(error, match=why):
+            engine.step({"people": given})
+        assert engine.frontier == dd.NEVER
+
+
+def test_python_values_keep_all_they_are() -> None:
+    """Where Arrow alone would cut a time of day, or could not tell a type."""
+    noon = dt.datetime(2020, 1, 2, 12, 30)
+    given = {"day": [dt.date(2020, 1, 1), noon], "big": [2**64 - 1, None], "sum": [Decimal("1.50"), Decimal("2")]}
+    table = to_table(given, "t", pa.schema({"big": pa.uint64(), "day": pa.timestamp("us"), "sum": pa.decimal128(9, 2)}))
+    assert table["day"].to_pylist() == [dt.datetime(2020, 1, 1), noon]
+    assert table["big"].to_pylist() == [2**64 - 1, None]
+    assert table["sum"].to_pylist() == given["sum"]
+    flow = dd.Flow()
+    flow.output("days", flow.upserts("days", {"day": dt.date}, dd.Upsert(key="day")))
+    with flow.open() as engine, pytest.raises(SchemaMismatch, match=r"row 1 holds .*which does not fit date32"):
+        engine.step({"day": [dt.date(2020, 1, 1), noon]})

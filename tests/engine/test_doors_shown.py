@@ -1,0 +1,118 @@
+"""What a prompt and a notebook show: the plan as text, and pages that nothing from data can break."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import ddflow as dd
+
+EVIL = "<script>alert('x')</script>&\x1b"
+
+
+def flow_of(name: str = "orders", value: str = "city") -> dd.Flow:
+    flow = dd.Flow()
+    schema = {"id": int, value: str, "amount": float, "op": str}
+    orders = flow.upserts(name, schema, dd.Upsert("id", order_by="amount", delete=dd.tombstone("op", "D")))
+    big = orders.filter("amount > 1")
+    flow.output("big", big)
+    flow.output("by_city", big.count(value))
+    flow.output("per_key", big.count(["id", value], name="n"))
+    flow.output("all", orders.project({value: value, "double": "amount * 2"}).count([]))
+    flow.output("some", orders.project([value]))
+    return flow
+
+
+EXPLAINED = """\
+output big: id int64, city string, amount double
+└─ filter('amount > 1')
+   └─ input orders        rows move to their [id]; kept by [id]
+         id int64, city string, amount double, op string
+         key=['id'], order_by=['amount'], delete={'tombstone': 'op', 'value': 'D'}
+output by_city: city string, count int64
+└─ count(by=['city'])        rows move to their [city]; kept by [city]
+   └─ filter('amount > 1')        as above
+output per_key: id int64, city string, n int64
+└─ count(by=['id', 'city'], name='n')        rows stand by [id, city] already; kept by [id, city]
+   └─ filter('amount > 1')        as above
+output all: count int64
+└─ count(by=[])        one partition; kept
+   └─ project({'city': 'city', 'double': 'amount * 2'})
+      └─ input orders        as above
+output some: city string
+└─ project(['city'])        consolidated for the output
+   └─ input orders        as above"""
+
+
+def squeezed(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_a_plan_is_explained_as_a_tree_with_what_is_kept_and_where_rows_meet() -> None:
+    flow = flow_of()
+    assert squeezed(flow.explain()) == squeezed(EXPLAINED)
+    assert repr(flow.explain("by_city")) == flow.explain("by_city")
+    assert squeezed(flow.explain("by_city"))[:2] == squeezed(EXPLAINED)[5:7]
+    assert squeezed(flow.explain("orders"))[1].startswith("└─ input orders")
+    with pytest.raises(dd.SpecError, match="no output or input 'by_citty'; did you mean 'by_city'"):
+        flow.explain("by_citty")
+
+
+def test_functions_several_inputs_and_deep_plans_are_explained() -> None:
+    flow = dd.Flow()
+    one, other = (flow.upserts(name, {"id": int, "n": int}, dd.Upsert("id")) for name in ("one", "other"))
+    below = (
+        one.filter(lambda rows: pc.greater(rows["n"], 1))
+        .filter(lambda rows: pc.less(rows["id"], 5))
+        .concat(other.negate())
+    )
+    flow.output("both", below.consolidate())
+    text = flow.explain()
+    assert text.count("filter(") == 2 and "<lambda>" in text
+    assert "├─ " in text and "│  " in text and "negate()" in text
+    node: Any = one
+    for _ in range(3000):
+        node = node.filter("n > 0")
+    flow.output("deep", node)
+    assert flow.explain("deep").count("filter('n > 0')") == 3000
+    assert "lines more" in flow._repr_html_()
+
+
+def page(html: str) -> ET.Element:
+    """The page as a browser would read it: whatever stands in it is well formed."""
+    return ET.fromstring(f"<div>{html}</div>")
+
+
+def test_pages_show_rows_and_escape_whatever_data_holds() -> None:
+    flow = flow_of(EVIL.replace("\x1b", ""), "city <b>")
+    shown = page(flow._repr_html_())
+    assert "<script>" not in flow._repr_html_() and "city <b>" in "".join(shown.itertext())
+    with flow.open() as engine:
+        rows = {"id": range(30), "city <b>": [EVIL.replace("\x1b", "")] * 29 + [None], "amount": [2.0] * 30}
+        step = engine.step({**rows, "op": ["U"] * 30})
+        html = step._repr_html_()
+        text = "".join(page(html).itertext())
+        assert "<script>" not in html and "<script>" in text and "big: 30 updates" in text and "... and 20 more" in text
+        assert page(html).findall(".//tr").__len__() < 100
+        verdicts = page(step.verdicts._repr_html_())
+        assert [cell.text for cell in verdicts.findall(".//td")] == ["applied", "30"]
+        assert "color" not in html
+
+
+def test_wide_rows_long_values_and_odd_times_are_cut() -> None:
+    flow = dd.Flow()
+    schema = pa.schema({"id": pa.int64(), **{f"c{i}": pa.int64() for i in range(40)}, "at": pa.timestamp("s")})
+    flow.output("wide", flow.upserts("wide", schema, dd.Upsert("id")))
+    with flow.open() as engine:
+        step = engine.step({"id": [1], "at": pa.array([2**60]).view(pa.timestamp("s"))})
+        text = "".join(page(step._repr_html_()).itertext())
+        assert "columns are left out" in text and "_diff" in text and "c39" not in text
+        assert len(page(step._repr_html_()).findall(".//th")) == 20 + 2
+    flow = dd.Flow()
+    flow.output("long", flow.upserts("long", {"id": int, "text": str}, dd.Upsert("id")))
+    with flow.open() as engine:
+        assert len(engine.step({"id": [1], "text": ["x" * 10**6]})._repr_html_()) < 2000
