@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ddflow.cli.arguments import Delimiter, Encoding, Format, Null
 from ddflow.cli.say import say
 
 DIFFERENT, TROUBLE = 1, 2
@@ -45,6 +46,10 @@ def compare(
             help="Types of columns that both files have: zip=string,total=decimal(12,2).",
         ),
     ] = None,
+    format: Format = None,
+    delimiter: Delimiter = None,
+    null: Null = None,
+    encoding: Encoding = "utf-8",
     output: Annotated[
         str | None,
         typer.Option(
@@ -77,12 +82,14 @@ def compare(
     * `ddflow compare old.parquet new.parquet --key id,region --ignore updated_at -o changes.parquet`
     """
     from ddflow.cli.plan import names
+    from ddflow.cli.reading import how
     from ddflow.connectors.files.types import parse_types
     from ddflow.errors import DdflowError
     from ddflow.tools.compare import comparison
 
     try:
-        done = comparison(before, after, names(key), names(ignore or []), parse_types(types or ()))
+        text = how(format, delimiter, null, encoding)
+        done = comparison(before, after, names(key), names(ignore or []), parse_types(types or ()), text)
         for note in done.notes:
             say(note, err=True)
         _put(done, output, overwrite)
@@ -103,7 +110,7 @@ def _put(done: Any, output: str | None, overwrite: bool) -> None:
 
     from ddflow.cli.show import Piped
     from ddflow.connectors.files import open_output
-    from ddflow.connectors.files.kinds import CSV, kind_of
+    from ddflow.connectors.files.kinds import CSV, TSV, kind_of
     from ddflow.tools.compare import CHANGED
 
     if output is None and sys.stdout.isatty():
@@ -113,7 +120,7 @@ def _put(done: Any, output: str | None, overwrite: bool) -> None:
         Piped().write(done.table)
         return
     path, table = Path(str(output)), done.table
-    if kind_of(path).name == CSV:  # which has no lists
+    if kind_of(path).name in (CSV, TSV):  # which has no lists
         place = table.column_names.index(CHANGED)
         named = [None if each is None else ",".join(each) for each in table.column(CHANGED).to_pylist()]
         table = table.set_column(place, CHANGED, [named])

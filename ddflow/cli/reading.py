@@ -114,14 +114,13 @@ def asked_how(ask: Ask, skipped: Skipped) -> Reading:
     )
 
 
-def rows_of(
-    given: Source[FilePosition], file: str, tick: Tick = lambda rows, updates: None
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one file of a source, each batch told of as it comes."""
+def rows_of(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
+    """The rows of one file of a source, in the columns that it has, each batch told of as it comes."""
+    own = given.columns(file).names
     for batch, position in given.batches(after=FilePosition(file)):
         if batch.num_rows:
             tick(batch.num_rows, 0)
-            yield batch
+            yield batch.select(own)
         if position.finished:
             return
 

@@ -26,7 +26,6 @@ from ddflow.columns import threads as threads
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spilling import make_room
 from ddflow.kernels.background import note_filled
-from ddflow.kernels.brackets import beyond
 from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.interpret import PATIENCE
 from ddflow.kernels.warmup import entries, is_ready, watched
@@ -82,7 +81,6 @@ def _parts() -> Iterator[str]:
     yield from _reopened()
     yield from _back()
     yield from _merging()
-    beyond(np.zeros(1, np.uint8), 1, 1, np.zeros(4, np.int64))
     yield "lines of JSON"
 
 

@@ -51,7 +51,7 @@ def test_a_wrong_delimiter_is_recognised_and_options_of_text_hold_for_every_verb
     assert "Zürich" in run("why", "s", "1", "a.csv", *text).stdout
     run("migrate", "s", "t", "a.csv", "--key", "id", *text, "-o", "m.jsonl")
     assert Path("m.jsonl").read_text() == ""
-    assert dd.read("t", "output")["v"].to_pylist() == ["Zürich", None]
+    assert set(dd.read("t", "output")["v"].to_pylist()) == {"Zürich", None}
     Path("b").write_bytes(gzip.compress(Path("a.csv").read_bytes()))
     assert len(rows(run("diff", "b", "--key", "id", *text, "--format", "csv.gz", "-o", "-"))) == 2
 

@@ -26,7 +26,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.columns.schema import conform
 from ddflow.connectors.files import FileOutput, FilePosition, UnwritableOutput, open_files, open_output
 from ddflow.connectors.files.kinds import ARRAY, ARROW, CSV, JSON, KINDS, PARQUET, STREAM, TSV, kind_of
 from ddflow.connectors.files.reading import ROWS
@@ -83,8 +82,8 @@ def write(path: Path, table: pa.Table, pieces: int = 1) -> Path:
 
 def read(*paths: Path, types: dict[str, pa.DataType] | None = None) -> pa.Table:
     source = open_files(paths, types)
-    batches = [conform(pa.Table.from_batches([batch]), source.schema, "it") for batch, _ in source.batches()]
-    return pa.concat_tables(batches).combine_chunks()
+    batches = [batch for batch, _ in source.batches()]
+    return pa.Table.from_batches(batches, source.schema)
 
 
 def same(one: pa.Table, other: pa.Table) -> bool:

@@ -52,7 +52,11 @@ def test_the_shells_lines_do_what_they_say(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     changes = pd.read_parquet(tmp_path / "changes.parquet")
-    assert changes.groupby(["order_id", "city"])["_diff"].sum().to_dict() == {(1, "Bern"): 0, (17, "Chur"): 1, (17, "Zug"): 0}
+    assert changes.groupby(["order_id", "city"])["_diff"].sum().to_dict() == {
+        (1, "Bern"): 0,
+        (17, "Chur"): 1,
+        (17, "Zug"): 0,
+    }
     assert dd.read(str(tmp_path / "state"), "out").num_rows > 0
     assert "17" in done.stdout
 
