@@ -8,6 +8,7 @@ of a column into one cell.
 ('Bern -> Chur', 7, 'null -> 1.5')
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,27 +82,35 @@ def compare(
 
     * `ddflow compare old.parquet new.parquet --key id,region --ignore updated_at -o changes.parquet`
     """
-    from ddflow.cli.plan import names
     from ddflow.cli.reading import how
-    from ddflow.connectors.files.types import parse_types
     from ddflow.errors import DdflowError
-    from ddflow.tools.compare import comparison
 
     try:
         text = how(format, delimiter, null, encoding)
-        done = comparison(before, after, names(key), names(ignore or []), parse_types(types or ()), text)
-        for note in done.notes:
-            say(note, err=True)
-        _put(done, output, overwrite)
+        differ = _compared(before, after, (key, ignore, types), text, lambda done: _put(done, output, overwrite))
     except DdflowError as error:
         if not exit_code:
             raise
         say(f"ddflow: {error}", err=True)
         raise typer.Exit(TROUBLE) from None
+    if exit_code and differ:
+        raise typer.Exit(DIFFERENT)
+
+
+def _compared(before: str, after: str, columns: Any, text: Any, put: Callable[[Any], None]) -> bool:
+    """Whether rows differ, which is put out and said.  ``columns``: the key, what is ignored, types; as given."""
+    from ddflow.cli.plan import names
+    from ddflow.connectors.files.types import parse_types
+    from ddflow.tools.compare import comparison
+
+    key, ignore, types = (given or [] for given in columns)
+    done = comparison(before, after, names(key), names(ignore), parse_types(types), text)
+    for note in done.notes:
+        say(note, err=True)
+    put(done)
     found = ", ".join(f"{n:,} {what}" for what, n in done.counts.items())
     say(f"{found}; {done.rows[0]:,} rows before, {done.rows[1]:,} after", err=True)
-    if exit_code and done.table.num_rows:
-        raise typer.Exit(DIFFERENT)
+    return bool(done.table.num_rows)
 
 
 def _put(done: Any, output: str | None, overwrite: bool) -> None:
