@@ -19,6 +19,17 @@ from ddflow.cli.say import say
 
 DIFFERENT, TROUBLE = 1, 2
 """How it ends with ``--exit-code``, as `diff` does: where rows differ, and where they could not be compared."""
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        show_default=False,
+        help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: a table on a "
+        "terminal, JSON lines into a pipe.",
+    ),
+]
 
 
 def compare(
@@ -51,17 +62,7 @@ def compare(
     delimiter: Delimiter = None,
     null: Null = None,
     encoding: Encoding = "utf-8",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: a table on a "
-            "terminal, JSON lines into a pipe.",
-        ),
-    ] = None,
+    output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
     exit_code: Annotated[
         bool,
