@@ -61,7 +61,7 @@ class JsonFile(TextFile):
     def is_whole(self) -> bool:
         """Whether the beginning was all of it."""
         with reading(self.place), self.bytes(head=True) as stream:
-            return len(stream.read(SAMPLE)) < SAMPLE
+            return len(_filled(stream)) < SAMPLE
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
         """Block by block.  ``names``: of columns, or of them those that the file has, where it is whole."""
@@ -75,24 +75,25 @@ class JsonFile(TextFile):
 
     def _lines(self, head: bool) -> Iterator[bytes]:
         """Whole lines, some at a time."""
-        stream, rest, done, elements = self.bytes(head), b"", 0, None
+        stream, elements, rest, done, last = self.bytes(head), None, b"", 0, False
         with reading(self.place):
-            begin = stream.read(SAMPLE).removeprefix(codecs.BOM_UTF8)
-            if self.place.kind.name == ARRAY and begin.lstrip()[:1] not in (b"{", b""):
-                elements = Elements(self.place.name)
-            while begin:
-                rest += begin if elements is None else elements.lines(begin)
-                end = rest.rfind(b"\n") + 1
-                if max(rest.find(b"\n"), 0 if end else len(rest)) > SAMPLE or len(rest) - end > SAMPLE:
-                    long = done + (1 if rest.find(b"\n") > SAMPLE or not end else 1 + rest.count(b"\n"))
-                    raise self._unreadable(long, f"it is longer than {SAMPLE:,} bytes")
+            while not last:
+                chunk = _filled(stream)
+                last = len(chunk) < SAMPLE
+                if elements is None and not done and not rest:
+                    chunk = chunk.removeprefix(codecs.BOM_UTF8)
+                    if self.place.kind.name == ARRAY and chunk.lstrip()[:1] not in (b"{", b""):
+                        elements = Elements(self.place.name)
+                rest += chunk if elements is None else elements.lines(chunk)
+                if last:
+                    rest += b"\n" if elements is None else elements.end()
+                first, end = rest.find(b"\n"), rest.rfind(b"\n") + 1
+                if first > SAMPLE or len(rest) - end > SAMPLE:
+                    number = done + 1 + (0 if first > SAMPLE else rest.count(b"\n"))
+                    raise self._unreadable(number, f"it is longer than {SAMPLE:,} bytes")
                 if end:
                     yield rest[:end]
-                    done, rest = done + rest.count(b"\n", 0, end), rest[end:]
-                begin = stream.read(SAMPLE)
-            rest += b"" if elements is None else elements.end()
-        if rest.strip():
-            yield rest if rest.endswith(b"\n") else rest + b"\n"
+                done, rest = done + rest.count(b"\n"), rest[end:]
 
     def _rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
         """The objects in some lines, one in each that is not blank; and the text that they were taken from."""
@@ -145,6 +146,15 @@ class JsonFile(TextFile):
                 raise SchemaMismatch(
                     where, found, f"declare it: {typed(f'{name}=string')}; {did_you_mean(name, names)}"
                 )
+
+
+def _filled(stream: pa.NativeFile) -> bytes:
+    """The next `SAMPLE` bytes, fewer at the end alone."""
+    parts, missing = list[bytes](), SAMPLE
+    while missing and (part := stream.read(missing)):
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
 
 
 def _ways(text: bytes) -> Iterator[bytes]:
