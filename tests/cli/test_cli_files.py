@@ -52,6 +52,10 @@ def test_a_wrong_delimiter_is_recognised_and_options_of_text_hold_for_every_verb
     run("migrate", "s", "t", "a.csv", "--key", "id", *text, "-o", "m.jsonl")
     assert Path("m.jsonl").read_text() == ""
     assert set(dd.read("t", "output")["v"].to_pylist()) == {"Zürich", None}
+    Path("c.tsv").write_text("id\tv\n1\tZürich\n2\t\n")
+    assert run("compare", "c.tsv", "c.tsv", "--key", "id").stdout == ""
+    Path("d.csv").write_bytes("id;v\n1;Zug\n2;NA\n".encode("latin-1"))
+    assert json.loads(run("compare", "a.csv", "d.csv", "--key", "id", *text).stdout)["v_after"] == "Zug"
     Path("b").write_bytes(gzip.compress(Path("a.csv").read_bytes()))
     assert len(rows(run("diff", "b", "--key", "id", *text, "--format", "csv.gz", "-o", "-"))) == 2
 

@@ -24,7 +24,7 @@ from ddflow.connectors.files import Reading, open_files
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import Dialect, kind_of, named
 from ddflow.connectors.files.structure import Elements, depths
-from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, UnreadableInput
+from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, UnreadableInput
 
 __all__ = ["moto", "proxy"]
 
@@ -338,14 +338,14 @@ def test_a_bucket_that_fails_is_an_error_that_repeats_no_secret(
         open_files([f"s3://KEY:SECRET@{bucket}/a.csv?token=TOKEN"])
     assert not {"KEY:", "SECRET", "TOKEN"} & set(str(caught.value).replace("/", " ").split())
     assert "SECRET" not in str(caught.value) and "TOKEN" not in str(caught.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     source = open_files([f"s3://{bucket}/a.csv"])
-    monkeypatch.setattr("ddflow.storage.object_store.Bucket.read", _denied)
-    with pytest.raises(UnreadableInput, match=r"s3://.*/a\.csv: denied; see to the network"):
+    proxy.fail(1, 1.0, "403")
+    with pytest.raises(UnreadableInput, match=r"s3://.*/a\.csv: .*; see to the network, the bucket and its keys"):
         list(source.batches())
-
-
-def _denied(*_: Any) -> bytes:
-    raise DdflowError("read a.csv", "denied", "open the state again")
+    proxy.calm()
+    proxy.fail(1, 0.3, "500", "cut")  # what goes by is tried again
+    assert [batch.num_rows for batch, _ in source.batches() if batch.num_rows] == [1]
 
 
 def test_without_the_library_an_address_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
