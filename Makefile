@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter for .venv, WORKERS=4 the processes that run the tests.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint bench soak mutants golden notebooks lock clean
+.PHONY: help setup demo check test lint bench bench-compare soak mutants golden notebooks lock clean
 
 RUN := .venv/bin
 WORKERS ?= 2
@@ -15,7 +15,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make .venv with the locked dependencies, and a Java where none fits
 	@.ci/setup
@@ -35,8 +35,11 @@ lint: setup ## style, formatting and types
 	$(RUN)/mypy
 	$(RUN)/lint-imports --no-logo --cache-dir .ruff_cache/imports
 
-bench: setup ## ddflow beside its peers on the same upserts
-	$(RUN)/python bench upsert
+bench: setup ## a quarter of an hour: ddflow beside its peers, one report with a picture
+	$(RUN)/python bench all
+
+bench-compare: setup ## two commits side by side: make bench-compare A=main~5 B=main
+	$(RUN)/python bench compare $(A) $(B)
 
 soak: setup ## long searches in random order, for so long: make soak MINUTES=60; without a limit for days
 	DDFLOW_SOAK=1 DDFLOW_MINUTES=$(MINUTES) $(RUN)/python -m pytest --numprocesses=$(WORKERS) \

@@ -1,4 +1,5 @@
-"""The bench's command line: ``python bench BENCH [options]``, ``python bench bars`` and ``python bench report FILE``.
+"""The bench's command line: ``python bench BENCH [options]``, ``python bench all``, ``python bench compare A B``,
+``python bench bars`` and ``python bench report FILE``.
 
 Invariant: a bench is a name here and a `runner.Bench` in the module of that name, which is imported only when asked
 for, because some need Spark. Limits: none of its own; see ``python bench BENCH --help``.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import report
@@ -58,9 +60,14 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if name in ("bars", "report"):
         return (show_bars if name == "bars" else render)(rest)
+    if name in ("all", "compare"):
+        return int(import_module("suite" if name == "all" else name).main(rest))
     if name in NAMES:
         return runner.main(runner.load(name), rest)
-    print(f"usage: python bench NAME [options], NAME one of {', '.join((*NAMES, 'bars', 'report'))}", file=sys.stderr)
+    print(
+        f"usage: python bench NAME [options], NAME one of {', '.join((*NAMES, 'all', 'compare', 'bars', 'report'))}",
+        file=sys.stderr,
+    )
     return 2
 
 

@@ -38,6 +38,7 @@ class Commits(Bench):
 
     name = "durable"
     about = f"Durability: commits of {STEP:,} events, and opening again."
+    figures = ("commit_median_ms", "commit_cpu_ms")
     quick = ({"keys": "100000"}, {"epochs": "20"})
     columns = (
         "keys {keys:,} | epochs {epochs:,} | step ms {step_ms:.1f} | commit ms, mean {commit_ms:.1f} | "

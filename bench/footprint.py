@@ -30,6 +30,7 @@ class Footprint(Bench):
 
     name = "footprint"
     about = "Footprint: memory held after a workload, steps of 100 k."
+    figures = ("bytes_per_key",)
     quick = ({"workload": "w1s,w3s"}, {})
     columns = (
         "workload {workload} | keys {keys:,} | resident MB {bytes_resident!M:,.1f} | bytes a key {bytes_per_key:.1f} | "

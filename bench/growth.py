@@ -40,6 +40,7 @@ class Growth(Bench):
 
     name = "growth"
     about = f"Growth: updates of existing keys in steps of {STEP:,}."
+    figures = ("ns_per_event",)
     quick = ({"keys": "10000,100000"}, {})
     columns = (
         "keys {keys:,} | budget {budget} | events {events:,} | ns an event {ns_per_event:.0f} | "

@@ -137,6 +137,7 @@ class LargeState(Bench):
 
     name = "large"
     about = "State on disk: ten times the budget, ddflow beside RocksDB and DuckDB."
+    figures = ("cpu_seconds",)
     quick = ({"workload": "tinyl,tinyl3"}, {})
     columns = (
         "contender {contender} | M upserts {m_events:g} | M/s {m_per_s:.3f} | late M/s {late_m_per_s:.3f} | "

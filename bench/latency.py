@@ -36,6 +36,7 @@ class Latency(Bench):
 
     name = "latency"
     about = "Latency: one push and one advance with a million keys loaded."
+    figures = ("median_us", "p99_us")
     quick = ({}, {"keys": "100000", "steps": "100"})
     columns = (
         "events a step {events:,} | steps {steps:,} | median us {median_us:,.0f} | p99 us {p99_us:,.0f} | "

@@ -35,6 +35,7 @@ class Receipts(Bench):
 
     name = "receipts"
     about = "Receipts: what the driver does of an epoch, begin, and finish with all receipts."
+    figures = ("finish_ms",)
     quick = ({"partitions": "10,100"}, {})
     columns = (
         "partitions {partitions:,} | receipts {receipts:,} | files {files:,} | begin ms {begin_ms!m:.1f} | "

@@ -134,9 +134,9 @@ def show(console: Console, bench: Bench, result: Row) -> None:
     print_bars(console, list(bench.bars(result)))
 
 
-def markdown(bench: Bench, result: Row) -> str:
-    """The same in Markdown."""
-    parts = [f"# {bench.name.capitalize()} bench", machine.line(result["machine"])]
+def markdown(bench: Bench, result: Row, head: bool = True) -> str:
+    """The same in Markdown; the machine only with a ``head``."""
+    parts = [f"# {bench.name.capitalize()} bench", *([machine.line(result["machine"])] if head else [])]
     for title, rows in bench.tables(result):
         parts += [f"## {title}", table(bench.columns, rows).rstrip()]
     parts += bench.notes(result)

@@ -11,7 +11,7 @@ Limits: one child at a time.
 A bench is a `Bench`: its jobs are data, of which ``--only`` chooses and in which ``--set`` changes fields, so that
 every bench has the same options; it says how a sample is taken and checked, and has columns and bars.
 
->>> [job.what["n"] for job in turns([Job({"n": n}, rounds=2) for n in range(4)], 1, 2)]
+>>> [job.what["n"] for _, job in turns([(Bench(), Job({"n": n}, rounds=2)) for n in range(4)], 1, 2)]
 [2, 3, 0, 1]
 >>> environment(2)["POLARS_MAX_THREADS"], environment(2)["OMP_NUM_THREADS"]
 ('2', '2')
@@ -68,6 +68,7 @@ class Bench:
     about: ClassVar[str]
     columns: ClassVar[str]  # see `report.columns`
     sampled: ClassVar[tuple[str, ...]] = ()  # fields of which a row keeps every round's
+    figures: ClassVar[tuple[str, ...]] = ("seconds",)  # fields of a sample by which two commits are compared
     rate: ClassVar[str] = "m_per_s"  # what million rows a second are called, where `seconds` are sampled
     quick: ClassVar[tuple[dict[str, str], dict[str, str]]] = ({}, {})  # what ``--quick`` chooses and sets
 
@@ -128,17 +129,27 @@ def load(name: str) -> Bench:
     return bench
 
 
-def environment(threads: int) -> dict[str, str]:
-    """The variables of a child: every library held to ``threads``, and this checkout first on the path."""
-    path = os.pathsep.join(filter(None, (str(machine.ROOT), os.environ.get("PYTHONPATH"))))
+def environment(threads: int, root: Path = machine.ROOT) -> dict[str, str]:
+    """The variables of a child: every library held to ``threads``, and a checkout first on the path."""
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     return {**os.environ, **dict.fromkeys(THREADS, str(threads)), "PYTHONPATH": path}
 
 
-def ask(bench: Bench, method: str, question: dict[str, Any], threads: int = 1, timeout: float = 3600) -> Any:
-    """The answer of a method of the bench in a fresh process; ChildFailed when it fails or takes too long."""
+def ask(
+    bench: Bench,
+    method: str,
+    question: dict[str, Any],
+    threads: int = 1,
+    timeout: float = 3600,
+    root: Path = machine.ROOT,
+) -> Any:
+    """The answer of a method of the bench in a fresh process; ChildFailed when it fails or takes too long.
+
+    ``root``: the checkout whose ddflow is measured.
+    """
     command = [sys.executable, str(Path(__file__).parent), "child", bench.name, method, json.dumps(question)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment(threads), timeout=timeout)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(threads, root), timeout=timeout)
     except subprocess.TimeoutExpired as late:
         raise ChildFailed(f"no answer within {timeout:g} s") from late
     if done.returncode:
@@ -151,34 +162,57 @@ def child(name: str, method: str, question: str) -> None:
     print(json.dumps(getattr(load(name), method)(**json.loads(question))))
 
 
-def turns(jobs: Sequence[Job], number: int, rounds: int) -> Iterator[Job]:
+Timed = tuple[Bench, Job]
+
+
+def turns(jobs: Sequence[Timed], number: int, rounds: int) -> Iterator[Timed]:
     """The jobs of a round in the order they run; the beginnings of all rounds are spread over the jobs."""
     start = number * len(jobs) // rounds
-    return (job for job in (*jobs[start:], *jobs[:start]) if number < job.rounds)
+    return (each for each in (*jobs[start:], *jobs[:start]) if number < each[1].rounds)
 
 
-def run(bench: Bench, jobs: Sequence[Job], progress: Console) -> tuple[list[Row], list[str]]:
-    """Measure all rounds of all jobs; returns the rows and what failed.  ChildFailed when `expected` fails."""
-    samples: dict[str, list[dict[str, Any]]] = {str(job): [] for job in jobs}
-    known, failures, rounds = dict[str, Any](), list[str](), max(job.rounds for job in jobs)
+class Checked:
+    """Takes samples, and compares each with the known answer, which is asked for once.
+
+    ``failures``: what was wrong, or did not finish.
+    """
+
+    def __init__(self) -> None:
+        self.failures = list[str]()
+        self._known = dict[str, Any]()
+
+    def sample(self, bench: Bench, job: Job, root: Path = machine.ROOT) -> dict[str, Any] | None:
+        """A sample of a job, None where it failed and may not.  ChildFailed when the known answer is not found."""
+        question = bench.question(job)
+        key = json.dumps([bench.name, question])
+        if key not in self._known:
+            self._known[key] = None if question is None else ask(bench, "expected", question)
+        try:
+            taken: dict[str, Any] = ask(bench, "measure", job.what, job.threads, job.timeout, root)
+            problem = bench.wrong(job, taken, self._known[key])
+        except ChildFailed as failed:
+            taken = {"failed": str(failed)[-300:]}
+            problem = None if job.may_fail else f"did not finish: {failed}"
+        if problem is not None:
+            self.failures.append(f"{job}: {problem}")
+        return taken if "failed" not in taken or job.may_fail else None
+
+
+def run(jobs: Sequence[Timed], progress: Console) -> tuple[dict[str, list[Row]], list[str]]:
+    """Measure all rounds of all jobs; the rows of each bench, and what failed.  ChildFailed as `Checked.sample`."""
+    samples: dict[str, list[dict[str, Any]]] = {f"{bench.name} {job}": [] for bench, job in jobs}
+    checked, rounds = Checked(), max(job.rounds for _, job in jobs)
     for number in range(rounds):
-        for job in turns(jobs, number, rounds):
-            with progress.status(f"round {number + 1} of {rounds}: {job}"):
-                question = bench.question(job)
-                key = json.dumps(question)
-                if key not in known:
-                    known[key] = None if question is None else ask(bench, "expected", question)
-                try:
-                    sample = ask(bench, "measure", job.what, job.threads, job.timeout)
-                    problem = bench.wrong(job, sample, known[key])
-                except ChildFailed as failed:
-                    sample = {"failed": str(failed)[-300:]}
-                    problem = None if job.may_fail else f"did not finish: {failed}"
-            if problem is not None:
-                failures.append(f"{job}: {problem}")
-            if "failed" not in sample or job.may_fail:
-                samples[str(job)].append(sample)
-    return [bench.row(job, samples[str(job)]) for job in jobs if samples[str(job)]], failures
+        for bench, job in turns(jobs, number, rounds):
+            with progress.status(f"round {number + 1} of {rounds}: {bench.name} {job}"):
+                taken = checked.sample(bench, job)
+            if taken is not None:
+                samples[f"{bench.name} {job}"].append(taken)
+    rows = dict[str, list[Row]]()
+    for bench, job in jobs:
+        if taken_all := samples[f"{bench.name} {job}"]:
+            rows.setdefault(bench.name, []).append(bench.row(job, taken_all))
+    return {name: load(name).compared(found) for name, found in rows.items()}, checked.failures
 
 
 def parser(bench: Bench) -> argparse.ArgumentParser:
@@ -237,33 +271,28 @@ def suffix(options: argparse.Namespace) -> str:
     return "-".join(["-partial", *(name for names in workloads for name in names)])
 
 
-def main(bench: Bench, arguments: Sequence[str]) -> int:
-    """Run a bench; returns the exit code: 1 when an answer was wrong, or a contender did not finish."""
-    options = parser(bench).parse_args(arguments)
-    jobs = choose(bench, options)
-    out, progress = Console(), Console(stderr=True)
-    out.width = max(out.width, 150)  # figures cut short by a narrow pipe help nobody
-    about, changed = machine.machine(), machine.uncommitted()
+def measured(jobs: Sequence[Timed], progress: Console) -> tuple[Row, dict[str, list[Row]], list[str]] | None:
+    """What `run` gives, with the machine before it, calibrated before and after; None where no answer is known."""
+    about = machine.machine()
     if about["load_at_start"] > 0.5:
         progress.print(f"[yellow]the machine is busy (load {about['load_at_start']}); trust ratios, not seconds")
     before = machine.calibration()
     ask(load("startup"), "compile_kernels", {})  # by a process that measures nothing: compilers leave memory behind
     try:
-        rows, failures = run(bench, jobs, progress)
+        rows, failures = run(jobs, progress)
     except ChildFailed as failed:
         progress.print(f"the known answer was not found: {failed}", style="bold red", markup=False, soft_wrap=True)
-        return 1
-    result = {"bench": bench.name, "machine": about, "results": bench.compared(rows)}
+        return None
     about["calibration"] = [before, machine.calibration()]
-    if options.json:
-        out.print_json(json.dumps(result))
-    else:
-        report.show(out, bench, result)
     for failure in failures:
         progress.print(f"[bold red]WRONG[/] {escape(failure)}", highlight=False, soft_wrap=True)
-    if failures:
-        return 1
-    if changed and not options.no_save:
+    return about, rows, failures
+
+
+def may_store(progress: Console) -> bool:
+    """Whether results may be stored: the measured code is committed.  Says why not."""
+    changed = machine.uncommitted()
+    if changed:
         progress.print(
             "[yellow]not stored: a result must name a commit that others can check out, and these differ from theirs:",
             *changed[:5],
@@ -271,7 +300,28 @@ def main(bench: Bench, arguments: Sequence[str]) -> int:
             sep="\n",
             soft_wrap=True,
         )
-    elif not options.no_save:
+    return not changed
+
+
+def main(bench: Bench, arguments: Sequence[str]) -> int:
+    """Run a bench; returns the exit code: 1 when an answer was wrong, or a contender did not finish."""
+    options = parser(bench).parse_args(arguments)
+    jobs = choose(bench, options)
+    out, progress = Console(), Console(stderr=True)
+    out.width = max(out.width, 150)  # figures cut short by a narrow pipe help nobody
+    may = options.no_save or may_store(progress)
+    done = measured([(bench, job) for job in jobs], progress)
+    if done is None:
+        return 1
+    about, rows, failures = done
+    result = {"bench": bench.name, "machine": about, "results": rows.get(bench.name, [])}
+    if options.json:
+        out.print_json(json.dumps(result))
+    else:
+        report.show(out, bench, result)
+    if failures:
+        return 1
+    if may and not options.no_save:
         path = report.keep(options.out, bench, json.loads(json.dumps(result)), suffix(options))
         progress.print(f"written: {path} and .md beside it", soft_wrap=True, highlight=False)
     return 0

@@ -81,7 +81,6 @@ def _parts() -> Iterator[str]:
     yield from _reopened()
     yield from _back()
     yield from _merging()
-    yield "lines of JSON"
 
 
 def _by_epochs() -> Iterator[str]:

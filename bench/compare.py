@@ -1,0 +1,114 @@
+"""Two commits side by side: the lines of the suite that are ours, on each in turn, and the ratio of every pair.
+
+Invariant: both are measured by this checkout's bench, on worktrees made for the purpose, and every answer is checked.
+Samples of a line are taken one after the other, the other commit first in every second round, so that what the machine
+does meanwhile falls on both. A ratio is that of the medians; least and greatest of the pairs stand beside it, and where
+they lie on both sides of 1 the line shows no difference. Limits: a commit that this bench cannot drive fails its lines.
+
+>>> ratios([1.0, 2.0, 3.0], [2.0, 2.0, 6.0])
+(1.0, 1.0, 2.0)
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+import report
+import runner
+import suite
+from rich.console import Console
+
+COLUMNS = (
+    "line {line} | figure {figure} | {a} {first:,.4g} | {b} {second:,.4g} | second / first {ratio:.3f} | "
+    "pairs {least:.2f}-{greatest:.2f} | shown {shown}"
+)
+
+
+def ratios(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
+    """The ratio of the medians, and the least and the greatest of the pairs, second to first."""
+    pairs = [b / a for a, b in zip(first, second, strict=True)]
+    return median(second) / median(first), min(pairs), max(pairs)
+
+
+@contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """A worktree of a commit, which goes afterwards; CalledProcessError for one that is not known."""
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", *words], cwd=machine.ROOT, check=True, capture_output=True, text=True)
+
+    with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
+        place = Path(folder, "tree")
+        git("worktree", "add", "--detach", str(place), commit)
+        try:
+            yield place
+        finally:
+            git("worktree", "remove", "--force", str(place))
+
+
+def figures(sample: dict[str, Any], names: Sequence[str]) -> dict[str, float]:
+    """The figures of a sample by which commits are compared; of a list its median."""
+    return {name: median(value) if isinstance(value := sample[name], list) else float(value) for name in names}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare two commits; 1 when an answer was wrong or a line did not run."""
+    line = argparse.ArgumentParser(prog="python bench compare", description=(__doc__ or "").split("\n", 1)[0])
+    line.add_argument("first", help="a commit, a branch or a tag")
+    line.add_argument("second", nargs="?", default="HEAD", help="another; without it HEAD")
+    line.add_argument("--lines", nargs="+", default=suite.OURS, metavar="LINE", help='such as "latency --rounds 1"')
+    line.add_argument("--rounds", type=int, default=3, metavar="N", help="pairs of samples a line")
+    options = line.parse_args(arguments)
+    out, progress = Console(), Console(stderr=True)
+    out.width = max(out.width, 150)
+    jobs, checked = suite.lines(options.lines), runner.Checked()
+    samples: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    with checkout(options.first) as one, checkout(options.second) as other:
+        for root in (one, other):
+            with progress.status(f"compiling the kernels of {root}"):
+                runner.ask(runner.load("startup"), "compile_kernels", {}, root=root)
+        before = machine.calibration()
+        for number in range(options.rounds):
+            for bench, job in jobs:
+                pair: list[dict[str, Any] | None] = [None, None]
+                for side in ((0, 1), (1, 0))[number % 2]:
+                    with progress.status(f"round {number + 1} of {options.rounds}: {bench.name} {job}, {side + 1}"):
+                        pair[side] = checked.sample(bench, job, (one, other)[side])
+                if pair[0] is not None and pair[1] is not None:
+                    both = [figures(sample, bench.figures) for sample in pair if sample is not None]
+                    for name in bench.figures:
+                        found = samples.setdefault((f"{bench.name} {job}", name), ([], []))
+                        for taken, side in zip(both, found, strict=True):
+                            side.append(taken[name])
+    out.print(machine.line(machine.machine() | {"calibration": [before, machine.calibration()]}), style="dim")
+    names = {"a": options.first[:12], "b": options.second[:12]}
+    rows = [_row(line, figure, *found) for (line, figure), found in samples.items()]
+    report.print_table(
+        out, "Less is better, everywhere", COLUMNS.replace("{a}", names["a"]).replace("{b}", names["b"]), rows
+    )
+    for failure in checked.failures:
+        progress.print(f"WRONG {failure}", style="bold red", markup=False, soft_wrap=True)
+    return 1 if checked.failures else 0
+
+
+def _row(line: str, figure: str, first: list[float], second: list[float]) -> dict[str, Any]:
+    ratio, least, greatest = ratios(first, second)
+    shown = "faster" if greatest < 1 else "slower" if least > 1 else "no difference"
+    return {
+        "line": line,
+        "figure": figure,
+        "first": median(first),
+        "second": median(second),
+        "ratio": ratio,
+        "least": least,
+        "greatest": greatest,
+        "shown": shown,
+    }

@@ -1,0 +1,97 @@
+"""The suite: a choice of lines of all benches, in rounds that go through all of them, and one report with a picture.
+
+Invariant: nothing is measured here that a bench does not measure, and nothing is reported that a bench would not. The
+lines are words of its command line, so each can be run alone with more rounds. Rounds go through all benches, so that a
+busy minute of the machine falls on few samples of each. Limits: a quarter of an hour on two quiet cores, so peers run
+once or twice and the long benches (`large` at full length, `spark` with all its peers) are not in it.
+
+>>> len({bench.name for bench, _ in lines()}) > 8, max(job.rounds for _, job in lines())
+(True, 3)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import machine
+import report
+import runner
+from report import Row
+from rich.console import Console
+from runner import Timed
+
+OURS: Final = (
+    "upsert --only workload=w1 contender=ddflow,ddflow-2t line=upsert --rounds 3",
+    "upsert --only workload=w1 contender=ddflow line=filter,count,filter+count,backfill,epoch --rounds 3",
+    "upsert --only workload=w3,wide contender=ddflow line=upsert --rounds 3",
+    "latency --rounds 1 --set steps=1000",
+    "growth --only keys=10000,1000000 budget=None --rounds 1",
+    "footprint --only workload=w1,w3 --rounds 1",
+    "durable --only keys=1000000 --rounds 1",
+    "receipts --only partitions=1000 --rounds 1",
+    "large --only workload=w1l contender=ddflow step=1000000 events=20000000 --set events=4000000 --rounds 1",
+)
+"""What two commits are compared by, too."""
+PEERS: Final = (
+    "upsert --only workload=w1 contender=limit line=upsert --rounds 3",
+    "upsert --only workload=w1 contender=numpy,duckdb-steps-1t line=upsert --rounds 1",
+    "upsert --only workload=w3 contender=numpy,duckdb-1t line=upsert --rounds 1",
+    "large --only workload=w1l contender=rocksdict step=1000000 --set events=4000000 --rounds 1",
+    "startup --rounds 1",
+    "noops --rounds 1 --set commits=100",
+    "spark --only workload=w1s contender=ddflow,floor,join --rounds 1",
+)
+
+
+def lines(words: Sequence[str] = (*OURS, *PEERS)) -> list[Timed]:
+    """The jobs that lines of the command line choose; those of contenders that are not there are left out."""
+    found = list[Timed]()
+    for line in words:
+        name, *rest = line.split()
+        bench = runner.load(name)
+        found += [(bench, job) for job in runner.choose(bench, runner.parser(bench).parse_args(rest))]
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the suite and keep its report; 1 when an answer was wrong."""
+    line = argparse.ArgumentParser(prog="python bench all", description="A quarter of an hour of all benches.")
+    line.add_argument("--out", type=Path, default=report.RESULTS, metavar="DIR", help="where the report goes")
+    line.add_argument("--no-save", action="store_true", help="write no files")
+    options = line.parse_args(arguments)
+    out, progress = Console(), Console(stderr=True)
+    out.width = max(out.width, 150)
+    may = options.no_save or runner.may_store(progress)
+    done = runner.measured(lines(), progress)
+    if done is None:
+        return 1
+    about, rows, failures = done
+    results = [{"bench": name, "machine": about, "results": found} for name, found in rows.items()]
+    for result in json.loads(json.dumps(results)):
+        report.show(out, runner.load(result["bench"]), result)
+    if failures:
+        return 1
+    if may and not options.no_save:
+        path = keep(options.out, json.loads(json.dumps(results)))
+        progress.print(f"written: {path}, and .md and .png beside it", soft_wrap=True, highlight=False)
+    return 0
+
+
+def keep(folder: Path, results: Sequence[Row]) -> Path:
+    """Write the report: the results as JSON, their tables below one head, and the pictures of all in one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "report.json"
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    parts, panels = [f"# Report\n\n{machine.line(results[0]['machine'])}\n"], list[Callable[[Any], None]]()
+    for result in results:
+        bench = runner.load(result["bench"])
+        parts.append(report.markdown(bench, result, head=False))
+        panels += bench.panels(result)
+    path.with_suffix(".md").write_text("\n".join(parts))
+    if panels:
+        report.draw(panels, path.with_suffix(".png"))
+    return path
