@@ -186,7 +186,8 @@ def taken(
     rows, seen = rows_of(given, file, tick), [0]
     if ask.whole and not ask.allow_empty:
         rows = _some(rows, file)
-    if ask.max_absent is None or not ask.whole:
+    again = epoch is not None and epoch <= engine.epoch  # it was committed, and is told again
+    if ask.max_absent is None or not ask.whole or again:
         reader = pa.RecordBatchReader.from_batches(given.columns(file), rows)
         return take(engine, INPUT, replace(part, rows=reader) if isinstance(part, MARKS) else reader, time, epoch)
     before = engine.stats()["arrangements"][INPUT]["keys"]

@@ -107,8 +107,11 @@ def test_a_full_file_that_lacks_too_many_keys_stops_before_anything_of_it_is_wri
     assert not Path("3.jsonl").exists()
     assert dd.read("s", "output").num_rows == 4
     more = {"2": "3", "0": "3", "0%": "75%"}.get(most, "75%")
-    run("replace", "3.csv", "--key", "id", "--state", "s", "-o", "3.jsonl", "--max-absent", more)
+    words = ["replace", "3.csv", "--key", "id", "--state", "s", "--epoch", str(len(first) + 1), "--max-absent", more]
+    run(*words, "-o", "3.jsonl")
     assert dd.read("s", "output").num_rows == 1
+    run(*words, "-o", "again.jsonl")  # what was committed is told again, whatever share it was
+    assert Path("again.jsonl").read_text() == Path("3.jsonl").read_text()
 
 
 def test_of_a_scope_the_share_is_of_the_keys_in_it() -> None:

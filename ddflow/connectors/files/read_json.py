@@ -22,6 +22,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -58,6 +59,7 @@ class JsonFile(TextFile):
         check_width(self.place, len(names))
         return names
 
+    @cached_property
     def is_whole(self) -> bool:
         """Whether the beginning was all of it."""
         with reading(self.place), self.bytes(head=True) as stream:
@@ -90,7 +92,7 @@ class JsonFile(TextFile):
                 first, end = rest.find(b"\n"), rest.rfind(b"\n") + 1
                 if first > SAMPLE or len(rest) - end > SAMPLE:
                     number = done + 1 + (0 if first > SAMPLE else rest.count(b"\n"))
-                    raise self._unreadable(number, f"it is longer than {SAMPLE:,} bytes")
+                    raise self.unreadable(number, f"it is longer than {SAMPLE:,} bytes")
                 if end:
                     yield rest[:end]
                 done, rest = done + rest.count(b"\n"), rest[end:]
@@ -111,21 +113,22 @@ class JsonFile(TextFile):
                 rows = _DECODER.decode_lines([*_ways(one)][-1])
                 if len(rows) == bool(one.strip()):
                     continue
-                return self._unreadable(number, "it is more than one object")
+                return self.unreadable(number, "it is more than one object")
             except RecursionError:
-                return self._unreadable(number, _DEEP)
+                return self.unreadable(number, _DEEP)
             except UnicodeDecodeError as error:
-                return self._unreadable(number, f"it is not {error.encoding.upper()} ({error.reason})", ENCODING)
+                return self.unreadable(number, f"it is not {error.encoding.upper()} ({error.reason})", ENCODING)
             except msgspec.ValidationError:
-                return self._unreadable(number, f"it is a {type(json.loads(one)).__name__}, not an object")
+                return self.unreadable(number, f"it is a {type(json.loads(one)).__name__}, not an object")
             except msgspec.DecodeError as error:
                 if CONFLICT.match(one.decode(errors="replace")):
                     found = "it holds git's conflict markers (<<<<<<<)"
-                    return self._unreadable(number, found, "resolve the conflict, or leave the file out")
-                return self._unreadable(number, f"it is no JSON ({str(error).removeprefix('JSON is malformed: ')})")
-        return self._unreadable(line + 1, "it is no object a line")
+                    return self.unreadable(number, found, "resolve the conflict, or leave the file out")
+                return self.unreadable(number, f"it is no JSON ({str(error).removeprefix('JSON is malformed: ')})")
+        return self.unreadable(line + 1, "it is no object a line")
 
-    def _unreadable(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
+    def unreadable(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
+        """The error of a line."""
         remedy = remedy or f"mend it: is it a whole {self.place.kind.name} file, an object a line?"
         return UnreadableInput(f"{self.place.name}, {self.called(number)}", found, remedy)
 
@@ -230,12 +233,12 @@ class _Lines:
                     one.decode()
                 except UnicodeDecodeError as error:
                     found = f"it is not UTF-8 ({error.reason})"
-                    raise self._file._unreadable(self._number(row), found, ENCODING) from None
+                    raise self._file.unreadable(self._number(row), found, ENCODING) from None
             raise
         if nested.any():
             depth, _ = depths(data)
             if (deep := np.flatnonzero(depth >= DEPTH)).size:
-                raise self._file._unreadable(self._number(data.count(b"\n", 0, int(deep[0]))), _DEEP)
+                raise self._file.unreadable(self._number(data.count(b"\n", 0, int(deep[0]))), _DEEP)
 
 
 def _unquoted(texts: pa.Array, quoted: Any) -> pa.Array:

@@ -134,6 +134,7 @@ class FilesSource:
                     raise
                 how.skip(place.name, error)
         self.files = [reader.place.name for reader in self._readers]
+        self._of_file = dict(zip(self.files, self._looked(), strict=True))
         self.schema = self._union()
         if not len(self.schema) and not (how.skip and not self.files):
             what = self.files[0] if self.files else "an input"
@@ -156,7 +157,7 @@ class FilesSource:
         reader = _OTHERS[name](place) if name in _OTHERS else _TEXTS[name](place, self._how.dialect, self._commands())
         there = reader.columns()
         for column in self._required if there else ():
-            if column not in there and reader.is_whole():
+            if column not in there and reader.is_whole:
                 raise _lacks(reader, column, there)
         for column, kind in self._declared.items():
             if column in there and isinstance(reader, TextFile) and not holds(kind, name):
@@ -174,7 +175,7 @@ class FilesSource:
         columns = dict.fromkeys([*known, *(name for there in self._there for name in there)])
         self._note(known)
         for name in self._declared:
-            if name not in columns and not all(reader.is_whole() for reader in self._readers):
+            if name not in columns and not all(reader.is_whole for reader in self._readers):
                 columns[name] = None
             elif name not in columns:
                 self.changes.unused.append(f"no file has {name!r}, of --types: {did_you_mean(name, columns)}")
@@ -205,7 +206,7 @@ class FilesSource:
             for name in there:
                 if name not in seen:
                     self.changes.new[name] = reader.place.name
-            for name in seen if reader.is_whole() and there else ():
+            for name in seen if reader.is_whole and there else ():
                 if name not in there:
                     self.changes.missing.setdefault(name, []).append(reader.place.name)
             seen |= dict.fromkeys(there)
@@ -226,8 +227,8 @@ class FilesSource:
 
     def columns(self, file: str) -> pa.Schema:
         """The columns that a file itself has; all, where it has neither columns nor rows."""
-        reader, there = next(each for each in self._looked() if each[0].place.name == file)
-        some = there and reader.is_whole()
+        reader, there = self._of_file[file]
+        some = there and reader.is_whole
         return pa.schema([f for f in self.schema if f.name in there]) if some else self.schema
 
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
