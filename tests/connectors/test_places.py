@@ -257,6 +257,17 @@ def test_scalars_under_a_text_type_are_the_text_in_the_file(tmp_path: Path) -> N
         read(path, types={"v": pa.string()})
 
 
+@pytest.mark.parametrize("text", ['"null"', '"{\\"x\\": 1}"', '"[1]"', "1"])
+def test_a_text_that_looks_like_an_object_is_none(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for good, kind in (('{"x": 2}', pa.struct([("x", pa.int64())])), ("[2]", pa.list_(pa.int64()))):
+        path.write_text(f'{{"v": {good}}}\n{{"v": null}}\n{{"v": {text}}}\n')
+        with pytest.raises(SchemaMismatch, match="line 3, column 'v': "):
+            read(path, types={"v": kind})
+        with pytest.raises(SchemaMismatch, match="column 'v': it has lists or objects, and others"):
+            read(path)
+
+
 def test_a_column_that_goes_from_number_to_text_says_what_to_type(tmp_path: Path) -> None:
     """pge-outages' F_OUTAGE_ID, far into the file: what is said is typed, and the file is read."""
     path, before = tmp_path / "a.jsonl", 200_000
