@@ -95,14 +95,14 @@ def _schema(given: Any, what: str) -> pa.Schema:
         return pa.schema([(name, _type(kind, f"{what}, column {name!r}")) for name, kind in given.items()])
     if hasattr(given, "jsonValue"):
         return _of_spark(given.jsonValue(), what)
+    if hasattr(given, "collect_schema"):  # before its attribute `schema`, which warns that it may be slow
+        given = given.collect_schema().to_frame()
     own: Any = getattr(given, "schema", None)
     if isinstance(own, pa.Schema):
         return own
     if hasattr(own, "jsonValue"):
         return _of_spark(own.jsonValue(), what)
-    if hasattr(given, "collect_schema"):
-        given = given.collect_schema().to_frame()
-    elif hasattr(given, "limit"):
+    if hasattr(given, "limit"):
         given = given.limit(0)
     if hasattr(given, "__arrow_c_stream__"):
         return without_index(pa.RecordBatchReader.from_stream(given).schema, given)
