@@ -1,4 +1,7 @@
-"""The arguments and options that the verbs about a state share, each described once.  Nothing heavy is imported here.
+"""The arguments and options that verbs share, each described once: of a state, of its log, of how files are written.
+
+Invariant: an option of one name means the same under every verb that has it, and has one description.  Nothing heavy is
+imported here, because help is shown without it.
 
 >>> Trust.__metadata__[0].metavar
 'owner|group'

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ddflow.columns.names import check_names, column_names, did_you_mean
 from ddflow.columns.schema import one_batch
 from ddflow.errors import SpecError
-from ddflow.expressions import Expression
+from ddflow.expressions import Expression, refuse_foreign
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
@@ -34,6 +34,8 @@ class Project(Operator):
     def __init__(self, of: Collection, columns: str | Sequence[str] | Mapping[str, Formula]) -> None:
         self.columns: list[str | Expression] = []
         fields = []
+        for each in columns if isinstance(columns, list | tuple) else [columns]:
+            refuse_foreign(each, of.schema, False, "project")
         names = list(columns) if isinstance(columns, Mapping) else column_names(columns, "project", "columns")
         if not names:
             raise SpecError("project", "no column is named", "name at least one; count(by=[]) counts all rows")

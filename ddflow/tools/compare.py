@@ -30,10 +30,10 @@ from ddflow.columns.casts import exact, fitting
 from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
 from ddflow.columns.schema import normal_type, one_chunk, plain
-from ddflow.connectors.files import open_files
-from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM
-from ddflow.connectors.files.places import listed
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.files import AS_USUAL, Reading, open_files
+from ddflow.connectors.files.kinds import is_text_kind
+from ddflow.connectors.files.places import STDIN, listed
+from ddflow.connectors.frames import of_files, to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DuplicateKeys, SchemaMismatch, SpecError
 from ddflow.plan.spec import Upsert
@@ -111,16 +111,22 @@ def compare(before: Any, after: Any, key: str | Sequence[str], *, ignore: str | 
 
 
 def comparison(
-    before: Any, after: Any, key: Any, ignore: Any = (), types: Mapping[str, pa.DataType] | None = None
+    before: Any,
+    after: Any,
+    key: Any,
+    ignore: Any = (),
+    types: Mapping[str, pa.DataType] | None = None,
+    how: Reading = AS_USUAL,
 ) -> Comparison:
-    """What `compare` returns, and what it says besides.  ``types``: of columns of files.  As `compare`."""
+    """What `compare` returns, and what it says besides.  ``types``, ``how``: of files.  As `compare`."""
     keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
-    both = [_read(given, types or {}, f"the rows {side}") for given, side in zip((before, after), SIDES, strict=True)]
+    rows = zip((before, after), SIDES, strict=True)
+    both = [_read(given, types or {}, how, f"the rows {side}") for given, side in rows]
     _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
     both = [table.drop_columns([name for name in left_out if name in table.column_names]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
         _check_known(keys, f"key (in the rows {side})", table.column_names)
-    both = _texts(both, (before, after))
+    both = _texts(both, (before, after), how)
     schema = _schema(both, keys)
     lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
     notes = tuple(
@@ -129,13 +135,11 @@ def comparison(
     return Comparison(_compared(both, schema, keys), notes, (both[0].num_rows, both[1].num_rows))
 
 
-def _read(given: Any, types: Mapping[str, Any], what: str) -> pa.Table:
+def _read(given: Any, types: Mapping[str, Any], how: Reading, what: str) -> pa.Table:
     """Rows in normal types."""
-    if isinstance(given, str | os.PathLike) and types:
-        source = open_files([os.fspath(given)], types=types)
-        table = pa.Table.from_batches([batch for batch, _ in source.batches()], source.schema)
-    else:
-        table = to_table(given, what, pa.schema([]))
+    if isinstance(given, str | os.PathLike):
+        given = of_files(open_files([os.fspath(given)], types=types, how=how))
+    table = to_table(given, what, pa.schema([]))
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatch(what, f"the columns {twice} occur more than once", "give every column its own name")
@@ -152,26 +156,26 @@ def _check_known(names: Iterable[str], option: str, known: list[str]) -> None:
             raise SchemaMismatch("compare", found, did_you_mean(name, dict.fromkeys(known)))
 
 
-def _texts(both: list[pa.Table], given: tuple[Any, Any]) -> list[pa.Table]:
+def _texts(both: list[pa.Table], given: tuple[Any, Any], how: Reading) -> list[pa.Table]:
     """The tables, where a column of a text file that reads otherwise on the other side is read again as that is."""
     first, second = both
     shared = [name for name in first.column_names if name in second.column_names]
     odd = [name for name in shared if _common([table.column(name) for table in both]) is None]
-    texts = [bool(odd) and _is_text(each) for each in given]
+    texts = [bool(odd) and _is_text(each, how) for each in given]
     if not any(texts):
         return both
     out = list(both)
     for i, text in enumerate(texts):
         if text:
             kinds = {name: pa.string() if all(texts) else both[1 - i].column(name).type for name in odd}
-            out[i] = _read(given[i], kinds, f"the rows {SIDES[i]}").select(both[i].column_names)
+            out[i] = _read(given[i], kinds, how, f"the rows {SIDES[i]}").select(both[i].column_names)
     return out
 
 
-def _is_text(given: Any) -> bool:
+def _is_text(given: Any, how: Reading) -> bool:
     """Whether rows come from files whose columns have no types but guessed ones."""
-    path = isinstance(given, str | os.PathLike)
-    return path and not any(each.kind.name in (PARQUET, ARROW, STREAM) for each in listed([os.fspath(given)]))
+    again = isinstance(given, str | os.PathLike) and given != STDIN  # which cannot be read again
+    return again and all(is_text_kind(each.kind.name) for each in listed([os.fspath(given)], how.kind))
 
 
 def _common(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
