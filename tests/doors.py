@@ -198,6 +198,18 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
     return {"negate": below.negate, "consolidate": below.consolidate}[verb]()
 
 
+def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
+    """An output's nested list in which a count by all columns names them."""
+    verb, *rest = expression
+    if verb == "input":
+        return [verb, *rest]
+    many = len(rest) if verb == "concat" else 1
+    below = [grouped(each, inputs) for each in rest[:many]]
+    if verb == "count" and rest[1] is None:
+        return [verb, below[0], list(plan(below[0], inputs, True).columns), rest[2]]
+    return [verb, *below, *rest[many:]]
+
+
 def projected(columns: Mapping[str, str], python: bool) -> dict[str, Any]:
     """Computed columns for the twin (``python``) or for ddflow: a column, SQL, or a function of one's own, by name."""
     own = {name: pair[not python] for name, pair in PROJECTIONS.items()}
@@ -237,6 +249,17 @@ class TwinDoor:
         if scenario is not None and scenario["inputs"] != self.scenario["inputs"]:
             raise Refused("PlanChanged")
         return self
+
+    def evolve(self, scenario: Mapping[str, Any]) -> None:
+        """The inputs get the columns of another scenario, which are more at their end, or wider; groups do not grow."""
+        before = {name: collection(name, input) for name, input in self.twin.inputs.items()}
+        outputs = {name: grouped(each, before) for name, each in scenario["outputs"].items()}
+        self.scenario = {**scenario, "outputs": outputs}
+        self.columns = {name: each["columns"] for name, each in scenario["inputs"].items()}
+        inputs = {name: twin_input(given) for name, given in scenario["inputs"].items()}
+        nodes = {name: collection(name, input) for name, input in inputs.items()}
+        self.outputs = {name: plan(each, nodes, True) for name, each in outputs.items()}
+        self.twin.evolve(inputs, self.outputs)
 
     def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
         return self._call(self.twin.step, self._events(inputs), time)
@@ -365,6 +388,13 @@ class EngineDoor:
         """Close the engine; of what it spilled nothing is left."""
         self.engine.close()
         assert self.place is None or os.listdir(self.place) == []
+
+    def evolve(self, scenario: Mapping[str, Any]) -> None:
+        """The inputs get the columns of another scenario.  Raises what the engine raises; nothing has changed then."""
+        columns = {name: given["columns"] for name, given in scenario["inputs"].items()}
+        self.engine.evolve({name: schema_of(each) for name, each in columns.items()})
+        self.scenario, self.columns, self.flow = scenario, columns, self.engine.flow
+        self.inputs = self.flow.inputs
 
     def step(self, inputs: Mapping[str, Rows], time: int) -> Result:
         return self._call(self.engine.step, self._tables(inputs), time)

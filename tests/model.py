@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from expiry_rules import expire, moved, refuse
@@ -271,6 +271,28 @@ class Twin:
         if frontier < self.state.frontier:
             raise Refused("TimeWentBack")
         return self._whole(lambda out: self._close(frontier, out))
+
+    def evolve(self, inputs: Mapping[str, Input], outputs: Mapping[str, Node]) -> None:
+        """Inputs have more columns at their end, null in all rows there are; outputs are made of those.
+
+        Wider types are no matter here: equal values are equal.
+        """
+        pads = {name: (None,) * (len(input.row) - len(self.inputs[name].row)) for name, input in inputs.items()}
+
+        def padded(name: str, rows: Collection) -> Collection:
+            return Counter({(*row, *pads[name]): n for row, n in rows.items()})
+
+        state = self.state
+        for name, pad in pads.items():
+            for held in (state.held[name], state.lapsed[name]):
+                for key, its in held.items():
+                    held[key] = replace(its, row=None if its.row is None else (*its.row, *pad))
+            state.lost[name] = padded(name, state.lost[name])
+        state.pending = [replace(event, payload=(*event.payload, *pads[event.input])) for event in state.pending]
+        self.history = [(time, {n: padded(n, rows) for n, rows in all_.items()}) for time, all_ in self.history]
+        self.put_out = [{name: padded(name, rows) for name, rows in all_.items()} for all_ in self.put_out]
+        self.inputs, self.outputs = dict(inputs), dict(outputs)
+        self.readable = {name: collection(name, input) for name, input in self.inputs.items()} | self.outputs
 
     def read(self, name: str, as_of: int | None = None) -> Collection:
         """The collection at a time (or now): rows with their multiplicities, none of them zero."""

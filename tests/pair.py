@@ -25,7 +25,7 @@ from doors import FOREVER, EngineDoor, EngineReader, Result, Rows, Shape, TwinDo
 from model import CLOSED, NEVER, Collection
 from rules import Refused
 
-from ddflow.errors import DdflowError
+from ddflow.errors import DdflowError, PlanChanged
 
 
 class Pair:
@@ -35,7 +35,7 @@ class Pair:
     """
 
     def __init__(self, scenario: Mapping[str, Any], shape: Shape = as_table, **options: Any) -> None:
-        self.scenario, self.options = scenario, options
+        self.scenario, self.first, self.options = scenario, scenario, options
         self.twin, self.engine = TwinDoor(scenario), EngineDoor(scenario, shape, **options)
         self.calls: list[list[Any]] = []
         self.lists = options.get("verdicts", "rows") == "rows"
@@ -66,6 +66,25 @@ class Pair:
         """Full contents: what the doors' ``replace`` takes, by name; ``once`` tells a replace from a restatement."""
         self.calls.append(["contents", act])
         return self._both(lambda door: door.replace(**act))
+
+    def evolve(self, scenario: Mapping[str, Any]) -> bool:
+        """The columns of another scenario, which are more or wider.
+
+        Whether the engine takes them: it may refuse, by name, what would mean something else."""
+        self.calls.append(["evolve", scenario])
+        try:
+            self.engine.evolve(scenario)
+        except PlanChanged:
+            self._unmoved()
+            self.check_reads()
+            return False
+        self.twin.evolve(scenario)
+        self.scenario = self.twin.scenario
+        for name in self.names:
+            self._same(f"columns of {name}", self.twin.columns_of(name), self.engine.columns_of(name))
+        self._unmoved()
+        self.check_reads()
+        return True
 
     def changes(self, name: str, t1: int, t2: int) -> Collection | None:
         """The net changes from one time to another."""
@@ -157,6 +176,7 @@ class Pair:
             "push": self.push,
             "advance": self.advance_to,
             "contents": self.contents,
+            "evolve": self.evolve,
             "changes": self.changes,
             "open": self.open,
             "follow": self.follow,
@@ -280,5 +300,5 @@ class Pair:
 
     def trace(self) -> str:
         """The scenario, the options and the calls so far, as a file under ``tests/found`` holds them."""
-        trace = {"scenario": self.scenario, "options": self.options, "calls": self.calls}
+        trace = {"scenario": self.first, "options": self.options, "calls": self.calls}
         return json.dumps(trace, ensure_ascii=False)

@@ -23,7 +23,7 @@ from sqlglot import exp
 
 from ddflow.aside import aside
 from ddflow.columns.widening import Inexact, widened
-from ddflow.columns.wider import widening
+from ddflow.columns.wider import differing, widening
 from ddflow.expressions.columns import Columns
 from ddflow.expressions.lower import Lowering
 from ddflow.expressions.node import Node, Refusal
@@ -62,6 +62,7 @@ def carried(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:
 class _Pair:
     def __init__(self, old: pa.Schema, new: pa.Schema) -> None:
         self.old, self.new = Lowering(Columns(old)), Lowering(Columns(new))
+        self.changed = {name.lower() for name in differing(old, new)}
 
     def both(self, tree: Tree) -> _Both:
         """A tree over both.  Raises `_Unlike`."""
@@ -70,6 +71,8 @@ class _Pair:
         old, new = self.old.lower(tree), self.new.lower(tree)
         if isinstance(tree, exp.Column | exp.Dot):
             return _Both(old, new, old.type == new.type)
+        if self.changed.isdisjoint(each.name.lower() for each in tree.find_all(exp.Identifier)):
+            return _Both(old, new, True)
         parts = [self.both(each) for each in _operands(tree)]
         if all(part.same for part in parts):
             if old.type != new.type:

@@ -212,6 +212,11 @@ def _columns(name: str, old: pa.Schema, input: Input, change: PlanChange) -> Ite
     for column in added:
         if not column.nullable:
             yield f"column {column.name!r} {of} is new and declared not null, and the rows of the state have none"
+        if input.spec.versions == "cell" and column.name in input.bound.row_schema.names:
+            yield (
+                f"column {column.name!r} {of} is new, and versions='cell' keeps an order for each column, of which the "
+                "rows of the state have none"
+            )
         if input.spec.tie == "greatest" and column.name in input.bound.tracked:
             yield (
                 f"column {column.name!r} {of} is new, and tie='greatest' compares all columns of a row: ties that "

@@ -335,6 +335,11 @@ REFUSED: dict[str, tuple[dd.Flow, dict[str, Any], str]] = {
         {"n": pa.float64()},
         r"dd.sum\(\) of 'n' of input 'a' would go on otherwise",
     ),
+    "a column with an order of its own": (
+        one({"order_by": "at", "versions": "cell", "merge": dd.Merge()}),
+        {"new": pa.string()},
+        "column 'new' of input 'a' is new, and versions='cell' keeps an order for each column",
+    ),
     "a tombstone": (
         one({"delete": dd.tombstone("gone", 0.1)}, gone=pa.float32()),
         {"gone": pa.float64()},

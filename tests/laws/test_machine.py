@@ -8,6 +8,7 @@ between memory and disk at every moment, merges go on by any effort, and the dis
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -29,6 +30,9 @@ from model import CLOSED, NEVER
 from pair import Pair
 from strategies import events, scenarios, shapes
 from tight import tiny
+
+WIDER = {"int8": "int32", "int32": "int64", "float32": "float64", "string": "large_string"}
+"""Types that an engine widens between two calls."""
 
 
 class Calls(RuleBasedStateMachine):
@@ -76,6 +80,21 @@ class Calls(RuleBasedStateMachine):
     @rule(behind=st.integers(1, 3))
     def advance_back_is_refused(self, behind: int) -> None:
         assert self.pair.advance_to(self.frontier - behind) is None
+
+    @rule(data=st.data(), kind=st.sampled_from(["int8", "string", "float32"]))
+    def evolve(self, data: st.DataObject, kind: str) -> None:
+        """A new column, or a wider one: the engine takes it, or names what would mean something else."""
+        scenario = copy.deepcopy(dict(self.pair.scenario))
+        name = data.draw(st.sampled_from([*self.inputs]))
+        columns = scenario["inputs"][name]["columns"]
+        wider = [column for column, known in columns.items() if known in WIDER]
+        if wider and data.draw(st.booleans()):
+            column = data.draw(st.sampled_from(wider))
+            columns[column] = WIDER[columns[column]]
+        else:
+            columns[f"more{len(columns)}"] = kind
+        if self.pair.evolve(scenario):
+            self.inputs = scenario["inputs"]
 
     @precondition(lambda self: self.holds_back and self.now > 6)
     @rule()
