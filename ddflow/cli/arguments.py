@@ -1,4 +1,7 @@
-"""The arguments and options that the verbs about a state share, each described once.  Nothing heavy is imported here.
+"""The arguments and options that several verbs share: those about a state, and how files are written.
+
+Invariant: each is described once, so that a verb's help and its errors use the same words. What an option means is
+known to the verb. Nothing heavy is imported here, because every verb's file imports this one for its signature.
 
 >>> Trust.__metadata__[0].metavar
 'owner|group'

@@ -159,6 +159,7 @@ class _Joined(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int:
+        """As `io.RawIOBase`."""
         got = self._begin.read(len(into)) or self._rest.read(len(into))
         into[: len(got)] = got
         return len(got)
@@ -201,6 +202,7 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, into: Any) -> int:
+        """As `io.RawIOBase`."""
         end = min(self._at + len(into), self._length)
         if end <= self._at:
             return 0
