@@ -1,7 +1,7 @@
-"""The arguments and options that several verbs share: those about a state, and how files are written.
+"""The arguments and options that verbs share, each described once: of a state, of its log, of how files are written.
 
-Invariant: each is described once, so that a verb's help and its errors use the same words. What an option means is
-known to the verb. Nothing heavy is imported here, because every verb's file imports this one for its signature.
+Invariant: an option of one name means the same under every verb that has it, and has one description.  Nothing heavy is
+imported here, because help is shown without it.
 
 >>> Trust.__metadata__[0].metavar
 'owner|group'

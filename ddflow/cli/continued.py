@@ -49,6 +49,7 @@ def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
     """
     known = None if ask.state is None else _columns(ask.state, ask.trust)
     given = open_files(ask.inputs, parse_types(ask.types or ()), required, known, asked_how(ask, skipped))
+    skipped.check(given.files)
     if given.changes:
         say(f"columns: {given.changes.text}", err=True)
     return given

@@ -23,6 +23,9 @@ def diff(ask: Ask) -> None:
     **Hold-back mode**, with `--time`: `_time` is the event's own. Events wait until their time is closed: at the end
     of input, or with `--lateness` once times that much greater have been seen.
 
+    Columns may come and go from file to file: a line says which. A bad file stops the run before anything of it is
+    written, or is left out with `--skip-bad-files`.
+
     With `--state` the run continues a state and leaves it to the next run. Give it the new files only. Each is an
     epoch, committed whole.
 
@@ -35,6 +38,10 @@ def diff(ask: Ask) -> None:
     * `ddflow diff visits.csv --key user --order-by at --merge visits=sum --merge tags=union`
 
     * `ddflow diff readings/ --key sensor,metric --time at --lateness 10min --late drop -o diffs.arrow`
+
+    * `ddflow diff 'days/*.csv.gz' s3://bucket/late/ --key id --delimiter ';' --null NA -o diffs.parquet`
+
+    * `zcat feed.gz | ddflow diff - --format jsonl --key id -o -`
 
     * `ddflow diff wednesday.csv --state state/orders --key id -o wednesday.parquet`
     """

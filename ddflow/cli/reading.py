@@ -87,8 +87,8 @@ class Skipped(dict[str, str]):
 
     def check(self, files: Sequence[str]) -> None:
         """Raises `UnreadableInput` where no file is left."""
-        if files and not set(files) - self.keys():
-            raise UnreadableInput("the files", f"all {len(files)} are bad and were skipped", "mend at least one")
+        if self and not set(files) - self.keys():
+            raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "mend at least one")
 
 
 def how(
@@ -114,14 +114,13 @@ def asked_how(ask: Ask, skipped: Skipped) -> Reading:
     )
 
 
-def rows_of(
-    given: Source[FilePosition], file: str, tick: Tick = lambda rows, updates: None
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one file of a source, each batch told of as it comes."""
+def rows_of(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
+    """The rows of one file of a source, in the columns that it has, each batch told of as it comes."""
+    own = given.columns(file).names
     for batch, position in given.batches(after=FilePosition(file)):
         if batch.num_rows:
             tick(batch.num_rows, 0)
-            yield batch
+            yield batch.select(own)
         if position.finished:
             return
 
@@ -187,14 +186,15 @@ def taken(
     rows, seen = rows_of(given, file, tick), [0]
     if ask.whole and not ask.allow_empty:
         rows = _some(rows, file)
-    if ask.max_absent is None or not ask.whole:
+    again = epoch is not None and epoch <= engine.epoch  # it was committed, and is told again
+    if ask.max_absent is None or not ask.whole or again:
         reader = pa.RecordBatchReader.from_batches(given.columns(file), rows)
         return take(engine, INPUT, replace(part, rows=reader) if isinstance(part, MARKS) else reader, time, epoch)
-    before = engine.stats()["arrangements"][INPUT].keys
+    before = engine.stats()["arrangements"][INPUT]["keys"]
     reader = pa.RecordBatchReader.from_batches(given.columns(file), _counted(rows, seen))
     step = take(engine, INPUT, replace(part, rows=reader), time, epoch)
     # Of a scope: the rows that the file has, less those that are new.
-    after = engine.stats()["arrangements"][INPUT].keys
+    after = engine.stats()["arrangements"][INPUT]["keys"]
     there = before if ask.scope is None else max(before - after + seen[0], 0)
     if step.verdicts.absent > (most := most_absent(ask.max_absent, there)):
         raise TooManyAbsent(

@@ -19,6 +19,9 @@ def replace(ask: Ask) -> None:
     Every file holds *all* rows of its time. A key that it does not name is deleted. `_time` is 1 for the first file,
     then 2, 3, ... A key that is in a file twice is an error.
 
+    A file without rows is refused, because it would delete everything (`--allow-empty`). `--max-absent 50%` stops at
+    one that lacks more.
+
     With `--scope` the files hold all rows of that scope; all other rows stay as they are.
 
     With `--state` the first file is compared with what the state holds: give it one file a day.

@@ -228,7 +228,7 @@ class Source(Protocol[Position]):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, in their order.  A batch may lack some; those that it has stand in this order."""
+        """The columns of every batch, in their order."""
 
     def batches(self, after: Position | None = None) -> Iterator[tuple[pa.RecordBatch, Position]]:
         """Its rows, in batches of bounded size, each with the position after it.  O(rows).

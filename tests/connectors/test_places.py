@@ -24,7 +24,7 @@ from ddflow.connectors.files import Reading, open_files
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import Dialect, kind_of, named
 from ddflow.connectors.files.structure import Elements, depths
-from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, UnreadableInput
+from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, UnreadableInput
 
 __all__ = ["moto", "proxy"]
 
@@ -151,8 +151,8 @@ def test_a_delimiter_that_is_another_is_recognised(between: str, tmp_path: Path)
     shown = r"\t" if between == "\t" else between
     with pytest.raises(SchemaMismatch) as caught:
         open_files([tmp_path / "a.csv"], required=["id"])
-    assert f"the header is one column, {f'id{between}v'!r}: is the delimiter {between!r}?" in str(caught.value)
-    assert f"give --delimiter '{shown}'" in str(caught.value)
+    said = f"the header is one column, {f'id{between}v'!r}; is the delimiter '{shown}'? give --delimiter '{shown}'"
+    assert said in str(caught.value)
     assert rows(tmp_path / "a.csv", dialect=Dialect(shown)) == [{"id": 1, "v": 2}]
 
 
@@ -257,6 +257,17 @@ def test_scalars_under_a_text_type_are_the_text_in_the_file(tmp_path: Path) -> N
         read(path, types={"v": pa.string()})
 
 
+@pytest.mark.parametrize("text", ['"null"', '"{\\"x\\": 1}"', '"[1]"', "1"])
+def test_a_text_that_looks_like_an_object_is_none(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for good, kind in (('{"x": 2}', pa.struct([("x", pa.int64())])), ("[2]", pa.list_(pa.int64()))):
+        path.write_text(f'{{"v": {good}}}\n{{"v": null}}\n{{"v": {text}}}\n')
+        with pytest.raises(SchemaMismatch, match="line 3, column 'v': "):
+            read(path, types={"v": kind})
+        with pytest.raises(SchemaMismatch, match="column 'v': it has lists or objects, and others"):
+            read(path)
+
+
 def test_a_column_that_goes_from_number_to_text_says_what_to_type(tmp_path: Path) -> None:
     """pge-outages' F_OUTAGE_ID, far into the file: what is said is typed, and the file is read."""
     path, before = tmp_path / "a.jsonl", 200_000
@@ -338,14 +349,14 @@ def test_a_bucket_that_fails_is_an_error_that_repeats_no_secret(
         open_files([f"s3://KEY:SECRET@{bucket}/a.csv?token=TOKEN"])
     assert not {"KEY:", "SECRET", "TOKEN"} & set(str(caught.value).replace("/", " ").split())
     assert "SECRET" not in str(caught.value) and "TOKEN" not in str(caught.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     source = open_files([f"s3://{bucket}/a.csv"])
-    monkeypatch.setattr("ddflow.storage.object_store.Bucket.read", _denied)
-    with pytest.raises(UnreadableInput, match=r"s3://.*/a\.csv: denied; see to the network"):
+    proxy.fail(1, 1.0, "403")
+    with pytest.raises(UnreadableInput, match=r"s3://.*/a\.csv: .*; see to the network, the bucket and its keys"):
         list(source.batches())
-
-
-def _denied(*_: Any) -> bytes:
-    raise DdflowError("read a.csv", "denied", "open the state again")
+    proxy.calm()
+    proxy.fail(1, 0.3, "500", "cut")  # what goes by is tried again
+    assert [batch.num_rows for batch, _ in source.batches() if batch.num_rows] == [1]
 
 
 def test_without_the_library_an_address_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

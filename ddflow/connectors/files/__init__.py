@@ -16,7 +16,16 @@ Nothing of upserts is known here.
 """
 
 from ddflow.connectors.files.output import FileOutput, open_output
-from ddflow.connectors.files.source import FilePosition, FilesSource, Reading, open_files
+from ddflow.connectors.files.source import AS_USUAL, FilePosition, FilesSource, Reading, open_files
 from ddflow.errors import UnwritableOutput
 
-__all__ = ["FileOutput", "FilePosition", "FilesSource", "Reading", "UnwritableOutput", "open_files", "open_output"]
+__all__ = [
+    "AS_USUAL",
+    "FileOutput",
+    "FilePosition",
+    "FilesSource",
+    "Reading",
+    "UnwritableOutput",
+    "open_files",
+    "open_output",
+]

@@ -81,6 +81,11 @@ def is_json(kind: str) -> bool:
     return kind in (JSON, ARRAY)
 
 
+def is_text_kind(kind: str) -> bool:
+    """Whether a kind of file is text, and so without types of its own."""
+    return kind in (CSV, TSV, JSON, ARRAY)
+
+
 def kind_of(name: str | PurePath) -> Kind:
     """The kind that a file's name says it is.  Raises `UnreadableInput` for an extension that is not known."""
     path = PurePath(name)

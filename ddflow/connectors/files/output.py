@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 
 import pyarrow as pa
 
-from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, TSV, kind_of
+from ddflow.connectors.files.kinds import is_text_kind, kind_of
 from ddflow.connectors.files.reading import described
 from ddflow.connectors.files.wire import holds
 from ddflow.connectors.files.writers import Writer, writer
@@ -47,7 +47,7 @@ class FileOutput:
         if not path.parent.is_dir():
             raise UnwritableOutput(f"write {path}", f"there is no folder {path.parent}", "make it first")
         for field in schema:
-            if self.kind.name in (CSV, TSV, JSON, ARRAY) and not holds(field.type, self.kind.name):
+            if is_text_kind(self.kind.name) and not holds(field.type, self.kind.name):
                 found = f"a {self.kind.name} file cannot hold {field.name!r}, which is {field.type}"
                 raise UnwritableOutput(f"write {path}", found, "write .parquet or .arrow, or leave the column out")
         self._aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")

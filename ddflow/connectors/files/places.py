@@ -159,7 +159,7 @@ class _Joined(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int:
-        """As `io.RawIOBase`."""
+        """What comes next of either."""
         got = self._begin.read(len(into)) or self._rest.read(len(into))
         into[: len(got)] = got
         return len(got)
@@ -202,7 +202,7 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, into: Any) -> int:
-        """As `io.RawIOBase`."""
+        """What comes next, asked for."""
         end = min(self._at + len(into), self._length)
         if end <= self._at:
             return 0
@@ -274,19 +274,19 @@ def _within(folder: Path) -> list[Path]:
         entries = sorted(entry for entry in folder.iterdir() if entry.name[0] not in "._")
     except OSError as error:
         raise UnreadableInput(str(folder), f"it cannot be listed ({error.strerror})", "check its permissions") from None
-    _check_flat(str(folder), [entry.name for entry in entries if entry.is_dir()], entries)
+    _check_flat(str(folder), [entry.name for entry in entries if entry.is_dir()])
+    if not entries:
+        raise UnreadableInput(str(folder), "there is no file in it", "name another folder, or files")
     return entries
 
 
-def _check_flat(folder: str, inner: list[str], entries: Sequence[object]) -> None:
+def _check_flat(folder: str, inner: list[str]) -> None:
     if inner:
         raise UnreadableInput(
             folder,
             f"there are folders in it: {inner[:5]}",
             "they are not gone into: name the folders you mean, in the order you mean",
         )
-    if not entries:
-        raise UnreadableInput(folder, "there is no file in it", "name another folder, or files")
 
 
 def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
@@ -308,9 +308,7 @@ def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
         below = {each: each.removeprefix(f"{folder}/" if folder else "") for each in there}
         found = [each for each, rest in below.items() if rest and rest[0] not in "._"]
         remedy = "check the address"
-        _check_flat(
-            address, sorted({below[each].split("/")[0] for each in found if "/" in below[each]}), "there may be"
-        )
+        _check_flat(address, sorted({below[each].split("/")[0] for each in found if "/" in below[each]}))
     if not found:
         raise UnreadableInput(address, "there is no such object", remedy)
     return [InBucket(bucket, each, there[each], kind) for each in sorted(found)]

@@ -51,7 +51,7 @@ class CsvFile(TextFile):
 
     @cached_property
     def _names(self) -> dict[str, None]:
-        with self._opened(None, []) as reader:
+        with self._opened([], head=True) as (reader, _):
             names = list(reader.schema.names)
         check_width(self.place, len(names))
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
@@ -67,8 +67,8 @@ class CsvFile(TextFile):
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
         """Block by block; ``names`` are those of the header.  None: of the beginning alone."""
-        own, end, row = list(self._names), _End(), 0
-        with self._opened(end if names is not None else None, own) as reader:
+        own, row = list(self._names), 0
+        with self._opened(own, head=names is None) as (reader, end):
             last = None
             for batch in reader:
                 columns = {name: Column(column) for name, column in zip(own, batch.columns, strict=True)}
@@ -85,8 +85,8 @@ class CsvFile(TextFile):
             )
 
     @contextmanager
-    def _opened(self, end: "_End | None", names: list[str]) -> Iterator[Any]:
-        """A reader of batches of texts, whose errors are worded.  ``end``: sees all bytes; None: of the head alone."""
+    def _opened(self, names: list[str], head: bool) -> Iterator[tuple[Any, "_Bytes"]]:
+        """A reader of batches of texts, whose errors are worded, and what it reads."""
         options = (
             csv.ReadOptions(use_threads=False, block_size=SAMPLE),
             csv.ParseOptions(newlines_in_values=True, delimiter=self._between),
@@ -98,10 +98,10 @@ class CsvFile(TextFile):
             ),
         )
         with reading(self.place):
-            file = self.bytes(head=end is None)
+            bytes = _Bytes(self.bytes(head))
             try:
-                with csv.open_csv(file if end is None else pa.TransformInputStream(file, end), *options) as reader:
-                    yield reader
+                with csv.open_csv(pa.PythonFile(bytes, mode="r"), *options) as reader:
+                    yield reader, bytes
             except pa.ArrowInvalid as error:
                 raise self._worded(described(error), names) from None
 
@@ -132,20 +132,34 @@ class CsvFile(TextFile):
             raise _conflict(f"{self.place.name}, {_row(row)}")
 
 
-class _End:
-    """Sees a file pass, and keeps its end.  Called with its bytes, piece by piece."""
+class _Bytes:
+    """A file on its way to Arrow, which keeps its end.
 
-    def __init__(self) -> None:
+    Arrow takes a line feed at the beginning of a block for the end of a line, where the block before ended with a
+    carriage return, also within quotes; so no block ends with one.
+    """
+
+    closed = False
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream, self._held = stream, b""
         self._pieces, self._kept, self._lines = list[bytes](), 0, 0
 
-    def __call__(self, chunk: pa.Buffer) -> pa.Buffer:
-        piece = chunk.to_pybytes()
+    def read(self, size: int) -> bytes:
+        """What comes next, ``size`` bytes or fewer; none at the end."""
+        more = self._stream.read(size - len(self._held))
+        piece, self._held = self._held + more, b""
+        if more.endswith(b"\r") and len(piece) > 1:
+            piece, self._held = piece[:-1], b"\r"
         self._lines += piece.count(b"\n")
         self._pieces.append(piece)
         self._kept += len(piece)
         while self._kept - len(self._pieces[0]) > 3 * SAMPLE:  # a value with all its quotes doubled is no longer
             self._kept -= len(self._pieces.pop(0))
-        return chunk
+        return piece
+
+    def close(self) -> None:
+        """Nothing; see `Place.open`."""
 
     def opened(self, value: str | None, delimiter: str) -> int | None:
         """The line in which the quote was opened that the file ends in, given its last value; None where none was."""

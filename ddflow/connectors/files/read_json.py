@@ -22,6 +22,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -58,10 +59,11 @@ class JsonFile(TextFile):
         check_width(self.place, len(names))
         return names
 
+    @cached_property
     def is_whole(self) -> bool:
         """Whether the beginning was all of it."""
         with reading(self.place), self.bytes(head=True) as stream:
-            return len(stream.read(SAMPLE)) < SAMPLE
+            return len(_filled(stream)) < SAMPLE
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
         """Block by block.  ``names``: of columns, or of them those that the file has, where it is whole."""
@@ -75,24 +77,25 @@ class JsonFile(TextFile):
 
     def _lines(self, head: bool) -> Iterator[bytes]:
         """Whole lines, some at a time."""
-        stream, rest, done, elements = self.bytes(head), b"", 0, None
+        stream, elements, rest, done, last = self.bytes(head), None, b"", 0, False
         with reading(self.place):
-            begin = stream.read(SAMPLE).removeprefix(codecs.BOM_UTF8)
-            if self.place.kind.name == ARRAY and begin.lstrip()[:1] not in (b"{", b""):
-                elements = Elements(self.place.name)
-            while begin:
-                rest += begin if elements is None else elements.lines(begin)
-                end = rest.rfind(b"\n") + 1
-                if max(rest.find(b"\n"), 0 if end else len(rest)) > SAMPLE or len(rest) - end > SAMPLE:
-                    long = done + (1 if rest.find(b"\n") > SAMPLE or not end else 1 + rest.count(b"\n"))
-                    raise self._unreadable(long, f"it is longer than {SAMPLE:,} bytes")
+            while not last:
+                chunk = _filled(stream)
+                last = len(chunk) < SAMPLE
+                if elements is None and not done and not rest:
+                    chunk = chunk.removeprefix(codecs.BOM_UTF8)
+                    if self.place.kind.name == ARRAY and chunk.lstrip()[:1] not in (b"{", b""):
+                        elements = Elements(self.place.name)
+                rest += chunk if elements is None else elements.lines(chunk)
+                if last:
+                    rest += b"\n" if elements is None else elements.end()
+                first, end = rest.find(b"\n"), rest.rfind(b"\n") + 1
+                if first > SAMPLE or len(rest) - end > SAMPLE:
+                    number = done + 1 + (0 if first > SAMPLE else rest.count(b"\n"))
+                    raise self.unreadable(number, f"it is longer than {SAMPLE:,} bytes")
                 if end:
                     yield rest[:end]
-                    done, rest = done + rest.count(b"\n", 0, end), rest[end:]
-                begin = stream.read(SAMPLE)
-            rest += b"" if elements is None else elements.end()
-        if rest.strip():
-            yield rest if rest.endswith(b"\n") else rest + b"\n"
+                done, rest = done + rest.count(b"\n"), rest[end:]
 
     def _rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
         """The objects in some lines, one in each that is not blank; and the text that they were taken from."""
@@ -110,21 +113,22 @@ class JsonFile(TextFile):
                 rows = _DECODER.decode_lines([*_ways(one)][-1])
                 if len(rows) == bool(one.strip()):
                     continue
-                return self._unreadable(number, "it is more than one object")
+                return self.unreadable(number, "it is more than one object")
             except RecursionError:
-                return self._unreadable(number, _DEEP)
+                return self.unreadable(number, _DEEP)
             except UnicodeDecodeError as error:
-                return self._unreadable(number, f"it is not {error.encoding.upper()} ({error.reason})", ENCODING)
+                return self.unreadable(number, f"it is not {error.encoding.upper()} ({error.reason})", ENCODING)
             except msgspec.ValidationError:
-                return self._unreadable(number, f"it is a {type(json.loads(one)).__name__}, not an object")
+                return self.unreadable(number, f"it is a {type(json.loads(one)).__name__}, not an object")
             except msgspec.DecodeError as error:
                 if CONFLICT.match(one.decode(errors="replace")):
                     found = "it holds git's conflict markers (<<<<<<<)"
-                    return self._unreadable(number, found, "resolve the conflict, or leave the file out")
-                return self._unreadable(number, f"it is no JSON ({str(error).removeprefix('JSON is malformed: ')})")
-        return self._unreadable(line + 1, "it is no object a line")
+                    return self.unreadable(number, found, "resolve the conflict, or leave the file out")
+                return self.unreadable(number, f"it is no JSON ({str(error).removeprefix('JSON is malformed: ')})")
+        return self.unreadable(line + 1, "it is no object a line")
 
-    def _unreadable(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
+    def unreadable(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
+        """The error of a line."""
         remedy = remedy or f"mend it: is it a whole {self.place.kind.name} file, an object a line?"
         return UnreadableInput(f"{self.place.name}, {self.called(number)}", found, remedy)
 
@@ -145,6 +149,15 @@ class JsonFile(TextFile):
                 raise SchemaMismatch(
                     where, found, f"declare it: {typed(f'{name}=string')}; {did_you_mean(name, names)}"
                 )
+
+
+def _filled(stream: pa.NativeFile) -> bytes:
+    """The next `SAMPLE` bytes, fewer at the end alone."""
+    parts, missing = list[bytes](), SAMPLE
+    while missing and (part := stream.read(missing)):
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
 
 
 def _ways(text: bytes) -> Iterator[bytes]:
@@ -220,12 +233,12 @@ class _Lines:
                     one.decode()
                 except UnicodeDecodeError as error:
                     found = f"it is not UTF-8 ({error.reason})"
-                    raise self._file._unreadable(self._number(row), found, ENCODING) from None
+                    raise self._file.unreadable(self._number(row), found, ENCODING) from None
             raise
         if nested.any():
             depth, _ = depths(data)
             if (deep := np.flatnonzero(depth >= DEPTH)).size:
-                raise self._file._unreadable(self._number(data.count(b"\n", 0, int(deep[0]))), _DEEP)
+                raise self._file.unreadable(self._number(data.count(b"\n", 0, int(deep[0]))), _DEEP)
 
 
 def _unquoted(texts: pa.Array, quoted: Any) -> pa.Array:

@@ -59,10 +59,13 @@ class Column(NamedTuple):
 
     def typed(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
         """Its values, ``convert``: also of texts that are not spelled as the type is.  O(n).  Raises `Misspelled`."""
-        if pat.is_struct(kind) or is_listed(kind):
-            return self._structured(kind)
-        if self.nested is not None and (row := pc.index(self.nested, True).as_py()) >= 0:
+        structured = pat.is_struct(kind) or is_listed(kind)
+        # A text may look like an object, or like null.
+        others = self.quoted if structured else self.nested
+        if others is not None and (row := pc.index(others, True).as_py()) >= 0:
             raise Misspelled(row)
+        if structured:
+            return self._structured(kind)
         if is_text(kind) or convert:
             return converted(self.texts, kind)
         if self.quoted is not None and not pat.is_decimal(kind):

@@ -46,6 +46,7 @@ class File(ABC):
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """Its columns in their order, with their types where it has types.  Of JSON those of its beginning."""
 
+    @property
     def is_whole(self) -> bool:
         """Whether `columns` are all that it has."""
         return True

@@ -1,8 +1,8 @@
 """Files of any kinds as one source: a stream of batches in the columns of all of them.
 
-Invariant: the columns are the union of those that are known (a state's) and those of all files, whatever their order;
-a batch has those that its file has, in their order and types, so that what a file lacks is null, or absent where rows
-are merged.  Types do not depend on which file comes first: they are declared, those of what is known, those of files
+Invariant: the columns are the union of those that are known (a state's) and those of all files, whatever their order,
+and every batch has exactly these, whichever file it came from; what a file lacks is null (``columns`` tells, for who
+merges rows).  Types do not depend on which file comes first: they are declared, those of what is known, those of files
 that have types, or guessed from the heads of all files.  Files of a run are written by different programs on different
 days, and the one that differs is the one whose rows would be wrong.  What a row means is not known here.
 
@@ -12,18 +12,18 @@ days, and the one that differs is the one whose rows would be wrong.  What a row
 ...         _ = (Path(folder) / name).write_text(text)
 ...     orders = open_files([folder], types={"id": "int32"})
 ...     read = [(batch.to_pylist(), position) for batch, position in orders.batches()]
-...     orders.schema.names, [rows for rows, _ in read], orders.changes.text.replace(folder, "")
+...     [rows for rows, _ in read], orders.changes.text.replace(folder, "")
 ...     [batch.to_pylist() for batch, _ in orders.batches(after=read[1][1])]
-(['id', 'city', 'tag'], [[{'id': 1, 'city': 'Bern'}], [], [{'id': 2, 'tag': 'x'}], []], "new 'tag' (/2.csv); missing \
-'city' (/2.csv)")
-[[{'id': 2, 'tag': 'x'}], []]
+([[{'id': 1, 'city': 'Bern', 'tag': None}], [], [{'id': 2, 'city': None, 'tag': 'x'}], []], \
+"new 'tag' (/2.csv); missing 'city' (/2.csv)")
+[[{'id': 2, 'city': None, 'tag': 'x'}], []]
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -81,6 +81,9 @@ class Reading:
     declare: Declare = typed
 
 
+AS_USUAL: Final = Reading()
+
+
 @dataclass
 class Changes:
     """The files in which columns first come up that were not there before, and those that lack columns which were."""
@@ -117,7 +120,7 @@ class FilesSource:
         declared: Types,
         required: Sequence[str] = (),
         known: pa.Schema | None = None,
-        how: Reading = Reading(),
+        how: Reading = AS_USUAL,
     ) -> None:
         self._declared, self._known, self._how, self._required = declared, known, how, required
         self._readers: list[File] = []
@@ -131,8 +134,9 @@ class FilesSource:
                     raise
                 how.skip(place.name, error)
         self.files = [reader.place.name for reader in self._readers]
+        self._of_file = dict(zip(self.files, self._looked(), strict=True))
         self.schema = self._union()
-        if not len(self.schema):
+        if not len(self.schema) and not (how.skip and not self.files):
             what = self.files[0] if self.files else "an input"
             raise UnreadableInput(what, "it has no columns", "give a file with columns first")
         if how.strict and self.changes:
@@ -152,8 +156,8 @@ class FilesSource:
         name = place.kind.name
         reader = _OTHERS[name](place) if name in _OTHERS else _TEXTS[name](place, self._how.dialect, self._commands())
         there = reader.columns()
-        for column in self._required:
-            if column not in there and reader.is_whole():
+        for column in self._required if there else ():
+            if column not in there and reader.is_whole:
                 raise _lacks(reader, column, there)
         for column, kind in self._declared.items():
             if column in there and isinstance(reader, TextFile) and not holds(kind, name):
@@ -171,7 +175,7 @@ class FilesSource:
         columns = dict.fromkeys([*known, *(name for there in self._there for name in there)])
         self._note(known)
         for name in self._declared:
-            if name not in columns and not all(reader.is_whole() for reader in self._readers):
+            if name not in columns and not all(reader.is_whole for reader in self._readers):
                 columns[name] = None
             elif name not in columns:
                 self.changes.unused.append(f"no file has {name!r}, of --types: {did_you_mean(name, columns)}")
@@ -202,7 +206,7 @@ class FilesSource:
             for name in there:
                 if name not in seen:
                     self.changes.new[name] = reader.place.name
-            for name in seen if reader.is_whole() and there else ():
+            for name in seen if reader.is_whole and there else ():
                 if name not in there:
                     self.changes.missing.setdefault(name, []).append(reader.place.name)
             seen |= dict.fromkeys(there)
@@ -222,9 +226,10 @@ class FilesSource:
         )
 
     def columns(self, file: str) -> pa.Schema:
-        """The columns that the batches of a file have."""
-        reader, there = next(each for each in self._looked() if each[0].place.name == file)
-        return self.schema if not reader.is_whole() else pa.schema([f for f in self.schema if f.name in there])
+        """The columns that a file itself has; all, where it has neither columns nor rows."""
+        reader, there = self._of_file[file]
+        some = there and reader.is_whole
+        return pa.schema([f for f in self.schema if f.name in there]) if some else self.schema
 
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
         """The rows of the files, one after the other; behind the last of each a batch without rows, which finishes it.
@@ -239,12 +244,11 @@ class FilesSource:
         for reader in self._readers[self.files.index(after.file) + after.finished :]:
             file = reader.place.name
             rows, taken = 0, after.rows if file == after.file else 0
-            schema = self.columns(file)
-            for batch in self._rows(reader, schema):
+            for batch in self._rows(reader):
                 rows += batch.num_rows
                 if rows > taken:
                     yield batch.slice(max(taken - (rows - batch.num_rows), 0)), FilePosition(file, rows)
-            yield pa.RecordBatch.from_pylist([], schema), FilePosition(file, rows, finished=True)
+            yield pa.RecordBatch.from_pylist([], self.schema), FilePosition(file, rows, finished=True)
 
     def place(self, position: FilePosition) -> str:
         """The file, and the row that is next, where that is not the first."""
@@ -255,11 +259,11 @@ class FilesSource:
         for reader in self._readers:
             reader.place.close()
 
-    def _rows(self, reader: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for batch in reader.batches(schema, self._declared):
+    def _rows(self, reader: File) -> Iterator[pa.RecordBatch]:
+        for batch in reader.batches(self.columns(reader.place.name), self._declared):
             if batch.num_rows:
                 table = self._cast(reader.place.name, pa.Table.from_batches([batch]))
-                yield from conform(table, schema, reader.place.name).to_batches()
+                yield from conform(table, self.schema, reader.place.name).to_batches()
 
     def _check(self, reader: File, column: pa.Field, kind: pa.DataType | None) -> None:
         """Raises if a file's type of a column does not fit, or its text cannot hold what it is."""
@@ -313,8 +317,9 @@ def _lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
     """The error of a file without a column that it must have: perhaps its columns were not told apart."""
     if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
         shown = r"\t" if between == "\t" else between
-        found = f"the header is one column, {next(iter(there))!r}: is the delimiter {between!r}?"
-        return SchemaMismatch(reader.place.name, found, f"give --delimiter '{shown}'")
+        found = f"the header is one column, {next(iter(there))!r}"
+        remedy = f"is the delimiter '{shown}'? give --delimiter '{shown}'"
+        return SchemaMismatch(reader.place.name, found, remedy)
     found = f"the column {column!r} is missing, which every file must have"
     return SchemaMismatch(reader.place.name, found, did_you_mean(column, there))
 
@@ -328,7 +333,7 @@ def open_files(
     types: Mapping[str, str | pa.DataType] | None = None,
     required: Iterable[str] = (),
     known: pa.Schema | None = None,
-    how: Reading = Reading(),
+    how: Reading = AS_USUAL,
 ) -> FilesSource:
     """Files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
 
@@ -338,5 +343,5 @@ def open_files(
     types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
     """
     declared = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in (types or {}).items()}
-    how = Reading(**{**vars(how), "dialect": how.dialect.checked()})
+    how = replace(how, dialect=how.dialect.checked())
     return FilesSource(listed(paths, how.kind), declared, list(required), known, how)

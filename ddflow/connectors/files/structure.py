@@ -21,7 +21,6 @@ DEPTH: Final = 40
 _STEPS: Final = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]] = 1
 _STEPS[[ord("]"), ord("}")]] = -1
-_BLANKS: Final = (b"\n", b"\r")
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -1,0 +1,204 @@
+"""Feeds that change from day to day, through the shell: the same contents in the end as a dict gives.
+
+Each feed is generated from a seed: some days of rows, and one kind of change that real feeds go through.  It is read in
+one run, and cut into runs that continue a state, wherever those begin and end.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import folder, run
+
+import ddflow as dd
+
+__all__ = ["folder"]
+
+Row = dict[str, str | None]
+CHANGES = ("added", "renamed", "dropped", "widened", "texts", "conflict", "header", "duplicates", "mark", "moved")
+NAMES = ["Bern", 'say "hi"', "Zürich, ZH", "two\nlines", "007", " x "]
+
+
+class Feed:
+    """Days of rows, as texts; ``bad`` days cannot be read, ``doubled`` ones name a key twice."""
+
+    def __init__(self, change: str, seed: int) -> None:
+        draw = random.Random(f"{change} {seed}")
+        self.change, self.days = change, list[list[Row]]()
+        self.columns: list[list[str]] = []
+        self.at = draw.randrange(1, 5)
+        for day in range(6):
+            changed = day >= self.at
+            names = ["id", "n", "name"]
+            if changed and change == "added":
+                names.insert(draw.randrange(4), "extra")
+            if changed and change == "renamed":
+                names[2] = "label"
+            if changed and change == "dropped":
+                names.remove("n")
+            if change == "moved":
+                draw.shuffle(names)
+            keys = draw.sample(range(12), k=draw.randrange(3, 9))
+            if day == self.at and change == "duplicates":
+                keys.append(keys[0])
+            if day == self.at and change == "header":
+                keys = []
+            self.columns.append(names)
+            self.days.append([self._row(draw, key, names, changed) for key in keys])
+
+    def _row(self, draw: random.Random, key: int, names: list[str], changed: bool) -> Row:
+        number = str(draw.randrange(1000))
+        if changed and self.change == "widened":
+            number += f".{draw.randrange(10)}"
+        if changed and self.change == "texts":
+            number = f"A-{number}"
+        row: Row = {"id": str(key), "n": number, "name": draw.choice(NAMES), "label": draw.choice(NAMES), "extra": "5"}
+        return {name: None if name != "id" and draw.random() < 0.2 else row[name] for name in names}
+
+    def is_bad(self, day: int, verb: str) -> bool:
+        """Whether a day is left out."""
+        whole = verb == "replace"
+        return day == self.at and self.change in ("conflict", *(("header", "duplicates") if whole else ()))
+
+    def write(self, ending: str) -> list[str]:
+        """The files, a day each."""
+        files = []
+        for day, (names, rows) in enumerate(zip(self.columns, self.days, strict=True)):
+            text = as_csv(names, rows) if ending == ".csv" else as_json(rows)
+            if self.is_bad(day, "diff"):
+                lines = text.splitlines(keepends=True)
+                lines[2:2] = ["<<<<<<< HEAD\n", lines[1], "=======\n", lines[-1], ">>>>>>> feed\n"]
+                text = "".join(lines)
+            mark = "\ufeff" if self.change == "mark" and day >= self.at else ""
+            Path(f"{day}{ending}").write_text(mark + text, encoding="utf-8", newline="")
+            files.append(f"{day}{ending}")
+        return files
+
+    def contents(self, verb: str) -> Counter[tuple[Any, ...]]:
+        """What a dict holds after all days."""
+        held: dict[str, Row] = {}
+        for day, rows in enumerate(self.days):
+            if not self.is_bad(day, verb):
+                held = ({} if verb == "replace" else held) | {str(row["id"]): row for row in rows}
+        return Counter(map(plain, held.values()))
+
+
+def as_csv(names: list[str], rows: list[Row]) -> str:
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, quoting=csv.QUOTE_MINIMAL)
+    writer.writerow(names)
+    writer.writerows([row[name] or "" for name in names] for row in rows)
+    return out.getvalue()
+
+
+def as_json(rows: list[Row]) -> str:
+    """Numbers as numbers, all else in quotes; a null is written, or left out."""
+    lines = []
+    for number, row in enumerate(rows):
+        members = []
+        for name, text in row.items():
+            bare = name in ("id", "n", "extra") and is_number(text)
+            if text is not None or number % 3:
+                members.append(f'"{name}": {text if bare else json.dumps(text, ensure_ascii=number % 2 == 0)}')
+        lines.append(f"{{{', '.join(members)}}}\n")
+    return "".join(lines) or "\n"
+
+
+def is_number(text: str | None) -> bool:
+    return text is not None and text[:1].isdigit()
+
+
+def plain(row: dict[str, Any]) -> tuple[Any, ...]:
+    """A row without its nulls, numbers as such: of whatever type a column is, and whether or not it is there."""
+
+    def value(given: Any) -> Any:
+        text = str(given)
+        return float(text) if is_number(text) and text != "007" else text
+
+    return tuple(sorted((name, value(given)) for name, given in row.items() if given is not None))
+
+
+def accumulated(outputs: list[str]) -> Counter[tuple[Any, ...]]:
+    """What the updates in some files add up to."""
+    held: Counter[tuple[Any, ...]] = Counter()
+    for line in (line for name in outputs for line in Path(name).read_text().splitlines()):
+        row = json.loads(line)
+        held[plain({name: given for name, given in row.items() if name not in ("_time", "_diff")})] += row["_diff"]
+    assert min(held.values(), default=0) >= 0
+    return +held
+
+
+@pytest.mark.parametrize("verb", ["diff", "replace"])
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_feed_that_changes_ends_as_a_dict_does(change: str, ending: str, verb: str) -> None:
+    for seed in range(3):
+        feed = Feed(change, seed)
+        files, meant = feed.write(ending), feed.contents(verb)
+        # A type that widens is declared where a run sees only what came before; a column may come later.
+        types = {"widened": ["--types", "n=double"], "texts": ["--types", "n=string"]}.get(change, [])
+        words = [verb, "--key", "id", "--skip-bad-files", "--overwrite"]
+        done = run(*words, *files, "-o", "out.jsonl")
+        assert accumulated(["out.jsonl"]) == meant, (change, seed)
+        bad = [day for day in range(6) if feed.is_bad(day, verb)]
+        assert [f"skipped {day}{ending}: {day}{ending}" in done.stderr for day in range(6)] == [
+            day in bad for day in range(6)
+        ]
+        draw, state, outputs, left = random.Random(seed), f"state{seed}", list[str](), list(range(6))
+        while left:
+            days = [left.pop(0) for _ in range(min(draw.randrange(1, 4), len(left)))]
+            outputs.append(f"{state}-{len(left)}.jsonl")
+            code = int(set(days) <= set(bad))  # nothing is left of such a run
+            result = run(*words, *types, *(files[day] for day in days), "--state", state, "-o", outputs[-1], code=code)
+            if code:
+                assert not Path(outputs.pop()).exists() and "skipped" in result.stderr
+        assert accumulated(outputs) == meant, (change, seed)
+        kept = dd.read(state, "output").to_pylist()
+        assert Counter(plain({n: v for n, v in row.items() if n != "_diff"}) for row in kept) == meant
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+def test_a_line_says_which_columns_come_and_go(ending: str) -> None:
+    files = Feed("renamed", 1).write(ending)
+    at = Feed("renamed", 1).at
+    said = run("diff", *files, "--key", "id", "-o", "out.csv").stderr
+    first, more = f"{at}{ending}", 6 - at - 1
+    rest = f" and {more} more" if more else ""
+    assert f"columns: new 'label' ({first}); missing 'name' ({first}{rest})\n" in said
+    said = run("diff", *files, "--key", "id", "-o", "no.csv", "--strict-columns", code=1).stderr
+    assert f"the columns of the files: new 'label' ({first}); missing 'name' ({first}{rest}); mend the files" in said
+    assert not Path("no.csv").exists()
+    said = run("diff", *files[:at], "--key", "id", "--state", "s", "-o", "a.csv").stderr
+    assert "columns:" not in said
+    said = run("diff", *files[at:], "--key", "id", "--state", "s", "-o", "b.csv").stderr
+    assert f"columns: new 'label' ({first}); missing 'name' ({first}{rest})\n" in said
+
+
+def test_a_type_that_widens_after_a_state_says_what_to_type() -> None:
+    files = Feed("widened", 2).write(".csv")
+    at = Feed("widened", 2).at
+    run("diff", *files[:at], "--key", "id", "--state", "s", "-o", "a.csv")
+    said = run("diff", *files[at:], "--key", "id", "--state", "s", "-o", "b.csv", code=1).stderr
+    assert f"{at}.csv, row " in said and "column 'n': " in said
+    assert (
+        "is not how a value of type int64 is written; mend it, or declare the type that fits: ddflow evolve s" in said
+    )
+    assert "--types n=double" in said
+
+
+def test_a_state_that_grew_is_verified_by_all_of_its_files() -> None:
+    for change in ("added", "renamed", "dropped", "moved"):
+        files, state = Feed(change, 4).write(".csv"), f"s-{change}"
+        for file in files:
+            run("diff", file, "--key", "id", "--state", state, "-o", f"{state}-{file}")
+        assert "agrees with its log" in run("verify", state, *files).stdout
+        assert "its " in run("why", state, "3", *files).stdout
+        run("migrate", state, f"{state}-new", *files, "--key", "id", "-o", f"{state}.jsonl")
+        assert Path(f"{state}.jsonl").read_text() == ""
