@@ -119,6 +119,7 @@ ENCODED: dict[str, tuple[pa.Array, pa.DataType]] = {
     "dictionary": (pa.array(["a", None, "b", "a"]).dictionary_encode(), TEXT),
     "dictionary with a null in it": (HOLED, TEXT),
     "dictionary of lists": (OF_LISTS, INTS),
+    "dictionary of views": (pa.DictionaryArray.from_arrays([0, None, 1, 0], pa.array(["a", LONG], VIEW)), TEXT),
     "run ends": (runs(pa.array(["a", None, "b"])), TEXT),
     "run ends of a dictionary": (runs(pa.array(["a", None, "a"]).dictionary_encode()), TEXT),
     "run ends of views": (runs(pa.array(["a", None, LONG], VIEW)), TEXT),

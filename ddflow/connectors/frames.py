@@ -31,8 +31,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.declared import without_index
-from ddflow.columns.schema import conform
-from ddflow.errors import NotArrow, SchemaMismatch
+from ddflow.errors import NotArrow, SchemaMismatch, cut
 
 if TYPE_CHECKING:
     from ddflow.connectors.files import FilesSource
@@ -126,9 +125,9 @@ def of_files(source: "FilesSource") -> pa.RecordBatchReader:
 
     def batches() -> Iterator[pa.RecordBatch]:
         with closing(source):
-            for batch, position in source.batches():
+            for batch, _ in source.batches():
                 if batch.num_rows:
-                    yield from conform(pa.Table.from_batches([batch]), schema, position.file).to_batches()
+                    yield batch.select(schema.names)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
@@ -160,7 +159,17 @@ def _column(values: Any, kind: pa.DataType | None, name: str, what: str) -> Any:
             message = message or str(error).splitlines()[0]
         else:
             return _times(values, array, asked)
-    raise NotArrow(asked, message, "give values of one type, of Python or numpy")
+    raise NotArrow(asked, _odd(values) or message, "give values of one type; nothing is None")
+
+
+def _odd(values: Any) -> str | None:
+    """Which value is of another type than those before it."""
+    first: Any = None
+    for row, value in enumerate(values):
+        first = value if first is None else first
+        if value is not None and type(value) is not type(first):
+            return f"row {row:,} holds {cut(repr(value), 60)}, a {type(value).__name__} among {type(first).__name__}"
+    return None
 
 
 def _times(values: Any, array: Any, asked: str) -> Any:

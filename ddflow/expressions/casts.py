@@ -79,7 +79,7 @@ def load(array: pa.Array) -> pa.Array:
     if array.type == kind:
         return array
     if pat.is_dictionary(array.type):
-        return load(array.dictionary_decode())
+        return load(array.dictionary).take(array.indices)
     if pat.is_run_end_encoded(array.type):
         return load(pc.run_end_decode(array))
     return array.cast(kind)

@@ -191,8 +191,11 @@ REFUSED = {
     "unknown": (pa.record_batch({"id": [1], "town": ["Bern"]}), "there is a column 'town' that was not declared"),
     "twice": (pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], ["id", "id"]), "'id' occurs more than once"),
     "no key": (pa.record_batch({"city": ["Bern"]}), "the column 'id' is missing; it cannot be null for all rows"),
-    "type": (pa.record_batch({"id": [1.5]}), "column 'id' of rows for 's': it is double, declared is int64"),
-    "fit": (pa.record_batch({"id": pa.array([2**63], pa.uint64())}), "uint64 does not fit int64"),
+    "type": (
+        pa.record_batch({"id": [1.5]}),
+        r"column 'id' of rows for 's': row 0 holds 1.5 \(double\), which does not fit",
+    ),
+    "fit": (pa.record_batch({"id": pa.array([2**63], pa.uint64())}), r"\(uint64\), which does not fit int64"),
     "text": (
         pa.record_batch({"id": [1], "city": pa.array([b"\xff"]).view(pa.string())}),
         "rows for 's': 'city' holds what is no string .*mend the text, or declare the column as binary",

@@ -514,7 +514,7 @@ def test_values_are_cast_where_they_fit_and_one_input_needs_no_name(spark: Spark
     [
         ("city, at", r"the column 'id' is missing"),
         ("id, city as town", r"a column 'town' that was not declared"),
-        ("id, id as ID", r"a column 'ID' that was not declared; there are"),
+        ("id, id as ID", r"a column 'ID' that was not declared; did you mean 'id'"),
         ("id, city, city", r"the column 'city' occurs more than once"),
         ("id, city as amount", r"column 'amount' .* it is string, declared is double"),
         ("cast(id as string)", r"column 'id' .* it is string, declared is int64"),
