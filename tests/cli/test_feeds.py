@@ -193,6 +193,17 @@ def test_a_type_that_widens_after_a_state_says_what_to_type() -> None:
     assert "--types n=double" in said
 
 
+def test_a_key_that_widens_after_a_state_names_another_way() -> None:
+    Path("a.csv").write_text("id,at\n1,1\n")
+    Path("b.csv").write_text("id,at\nA-7,2\n")
+    words = ["--key", "id", "--order-by", "at", "--state", "s", "-o"]
+    run("diff", "a.csv", *words, "a.jsonl")
+    said = run("diff", "b.csv", *words, "b.jsonl", code=1).stderr
+    assert "the type that fits: ddflow migrate s NEW LOG... --whole --types id=string\n" in said
+    run("migrate", "s", "t", "a.csv", "b.csv", *words[:4], "--whole", "--types", "id=string", "-o", "c.jsonl")
+    assert {row["id"] for row in dd.read("t", "output").to_pylist()} == {"1", "A-7"}
+
+
 def test_a_state_that_grew_is_verified_by_all_of_its_files() -> None:
     for change in ("added", "renamed", "dropped", "moved"):
         files, state = Feed(change, 4).write(".csv"), f"s-{change}"
