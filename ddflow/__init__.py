@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ddflow.engine.snapshot import Snapshot, read
     from ddflow.engine.stats import Stats
     from ddflow.operators.upserting import ToUpserts, to_upserts
+    from ddflow.partitions.evolve import evolve
     from ddflow.plan.collection import Collection
     from ddflow.plan.merge.expiry import Expiry
     from ddflow.plan.merge.machine import Machine
@@ -87,6 +88,7 @@ _HOMES = {
     "engine.stats": "Stats",
     "operators.upserting": "ToUpserts to_upserts",
     "engine.flow": "Flow",
+    "partitions.evolve": "evolve",
     "plan.collection": "Collection",
     "plan.merge.expiry": "Expiry",
     "plan.merge.machine": "Machine",
@@ -137,6 +139,7 @@ __all__ = [
     "collect",
     "compare",
     "estimate",
+    "evolve",
     "fields",
     "first",
     "first_non_null",

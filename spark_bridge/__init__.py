@@ -8,14 +8,16 @@
 A plan is cut into stages by ``ddflow.partitions``; ``tasks`` is what workers run of them, ``types`` which type carries
 which.  ``running`` makes frames of a plan and a batch, ``streaming`` of a plan and streams; with a state, each epoch is
 a ``job``, whose tasks keep parts of the state open in a ``part_cache`` and tell ``errors`` to the driver; ``stats`` and
-``monitoring`` say what it took.  ``rescaling`` changes how many partitions a state has.  ``input`` reads a state back,
+``monitoring`` say what it took.  ``rescaling`` changes how many partitions a
+state has, and widens its columns.  ``input`` reads a state back,
 as ``reading`` and ``following`` do.  ``session`` has settings, and starts a local session where one is asked for by
 name: none is ever made behind the caller's back; ``daemon`` makes workers start fast, ``java`` finds a Java.
 Importing this imports nothing of Spark.  docs/spark.md has the rest.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
-['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'rescale', 'run', 'schema', 'stage', 'stream']
+['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'evolve', 'rescale', 'run', 'schema', \
+'stage', 'stream']
 """
 
 import importlib
@@ -26,7 +28,7 @@ from ddflow.errors import MissingExtra
 if TYPE_CHECKING:
     from spark_bridge.java import ensure_java
     from spark_bridge.monitoring import Listener
-    from spark_bridge.rescaling import rescale
+    from spark_bridge.rescaling import evolve, rescale
     from spark_bridge.running import run, schema, stage
     from spark_bridge.session import configure
     from spark_bridge.source import DdflowSource
@@ -39,6 +41,7 @@ _HOMES = {
     "arrow_schema": "types",
     "configure": "session",
     "ensure_java": "java",
+    "evolve": "rescaling",
     "rescale": "rescaling",
     "run": "running",
     "schema": "running",
@@ -52,6 +55,7 @@ __all__ = [
     "arrow_schema",
     "configure",
     "ensure_java",
+    "evolve",
     "rescale",
     "run",
     "schema",

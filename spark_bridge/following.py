@@ -24,6 +24,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
+from ddflow.columns.widening import filled
 from ddflow.connectors.opening import open_sink
 from ddflow.connectors.protocol import Fragment
 from ddflow.engine.snapshot import found
@@ -32,6 +33,7 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.partitions.reading import read_updates, stamped
 from ddflow.partitions.version import Version
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.past import Past, at
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Epoch, Manifest
@@ -51,11 +53,13 @@ AGAIN: Final = (
 
 @dataclass(frozen=True)
 class UpdatesFile:
-    """A file of updates.  ``folder``: where it is a Parquet file of an output folder, else None."""
+    """A file of updates.  ``folder``: where it is a Parquet file of an output folder, else None.  ``columns``: that it
+    was written with, None for those that the output has now."""
 
     epoch: int
     blob: Blob
     folder: str | None
+    columns: pa.Schema | None
 
 
 @dataclass(frozen=True)
@@ -196,20 +200,25 @@ class Follower(DataSourceStreamReader):
             )
 
     def _files(self, manifest: Manifest, epochs: Sequence[Epoch]) -> Iterator[UpdatesFile]:
+        known = [Past.of(each, f"manifest {manifest.number} of {self.where}") for each in manifest.past]
         for epoch in epochs:
+            past = at(known, epoch.epoch)
+            columns = None if past is None else past.outputs.get(self.output)
             for call in epoch.calls:
                 for blob in call.outputs[self.output].blobs if self.output in call.outputs else ():
-                    yield UpdatesFile(epoch.epoch, blob, None if inside(blob) else manifest.folder)
+                    yield UpdatesFile(epoch.epoch, blob, None if inside(blob) else manifest.folder, columns)
 
     def _read(self, version: Version, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
         """The updates of files, one after the other."""
         with opened_store(version.store, trust=version.trust) as store:
             for file in files:
+                there = schema if file.columns is None else file.columns
                 try:
                     if file.folder is None:
-                        yield BatchStore(store).table(file.blob, schema, None)
+                        table = BatchStore(store).table(file.blob, there, None)
                     else:
-                        yield open_sink(file.folder).read(file.epoch, Fragment(self.output, file.blob), schema)
+                        table = open_sink(file.folder).read(file.epoch, Fragment(self.output, file.blob), there)
+                    yield table if file.columns is None else pa.Table.from_batches([filled(table, schema)])
                 except CorruptState:
                     if file.epoch in (each.epoch for each in found(store).receipts):
                         raise

@@ -30,6 +30,7 @@ from pyspark.sql.types import StructType
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform
+from ddflow.columns.widening import narrowed
 from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
@@ -43,6 +44,8 @@ from ddflow.partitions.partitioner import Partitioner, carried_only, columns_the
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.evolve import evolved
+from ddflow.plan.past import Past
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.manifest import Epoch
@@ -116,10 +119,11 @@ class Job:
         """Close the state; twice is harmless."""
         self.coordinator.close()
 
-    def routed(self, frames: Mapping[str, DataFrame]) -> DataFrame:
+    def routed(self, frames: Mapping[str, DataFrame], past: Past | None = None) -> DataFrame:
         """Frames as one of chunks, each on its way to its partition.  Runs nothing.
 
-        Raises `MissingExtra` where pandas is missing or does not fit, which PySpark asks for.
+        ``past``: the columns of the epoch that rows are compared with, where they were others.  Raises `MissingExtra`
+        where pandas is missing or does not fit.
         """
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
@@ -127,7 +131,14 @@ class Job:
         most = chunk_limits(partitions)[1]
         if self.memory is not None:
             most = min(most, max(self.memory // 16, 1 << 20))
-        routers = (router(self.flow, name, partitions, secret, self.columns[name], most) for name in frames)
+        flow, columns = self.flow, dict(self.columns)
+        if past is not None:
+            flow = evolved(flow, past.inputs, only=())[0]
+            columns = {n: tuple(c for c in there if c in past.inputs[n].names) for n, there in columns.items()}
+        routers = (
+            router(flow, name, partitions, secret, columns[name], most, None if past is None else self.flow)
+            for name in frames
+        )
         return joined(routed(frames[each.input], each, version) for each in routers)
 
     def epoch(
@@ -201,11 +212,26 @@ class Job:
 
 
 def router(
-    flow: Plan, name: str, partitions: int, secret: Secret, columns: tuple[str, ...], chunk_bytes: int | None = None
+    flow: Plan,
+    name: str,
+    partitions: int,
+    secret: Secret,
+    columns: tuple[str, ...],
+    chunk_bytes: int | None = None,
+    now: Plan | None = None,
 ) -> Partitioner:
-    """What brings an input's rows to their partitions, in the types in which Spark hands them over."""
-    restore = partial(restored, schema=loose(flow.inputs[name].bound.schema), what=f"rows for {name!r}")
+    """What brings an input's rows to their partitions, in Spark's types.  ``now``: the plan of their columns, where
+    those of ``flow`` are older."""
+    came = loose((now or flow).inputs[name].bound.schema)
+    restore: Any = partial(restored, schema=came, what=f"rows for {name!r}")
+    if now is not None:
+        restore = partial(_as_before, schema=flow.inputs[name].bound.schema, restore=restore)
     return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes)
+
+
+def _as_before(table: pa.Table, schema: pa.Schema, restore: Any) -> pa.Table:
+    """Rows in the columns that they had before these grew."""
+    return narrowed(restore(table), schema)
 
 
 def routed(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:

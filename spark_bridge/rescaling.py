@@ -1,15 +1,15 @@
-"""Rescaling on Spark: a state's partitions split or joined by as many tasks, where it is too large for the driver.
+"""Rescaling and evolving on Spark: a state rewritten by as many tasks, where it is too large for the driver.
 
-Invariant: the state says what it said, in another number of partitions, or nothing has changed. See
-``ddflow.partitions.rescale``, whose tasks these are; a task that Spark runs twice wrote files that nobody names, and
-only the driver publishes. The caller decides when; opening a state never rewrites
-it.
+Invariant: the state says what it said, in another number of partitions or in wider columns, or nothing has changed. See
+``ddflow.partitions.rescale`` and ``evolve``, whose tasks these are; a task that Spark runs twice wrote files that
+nobody names, and only the driver publishes. The caller decides when; opening a state never rewrites it.
 
 >>> Rescaling.__call__.__doc__
 'Rows of the numbers of tasks in, what each made out.'
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -19,8 +19,10 @@ from pyspark.sql import SparkSession
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
+from ddflow.partitions.evolve import Evolution, Evolved, inexact
+from ddflow.partitions.move import Move
 from ddflow.partitions.rescale import Rescaled, Rescaler
-from ddflow.partitions.rescale_task import Move, Moved, task
+from ddflow.partitions.rescale_task import Moved, task
 from ddflow.partitions.stages import Stages
 from spark_bridge.errors import noted, translated
 from spark_bridge.job import check_address, described, settings
@@ -40,7 +42,7 @@ class Rescaling:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows of the numbers of tasks in, what each made out."""
-        with noted():
+        with noted(), inexact("a state"):
             for batch in batches:
                 for each in batch.column(0).to_pylist():
                     made = task(self.cut, self.move, *self.tasks[each])
@@ -91,15 +93,64 @@ def rescale(
     -----
     O(bytes of the state).  It runs a Spark job if the state's files take 64 MiB or more.
     """
-    address, size, session = check_address(state), parse_size(memory), session or SparkSession.getActiveSession()
+    address, size = check_address(state), parse_size(memory)
     asked = f"rescale {address} to {partitions} partitions"
+    opened = Rescaler.open(address, partitions, flow=flow, trust=trust, memory=size)
+    return _run(opened, asked, size, session or SparkSession.getActiveSession(), "ddflow rescale")
+
+
+def evolve(
+    state: str,
+    types: Any = None,
+    *,
+    flow: Flow | None = None,
+    session: Any = None,
+    memory: str | int | None = None,
+    trust: Literal["owner", "group"] = "owner",
+) -> Evolved:
+    """Rewrite a state so that columns have wider types, as ``ddflow evolve`` does.
+
+    Stop what feeds the state first; otherwise it is `Fenced`.
+
+    Parameters
+    ----------
+    state : str
+        A folder that driver and executors see, or ``s3://bucket/prefix``.
+    types, flow
+        As of `ddflow.evolve`.
+    session, memory, trust
+        As of `rescale`.
+
+    Returns
+    -------
+    Evolved
+        What was made of the state.
+
+    Raises
+    ------
+    SpecError
+        Without a session, and for a type that a column cannot be widened to.
+    DdflowError
+        What `ddflow.evolve` raises.
+
+    Notes
+    -----
+    O(bytes of the state).  It runs a Spark job if the state's files take 64 MiB or more.
+    """
+    address, size, evolution = check_address(state), parse_size(memory), Evolution(types, flow)
+    opened = Rescaler.open(address, None, trust=trust, memory=size, plans=evolution.plans)
+    with inexact(address):
+        made = _run(opened, f"evolve {address}", size, session or SparkSession.getActiveSession(), "ddflow evolve")
+    return evolution.done(made)
+
+
+def _run(
+    opened: AbstractContextManager[Rescaler], asked: str, size: int | None, session: Any, instead: str
+) -> Rescaled:
+    """Run the tasks, in a job where the state is large, and publish what they made.  ``instead``: without Spark."""
     if session is None:
-        raise SpecError(asked, "there is no active session", "give session=, or use ddflow rescale")
-    with (
-        Rescaler.open(address, partitions, flow=flow, trust=trust, memory=size) as rescaler,
-        settings(session, size),
-        described(session, f"ddflow: {asked}"),
-    ):
+        raise SpecError(asked, "there is no active session", f"give session=, or use {instead}")
+    with opened as rescaler, settings(session, size), described(session, f"ddflow: {asked}"):
         if sum(entry.length for entry in rescaler.store.list()) < LARGE:
             for each in rescaler.tasks:
                 rescaler.made.append(task(rescaler.cut, rescaler.move, *each, rescaler.store))

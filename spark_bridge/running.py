@@ -30,6 +30,7 @@ from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import behind
+from ddflow.plan.past import Past
 from ddflow.plan.plan import Plan
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
@@ -41,12 +42,14 @@ _NAMES = "name string, length bigint, digest binary"
 
 
 class OutputFiles(NamedTuple):
-    """Where committed files are, and who reads them.  ``folder``: of Parquet outputs, else None."""
+    """Where committed files are, and who reads them.  ``folder``: of Parquet outputs, else None.  ``past``: the columns
+    that they were written with, where the plan has others now."""
 
     session: Any
     store: str
     trust: str
     folder: str | None
+    past: Past | None
 
 
 class Ran(Mapping[str, DataFrame]):
@@ -67,7 +70,8 @@ class Ran(Mapping[str, DataFrame]):
         shape, place = self._shapes[name], self._files
         output = self._done.outputs.get(name)
         files = [(blob.name, blob.length, blob.digest) for blob in output.blobs] if output is not None else []
-        task = ReadFiles(place.store, place.trust, place.folder, name, self.epoch, shape.arrow)
+        there = None if place.past is None else place.past.outputs[name]
+        task = ReadFiles(place.store, place.trust, place.folder, name, self.epoch, shape.arrow, there)
         named: DataFrame = place.session.createDataFrame(files, _NAMES)
         return named.mapInArrow(task, shape.spark)
 
@@ -310,8 +314,9 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions,
     session = session_of(frames)
     job = Job(flow, columns, options, session)
     try:
-        packed = job.routed(frames) if frames else None
         before = job.coordinator.committed(epoch=epoch) if epoch is not None else None
+        past = None if before is None else job.coordinator.log.past(before.epoch)
+        packed = job.routed(frames, past) if frames else None
         if before is None:
             committed = job.epoch(session, packed, close=close, epoch=epoch)
         else:
@@ -325,7 +330,8 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions,
 def ran(job: Job, session: Any, committed: Committed) -> Ran:
     """What an epoch put out, and what became of its rows."""
     folder = job.coordinator.manifest.folder
-    return Ran(job.shapes, committed, OutputFiles(session, job.store, job.options.trust, folder))
+    past = job.coordinator.log.past(committed.epoch)
+    return Ran(job.shapes, committed, OutputFiles(session, job.store, job.options.trust, folder, past))
 
 
 def session_of(frames: Mapping[str, DataFrame]) -> Any:

@@ -31,6 +31,7 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 
 from ddflow.columns.hashing import Secret
+from ddflow.columns.widening import filled
 from ddflow.connectors.opening import open_sink
 from ddflow.connectors.protocol import Fragment
 from ddflow.errors import SnapshotExpired
@@ -211,7 +212,8 @@ class OnlyStage:
 class ReadFiles:
     """The rows of committed files of one output: batches of (name, length, digest) in, rows out in types that travel.
 
-    ``folder``: of Parquet files, else None.  O(bytes).  Raises `CorruptState`, and what the store raises.
+    ``folder``: of Parquet files, else None.  ``there``: the columns that files have, where they are not those of
+    ``schema``.  O(bytes).  Raises `CorruptState`, and what the store raises.
     """
 
     store: str
@@ -220,6 +222,7 @@ class ReadFiles:
     name: str
     epoch: int
     schema: pa.Schema
+    there: pa.Schema | None = None
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         with noted(), ExitStack() as stack:
@@ -227,14 +230,17 @@ class ReadFiles:
             for batch in batches:
                 for name, length, digest_ in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     blob = Blob(name, length, digest_)
+                    there = self.schema if self.there is None else self.there
                     if self.folder is not None:
-                        table = open_sink(self.folder).read(self.epoch, Fragment(self.name, blob), self.schema)
+                        table = open_sink(self.folder).read(self.epoch, Fragment(self.name, blob), there)
                     else:
                         if batch_store is None:
                             store = open_store(self.store, trust=self.trust, create=False, readonly=True)
                             stack.callback(store.close)
                             batch_store = BatchStore(store)
-                        table = batch_store.table(blob, self.schema, None)
+                        table = batch_store.table(blob, there, None)
+                    if self.there is not None:
+                        table = pa.Table.from_batches([filled(table, self.schema)])
                     yield from travelling(table, self.name)
 
 

@@ -75,3 +75,29 @@ to_date(ts) ; to_timestamp(day) ; datediff(dt, '2000-01-01') ; datediff(ts, dt) 
 date_add(dt, j) ; date_sub(dt, si) ; date_add(day, '2') ; date_add(ts, 0) ; date_add(dt, null)
 st.x + 1 ; ST.y ; upper(st.Y) ; `i` + 1 ; I + J ; `st`.`x` ; "abc" = s ; 'it''s' ; 'a' 'b' = 'ab' ; r'\d' ; 1 ; 'x' ; null ; true
 1.50 ; 1e3 ; -2147483648 ; 3000000000 ; 99999999999999999999 ; 10L ; 5S ; 3Y ; 2.5F ; date'2024-02-29'
+-- intervals
+dt + interval 3 days ; dt - interval 3 days ; dt + interval '3' day ; dt + interval '3 days' ; dt + interval 1 month ; dt - interval 13 months
+dt + interval 1 year ; dt + interval '1-2' year to month ; dt - interval '1-2' year to month ; dt + interval 2 hours ; dt + interval '2 hours 30 minutes'
+dt + interval 24 hours ; dt + interval 2 weeks ; dt + interval -1 day ; dt + interval '-1' month ; dt + interval '-1 day 2 hours' ; dt + interval 0 days
+ts + interval 3 days ; ts - interval '2 hours' ; ts + interval 1 month ; ts - interval 1 year 2 months ; ts + interval 1 day 2 hours ; ts + interval 1.5 seconds
+ts + interval '1 02:03:04.5' day to second ; ts - interval '12:30' hour to minute ; ts + interval 5 microseconds ; ts + interval 1 millisecond ; ts + interval 1 week
+tn + interval 3 days ; tn - interval 1 month ; tn + interval '1.5' second ; tn + interval '90:15' minute to second ; interval 1 month + dt ; interval 2 hours + ts
+dt + interval 1 month + interval 1 month ; dt + (interval 1 day) ; dt + interval 1 month > ts ; year(dt + interval 1 year) ; cast(null as date) + interval 1 month
+case when dt > date'2000-01-01' then dt + interval 1 month else dt end ; dt + interval 100 years ; dt - interval 900 months
+-- date_format
+date_format(ts, 'yyyy-MM-dd') ; date_format(ts, 'yyyy-MM-dd\'T\'HH:mm:ss.SSSXXX') ; date_format(tn, 'EEE, d MMM yyyy h:mm a') ; date_format(dt, 'EEEE d MMMM yy')
+date_format(ts, 'H HH h hh K KK k kk m mm s ss') ; date_format(ts, 'S SS SSS SSSS SSSSS SSSSSS SSSSSSSSS') ; date_format(dt, 'D DDD Q QQ M MM L LL LLL LLLL d dd')
+date_format(day, 'yyyy/MM/dd') ; date_format(ts, '') ; date_format(ts, '\'quarter\' Q') ; date_format(ts, 'y E EE X XX XXX') ; date_format(ts, null) ; date_format(null, 'yyyy')
+date_format(dt, 'yyyy年') ; date_format(ts, 'a') ; date_format(ts + interval 1 hour, 'HH:mm')
+-- lists
+split(csv, ',') ; split(csv, ',', 2) ; split(csv, ',', 1) ; split(csv, ',', 0) ; split(csv, '[0-9]+') ; split(s, 'b') ; split(csv, '\\|') ; split(i, '0') ; split(csv, null)
+split(csv, ',')[0] ; get(split(csv, ','), 1) ; get(split(csv, ','), 9) ; get(split(csv, ','), -1) ; element_at(split(csv, ','), 1) ; element_at(split(csv, ','), -1)
+get(li, 0) ; get(li, j) ; get(li, 1L) + 1 ; li[0] is null ; if(i > 1000, li[2], 0) ; element_at(li, -1) ; upper(split(csv, ',')[0]) ; split(split(csv, ',')[0], ';')[0]
+get(get(lists, 0), 1) ; lists[0][0] ; get(sl, 0).x ; sl[0].y
+-- JSON
+get_json_object(js, '$') ; get_json_object(js, '$.a') ; get_json_object(js, '$.a.b') ; get_json_object(js, '$[\'a\']') ; get_json_object(js, '$.a[1]') ; get_json_object(js, '$.a[1].b')
+get_json_object(js, '$[0]') ; get_json_object(js, '$.a[9]') ; get_json_object(js, '$.c d') ; get_json_object(js, '$.é') ; get_json_object(js, '$.a[1].b.c') ; get_json_object(js, null)
+get_json_object(jt, '$.a') ; get_json_object(jt, '$') ; get_json_object(s, '$.a') ; try_cast(get_json_object(jt, '$.n') as int) ; get_json_object('{"a":[1,[2]]}', '$.a[1][0]')
+from_json(js, 'a INT') ; from_json(jt, 'a INT, n INT') ; from_json(jt, 'a STRING, n BIGINT, x DOUBLE') ; from_json(jt, 'n DECIMAL(5,2), t BOOLEAN') ; from_json(jt, 'd DATE, w TIMESTAMP, z TIMESTAMP_NTZ')
+from_json(jt, 'l ARRAY<INT>, m ARRAY<STRING>') ; from_json(jt, 'o STRUCT<p: INT, q: STRING>') ; from_json(jt, 'struct<n:int>') ; from_json(js, 'a STRING') ; from_json(s, 'a INT') is null
+from_json(jt, 'n INT').n ; from_json(jt, 'o STRUCT<p: INT, q: STRING>').o.q ; get(from_json(jt, 'l ARRAY<INT>').l, 0) ; from_json(jt, 'n INT').n + 1 ; from_json(jt, '`n` INT, `d` DATE').d + interval 1 day

@@ -45,6 +45,7 @@ VERBS: Final = (
     "rollback",
     "migrate",
     "rescale",
+    "evolve",
     "warmup",
 )
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141

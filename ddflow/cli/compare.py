@@ -8,17 +8,44 @@ of a column into one cell.
 ('Bern -> Chur', 7, 'null -> 1.5')
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import Delimiter, Encoding, Format, Null
+from ddflow.cli.arguments import FILES, Delimiter, Encoding, Format, Null
 from ddflow.cli.say import say
 
 DIFFERENT, TROUBLE = 1, 2
 """How it ends with ``--exit-code``, as `diff` does: where rows differ, and where they could not be compared."""
+
+
+Before = Annotated[str, typer.Argument(metavar="BEFORE", show_default=False, help="A file, or a folder of files.")]
+After = Annotated[str, typer.Argument(metavar="AFTER", show_default=False, help="The same, as it is now.")]
+Key = Annotated[
+    list[str],
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="COLUMNS",
+        show_default=False,
+        help="The columns that identify a row: id, or id,region. May be repeated.",
+    ),
+]
+Ignored = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", metavar="COLUMNS", show_default=False, help="Columns that are left out."),
+]
+Types = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--types",
+        metavar="COLUMN=TYPE,...",
+        show_default=False,
+        rich_help_panel=FILES,
+        help="Types of columns, in both files: zip=string,total=decimal(12,2).",
+    ),
+]
 Output = Annotated[
     str | None,
     typer.Option(
@@ -33,41 +60,21 @@ Output = Annotated[
 
 
 def compare(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", show_default=False, help="A file, or a folder of files.")],
-    after: Annotated[str, typer.Argument(metavar="AFTER", show_default=False, help="The same, as it is now.")],
-    key: Annotated[
-        list[str],
-        typer.Option(
-            "--key",
-            "-k",
-            metavar="COLUMNS",
-            show_default=False,
-            help="The columns that identify a row: id, or id,region. May be repeated.",
-        ),
-    ],
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="COLUMNS", show_default=False, help="Columns that are left out."),
-    ] = None,
-    types: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--types",
-            metavar="COLUMN=TYPE,...",
-            show_default=False,
-            help="Types of columns that both files have: zip=string,total=decimal(12,2).",
-        ),
-    ] = None,
-    format: Format = None,
-    delimiter: Delimiter = None,
-    null: Null = None,
-    encoding: Encoding = "utf-8",
+    before: Before,
+    after: After,
+    key: Key,
+    ignore: Ignored = None,
     output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
     exit_code: Annotated[
         bool,
         typer.Option("--exit-code", help="End as `diff` does: 0 no row differs, 1 some do, 2 they cannot be compared."),
     ] = False,
+    types: Types = None,
+    format: Format = None,
+    delimiter: Delimiter = None,
+    null: Null = None,
+    encoding: Encoding = "utf-8",
 ) -> None:
     """Compare two files by key: which rows were added, removed or changed, and what their values were and are.
 
@@ -83,35 +90,27 @@ def compare(
 
     * `ddflow compare old.parquet new.parquet --key id,region --ignore updated_at -o changes.parquet`
     """
+    from ddflow.cli.plan import names
     from ddflow.cli.reading import how
+    from ddflow.connectors.files.types import parse_types
     from ddflow.errors import DdflowError
+    from ddflow.tools.compare import comparison
 
     try:
-        text = how(format, delimiter, null, encoding)
-        differ = _compared(before, after, (key, ignore, types), text, lambda done: _put(done, output, overwrite))
+        files = how(format, delimiter, null, encoding)
+        done = comparison(before, after, names(key), names(ignore or []), parse_types(types or ()), files)
+        for note in done.notes:
+            say(note, err=True)
+        _put(done, output, overwrite)
     except DdflowError as error:
         if not exit_code:
             raise
         say(f"ddflow: {error}", err=True)
         raise typer.Exit(TROUBLE) from None
-    if exit_code and differ:
-        raise typer.Exit(DIFFERENT)
-
-
-def _compared(before: str, after: str, columns: Any, text: Any, put: Callable[[Any], None]) -> bool:
-    """Whether rows differ, which is put out and said.  ``columns``: the key, what is ignored, types; as given."""
-    from ddflow.cli.plan import names
-    from ddflow.connectors.files.types import parse_types
-    from ddflow.tools.compare import comparison
-
-    key, ignore, types = (given or [] for given in columns)
-    done = comparison(before, after, names(key), names(ignore), parse_types(types), text)
-    for note in done.notes:
-        say(note, err=True)
-    put(done)
     found = ", ".join(f"{n:,} {what}" for what, n in done.counts.items())
     say(f"{found}; {done.rows[0]:,} rows before, {done.rows[1]:,} after", err=True)
-    return bool(done.table.num_rows)
+    if exit_code and done.table.num_rows:
+        raise typer.Exit(DIFFERENT)
 
 
 def _put(done: Any, output: str | None, overwrite: bool) -> None:

@@ -24,6 +24,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.casts import exact, first_misfit, fitting, may_cast
 from ddflow.columns.names import DIFF, TIME, did_you_mean
+from ddflow.columns.wider import becomes
 from ddflow.errors import SchemaMismatch, cut
 
 
@@ -161,7 +162,7 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[st
             raise SchemaMismatch(
                 f"rows for {what}",
                 f"there is a column {name!r} that was not declared",
-                did_you_mean(name, schema.names),
+                f"{did_you_mean(name, schema.names)}; a new column is taken in by engine.evolve({{{name!r}: type}})",
             )
     for name in required:
         if name not in names:
@@ -203,12 +204,13 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
     if may_cast(array.type, field.type):
         row = first_misfit(array, field.type)
         found = f"row {row:,} holds {_value(array, row)} ({source}), which does not fit {field.type}"
-        raise SchemaMismatch(asked, found, f"mend the row, or declare {fitting(array.type, field.type)}")
+        fits = fitting(array.type, field.type)
+        raise SchemaMismatch(asked, found, f"mend the row, or declare {fits}{becomes(field, fits)}")
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
     found = f"it is {source}, declared is {field.type}" + "".join(
         f"; row {i:,} holds {_value(array, i)}" for i in there
     )
-    raise SchemaMismatch(asked, found, f"cast it yourself, or declare {array.type}")
+    raise SchemaMismatch(asked, found, f"cast it yourself, or declare {array.type}{becomes(field, array.type)}")
 
 
 def _value(array: pa.Array, row: int) -> str:

@@ -5,7 +5,7 @@ that Arrow infers from all of them, and in the declared one where it infers none
 value. Where Arrow would lose something silently (a time of day among dates, a zone among naive times), the column is
 refused. No library is imported: what is given is known by what it can do.
 
-    a path          files and folders of any kind that `ddflow.connectors.files` reads, streamed
+    a path          files of any kind that `ddflow.connectors.files` reads, folders, patterns, s3://..., streamed
     a dataset       pyarrow's, streamed
     a LazyFrame     collected
     {name: list}    a column each, all of one length
@@ -24,13 +24,18 @@ An index of pandas that has no name is no column.
 import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.declared import without_index
+from ddflow.columns.schema import conform
 from ddflow.errors import NotArrow, SchemaMismatch
+
+if TYPE_CHECKING:
+    from ddflow.connectors.files import FilesSource
 
 _REMEDY: Final = "give a table, a frame, a path, {name: values}, [{name: value}], or anything with __arrow_c_stream__"
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader
@@ -56,7 +61,9 @@ def arrow(given: Any, what: str, schema: pa.Schema) -> Rows:
     if isinstance(given, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return given
     if isinstance(given, str | os.PathLike):
-        return _file(given, schema)
+        from ddflow.connectors.files import open_files  # its readers take time to load, and few calls need them
+
+        return of_files(open_files([os.fspath(given)], known=schema if len(schema) else None))
     if hasattr(given, "collect_schema") and hasattr(given, "lazy") and not hasattr(given, "__arrow_c_stream__"):
         given = given.collect()
     elif hasattr(given, "scanner") and hasattr(given, "schema"):
@@ -112,18 +119,18 @@ def _shown(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def _file(path: str | os.PathLike[str], schema: pa.Schema) -> pa.RecordBatchReader:
-    """The rows of files, whose text is read in the declared types."""
-    from ddflow.connectors.files import open_files  # its readers take time to load, and few calls need them
-
-    source = open_files([os.fspath(path)], known=schema if len(schema) else None)
+def of_files(source: "FilesSource") -> pa.RecordBatchReader:
+    """The rows of files, in the columns that at least one of them has.  Closes the source at the end of the rows."""
+    there = {name for file in source.files for name in source.columns(file).names}
+    schema = pa.schema([field for field in source.schema if field.name in there])
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for batch, _ in source.batches():
-            if batch.num_rows:
-                yield batch
+        with closing(source):
+            for batch, position in source.batches():
+                if batch.num_rows:
+                    yield from conform(pa.Table.from_batches([batch]), schema, position.file).to_batches()
 
-    return pa.RecordBatchReader.from_batches(source.schema, batches())
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def _columns(given: Mapping[str, Any], what: str, schema: pa.Schema) -> pa.Table:

@@ -34,9 +34,13 @@ class Calls:
 
     def __init__(self, dataflow: Dataflow, durable: Commits | None, metrics: Metrics | None = None) -> None:
         self.dataflow, self.durable, self.metrics = dataflow, durable, metrics
-        self.hashes = {
-            name: RowHashes(i.bound.event_schema, dataflow.secret) for name, i in dataflow.admissions.items()
-        }
+        self.hashes: dict[str, RowHashes] = {}
+        self.rehash()
+
+    def rehash(self) -> None:
+        """Choose how rows of the inputs are hashed for digests: by the columns that they have."""
+        secret, admissions = self.dataflow.secret, self.dataflow.admissions
+        self.hashes = {name: RowHashes(each.bound.event_schema, secret) for name, each in admissions.items()}
 
     @property
     def epoch(self) -> int:

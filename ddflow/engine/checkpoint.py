@@ -27,6 +27,8 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
+from ddflow.columns.hashing import RowHashes, Secret
+from ddflow.columns.widening import filled
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
@@ -34,6 +36,7 @@ from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
+from ddflow.operators.base import Hashes
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER
@@ -41,6 +44,7 @@ from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch_file import Made
 from ddflow.trace.joined import Joined, catch_up, misplaced
+from ddflow.trace.recast import rekeyed
 from ddflow.trace.records import ArrangementRecord
 
 T = TypeVar("T")
@@ -121,6 +125,7 @@ def fill(
                     indexed,
                     running.rehashed,
                     sieved,
+                    running.identified,
                 )
                 for n, empty in enumerate(running.arrangements)
             )
@@ -176,19 +181,51 @@ def _restored(
     indexed: bool,
     made: Made,
     sieved: bool,
+    identified: pa.Schema | None = None,
 ) -> Arrangement:
-    """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place."""
+    """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place.
+
+    ``identified``: the columns by which its versions are, where these may have grown since."""
     index = empty.index
     every = [empty, *(Arrangement(empty.schema, index.wide, index.words, empty.keeps) for _ in given[1:])]
     home = batch_store if sieved and not indexed else None
     for each, (what, record) in zip(every, given, strict=True):
         if empty.lapse is not None and each is not empty:
             each.lapses(empty.lapse.of)
+        if identified is not None and any(not set(identified.names) <= set(names) for names in record.shapes):
+            _regrown(each, record, what, batch_store, indexed, made, identified, dataflow.secret, home)
+            continue
         arrangements.restore(each, record, what, batch_store, indexed, made, sieved, home)
     if len(every) > 1:
         return Joined(every, dataflow.since, dataflow.frontier)
     catch_up(empty, dataflow.since, dataflow.frontier)
     return empty
+
+
+def _regrown(
+    empty: Arrangement,
+    record: ArrangementRecord,
+    what: str,
+    batch_store: BatchStore,
+    indexed: bool,
+    made: Made,
+    identified: pa.Schema,
+    secret: Secret,
+    home: BatchStore | None,
+) -> None:
+    """Fill an arrangement whose versions are identified by a column that they were written without: it is null.
+
+    Their identities are others with it, so nothing is found where it lies.  O(versions), in memory."""
+    there = {name for names in record.shapes for name in names}
+    schema = pa.schema([field for field in empty.schema if field.name in there])
+    old = Arrangement(schema, empty.index.wide, empty.index.words, empty.keeps)
+    keys = RowHashes(pa.schema([field for field in identified if field.name in there]), secret)
+
+    def hashed(rows: pa.Table | pa.RecordBatch) -> Hashes:
+        return *keys.of(rows), made(filled(rows, empty.schema))[2]
+
+    arrangements.restore(old, record, what, batch_store, False, hashed, False)
+    rekeyed(old, empty, made, indexed, home)
 
 
 def _waiting(

@@ -27,7 +27,9 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
+from ddflow.columns.widening import filled
 from ddflow.connectors.protocol import Fragment
+from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
@@ -35,10 +37,11 @@ from ddflow.engine.digests import digest_of
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import put
-from ddflow.errors import CorruptState, ReplayMismatch, StateRefused
-from ddflow.plan.collection import widened
+from ddflow.errors import CorruptState, ReplayMismatch, SchemaMismatch, StateRefused
 from ddflow.plan.compatibility import PlanChange
+from ddflow.plan.evolve import evolved
 from ddflow.plan.options import EngineOptions
+from ddflow.plan.past import Past
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
@@ -180,27 +183,30 @@ class Commits:
         return self._told[1] if self._told[0] == epoch else 0
 
     def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step:
-        digest = digest_of(
-            asked.words, asked.time, inputs, dataflow.admissions, dataflow.secret, self.log.change.columns
-        )
+        past, digest = self.log.past(epoch), ""
+        admissions = dataflow.admissions
+        if past is not None:
+            plan, _ = evolved(dataflow.flow, past.inputs, only=())
+            admissions = {name: Admission(input.bound) for name, input in plan.inputs.items()}
+        try:
+            digest = digest_of(asked.words, asked.time, inputs, admissions, dataflow.secret)
+        except SchemaMismatch:
+            if past is None:
+                raise
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
             raise ReplayMismatch(
                 f"{asked}",
                 f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
-                f"{call.digest}, these have {digest}",
+                f"{call.digest}, these have {digest or 'other columns'}",
                 "give the same rows again, or go on with the next epoch",
             )
-        tables = {name: self._table(name, output, epoch, dataflow) for name, output in call.outputs.items()}
+        tables = {name: self._table(name, output, epoch, dataflow, past) for name, output in call.outputs.items()}
         return dataflow.committed(tables, call.counts, call.frontier)
 
-    def _table(self, name: str, output: Output, epoch: int, dataflow: Dataflow) -> pa.Table:
-        """What an output gained in a committed epoch; null in columns that the plan has got since."""
+    def _table(self, name: str, output: Output, epoch: int, dataflow: Dataflow, past: Past | None) -> pa.Table:
+        """What an output gained in a committed epoch, in the columns that it has now.  ``past``: those it had then."""
         schema = dataflow.output_schema(name)
-        added = {column for columns in self.log.change.columns.values() for column in columns}
-        there = pa.schema([field for field in schema if field.name not in added])
-        node, time_type = dataflow.flow.outputs.get(name), dataflow.flow.time_type
-        if node is not None:
-            there = node.before(added, time_type)
+        there = schema if past is None else past.outputs[name]
         outputs, store = self.log.outputs, self.batch_store
         table = pa.concat_tables(outputs.read(epoch, Fragment(name, blob), there, store) for blob in output.blobs)
         if table.num_rows != output.rows:
@@ -209,7 +215,7 @@ class Commits:
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
                 "restore them from a copy, or go back with ddflow rollback",
             )
-        return widened(table, schema) if node is None else node.since(table, time_type)
+        return table if past is None else pa.Table.from_batches([filled(table, schema)])
 
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""

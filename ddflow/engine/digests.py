@@ -15,9 +15,8 @@ all rows pass and such text could not be read again from a file.
 True
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ import xxhash
 
 from ddflow.columns.hashing import RowHashes, Secret
 from ddflow.columns.schema import is_text
+from ddflow.columns.widening import narrowed
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.inflow import portions
 from ddflow.errors import SchemaMismatch
@@ -93,17 +93,15 @@ def digest_of(
     inputs: Mapping[str, Any],
     admissions: Mapping[str, Admission],
     secret: Secret,
-    added: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
     """The digest of a call that is not taken in.
 
-    ``added``: columns, by input, that count only where they are not null.  O(rows).  Raises `NotArrow`,
-    `SchemaMismatch`.
+    ``admissions``: of the columns that the call was given with; rows may be in wider ones by now, and have new columns
+    that are null.  O(rows).  Raises `NotArrow`, `SchemaMismatch`.
     """
     digests = {name: Digest(secret) for name in inputs}
     for name, given in inputs.items():
-        for part in portions(given, repr(name), admissions[name].bound.schema, MOST):
-            events = admissions[name].events(part)
-            new = [each for each in added.get(name, ()) if events.column(each).null_count == events.num_rows]
-            digests[name].update(events.select([each for each in events.schema.names if each not in new]))
+        schema = admissions[name].bound.schema
+        for part in portions(given, repr(name), schema, MOST):
+            digests[name].update(admissions[name].events(narrowed(part, schema)))
     return combined(kind, time, digests)

@@ -26,6 +26,7 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.compact import compact
 from ddflow.engine.digests import combined
+from ddflow.engine.evolve import evolve
 from ddflow.engine.opening import new_dataflow, runnable
 from ddflow.engine.reads import Reading
 from ddflow.engine.replace import replace
@@ -39,8 +40,8 @@ from ddflow.time import CLOSED, advance, as_int64
 class Engine(Reading, Closing):
     """Runs a flow.  `Flow.open` makes it and has its options; `Reading` has what you can read of it.
 
-    Use it in a ``with``.  One call at a time: a second thread gets `ConcurrentUse`.  After `close`, a failed commit or
-    an interrupted step, calls raise `EngineClosed`.
+    Use it in a ``with``, one call at a time.  After `close`, a failed commit or an interrupted step, calls raise
+    `EngineClosed`; a second thread gets `ConcurrentUse`.
     """
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
@@ -57,13 +58,7 @@ class Engine(Reading, Closing):
         self.calls = Calls(self.dataflow, self.durable, options.metrics)
 
     def close(self) -> None:
-        """Free all state in memory.  What was not committed is lost.  A second call does nothing.
-
-        Raises
-        ------
-        ConcurrentUse
-            While another thread is in a call.
-        """
+        """Free all state in memory.  What was not committed is lost.  A second call does nothing."""
         with self.dataflow.guard.alone("close"):
             self.dataflow.close()
             if self.durable is not None:
@@ -85,12 +80,7 @@ class Engine(Reading, Closing):
         Returns
         -------
         pyarrow.Schema
-            The row's columns, then ``_time`` and ``_diff``.
-
-        Raises
-        ------
-        KeyError
-            For an unknown name.
+            The row's columns, then ``_time`` and ``_diff``; `KeyError` for an unknown name.
         """
         return self.dataflow.output_schema(name)
 
@@ -104,8 +94,8 @@ class Engine(Reading, Closing):
         time : int, optional
             The ``_time`` of the updates, an int64 above that of the last step; by default the next one, 1 at first.
         epoch : int, optional
-            On durable state, the number of the epoch.  A committed epoch that you give again returns what it returned;
-            so does a committed ``time``.  Without both a call is never given again.
+            On durable state, its number.  A committed epoch given again returns what it returned, as a ``time`` does.
+            Without both a call is never given again.
 
         Returns
         -------
@@ -121,8 +111,7 @@ class Engine(Reading, Closing):
         TieRefused, BudgetExceeded, CountOverflow
             If a rule, the budget or an operator refuses the step; there are more of these.  Nothing changes then.
         ReplayMismatch, EpochSkipped
-            On durable state, for other rows than were committed, or an epoch that is neither the next nor kept; there
-            also what `commit` raises.
+            On durable state, for other rows than were committed, or an epoch that is neither the next nor kept.
 
         Notes
         -----
@@ -140,8 +129,7 @@ class Engine(Reading, Closing):
             return calls.done(asked, digest, dataflow.step(inflows, time), inputs)
 
     def push(self, inputs: Any, *, epoch: int | None = None) -> Step:
-        """Hold-back mode: take in rows, which wait until their times close.  Bad and late events get their verdicts at
-        once.
+        """Hold-back mode: take in rows, which wait until their times close; bad and late ones get verdicts at once.
 
         Parameters
         ----------
@@ -220,16 +208,12 @@ class Engine(Reading, Closing):
         ------
         SpecError
             If the state is not durable.
-        Fenced
-            If another writer has committed.
-        StorageFull, StorageFailed
-            If the commit did not happen.
-        OutcomeUnknown
-            If it may have happened.
+        Fenced, StorageFull, StorageFailed, OutcomeUnknown
+            If another writer has committed; if the commit did not happen; if it may have happened.
 
         Notes
         -----
-        After any of these errors but `SpecError`, the engine goes no further: open the state again.  O(what changed).
+        After all of these but `SpecError`, open the state again.  O(what changed).
         """
         with self.dataflow.guard.use("commit"):
             if self.durable is None:
@@ -265,18 +249,14 @@ class Engine(Reading, Closing):
         time, epoch
             As in `step`.
         scope : str, optional
-            SQL over the row's columns.  Only rows for which it is true are replaced, and all of ``table`` must be
-            within it.
+            SQL over the row's columns: only rows within it are replaced, and all of ``table`` must be.
         order : mapping or scalar, optional
-            The order of the deletions: by column of ``order_by`` and ``seq``, or the value of the only one.  By default
-            the greatest order in the table.
+            That of the deletions, by column of ``order_by`` and ``seq``.  By default the greatest in the table.
 
         Raises
         ------
-        DuplicateKeys, OutOfScope
-            If the table names a key twice, or has rows outside the scope.
-        ExpressionError, SpecError
-            For a scope or an order that does not fit; for no order where one is needed.
+        DuplicateKeys, OutOfScope, ExpressionError, SpecError
+            If the table names a key twice, or has rows outside the scope; for a scope or an order that does not fit.
         DdflowError
             What `step` raises.  Nothing changes then.
 
@@ -291,8 +271,7 @@ class Engine(Reading, Closing):
     ) -> Step:
         """Epoch mode: make the input ``name`` what ``events``, its corrected history, fold to from nothing.
 
-        The updates, stamped ``time``, compensate for the difference.  The events are resolved among themselves.  From
-        then on keys hold the orders of the winners.  Keys that no event names are deleted as in `replace`.
+        Keys then hold the orders of the winners among these.  Keys that no event names are deleted as in `replace`.
 
         Parameters
         ----------
@@ -301,7 +280,7 @@ class Engine(Reading, Closing):
         events : table
             Anything that speaks Arrow.  A reader is read as it goes.
         order : mapping or scalar, optional
-            The order of the deletions, as in `replace`.  By default the greatest among the events.
+            As in `replace`.  By default the greatest among the events.
 
         Returns
         -------
@@ -319,14 +298,37 @@ class Engine(Reading, Closing):
         """
         return replace(self.calls, "restate", name, events, time, None, order, epoch)
 
+    def evolve(self, columns: Any) -> None:
+        """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.
+
+        New ones come at the end, null in all rows there are.  Integers, floats and text may become wider.  Outputs that
+        pass all columns grow with their input; projections and groups do not.
+
+        Parameters
+        ----------
+        columns : schema or mapping
+            A schema or ``{column: type}``; of several inputs ``{input: columns}``.  Others stay as they are.
+
+        Raises
+        ------
+        SpecError, PlanChanged
+            For a type that is not wider; while calls are not committed; for what would mean something else, or needs
+            state to be rewritten (`ddflow.evolve`).
+
+        Notes
+        -----
+        O(rows) of the columns that widen, of all where one is new.
+        """
+        evolve(self.calls, columns)
+
     def compact(self, forget: bool = False) -> None:
         """Merge all state into one run each, and publish it as another version of the same epoch.
 
         Parameters
         ----------
         forget : bool
-            Also delete history up to the last closed time, and every byte of deleted rows.  You can then neither give
-            the earlier epochs again nor read earlier versions.
+            Also delete history up to the last closed time, and every byte of deleted rows.  Earlier epochs can then not
+            be given again, nor earlier versions read.
 
         Raises
         ------

@@ -34,6 +34,7 @@ from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.past import Past, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.closing import on_failure
@@ -103,6 +104,20 @@ class EpochLog:
             where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])
         return cls(plan, manifest_log, change, where, keep)
 
+    def check(self, flow: Plan) -> None:
+        """Raise `SpecError` for columns that files of a state, or its sink, cannot have.  O(columns)."""
+        check_types(flow)
+        if self.outputs.sink is not None:
+            self.outputs.sink.check(
+                self.manifest_log.manifest.id, {name: node.schema for name, node in flow.outputs.items()}
+            )
+
+    def evolve(self, flow: Plan) -> None:
+        """Go on with wider or more columns, which the next version has.  O(plan)."""
+        self.plan = describe(flow)
+        self.fingerprint = fingerprint(self.plan)
+        self.change = compare(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
+
     @property
     def epoch(self) -> int:
         """The last one that was committed."""
@@ -148,9 +163,19 @@ class EpochLog:
 
     def receipts(self, epoch: Epoch) -> tuple[Epoch, ...]:
         """An epoch to come, and those before it that can be given again.  O(epochs kept)."""
-        # Who would read those of a plan with fewer columns a year from now?
-        before = () if self.change.columns else self.manifest_log.manifest.receipts
+        before = self.manifest_log.manifest.receipts
         return (*before[max(0, len(before) + 1 - self.keep) :], epoch)
+
+    def past(self, epoch: int) -> Past | None:
+        """The columns that an epoch was committed with; None where the plan has them still.  O(past columns)."""
+        manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
+        known = carried(manifest.past, self._before, manifest.epoch, manifest.receipts)
+        return at([Past.of(each, where) for each in known], epoch)
+
+    @property
+    def _before(self) -> Plan | None:
+        """The plan of the newest version, where this one has other columns."""
+        return None if self.manifest_log.manifest.fingerprint == self.fingerprint else self.change.before
 
     def publish(
         self, receipts: tuple[Epoch, ...], inventories: tuple[Blob, ...], files: set[str], note: str, **state: Any
@@ -169,6 +194,7 @@ class EpochLog:
             fingerprint=self.fingerprint,
             receipts=self.outputs.kept(receipts),
             folder=self.outputs.path or before.folder,
+            past=carried(before.past, self._before, before.epoch, receipts),
             **state,
         )
         self.manifest_log.settle()

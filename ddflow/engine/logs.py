@@ -23,15 +23,17 @@ ddflow.errors.LogUnclear: the log of 'people': the state was fed events (epoch 1
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.schema import conform
+from ddflow.columns.schema import conform, normal_type, plain
+from ddflow.columns.widening import Inexact, widened
+from ddflow.columns.wider import widening
 from ddflow.connectors.frames import arrow, is_rows, to_table
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
-from ddflow.errors import LogUnclear, NotArrow
+from ddflow.errors import LogUnclear, NotArrow, SchemaMismatch
 from ddflow.plan.bind import Bound
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
 
@@ -243,8 +245,38 @@ def batches(part: Any, bound: Bound) -> Iterator[pa.RecordBatch]:
     what = repr(bound.name)
     part = arrow(part, what, bound.schema)
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
-        given = to_table(rows, what, bound.schema)
+        given = fitted(to_table(rows, what, bound.schema), bound.schema, what)
         table = conform(given, bound.schema, what, bound.required)
         if bound.merging is not None:  # a column that is not there is not null
             table = table.select([name for name in table.column_names if name in given.column_names])
         yield from table.to_batches()
+
+
+def fitted(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+    """A table whose columns have been widened to a schema's, where they are narrower.  O(rows) of those.
+
+    Raises `SchemaMismatch`, naming the value, where one is not held by the wider type.
+    """
+    for at, field in enumerate(table.schema):
+        wanted = schema.get_field_index(field.name)
+        kind = normal_type(field.type)
+        if wanted >= 0 and widening(kind, schema.field(wanted).type) is not None:
+            try:
+                made = [widened(plain(chunk), schema.field(wanted).type) for chunk in table.column(at).chunks]
+            except Inexact as error:
+                asked, found = f"column {field.name!r} of rows for {what}", f"{error}, and it was {kind}"
+                raise SchemaMismatch(asked, found, "mend the rows, or give the log in the types of the state") from None
+            column = pa.chunked_array(made, schema.field(wanted).type)
+            table = table.set_column(at, field.with_type(column.type), column)
+    return table
+
+
+def in_types(part: Any, bound: Bound) -> Any:
+    """A part of a log, in its mark, with its rows as `batches` reads them.  Lazily.  Raises as `batches`."""
+    marked = isinstance(part, MARKS)
+    made = batches(part.rows if marked else part, bound)
+    if (first := next(made, None)) is None:
+        rows: Any = bound.schema.empty_table()
+    else:
+        rows = pa.RecordBatchReader.from_batches(first.schema, chain([first], made))
+    return replace(part, rows=rows) if marked else rows

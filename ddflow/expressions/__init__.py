@@ -4,8 +4,9 @@ Invariant: a compiled expression is a pure function of the row: any batch of the
 any way, gives the same values in the same places, with Spark 4's results (ANSI mode, session time zone UTC). Spark's
 three-valued logic, its NaN, its casts and its decimals are not Arrow's, and a row must not fail for a branch it does
 not take. The modules, each knowing only those before it: ``types``, ``room``, ``node``, ``digits``, ``reading``,
-``casts``, ``logic``, ``compare``, ``arithmetic``; ``table``, ``strings``, ``numbers``, ``dates``, ``functions``;
-``columns``, ``parse``, ``lower``, ``evaluate``. Nothing here aggregates, joins or keeps state.
+``casts``, ``logic``, ``compare``, ``arithmetic``, ``intervals``; ``table``, ``strings``, ``numbers``, ``dates``,
+``date_text``, ``lists``, ``json_read``, ``json_functions``, ``functions``; ``columns``, ``parse``, ``lower``,
+``evaluate``. Nothing here aggregates, joins or keeps state.
 
 >>> import pyarrow as pa
 >>> batch = pa.record_batch({"status": ["paid", None, "paid"], "amount": [250, 900, 7]})
@@ -18,12 +19,14 @@ Traceback (most recent call last):
 ddflow.errors.ExpressionError: cannot compile expression upper(city): there is no column 'city'; columns are ...
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from ddflow.errors import ExpressionError, SpecError, cut
 from ddflow.expressions.evaluate import ArrowRun, FunctionRun
@@ -32,7 +35,11 @@ from ddflow.expressions.types import BOOL, sql_name
 RowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]
 Source: TypeAlias = "str | pc.Expression | RowFunction"
 
-__all__ = ["Expression", "RowFunction", "Source", "compile"]
+__all__ = ["Expression", "RowFunction", "Source", "compile", "refuse_foreign"]
+_LIBRARIES: Final = {
+    "polars": "an expression of Polars",
+    "pyspark": "a Column of PySpark",
+}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -80,6 +87,7 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
         made, names = compile_sql(expression, schema, boolean, what)
         _check_boolean(made.type, boolean, f"cannot compile {what} {cut(expression)}")
         return Expression(expression, names, made.type, what, made, expression)
+    refuse_foreign(expression, schema, boolean, what)
     run: ArrowRun | FunctionRun
     if isinstance(expression, pc.Expression):
         run = ArrowRun(expression, schema, what)
@@ -90,6 +98,27 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
         raise ExpressionError(asked, found, "give SQL, a pyarrow expression or a function over a RecordBatch")
     _check_boolean(run.type, boolean, asked)
     return Expression(None, None, run.type, what, run, expression)
+
+
+def refuse_foreign(expression: Any, schema: pa.Schema, boolean: bool, what: str) -> None:
+    """Raise ExpressionError for an expression of another library, with SQL over the columns that it names."""
+    library = _LIBRARIES.get(type(expression).__module__.partition(".")[0])
+    if library is None:
+        return
+    text = str(expression)
+    named = [name for name in schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
+    name = next(iter([*named, *schema.names]), "amount")
+    kind, quoted = schema.field(name).type if name in schema.names else pa.int64(), name
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        quoted = f"`{name.replace('`', '``')}`"
+    value = "'x'" if pat.is_string(kind) or pat.is_large_string(kind) else "1"
+    if not (pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind) or value == "'x'"):
+        sql = f"{quoted} is not null"
+    else:
+        sql = f"{quoted} {'=' if value != '1' else '>'} {value}" if boolean else f"coalesce({quoted}, {value})"
+    found = f"it is {library}: {cut(text, 80)}"
+    written = f'filter("{sql}")' if boolean else f'project({{"name": "{sql}"}})'
+    raise ExpressionError(f"cannot compile {what}", found, f"write SQL: {written}")
 
 
 def _check_boolean(kind: pa.DataType, boolean: bool, asked: str) -> None:

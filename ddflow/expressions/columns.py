@@ -37,7 +37,7 @@ class Columns:
             self.names.append(name)
         node = column(self.names.index(name), working(self.schema.field(name).type))
         for part in parts[1:]:
-            node = _field(node, part)
+            node = field_of(node, part)
         return node
 
     @cached_property
@@ -74,7 +74,7 @@ def _grouped(names: Sequence[str], by: Callable[[str], str]) -> dict[str, list[s
     return out
 
 
-def _field(node: Node, name: str) -> Node:
+def field_of(node: Node, name: str) -> Node:
     """A field of a struct; null where the struct is."""
     kind = node.type
     if not pat.is_struct(kind):

@@ -103,10 +103,17 @@ class SqlRun:
 
     def _place(self, frame: Frame, row: int) -> str:
         shown = ", ".join(
-            f"{field.name} = {str(column[row])[:_SHOWN]}"
+            f"{field.name} = {_text(column, row)[:_SHOWN]}"
             for field, column in zip(self._fields, frame.columns, strict=True)
         )
         return f" (row {row}{': ' if shown else ''}{shown})"
+
+
+def _text(column: pa.Array, row: int) -> str:
+    try:
+        return str(column[row])
+    except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
+        return " ".join(str(column.slice(row, 1)).split())
 
 
 class ArrowRun:

@@ -2,8 +2,9 @@
 
 Invariant: every name gives a function or a Refusal that says why it is none: it sums over rows, it differs from call to
 call, it makes several rows, or nobody knows it, and then which known name is nearest. A misspelt name and a name that
-can never be row-wise ask for different remedies. The functions themselves are in ``strings``, ``numbers`` and
-``dates``; those of choice (``coalesce``, ``if``) are entered here, and casts by name.
+can never be row-wise ask for different remedies. The functions themselves are in ``strings``, ``numbers``,
+``dates``, ``date_text``, ``lists`` and ``json_functions``; those of choice (``coalesce``, ``if``) are entered here, and
+casts by name.
 
 >>> find("Upper").name
 'upper'
@@ -19,7 +20,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from ddflow.expressions import dates, numbers, strings
+from ddflow.expressions import date_text, dates, json_functions, lists, numbers, strings
 from ddflow.expressions.casts import convert
 from ddflow.expressions.compare import compare
 from ddflow.expressions.logic import choice, condition, first_valid, is_null, negation
@@ -123,5 +124,8 @@ FUNCTIONS: dict[str, Function] = {
     **strings.TABLE.entries,
     **numbers.TABLE.entries,
     **dates.TABLE.entries,
+    **date_text.TABLE.entries,
+    **lists.TABLE.entries,
+    **json_functions.TABLE.entries,
     **TABLE.entries,
 }

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from ddflow.expressions import dates, strings
+from ddflow.expressions import dates, intervals, lists, strings
 from ddflow.expressions.arithmetic import arithmetic, minus, number
 from ddflow.expressions.casts import convert
-from ddflow.expressions.columns import Columns
+from ddflow.expressions.columns import Columns, field_of
 from ddflow.expressions.compare import among, compare, like, literal_text, matches, same
 from ddflow.expressions.functions import TYPES, find
 from ddflow.expressions.logic import choice, condition, conjunction, disjunction, is_null, is_truth, meet, negation
@@ -69,6 +69,7 @@ class Lowering:
         self._handlers: dict[type[Any], Callable[[Tree], Node]] = {
             exp.Column: self._column,
             exp.Dot: self._dot,
+            exp.Add: lambda tree: self._shifted(self._right(tree), tree.this, 1),
             exp.Paren: lambda tree: self.lower(tree.this),
             exp.Literal: self._literal,
             exp.RawString: lambda tree: constant(pa.scalar(str(tree.this)), literal=True),
@@ -102,18 +103,24 @@ class Lowering:
             exp.Cast: self._cast,
             exp.TryCast: self._cast,
             **dict.fromkeys(_COMPARE, lambda tree, left: compare(_COMPARE[type(tree)], left, self._right(tree))),
-            **dict.fromkeys(
-                _ARITHMETIC, lambda tree, left: arithmetic(_ARITHMETIC[type(tree)], left, self._right(tree))
-            ),
+            **dict.fromkeys(_ARITHMETIC, self._arithmetic),
+            exp.Bracket: self._element,
+            exp.Dot: self._field,
             **dict.fromkeys(_BITS, self._bits),
         }
 
     def lower(self, tree: Tree) -> Node:
         """The node of ``tree``. Raises Refusal for what is not supported, misspelt or of the wrong type."""
-        chain = []
-        while type(tree) in self._chained and not _is_cast_literal(tree):
-            chain.append(tree)
-            tree = tree.this
+        chain = list[Tree]()
+        while type(tree) in self._chained and not _is_cast_literal(tree) and not _begins_with_interval(tree):
+            links, base = [tree], tree.this
+            while isinstance(tree, exp.Dot) and isinstance(base, exp.Dot):
+                links.append(base)
+                base = base.this
+            if isinstance(tree, exp.Dot) and isinstance(base, exp.Column | exp.Identifier):
+                break  # a name with several dots
+            chain += links
+            tree = base
         handler = self._handlers.get(type(tree))
         if handler is None:
             raise _unsupported(tree)
@@ -165,6 +172,33 @@ class Lowering:
     def _bits(self, tree: Tree, left: Node) -> Node:
         left, right = (self._integer(node, "a bit operation") for node in (left, self._right(tree)))
         return apply(_BITS[type(tree)], *meet([left, right], "a bit operation"))
+
+    def _arithmetic(self, tree: Tree, left: Node) -> Node:
+        if isinstance(tree, exp.Add | exp.Sub) and _intervals(tree.expression):
+            return self._shifted(left, tree.expression, 1 if isinstance(tree, exp.Add) else -1)
+        return arithmetic(_ARITHMETIC[type(tree)], left, self._right(tree))
+
+    def _shifted(self, node: Node, tree: Tree, sign: int) -> Node:
+        """A date or a timestamp moved by an interval literal."""
+        parts = []
+        for each in _intervals(tree):
+            if not isinstance(each.this, exp.Literal):
+                raise Refusal(f"{written(each)} is no literal", "write a literal; date_add(d, n) adds a column of days")
+            unit = each.args.get("unit")
+            first, last = (unit.this, unit.expression) if isinstance(unit, exp.IntervalSpan) else (unit, None)
+            begin, end = (None if name is None else str(name.name).upper() for name in (first, last))
+            parts.append((str(each.this.this), begin, end))
+        return intervals.shifted(node, intervals.read(parts), sign)
+
+    def _element(self, tree: Tree, left: Node) -> Node:
+        if len(tree.expressions) != 1 or isinstance(tree.expressions[0], exp.Slice):
+            raise _unsupported(tree)
+        return lists.element(left, self.lower(tree.expressions[0]))
+
+    def _field(self, tree: Tree, left: Node) -> Node:
+        if not isinstance(tree.expression, exp.Identifier):
+            raise _unsupported(tree)
+        return field_of(left, tree.expression.name)
 
     def _is(self, tree: Tree) -> Node:
         node = self.lower(tree.this)
@@ -246,6 +280,19 @@ class Lowering:
         return function.call([self.lower(argument) for argument in tree.expressions])
 
 
+def _begins_with_interval(tree: Tree) -> bool:
+    return isinstance(tree, exp.Add) and bool(_intervals(tree.this)) and not _intervals(tree.expression)
+
+
+def _intervals(tree: Tree) -> list[Tree]:
+    """The parts of an interval literal: ``interval 1 day 2 hours`` is parsed as a sum.  Empty for anything else."""
+    tree, found = tree.unnest(), list[Tree]()
+    while isinstance(tree, exp.Add) and isinstance(tree.expression, exp.Interval):
+        found.append(tree.expression)
+        tree = tree.this
+    return [tree, *reversed(found)] if isinstance(tree, exp.Interval) else []
+
+
 def _is_cast_literal(tree: Tree) -> bool:
     return isinstance(tree, exp.Cast) and isinstance(tree.this, exp.Literal)
 
@@ -273,7 +320,7 @@ _WHY = {
         ("Subquery", "Select", "Exists", "Union", "Intersect", "Except"),
         ("is a subquery", "an expression sees one row; bring what it needs in as columns"),
     ),
-    "Interval": ("is an interval", "for days there are date_add, date_sub and datediff"),
+    "Interval": ("is an interval, which is no value", "add it to a date or a timestamp: d + interval 3 days"),
     "Alias": ("gives a name", "leave AS out: names are given by the projection, {name: expression}"),
     "Star": ("stands for all columns", "name the columns"),
     **dict.fromkeys(

@@ -64,6 +64,9 @@ class Readable:
         """The arrangement of its own output."""
         return self.arrangements[0]
 
+    identified: pa.Schema = pa.schema([])
+    """The columns that versions of its arrangements are identified by."""
+
     @property
     def nbytes(self) -> int:
         """Bytes in memory of all its state."""

@@ -97,7 +97,7 @@ class RunningCount(Running):
         self.groups, self.name, self.secret = groups, name, secret
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
         self.arrangements, self.arena = (Arrangement(self.schema, is_wide(groups), 0),), Arena()
-        self.tracked, self.hashes = [name], RowHashes(groups, secret)
+        self.tracked, self.hashes, self.identified = [name], RowHashes(groups, secret), groups
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  O(updates).  Raises `CountOverflow`."""

@@ -7,9 +7,9 @@
 {'v': [2]}
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Formula
-from ddflow.plan.formulas import shown_formula
+from ddflow.plan.formulas import changed_by, shown_formula
 from ddflow.plan.record import Record
 
 
@@ -46,6 +46,14 @@ class Filter(Operator):
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
         """See `Collection.from_json`."""
         return inputs[0].filter(record.record("predicate").text("sql"))
+
+    def again(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.again`."""
+        return inputs[0].filter(self.predicate.given)
+
+    def unlike(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.unlike`: its condition must say the same."""
+        return changed_by(self.predicate, narrow.inputs[0].schema, self.inputs[0].schema)
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:

@@ -7,21 +7,21 @@
 {'w': [2, 3]}
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
 from ddflow.columns.names import check_names, column_names, did_you_mean
 from ddflow.columns.schema import one_batch
 from ddflow.errors import SpecError
-from ddflow.expressions import Expression
+from ddflow.expressions import Expression, refuse_foreign
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, Formula
-from ddflow.plan.formulas import shown_formula
+from ddflow.plan.formulas import changed_by, shown_formula
 from ddflow.plan.record import Record
 
 
@@ -34,6 +34,8 @@ class Project(Operator):
     def __init__(self, of: Collection, columns: str | Sequence[str] | Mapping[str, Formula]) -> None:
         self.columns: list[str | Expression] = []
         fields = []
+        for each in columns if isinstance(columns, list | tuple) else [columns]:
+            refuse_foreign(each, of.schema, False, "project")
         names = list(columns) if isinstance(columns, Mapping) else column_names(columns, "project", "columns")
         if not names:
             raise SpecError("project", "no column is named", "name at least one; count(by=[]) counts all rows")
@@ -68,6 +70,18 @@ class Project(Operator):
         """See `Collection.from_json`."""
         columns = record.records("columns")
         return inputs[0].project({c.text("name"): c.text("column" if "column" in c else "sql") for c in columns})
+
+    def again(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.again`."""
+        columns = zip(self.schema.names, self.columns, strict=True)
+        return inputs[0].project({name: each if isinstance(each, str) else each.given for name, each in columns})
+
+    def unlike(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.unlike`: its formulas must say the same, or that in a wider type."""
+        for column, field in zip(self.columns, self.schema, strict=True):
+            if not isinstance(column, str):
+                schemas = narrow.inputs[0].schema, self.inputs[0].schema
+                yield from changed_by(column, *schemas, narrow.schema.field(field.name).type)
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:

@@ -15,22 +15,21 @@ rows of a key, and choosing which one shows, is the business of ``upserting``.
 (['city', 'rows'], ['city', 'rows', '_time', '_deleted'])
 """
 
-from collections.abc import Callable, Container, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Self
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import arrays, conform, one_chunk, updates_schema
+from ddflow.columns.schema import arrays, conform, updates_schema
+from ddflow.columns.wider import differing, keeps_order
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.held_rows import HeldChange, HeldRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
-from ddflow.operators.upserts_schema import DELETED, ROWS, Conflicts
+from ddflow.operators.upserts_schema import DELETED, Conflicts
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
@@ -80,31 +79,6 @@ class AsUpserts(Operator):
             "apply it before to_upserts, behind which only flow.output(...) stands",
         )
 
-    def before(self, added: Container[str], time_type: pa.DataType) -> pa.Schema:
-        """The columns of its upserts as they were when its rows had not some of theirs."""
-        fields = [field for field in self._out if field.name not in added]
-        if self.on_conflict != "all":
-            return pa.schema(fields)
-        kept = [each for each in self._out.field(ROWS).type.value_type if each.name not in added]
-        lists = pa.list_(pa.field("item", pa.struct(kept), False))
-        return pa.schema([field.with_type(lists) if field.name == ROWS else field for field in fields])
-
-    def since(self, upserts: pa.Table, time_type: pa.DataType) -> pa.Table:
-        """Upserts of those columns with all there are now, which are null.  O(rows)."""
-        columns = {name: one_chunk(upserts.column(name)) for name in upserts.column_names}
-        if self.on_conflict == "all":
-            lists, kind = columns[ROWS], self._out.field(ROWS).type
-            sizes, items = np.asarray(pc.fill_null(pc.list_value_length(lists), 0)), lists.flatten()
-            had = dict(zip([field.name for field in items.type], items.flatten(), strict=True))
-            fields = list(kind.value_type)
-            values = [had[f.name] if f.name in had else pa.nulls(len(items), f.type) for f in fields]
-            ends = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
-            columns[ROWS] = pa.ListArray.from_arrays(
-                ends, pa.StructArray.from_arrays(values, fields=fields), type=kind, mask=lists.is_null()
-            )
-        every = [columns[f.name] if f.name in columns else pa.nulls(upserts.num_rows, f.type) for f in self._out]
-        return pa.Table.from_arrays(every, schema=self._out)
-
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The key, and the rule."""
         return {"key": list(self.key), "on_conflict": self.on_conflict}
@@ -114,6 +88,13 @@ class AsUpserts(Operator):
         """See `Collection.from_json`."""
         rule: Any = record.text("on_conflict")
         return inputs[0].to_upserts(record.texts("key"), rule)
+
+    def unlike(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.unlike`: which row is greatest must not change."""
+        for name in differing(narrow.inputs[0].schema, self.inputs[0].schema) if self.on_conflict == "greatest" else ():
+            was, now = (each.inputs[0].schema.field(name).type for each in (narrow, self))
+            if not keeps_order(was, now):
+                yield f"on_conflict='greatest' compares its column {name!r}, whose values as {now} have another order"
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:

@@ -25,13 +25,13 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.epoch_log import KEPT, EpochLog
-from ddflow.errors import EpochSkipped, ReplayMismatch, SpecError, TimeWentBack, WrongMode
+from ddflow.errors import EpochSkipped, PlanChanged, ReplayMismatch, SpecError, TimeWentBack, WrongMode
 from ddflow.partitions import batch_ids as feeds
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import LiveFiles, look, look_for
 from ddflow.partitions.merged_receipts import ROWS, call_digest, gather, greatest
 from ddflow.partitions.receipt import Committed, Contribution, Receipt
-from ddflow.partitions.stages import cut
+from ddflow.partitions.stages import cut, regrouped
 from ddflow.partitions.wanted import Wanted
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import on_failure
@@ -115,6 +115,13 @@ class EpochDriver:
             secret=secret,
         )
         with on_failure(log.close):
+            many, before = log.manifest_log.manifest.partitions > 1, log.change.before
+            if many and before is not None and (moved := regrouped(before, flow)):
+                raise PlanChanged(
+                    f"open {log.manifest_log.store.where} with this plan",
+                    f"{log.change.text}; rows of {moved} are told apart by it, and would be in other partitions",
+                    "rewrite the state first: ddflow evolve, dd.evolve, or on Spark spark_bridge.evolve",
+                )
             return cls(flow, log, wanted)
 
     @property
@@ -156,9 +163,7 @@ class EpochDriver:
             now, asked = self.manifest.feed, self._asked
             if now is not None and asked is not None and feeds.began_anew(now, asked, epoch):
                 raise feeds.restarted(self.log.manifest_log.store.where, now, asked, self.given.checkpoint)
-            more = (
-                f", and the plan has got the columns {self.log.change.columns} since" if self.log.change.columns else ""
-            )
+            more = ", and the plan has other columns since" if self.log.past(epoch.epoch) is not None else ""
             raise ReplayMismatch(
                 f"give epoch {epoch.epoch} of {self.log.manifest_log.store.where} again",
                 f"it was committed of rows with digest {call.digest}, these have {found}{more}",

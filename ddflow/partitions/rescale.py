@@ -26,7 +26,7 @@ epoch that was committed meanwhile wins. Files of the version before go in their
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -37,10 +37,12 @@ from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import by_level
-from ddflow.partitions.rescale_task import Move, Moved, task
-from ddflow.partitions.stages import Stages, cut
+from ddflow.partitions.move import Move
+from ddflow.partitions.rescale_task import Moved, task
+from ddflow.partitions.stages import Stages, cut, uncut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import plan_of
+from ddflow.plan.past import carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
@@ -50,6 +52,9 @@ from ddflow.storage.naming import names_inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
+
+Plans = Callable[[Manifest, str], tuple[Plan, Plan | None]]
+"""Gives, for a version and where it is, the plan that it shall have, and the one before."""
 
 
 class Rescaled(NamedTuple):
@@ -77,7 +82,8 @@ class Rescaler:
 
     def __init__(self, store: Store, manifest_log: ManifestLog, cut: Stages, move: Move) -> None:
         self.store, self.manifest_log, self.cut, self.move, self.made = store, manifest_log, cut, move, list[Moved]()
-        there = move.start.partitions != move.partitions and bool(manifest_log.manifest.inventories)
+        changes = move.start.partitions != move.partitions or move.before is not None
+        there = changes and bool(manifest_log.manifest.inventories)
         stages = range(cut.stages if there else 0)
         self.tasks = [(stage, number) for stage in stages for number in range(move.partitions)]
         self.publishing = False
@@ -87,20 +93,23 @@ class Rescaler:
     def open(
         cls,
         state: State,
-        partitions: int,
+        partitions: int | None,
         *,
         flow: Plan | None = None,
         trust: Trust = "owner",
         memory: str | int | None = None,
+        plans: Plans | None = None,
     ) -> Iterator[Rescaler]:
         """Look at a state; nothing is written there.  O(manifests), and the inventory of a state of one partition.
 
         Where the block fails before a new version may be there, what was ``made`` is deleted.
-        ``flow``: its plan, where the state's own has functions.  ``memory``: what a task may take.  Raises `SpecError`
-        for a number that cannot be, or a plan that has no place in partitions; `StateRefused`, `PlanChanged`,
-        `CorruptState`, and what the store raises.
+        ``partitions``: None for as many as there are.  ``flow``: its plan, where the state's own has functions.
+        ``memory``: what a task may take.  ``plans``: gives the plan that the state shall have, and the one before where
+        that has other columns; by default its own stays.  Raises `SpecError` for a number that cannot be, or a plan
+        that has no place in partitions; `StateRefused`, `PlanChanged`, `CorruptState`, and what the store raises.
         """
-        if isinstance(partitions, bool) or not isinstance(partitions, int) or not 0 < partitions <= PARTITIONS:
+        whole = isinstance(partitions, int) and not isinstance(partitions, bool)
+        if partitions is not None and not (whole and 0 < partitions <= PARTITIONS):
             raise SpecError(
                 f"rescale to {partitions!r} partitions",
                 "that is no number of them",
@@ -115,8 +124,12 @@ class Rescaler:
             manifest = newest(store)
             if manifest is None:
                 raise StateRefused(f"rescale {store.where}", "there is no state", "make one with flow.open")
-            manifest_log, plan = ManifestLog(store, manifest, set()), cut(_plan(manifest, flow, store.where))
-            rescaler = cls(store, manifest_log, plan, _move(store, manifest, plan, partitions, trust, size))
+            now, before = (_plan(manifest, flow, store.where), None) if plans is None else plans(manifest, store.where)
+            number = partitions or manifest.partitions
+            manifest_log = ManifestLog(store, manifest, set())
+            plan = uncut(now) if plans is not None and manifest.partitions == number == 1 else cut(now)
+            move = _move(store, manifest, plan, number, trust, size)
+            rescaler = cls(store, manifest_log, plan, move._replace(before=before))
             try:
                 yield rescaler
             except BaseException:
@@ -151,7 +164,7 @@ class Rescaler:
             0,
             0,
         )
-        if manifest.partitions == move.partitions:
+        if manifest.partitions == move.partitions and move.before is None:
             return figures
         self._look(taken)
         parts, names = [each.inventory for each in taken], {b.name for each in taken for b in each.added}
@@ -160,6 +173,10 @@ class Rescaler:
         names |= names_inside(manifest.outputs())
         new = replace(manifest, partitions=move.partitions, horizons=move.horizons, greatest=move.greatest)
         note = f"rescale {manifest.partitions} -> {move.partitions}"
+        if move.before is not None:
+            plan, note = describe(self.cut.flow), "evolution"
+            past = carried(manifest.past, move.before, manifest.epoch, manifest.receipts)
+            new = replace(new, plan=plan, fingerprint=fingerprint(plan), past=past)
         try:
             self.manifest_log.check_newest()
             self.publishing = True

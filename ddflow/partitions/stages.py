@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.errors import SpecError
-from ddflow.plan.codec import behind
+from ddflow.plan.codec import behind, node_ids
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.plan import Plan
 
@@ -105,6 +105,23 @@ def cut(flow: Plan, only: str | None = None) -> Stages:
         outputs, flow = flow.outputs, flow.frozen()
         flow.outputs = {name: node for name, node in outputs.items() if name == only}
     return _Cutter(flow).cut()
+
+
+def regrouped(before: Plan, now: Plan) -> list[str]:
+    """The operators, by verb, that tell rows apart by more columns in a plan that has more, and whose rows would be in
+    other partitions.  O(nodes)."""
+    ids, places = node_ids(now), placed(now)
+    was = {name: node for node, name in node_ids(before).items()}
+    kept = [node for node in now.nodes if node.keeps and node.inputs and ids.get(node) in was]
+    moved = [node for node in kept if places[node].by == node.exchange()[0] != was[ids[node]].exchange()[0]]
+    return [node.verb for node in moved]
+
+
+def uncut(flow: Plan) -> Stages:
+    """A flow as one stage, for what stays in one partition: any operator has a place in that.  O(nodes)."""
+    needed = behind([*flow.inputs.values(), *flow.outputs.values()])
+    active = tuple(n for n, node in enumerate(flow.nodes) if node in needed)
+    return Stages(flow, 1, (), (active,), ((*flow.side_outputs(), *flow.outputs),))
 
 
 def placed(flow: Plan) -> dict[Collection, Placement]:

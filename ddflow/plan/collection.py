@@ -13,7 +13,7 @@ Count(city string, count int64)
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
@@ -290,6 +290,17 @@ class Collection:
         made: Collection = getattr(inputs[0], cls.verb)(*inputs[1:])
         return made
 
+    def again(self, inputs: Sequence[Collection]) -> Collection:
+        """The same operator on other collections, whose columns are wider or more.  Raises what making it raises."""
+        return self.from_json(inputs, Record(self.to_json(None), self.verb))
+
+    def unlike(self, narrow: Self) -> Iterator[str]:
+        """Why its rows are not those of ``narrow`` in wider types, where those of its inputs are; none where they are.
+
+        ``narrow``: the same operator on the narrower columns.
+        """
+        yield from ()
+
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
         """What stands in the brackets of its verb, of its JSON.  ``inputs``: texts of the second input and later."""
@@ -326,20 +337,5 @@ class Collection:
         """The columns of its table where it is an output."""
         return updates_schema(self.schema, time_type)
 
-    def before(self, added: Container[str], time_type: pa.DataType) -> pa.Schema:
-        """The columns of that table as they were when its rows had not some of theirs."""
-        return pa.schema([field for field in self.updates_schema(time_type) if field.name not in added])
-
-    def since(self, table: pa.Table, time_type: pa.DataType) -> pa.Table:
-        """A table of those columns with all there are now, which are null.  O(rows)."""
-        return widened(table, self.updates_schema(time_type))
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"
-
-
-def widened(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table with all columns of a schema, null where it has none.  O(1) a column that is there."""
-    names = table.column_names
-    columns = [table.column(f.name) if f.name in names else pa.nulls(table.num_rows, f.type) for f in schema]
-    return pa.Table.from_arrays(columns, schema=schema)

@@ -23,13 +23,15 @@ open it with the plan that it was made by, or make a new state of the log with d
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import pyarrow as pa
 
+from ddflow.columns.wider import spelled, widening
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.codec import describe, shown
+from ddflow.plan.evolve import evolved, unlike
 from ddflow.plan.merge.absent import same_function
 from ddflow.plan.plan import Input, Plan
 from ddflow.plan.rebuild import inputs, rebuild
@@ -46,17 +48,26 @@ MOST = 8
 class PlanChange:
     """What a plan has that the state's does not; false when there is nothing.
 
-    ``columns``: added ones, by input.  ``inputs`` and ``outputs``: added ones.  ``options``: by input and option,
-    what it was and what it is now.
+    ``columns``: added ones, by input.  ``types``: by input and column, the narrower one that it was and the wider one
+    that it is.  ``inputs`` and ``outputs``: added ones.  ``options``: by input and option, what it was and what it is
+    now.
     """
 
     columns: dict[str, list[str]] = field(default_factory=dict)
+    types: dict[str, dict[str, tuple[pa.DataType, pa.DataType]]] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     options: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
+    before: Plan | None = field(default=None, compare=False)
+    """The plan of the columns before, where they are others."""
 
     def __bool__(self) -> bool:
-        return bool(self.columns or self.inputs or self.outputs or self.options)
+        return bool(self.columns or self.types or self.inputs or self.outputs or self.options)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether some type keeps no hashes, so that state must be rewritten."""
+        return any(widening(*pair) == "rewrite" for types in self.types.values() for pair in types.values())
 
     @property
     def text(self) -> str:
@@ -64,6 +75,11 @@ class PlanChange:
         parts = [
             f"input {name!r} gets the columns {added}, null in all rows there are"
             for name, added in self.columns.items()
+        ]
+        parts += [
+            f"column {column!r} of input {name!r} is {now}, and was {was}"
+            for name, types in self.types.items()
+            for column, (was, now) in types.items()
         ]
         parts += [f"the inputs {self.inputs} are new"] if self.inputs else []
         parts += [f"the outputs {self.outputs} are new"] if self.outputs else []
@@ -84,11 +100,12 @@ def plan_of(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
     return flow
 
 
-def compare(old: Mapping[str, Any], flow: Plan, where: str) -> PlanChange:
+def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool = False) -> PlanChange:
     """What opening a state with ``flow`` adds to the plan it was made by.  O(plans).
 
-    ``old``: that one's description.  ``where``: whose it is, for messages.  Raises `PlanChanged` for what may not
-    change, naming all of it; `CorruptState` when ``old`` is none; `SpecError` when ``flow`` cannot be described.
+    ``old``: that one's description.  ``where``: whose it is, for messages.  ``rewriting``: whether types may change
+    that state must be rewritten for.  Raises `PlanChanged` for what may not change, naming all of it; `CorruptState`
+    when ``old`` is none; `SpecError` when ``flow`` cannot be described.
     """
     new, refused, change = describe(flow), list[str](), PlanChange()
     before = inputs(old, where)
@@ -103,14 +120,32 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str) -> PlanChange:
     change.inputs.extend(name for name in flow.inputs if name not in before)
     refused += _outputs(old, new, where, change)
     refused += _formulas(Record(old, f"the plan of {where}").record("formulas"), new)
+    if (change.types or change.columns) and not refused:
+        narrow = {name: schema for name, (schema, _) in before.items()}
+        plan, nodes = evolved(flow, narrow, only=set(flow.outputs) - set(change.outputs))
+        refused += unlike({old: new for new, old in nodes.items()})
+        change = replace(change, before=plan)
+    remedy = "open it with the plan that it was made by, or make a new state of the log with ddflow migrate"
+    if not refused and change.rewrites and not rewriting:
+        refused, remedy = change.text.split("; "), _command(change, where)
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
-        raise PlanChanged(
-            f"open {where} with this plan",
-            ", and ".join(refused[:MOST]) + more,
-            "open it with the plan that it was made by, or make a new state of the log with ddflow migrate",
-        )
+        asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
+        raise PlanChanged(asked, ", and ".join(refused[:MOST]) + more, remedy)
     return change
+
+
+def _command(change: PlanChange, where: str) -> str:
+    """What to type, to have a state rewritten."""
+    commands = []
+    for name, types in change.types.items():
+        texts = ",".join(f"{column}={spelled(now)}" for column, (_, now) in types.items())
+        of = f" --input {name}" if len(change.types) > 1 else ""
+        commands.append(f"ddflow evolve {where}{of} --types '{texts}'")
+    return (
+        f"opening never rewrites a state: rewrite it first with {' and '.join(commands)}, in Python with dd.evolve, "
+        "on Spark with spark_bridge.evolve"
+    )
 
 
 def _options(name: str, old: Upsert, new: Upsert, change: PlanChange) -> Iterator[str]:
@@ -164,7 +199,9 @@ def _columns(name: str, old: pa.Schema, input: Input, change: PlanChange) -> Ite
             continue
         now = new.field(was.name)
         if not now.type.equals(was.type):
-            yield f"column {was.name!r} {of} is {now.type}, and was {was.type}"
+            if widening(was.type, now.type) is None:
+                yield f"column {was.name!r} {of} is {now.type}, and was {was.type}"
+            change.types.setdefault(name, {})[was.name] = was.type, now.type
         if now.nullable != was.nullable:
             may, might = ("may" if each.nullable else "may not" for each in (now, was))
             yield f"column {was.name!r} {of} {may} be null, and {might} before"

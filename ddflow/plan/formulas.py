@@ -12,6 +12,7 @@ stands beside it. It does not see what a function calls, nor objects that it hol
 
 import json
 import sys
+from collections.abc import Iterator
 from types import CodeType, MethodType
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from ddflow.columns.wider import differing, widening
 from ddflow.errors import SpecError, cut
 from ddflow.expressions import Expression
 from ddflow.plan.record import Record
@@ -35,6 +37,28 @@ def shown_formula(formula: Record) -> str:
     return cut(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))
 
 
+def changed_by(
+    expression: Expression, old: pa.Schema, new: pa.Schema, kind: pa.DataType | None = None
+) -> Iterator[str]:
+    """Why an expression may not say over wider columns what it said; nothing where it does.  O(text).
+
+    ``old``, ``new``: the narrower and the wider columns, among which are those that it reads.  ``kind``: the type that
+    it had, where the same values in a wider one will do.
+    """
+    read = new.names if expression.columns is None else expression.columns
+    changed = [name for name in differing(old, new) if name in read]
+    if not changed:
+        return
+    if expression.text is not None:
+        from ddflow.expressions.commuting import carried  # with its parser, which takes long to import
+
+        found = carried(expression.text, old, new)
+        if found is not None and (kind is None or expression.type == kind or widening(kind, expression.type)):
+            return
+    what = cut(repr(expression.text)) if expression.text is not None else "a function, or an expression of pyarrow's,"
+    yield f"{what} reads {changed}, and may say something else of {[str(new.field(name).type) for name in changed]}"
+
+
 class Formulas:
     """Those of one plan.  ``digests``: by kind and name, who made the digest, and the digest."""
 
@@ -43,13 +67,13 @@ class Formulas:
         self._given: dict[str, Any] = {}
 
     def add(self, expression: Expression) -> dict[str, str]:
-        """The formula as JSON: its SQL, or its name, and its type.
+        """The formula as JSON: its SQL, whose type follows from the columns, or its name and its type.
 
         O(text).  Raises `SpecError` when another formula has the name.
         """
-        kind = {"type": str(expression.type)}
         if expression.text is not None:
-            return {"sql": expression.text} | kind
+            return {"sql": expression.text}
+        kind = {"type": str(expression.type)}
         given = expression.given
         if isinstance(given, pc.Expression):
             found = [f"pyarrow {pa.__version__}", xxhash.xxh3_128_hexdigest(given.__reduce__()[1][0])]

@@ -2,19 +2,21 @@
 
 Invariant: what `read_batches` returns has exactly the schema that was asked for, lies within the bytes that were given
 or is what their `compressed` buffers hold, and passed Arrow's full validation; anything else is `CorruptState`, never a
-signal, and nothing else is allocated but metadata. A checksum proves that bytes are those a manifest names, not who
-wrote the manifest; Arrow aborts the process on some malformed arrays, decompresses what a file says is compressed to
-whatever size it says, and runs the readers of extension types on their text. So Arrow never parses such a file:
-messages are walked here, the file's schema is only compared with the expected one, and arrays are made of slices that
-were checked first. Every buffer lies behind the one before it, so that bytes are never told twice. Dates, times and
-decimals may have any bytes, as they may in a step; text must be UTF-8. It knows no encodings (`readable`); nulls may
-be anywhere.
+signal, and nothing else is allocated but metadata, and columns that have been widened since they were written
+(``arrow_schema``). A checksum proves that bytes are those a manifest names, not who wrote the manifest; Arrow aborts
+the process on some malformed arrays, decompresses what a file says is compressed to whatever size it says, and runs the
+readers of extension types on their text. So Arrow never parses such a file: messages are walked here, the file's schema
+is only compared with the expected one, and arrays are made of slices that were checked first. Every buffer lies behind
+the one before it, so that bytes are never told twice. Dates, times and decimals may have any bytes, as they may in a
+step; text must be UTF-8. It knows no encodings (`readable`); nulls may be anywhere.
 
 >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [1, 2]})
 >>> with new_file(sink, batch.schema) as writer:
 ...     writer.write_batch(batch)
 >>> [read.to_pydict() for read in read_batches(sink.getvalue(), batch.schema, 2, "the file x")]
 [{'n': [1, 2]}]
+>>> [read.schema.field("n").type for read in read_batches(sink.getvalue(), pa.schema({"n": pa.int64()}), 2, "x")]
+[DataType(int64)]
 >>> read_batches(sink.getvalue(), pa.schema({"n": pa.int32()}), 2, "the file x")
 Traceback (most recent call last):
     ...
@@ -29,7 +31,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from ddflow.columns.widening import filled
 from ddflow.errors import CorruptState
+from ddflow.storage.arrow_schema import found_schema
 from ddflow.storage.compressed import OPTIONS, decompressed, known
 from ddflow.storage.flatbuffer import FlatTable, Malformed, root
 
@@ -39,36 +43,6 @@ RATIO: Final = 1024
 
 _MORE: Final = b"\xff\xff\xff\xff"
 _V5, _SCHEMA, _BATCH = 4, 1, 3
-_LISTS: Final = {12, 16, 17, 21}
-"""Types of a schema whose child may be called anything: list, fixed-size list, map, large list."""
-
-_PARTS: Final = {
-    1: "",
-    2: "iB",
-    3: "h",
-    4: "",
-    5: "",
-    6: "",
-    7: "ii",
-    8: "h",
-    9: "hi",
-    10: "ht",
-    11: "h",
-    12: "",
-    13: "",
-    14: "hv",
-    15: "i",
-    16: "i",
-    17: "",
-    18: "h",
-    19: "",
-    20: "",
-    21: "",
-}
-"""The fields of each type's table, by slot: numbers as ``struct`` writes them, "t" text, "v" a vector of int32."""
-
-_DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
-"""What an absent field means where that is not 0, by type and slot."""
 
 
 def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> list[pa.RecordBatch]:
@@ -80,15 +54,15 @@ def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: st
     try:
         data = memoryview(whole).cast("B") if whole.size else memoryview(b"")
         messages = _messages(data)
-        _compare(next(messages)[0], data, schema)
-        batches = [_batch(whole, message, begin, size, schema) for message, begin, size in messages]
+        there = found_schema(next(messages)[0], data, schema)
+        batches = [_batch(whole, message, begin, size, there) for message, begin, size in messages]
     except (ValueError, TypeError, LookupError, NotImplementedError) as error:  # Arrow's own are of these
         found = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise _odd(what, found) from None
     total = sum(batch.num_rows for batch in batches)
     if rows is not None and total != rows:
         raise _odd(what, f"it has {total:,} rows, and {rows:,} are expected")
-    return batches
+    return batches if there is schema else [filled(batch, schema) for batch in batches]
 
 
 def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> pa.RecordBatch:
@@ -157,49 +131,6 @@ def _messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
     footer = int.from_bytes(data[end : end + 4], "little", signed=True)
     if kind == _SCHEMA or at + footer != end:
         raise Malformed(f"its footer has {footer:,} bytes, and {end - at:,} are there")
-
-
-def _compare(message: FlatTable, data: memoryview, schema: pa.Schema) -> None:
-    """Raise `Malformed` unless the file's schema is the expected one, metadata left aside."""
-    expected = memoryview(schema.serialize()).cast("B")
-    # The bytes are the same where the same version of Arrow wrote them.
-    if data[8 : 8 + len(expected)] == expected:
-        return
-    found, wanted = message.table(2), root(expected[8:]).table(2)
-    assert wanted is not None
-    if found is None or found.number(0, "h") != wanted.number(0, "h") or not _alike(found, wanted, 1, True):
-        columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
-        raise Malformed(f"its columns are not those expected ({columns})")
-
-
-def _alike(found: FlatTable, wanted: FlatTable, slot: int, named: bool) -> bool:
-    """Whether two vectors of fields are the same; it walks what is wanted, so however the found one is knotted."""
-    if found.count(slot) != wanted.count(slot):
-        return False
-    for one, other in zip(found.tables(slot), wanted.tables(slot), strict=True):
-        kind = other.number(2, "B")
-        if one.number(2, "B") != kind or one.table(4) is not None or (named and one.text(0) != other.text(0)):
-            return False
-        if not _same_type(one.table(3), other.table(3), kind) or not _alike(one, other, 5, kind not in _LISTS):
-            return False
-    return True
-
-
-def _same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) -> bool:
-    """Whether the tables of two types of one kind say the same."""
-    if found is None or wanted is None:
-        return found is wanted
-    for slot, part in enumerate(_PARTS[kind] + ("i" if kind == 7 else "")):
-        if part == "t":
-            same = found.text(slot) == wanted.text(slot)
-        elif part == "v":
-            same = found.numbers(slot, np.int32) == wanted.numbers(slot, np.int32)
-        else:
-            default = _DEFAULTS.get((kind, slot), 0)
-            same = found.number(slot, part, default) == wanted.number(slot, part, default)
-        if not same:
-            return False
-    return True
 
 
 class _Body:

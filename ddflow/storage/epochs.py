@@ -57,6 +57,16 @@ class Epoch(Strict, frozen=True):
     batch: Natural | None
 
 
+class PastColumns(Strict, frozen=True):
+    """The columns that a plan had up to an epoch, and has no more: of ``inputs``, and of the tables of ``outputs``.
+
+    By name, as Arrow's bytes of a schema in base64."""
+
+    epoch: Natural
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
 class Feed(Strict, frozen=True):
     """Who feeds a state: a ``query`` by its id, "" where it has none that is known, and its last ``batch``, from 0."""
 

@@ -13,14 +13,15 @@ the body, compact JSON.
 >>> zero = "0" * 32
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
 ...                  frontier=0, last=0, since=0, inventories=(), receipts=(), folder=None, note="created", previous="",
-...                  partitions=1, horizons={}, greatest={}, feed=None, fed={})
+...                  partitions=1, horizons={}, greatest={}, feed=None, fed={},
+...                  past=())
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 346 bytes, its header says 347; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 356 bytes, its header says 357; go back with ddflow ...
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from msgspec.json import Decoder
 
 from ddflow.aside import aside
 from ddflow.errors import CorruptState, StateRefused, cut
-from ddflow.storage.epochs import REMEDY, Call, Epoch, Feed, Output, check_files, damaged
+from ddflow.storage.epochs import REMEDY, Call, Epoch, Feed, Output, PastColumns, check_files, damaged
 from ddflow.storage.feeding import Fed
 from ddflow.storage.fields import REFUSALS, Hex, HexOrNone, Instant, Natural, Nonce, Path, Strict, Word, encoded
 from ddflow.storage.protocol import GREATEST, MANIFEST, Blob, Store
@@ -50,11 +51,12 @@ __all__ = [
     "Feed",
     "Manifest",
     "Output",
+    "PastColumns",
     "at",
     "newest",
 ]
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """What `Manifest.encode` writes, and the only one that is read."""
 
 INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)
@@ -82,7 +84,8 @@ class Manifest(Strict, frozen=True, kw_only=True):
     ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``partitions``: how
     many.  ``horizons``, ``greatest``: by input, the greatest order of all steps where rows expire, the greatest
     event time there ever was; what a state of one engine keeps in its inventory.  ``feed``: who feeds it in batches.
-    ``fed``: by input that was ever named in a call, how it was fed.
+    ``fed``: by input that was ever named in a call, how it was fed.  ``past``: the columns that ``receipts`` were given
+    with, where the plan has others now; ascending by epoch.
     """
 
     id: Hex
@@ -106,6 +109,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     greatest: dict[str, Instant]
     feed: Feed | None
     fed: dict[str, Fed]
+    past: tuple[PastColumns, ...]
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of all receipts, in order."""
@@ -231,6 +235,9 @@ def _read(body: bytes) -> Manifest:
         for call in receipt.calls:
             if call.outputs:
                 check_files(call.outputs)
+    until = [each.epoch for each in manifest.past]
+    if until != sorted(set(until)) or until[-1:] > [manifest.epoch]:
+        raise ValueError(f"the epochs {until} of its past columns do not ascend to {manifest.epoch}")
     for fed in manifest.fed.values():
         fed.check(manifest.epoch)
     inventories = manifest.inventories

@@ -103,6 +103,7 @@ class ManifestLog:
             greatest={},
             feed=None,
             fed={},
+            past=(),
         )
         if store.publish(0, first.encode()):
             store.mark(0)

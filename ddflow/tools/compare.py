@@ -30,10 +30,10 @@ from ddflow.columns.casts import exact, fitting
 from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
 from ddflow.columns.schema import normal_type, one_chunk, plain
-from ddflow.connectors.files import AS_USUAL, Reading, open_files
+from ddflow.connectors.files import Reading, open_files
 from ddflow.connectors.files.kinds import is_text_kind
 from ddflow.connectors.files.places import STDIN, listed
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.frames import of_files, to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DuplicateKeys, SchemaMismatch, SpecError
 from ddflow.plan.spec import Upsert
@@ -116,18 +116,17 @@ def comparison(
     key: Any,
     ignore: Any = (),
     types: Mapping[str, pa.DataType] | None = None,
-    how: Reading = AS_USUAL,
+    how: Reading | None = None,
 ) -> Comparison:
     """What `compare` returns, and what it says besides.  ``types``, ``how``: of files.  As `compare`."""
     keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
-    both = [
-        _read(given, types or {}, f"the rows {side}", how) for given, side in zip((before, after), SIDES, strict=True)
-    ]
+    files, rows = how or Reading(), zip((before, after), SIDES, strict=True)
+    both = [_read(given, types or {}, files, f"the rows {side}") for given, side in rows]
     _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
     both = [table.drop_columns([name for name in left_out if name in table.column_names]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
         _check_known(keys, f"key (in the rows {side})", table.column_names)
-    both = _texts(both, (before, after), how)
+    both = _texts(both, (before, after), files)
     schema = _schema(both, keys)
     lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
     notes = tuple(
@@ -136,13 +135,11 @@ def comparison(
     return Comparison(_compared(both, schema, keys), notes, (both[0].num_rows, both[1].num_rows))
 
 
-def _read(given: Any, types: Mapping[str, Any], what: str, how: Reading) -> pa.Table:
+def _read(given: Any, types: Mapping[str, Any], how: Reading, what: str) -> pa.Table:
     """Rows in normal types."""
     if isinstance(given, str | os.PathLike):
-        source = open_files([os.fspath(given)], types=types, how=how)
-        table = pa.Table.from_batches([batch for batch, _ in source.batches()], source.schema)
-    else:
-        table = to_table(given, what, pa.schema([]))
+        given = of_files(open_files([os.fspath(given)], types=types, how=how))
+    table = to_table(given, what, pa.schema([]))
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatch(what, f"the columns {twice} occur more than once", "give every column its own name")
@@ -171,13 +168,14 @@ def _texts(both: list[pa.Table], given: tuple[Any, Any], how: Reading) -> list[p
     for i, text in enumerate(texts):
         if text:
             kinds = {name: pa.string() if all(texts) else both[1 - i].column(name).type for name in odd}
-            out[i] = _read(given[i], kinds, f"the rows {SIDES[i]}", how).select(both[i].column_names)
+            out[i] = _read(given[i], kinds, how, f"the rows {SIDES[i]}").select(both[i].column_names)
     return out
 
 
 def _is_text(given: Any, how: Reading) -> bool:
     """Whether rows come from files whose columns have no types but guessed ones."""
-    again = isinstance(given, str | os.PathLike) and given != STDIN  # which cannot be read again
+    path = isinstance(given, str | os.PathLike)
+    again = path and given != STDIN  # which cannot be read a second time
     return again and all(is_text_kind(each.kind.name) for each in listed([os.fspath(given)], how.kind))
 
 

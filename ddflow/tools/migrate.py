@@ -34,7 +34,7 @@ import pyarrow as pa
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
-from ddflow.engine.logs import MARKS, as_fed
+from ddflow.engine.logs import MARKS, as_fed, in_types
 from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, PlanChanged, StateRefused
@@ -215,7 +215,9 @@ def _marked(flow: Plan, log: Iterable[Mapping[str, Any]], told: Told) -> Iterato
         {} if told.plain else {name: told(name, [each[name] for each in calls if name in each]) for name in flow.inputs}
     )
     for inputs in calls:
-        yield {name: next(parts.get(name) or told(name, [rows])) for name, rows in inputs.items()}
+        given = {name: next(parts.get(name) or told(name, [rows])) for name, rows in inputs.items()}
+        known = flow.inputs
+        yield {name: in_types(part, known[name].bound) if name in known else part for name, part in given.items()}
 
 
 def _calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -315,22 +315,20 @@ def _index(arranged: Arrangement) -> None:
     for run in arranged.spine.runs:
         # Deletions that need not be kept stand in the index all the same until newer runs are told.
         index.room(sum(last.size for part in run.parts for last in lasts(slots[part.slot], part)))
+        index_run(arranged, run)
         for part in run.parts:
-            batch = slots[part.slot]
-            for last in lasts(batch, part):
-                index.write(
-                    np.full(last.size, -1),
-                    index.built,
-                    last,
-                    batch.high,
-                    batch.low,
-                    batch.value,
-                    batch.live,
-                    batch.order,
-                    part.slot,
-                )
-            if batch.value.size:
+            if slots[part.slot].value.size:
                 slots.wrote(part.slot, slots.files[part.slot])
+
+
+def index_run(arranged: Arrangement, run: Run) -> None:
+    """Write the last versions of a run's keys into the index, in which there is room.  O(versions)."""
+    index = arranged.index
+    for part in run.parts:
+        batch = arranged.slots[part.slot]
+        columns = batch.high, batch.low, batch.value, batch.live, batch.order
+        for last in lasts(batch, part):
+            index.write(np.full(last.size, -1), index.built, last, *columns, part.slot)
 
 
 def _wrong(what: str, found: str) -> CorruptState:

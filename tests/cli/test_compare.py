@@ -196,3 +196,16 @@ def test_a_terminal_gets_a_table_with_both_values_in_a_cell(files: Path) -> None
 def test_an_output_that_cannot_be_written_is_refused(files: Path) -> None:
     assert "files of kind '.xlsx' are not known" in compare("a.csv", "b.csv", "-k", "id", "-o", "x.xlsx", code=1).stderr
     assert "there is no folder" in compare("a.csv", "b.csv", "-k", "id", "-o", "none/x.parquet", code=1).stderr
+
+
+def test_files_are_read_as_other_verbs_read_them(files: Path) -> None:
+    (files / "a.txt").write_bytes("id;city\n1;Zürich\n2;NA\n".encode("latin-1"))
+    (files / "b.txt").write_bytes("id;city\n1;Zürich\n2;Bern\n".encode("latin-1"))
+    words = ["--key", "id", "--format", "csv", "--delimiter", ";", "--null", "NA", "--encoding", "latin-1"]
+    found = json.loads(compare("a.txt", "b.txt", *words).stdout)
+    assert (found["id"], found["city_before"], found["city_after"]) == (2, None, "Bern")
+    (files / "many").mkdir()
+    (files / "many" / "1.csv").write_text("id,city,amount\n2,Basel,2.5\n")
+    (files / "many" / "2.csv").write_text("id,city\n3,Zug\n")
+    (files / "many" / "3.csv").write_text("amount,id,city\n7,4,Bern\n")
+    assert compare("many", "b.csv", "--key", "id").stdout == ""

@@ -151,3 +151,23 @@ def test_python_values_keep_all_they_are() -> None:
     flow.output("days", flow.upserts("days", {"day": dt.date}, dd.Upsert(key="day")))
     with flow.open() as engine, pytest.raises(SchemaMismatch, match=r"row 1 holds .*which does not fit date32"):
         engine.step({"day": [dt.date(2020, 1, 1), noon]})
+
+
+def test_a_column_that_a_file_lacks_is_absent_where_rows_are_merged(tmp_path: Path) -> None:
+    """And null in full rows; of several files together it is null where one has it."""
+    flow = dd.Flow()
+    spec = dd.Upsert("id", merge=dd.Merge(default=dd.last()))
+    flow.output("rows", flow.upserts("people", {"id": int, "city": str, "n": int}, spec))
+    (tmp_path / "one.csv").write_text("id,city\n1,Bern\n")
+    (tmp_path / "two.csv").write_text("id,n\n1,\n2,5\n")
+    with flow.open() as engine:
+        engine.step([{"id": 1, "city": "Zug", "n": 7}])
+        engine.step(tmp_path / "one.csv")
+        assert engine.read("rows").drop_columns(["_diff"]).to_pylist() == [{"id": 1, "city": "Bern", "n": 7}]
+        engine.step(tmp_path / "two.csv")
+        rows = engine.read("rows").sort_by("id").drop_columns(["_diff"]).to_pylist()
+        assert rows == [{"id": 1, "city": "Bern", "n": None}, {"id": 2, "city": None, "n": 5}]
+    with people() as engine:
+        engine.step(TABLE)
+        assert engine.step(tmp_path / "one.csv").verdicts["applied"] == 1
+        assert engine.read("rows").sort_by("id").slice(0, 1)["amount"].to_pylist() == [None]

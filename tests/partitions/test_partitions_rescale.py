@@ -43,7 +43,8 @@ from ddflow.dataflow import batcher as pending
 from ddflow.engine.garbage import names_of
 from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
-from ddflow.partitions import rescale_task as moved
+from ddflow.partitions import rescale_rows as moved
+from ddflow.partitions import rescale_task as tasks
 from ddflow.partitions.rescale import Rescaler, rescale
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.storage.batch_store import BatchStore
@@ -90,8 +91,8 @@ WAYS = {
 def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Which ways were gone."""
     seen: Counter[str] = Counter()
-    Task = moved._Task
-    belong, restored, pending = Task._belong, moved.restore, Task._pending
+    Task, Rows = tasks._Task, moved.MovedRows
+    belong, restored, pending = Rows._belong, moved.restore, Task._pending
 
     def asked(self: Any, *given: Any) -> Any:
         seen["rows were asked"] += 1
@@ -106,7 +107,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         seen["events that wait were moved"] += len(batcher)
         return batcher, arrived
 
-    monkeypatch.setattr(Task, "_belong", asked)
+    monkeypatch.setattr(Rows, "_belong", asked)
     monkeypatch.setattr(moved, "restore", restore)
     monkeypatch.setattr(Task, "_pending", waiting)
     return seen

@@ -151,7 +151,7 @@ def columns(**changed: Any) -> pa.Schema:
 
 
 SCHEMAS: dict[str, tuple[Any, str]] = {
-    "another type": (columns(n=pa.field("n", pa.int64())), "column 'n' of input 'orders' is int64, and was int32"),
+    "another type": (columns(n=pa.field("n", pa.int16())), "column 'n' of input 'orders' is int16, and was int32"),
     "a missing column": (columns(n=None), "column 'n' of input 'orders' is missing, and was int32"),
     "not null any more": (
         columns(n=pa.field("n", pa.int32(), nullable=False)),
@@ -187,7 +187,7 @@ def test_an_encoding_is_no_other_type() -> None:
 
 
 def test_all_that_is_refused_is_named_and_what_is_much_is_cut() -> None:
-    found = refused(flow(), flow(LAST | {"tie": "first", "null_key": "keep"}, columns(n=pa.field("n", pa.int64()))))
+    found = refused(flow(), flow(LAST | {"tie": "first", "null_key": "keep"}, columns(n=pa.field("n", pa.int16()))))
     assert all(part in found for part in ("tie= of", "null_key= of", "column 'n' of")), found
     wide = {"id": pa.int64()} | {f"c{i}": pa.int64() for i in range(20)}
     found = refused(flow({"key": "id"}, wide), flow({"key": "id"}, {"id": pa.int64()}))

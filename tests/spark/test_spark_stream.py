@@ -58,7 +58,7 @@ class Fed:
 
     def stream(self, **more: Any) -> Any:
         options = {"state": self.state, "partitions": 2, "trigger": NOW, "outputs": self.take} | more
-        return spark_bridge.stream(self.flow, {"orders": self.frame()}, **options)
+        return spark_bridge.stream(self.flow, self.frame(), **options)
 
     def run(self, **more: Any) -> Any:
         query = self.stream(**more).start()

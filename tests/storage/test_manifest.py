@@ -31,6 +31,7 @@ from ddflow.storage.manifest import (
     Feed,
     Manifest,
     Output,
+    PastColumns,
     at,
     newest,
 )
@@ -88,6 +89,7 @@ def typical(number: int = 7) -> Manifest:
         greatest={"orders": NEVER, "ä": CLOSED},
         feed=Feed("a query", 3),
         fed={"orders": FED, "ä": Fed().after(5, EVENTS)},
+        past=(PastColumns(4, {"orders": "AA=="}, {"totals": "AA==", "ä": ""}),),
     )
 
 
@@ -182,6 +184,15 @@ def feedings(draw: st.DrawFn, last: int) -> Fed:
     return fed.blind() if draw(st.booleans()) else fed
 
 
+def pasts(last: int) -> st.SearchStrategy[Any]:
+    """The columns of some epochs, up to the last one."""
+    until = st.lists(st.integers(0, last), max_size=2, unique=True).map(sorted)
+    columns = st.dictionaries(names, st.text(max_size=8), max_size=2)
+    return until.flatmap(
+        lambda given: st.tuples(*(st.builds(PastColumns, st.just(n), columns, columns) for n in given))
+    )
+
+
 epochs = st.lists(counts, max_size=3, unique=True).map(sorted)
 receipts = epochs.flatmap(
     lambda given: st.tuples(
@@ -217,6 +228,7 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         greatest=by_input,
         feed=st.none() | st.builds(Feed, st.text(max_size=8), counts),
         fed=st.dictionaries(names, feedings(given[0][1]), max_size=2),
+        past=pasts(given[0][1]),
     )
 )
 
@@ -253,8 +265,8 @@ def test_another_format_is_told_from_damage() -> None:
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
     data = typical().encode()
-    damaged = refusal(data.replace(b"manifest 5", b"manifest 6", 1))
-    assert FORMAT == 5 and "its header says" in damaged.found and "checksum" in damaged.found
+    damaged = refusal(data.replace(b"manifest 6", b"manifest 7", 1))
+    assert FORMAT == 6 and "its header says" in damaged.found and "checksum" in damaged.found
 
 
 @pytest.mark.parametrize(

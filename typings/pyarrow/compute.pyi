@@ -101,6 +101,7 @@ replace_with_mask: _Elementwise
 round: _Elementwise
 run_end_decode: _Elementwise
 second: _Elementwise
+split_pattern_regex: _Elementwise
 sqrt: _Elementwise
 starts_with: _Elementwise
 string_is_ascii: _Elementwise
@@ -125,6 +126,7 @@ all: _Aggregate
 any: _Aggregate
 index: _Aggregate
 max: _Aggregate
+min: _Aggregate
 sum: _Aggregate
 
 def sort_indices(input: Array | ChunkedArray | RecordBatch | Table, sort_keys: Any = ...) -> Array: ...

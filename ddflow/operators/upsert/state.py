@@ -52,7 +52,7 @@ class UpsertState(Readable):
         self.tracked = bound.tracked
         self.arranged.slots.pool.threads = threads
         expires = bound.spec.expiry is not None
-        self.keys = RowHashes(bound.key_schema, secret)
+        self.keys, self.identified = RowHashes(bound.key_schema, secret), bound.key_schema
         self.expiring = Expiring(bound, self.order, self.arranged, self.keys) if expires else None
         row = bound.row_schema
         self.values = RowHashes(pa.schema([row.field(name) for name in bound.tracked]), secret)

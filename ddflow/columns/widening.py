@@ -1,0 +1,134 @@
+"""Widening: the values of columns in wider types (``wider`` says which those are), and back.
+
+Invariant: what `widened` gives is exact and injective: two values are equal afterwards exactly when they were before,
+and null stays null. So rows of a collection map one to one to rows of the wider types, and so do keys of a group. Where
+only some values of a type fit (an int64 as a double, an integer as a decimal) they are checked one by one.
+
+>>> widened(pa.array([7, None]), pa.decimal128(12, 2)).to_pylist()
+[Decimal('7.00'), None]
+>>> widened(pa.array([2**53 + 1]), pa.float64())
+Traceback (most recent call last):
+    ...
+ddflow.columns.widening.Inexact: 9007199254740993 is no double
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.columns.schema import arrays, is_text, one_chunk
+from ddflow.columns.wider import widening
+
+PLAIN_SCALE: Final = 6
+"""Arrow writes decimals of more fraction digits as 1E-7."""
+
+
+class Inexact(ValueError):
+    """A value that the wider type does not hold.  ``column``: where it is, if that is known."""
+
+    column = ""
+
+
+def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column in a type that `widening` allows, or in its own; fields that a struct lacks are null.
+
+    O(values).  Raises `Inexact` for one that the type does not hold.
+    """
+    old = column.type
+    if old == kind:
+        return column
+    if pat.is_integer(old) and pat.is_float64(kind):
+        return _as_doubles(column)
+    if is_text(kind) and not is_text(old):
+        return _as_text(column).cast(kind)
+    if pat.is_struct(old):
+        had = dict(zip([field.name for field in old], column.flatten(), strict=True))
+        parts = [widened(had[f.name], f.type) if f.name in had else pa.nulls(len(column), f.type) for f in kind]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
+    if pat.is_list(old) or pat.is_large_list(old):
+        made = pa.LargeListArray if pat.is_large_list(old) else pa.ListArray
+        ends = pa.array(np.asarray(column.offsets))  # those of a slice are refused
+        return made.from_arrays(ends, widened(column.values, kind.value_type), type=kind, mask=column.is_null())
+    try:
+        if pat.is_integer(old) and pat.is_decimal(kind):
+            return column.cast(pa.decimal256(20 + kind.scale, kind.scale)).cast(kind)
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        raise Inexact(f"{_first(column, kind)} is no {kind}") from None
+
+
+def _as_doubles(column: pa.Array) -> pa.Array:
+    plain = np.asarray(pc.fill_null(column, pa.scalar(0, column.type)))
+    doubles = plain.astype(np.float64)
+    top = 2.0 ** (plain.dtype.itemsize * 8 - (plain.dtype.kind == "i"))
+    back = np.where(doubles < top, doubles, 0).astype(plain.dtype)
+    wrong = np.flatnonzero((back != plain) | (doubles >= top))
+    if wrong.size:
+        raise Inexact(f"{plain[wrong[0]]} is no double")
+    return pa.array(doubles, mask=np.asarray(column.is_null()))
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if kind == pa.uuid() or (pat.is_decimal(kind) and not 0 <= kind.scale <= PLAIN_SCALE):
+        said = format if pat.is_decimal(kind) else lambda value, _: str(value)
+        return pa.array([None if each is None else said(each, "f") for each in column.to_pylist()], pa.string())
+    return column.cast(pa.string())
+
+
+def _first(column: pa.Array, kind: pa.DataType) -> str:
+    """The first value that does not fit.  O(log n) casts."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            widened(column.slice(low, middle - low), kind)
+            low = middle
+        except Inexact:
+            high = middle
+    return str(column[low])
+
+
+def filled(table: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """A table or batch in the columns of a schema: wider where they are, null where it has none; fields of structs too.
+
+    O(rows) a column that changes.  Raises `Inexact`.
+    """
+    there, rows = table.schema.names, table.num_rows
+    had = dict(zip(there, arrays(table), strict=True))
+    columns = []
+    for field in schema:
+        try:
+            made = widened(had[field.name], field.type) if field.name in had else pa.nulls(rows, field.type)
+        except Inexact as error:
+            error.column = field.name
+            raise
+        columns.append(made)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def narrowed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table as it was before it was `filled`: in narrower types where that loses nothing, without columns of nulls.
+
+    What cannot be narrowed stays as it is.  O(rows) a column that changes.
+
+    >>> narrowed(pa.table({"n": [1.0, 2.0], "new": pa.nulls(2)}), pa.schema({"n": pa.int32()})).to_pydict()
+    {'n': [1, 2]}
+    """
+    for name in table.column_names:
+        column, at = table.column(name), schema.get_field_index(name)
+        if at < 0 and column.null_count == len(column):
+            table = table.drop_columns([name])
+        elif at >= 0 and widening(schema.field(at).type, column.type) is not None:
+            whole = one_chunk(column)
+            try:
+                narrow = whole.cast(schema.field(at).type)
+                same = widened(narrow, column.type).equals(whole)
+            except (pa.ArrowException, ValueError):
+                same = False
+            if same:
+                table = table.set_column(table.column_names.index(name), schema.field(at), narrow)
+    return table

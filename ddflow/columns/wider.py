@@ -1,0 +1,124 @@
+"""Wider types: which type a column may change to, so that no value is lost and none meets another.
+
+Invariant: it is pure on types. A *read* widening keeps identities and hashes, because an integer is hashed as 64 bits
+and a float as a double; it is made where a file is read. Any other is a *rewrite*, and may still meet a value that the
+wider type does not hold (``widening``). Floats and times are never text, because their text is no contract.
+
+>>> widening(pa.int32(), pa.int64()), widening(pa.int32(), pa.float64()), widening(pa.int64(), pa.int32())
+('read', 'rewrite', None)
+"""
+
+from typing import Final, Literal
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+Widening = Literal["read", "rewrite"]
+UNITS: Final = ("s", "ms", "us", "ns")
+
+
+def widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
+    """How a column of one type becomes one of another: None where it may not, also where both are the same.  O(type).
+
+    ``"rewrite"`` may still meet a value that does not fit: see `widened`.
+    """
+    if old == new:
+        return None
+    if _keeps_hashes(old, new):
+        return "read"
+    if pat.is_integer(old):
+        return "rewrite" if pat.is_float64(new) or pat.is_decimal(new) or _is_text(new) else None
+    if pat.is_decimal(old):
+        return "rewrite" if _is_text(new) or _holds(old, new) else None
+    if pat.is_date(old):
+        midnight = pat.is_timestamp(new) and new.tz in (None, "UTC")
+        return "rewrite" if midnight or _is_text(new) else None
+    if pat.is_timestamp(old):
+        return "rewrite" if pat.is_timestamp(new) and old.tz == new.tz and _finer(old, new) else None
+    if pat.is_duration(old):
+        return "rewrite" if pat.is_duration(new) and _finer(old, new) else None
+    if pat.is_time(old):
+        return "rewrite" if _is_text(new) or (pat.is_time(new) and _finer(old, new)) else None
+    if pat.is_boolean(old) or old == pa.uuid():
+        return "rewrite" if _is_text(new) else None
+    return _nested(old, new)
+
+
+def _keeps_hashes(old: pa.DataType, new: pa.DataType) -> bool:
+    if pat.is_integer(old) and pat.is_integer(new):
+        signs = pat.is_unsigned_integer(old), pat.is_unsigned_integer(new)
+        return old.bit_width < new.bit_width and signs != (False, True)
+    if pat.is_floating(old) and pat.is_floating(new):
+        return bool(old.bit_width < new.bit_width)
+    return (old, new) in ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
+
+
+def _holds(old: pa.DataType, new: pa.DataType) -> bool:
+    whole = (kind.precision - kind.scale for kind in (old, new)) if pat.is_decimal(new) else (1, 0)
+    least, most = whole
+    return bool(least <= most and old.scale <= new.scale)
+
+
+def _finer(old: pa.DataType, new: pa.DataType) -> bool:
+    return UNITS.index(old.unit) < UNITS.index(new.unit)
+
+
+def _nested(old: pa.DataType, new: pa.DataType) -> Widening | None:
+    """That of lists and structs, part by part."""
+    if old.id != new.id or not (pat.is_list(old) or pat.is_large_list(old) or pat.is_struct(old)):
+        return None
+    parts = [[kind.field(i) for i in range(kind.num_fields)] for kind in (old, new)]
+    if len(parts[0]) != len(parts[1]):
+        return None
+    found: Widening | None = None
+    for one, other in zip(*parts, strict=True):
+        if pat.is_struct(old) and one.name != other.name:
+            return None
+        if one.type != other.type:
+            each = widening(one.type, other.type)
+            if each is None:
+                return None
+            found = "rewrite" if "rewrite" in (each, found) else each
+    return found
+
+
+def keeps_order(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether values of a type have the same order in one that they are widened to.  O(type)."""
+    if pat.is_nested(old):
+        return all(keeps_order(old.field(i).type, new.field(i).type) for i in range(old.num_fields))
+    return _is_text(old) or not _is_text(new)
+
+
+def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
+    """The columns of both whose types differ.  O(columns)."""
+    return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
+
+
+def spelled(kind: pa.DataType) -> str:
+    """A type as ``--types`` takes it, short.
+
+    >>> spelled(pa.decimal128(12, 2)), spelled(pa.timestamp("us")), spelled(pa.int64())
+    ('decimal(12,2)', 'timestamp', 'int64')
+    """
+    if pat.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return {pa.timestamp("us"): "timestamp", pa.timestamp("us", "UTC"): "timestamptz"}.get(kind, str(kind))
+
+
+def becomes(field: pa.Field, kind: pa.DataType) -> str:
+    """How a column is widened to a type, for the remedy of an error; "" where it cannot be.
+
+    >>> becomes(pa.field("c", pa.int32()), pa.float64())
+    "; in a state the column becomes that by ddflow evolve STATE --types 'c=double'"
+    """
+    how = widening(field.type, kind)
+    if how is None:
+        return ""
+    command = f"ddflow evolve STATE --types '{field.name}={spelled(kind)}'"
+    if how == "read":
+        command = f"engine.evolve({{{field.name!r}: {str(kind)!r}}}), or {command}"
+    return f"; in a state the column becomes that by {command}"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pat.is_string(kind) or pat.is_large_string(kind))

@@ -1,0 +1,120 @@
+"""Evolving an engine between two calls: inputs get new columns and wider types, and all that was made of them does.
+
+Invariant: the engine goes on as one that was opened on its state with the evolved plan. Identities that stay are not
+made again, and widening alone reads no other column than those that widen; a new column is in the hash of a row, so
+rows are hashed again. What would need state to be rewritten is refused, as is what an expression or a merge would make
+something else of. On durable state the next commit publishes the evolved plan; a crash before it leaves the old one.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "n": pa.int32()}, dd.Upsert(key="id"))
+>>> _ = flow.output("people", people)
+>>> with flow.open() as engine:
+...     _ = engine.step({"people": pa.table({"id": [1], "n": pa.array([5], pa.int32())})}, time=1)
+...     engine.evolve({"n": pa.int64(), "city": pa.string()})
+...     engine.step({"people": pa.table({"id": [1], "n": [2**40], "city": ["Bern"]})}, time=2)["people"].to_pylist()
+[{'id': 1, 'n': 5, 'city': None, '_time': 2, '_diff': -1}, {'id': 1, 'n': 1099511627776, 'city': 'Bern', '_time': 2, \
+'_diff': 1}]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.columns.schema import empty
+from ddflow.columns.widening import filled
+from ddflow.dataflow.admission import Admission
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.batcher.run import PendingRun
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.graph import Graph
+from ddflow.dataflow.side_outputs import SideOutputs, check_listed
+from ddflow.engine.calls import Calls
+from ddflow.errors import SpecError
+from ddflow.operators.base import Readable
+from ddflow.plan.codec import describe
+from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.evolve import Nodes, evolved_to
+from ddflow.plan.plan import Plan
+from ddflow.time import NEVER
+from ddflow.trace.recast import regrown, rekeyed, rekeys
+
+ASKED = "engine.evolve"
+
+
+def evolve(calls: Calls, given: Any) -> None:
+    """See `Engine.evolve`."""
+    dataflow, durable = calls.dataflow, calls.durable
+    with dataflow.guard.use("evolve"):
+        if durable is not None and durable.calls:
+            raise SpecError(ASKED, "there are calls that are not committed", "commit them first: engine.commit()")
+        plan, nodes = evolved_to(dataflow.flow, given, ASKED)
+        where = "the engine's plan" if durable is None else durable.log.manifest_log.store.where
+        change = compare(describe(dataflow.flow), plan, where)
+        if not change:
+            return
+        for input in plan.inputs.values() if dataflow.lists else ():
+            check_listed(input.bound)
+        if durable is not None:
+            durable.log.check(plan)
+        dataflow.guard.state = "interrupted"
+        _evolve(dataflow, plan, nodes, change)
+        calls.rehash()
+        if durable is not None:
+            durable.log.evolve(plan)
+        dataflow.guard.state = "open"
+
+
+def _evolve(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:
+    """Bring all that a dataflow holds into the columns of the evolved plan."""
+    old, graph = dataflow.graph, Graph(plan, dataflow.secret, dataflow.graph.winners, dataflow.threads)
+    for name, upsert in graph.upserts.items():
+        was, added = old.upserts[name], change.columns.get(name, ())
+        if name in change.columns or name in change.types:
+            hashed = bool(set(added) & set(upsert.tracked or ()))
+            regrown(was.arranged, upsert.arranged.schema, upsert.rehashed, hashed)
+            _wait(dataflow, name, upsert.bound.event_schema)
+        upsert.arrangements = was.arrangements
+        if was.expiring is not None:
+            was.expiring.bound, upsert.expiring = upsert.bound, was.expiring
+        admission = Admission(upsert.bound)
+        admission.arrived, admission.greatest = dataflow.admissions[name].arrived, dataflow.admissions[name].greatest
+        dataflow.admissions[name] = admission
+    for node, running in graph.keeping.items():
+        _keep(next(old.keeping[of] for of, to in nodes.items() if to is node), running, dataflow)
+    dataflow.flow, dataflow.graph, dataflow.sides = plan, graph, plan.side_outputs()
+    dataflow.__dict__.pop("ids", None)
+    outputs = {name: node.updates_schema(plan.time_type) for name, node in plan.outputs.items()}
+    none = SideOutputs(dataflow.sides, plan.time_type).tables()
+    dataflow.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **none}
+    dataflow.owed = {
+        name: pa.Table.from_batches([filled(table, outputs[name])]) for name, table in dataflow.owed.items()
+    }
+    for node, running in graph.keeping.items():
+        if not running.arrangements and dataflow.last > NEVER:
+            graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
+
+
+def _keep(was: Readable, running: Readable, dataflow: Dataflow) -> None:
+    """Give an operator the arrangements of the one before, in its columns."""
+    for arranged, new in zip(was.arrangements, running.arrangements, strict=True):
+        if rekeys(was.identified, running.identified):
+            below, home = bool(arranged._lower()), dataflow.budget.home
+            new.slots.lasting = arranged.slots.lasting
+            rekeyed(arranged, new, running.rehashed, not below, home if below else None)
+        elif arranged.schema != new.schema:
+            regrown(arranged, new.schema, running.rehashed, False)
+    if not rekeys(was.identified, running.identified):
+        running.arrangements = was.arrangements
+
+
+def _wait(dataflow: Dataflow, name: str, schema: pa.Schema) -> None:
+    """Bring waiting events into the columns of a schema."""
+    out = Batcher()
+    for run in dataflow.batchers[name].runs.by_least:
+        events = run.events._replace(rows=filled(run.events.rows, schema))
+        out.runs.add(PendingRun(events, run.begin, run.bytes_resident, run.file, run.final, run.stored))
+        out.pending += len(run)
+    dataflow.batchers[name] = out

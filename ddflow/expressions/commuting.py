@@ -1,0 +1,164 @@
+"""Commuting: whether an SQL expression means the same where columns that it reads have wider types.
+
+Invariant: `carried` gives a result only where the values over the wider columns are, for every row, those over the
+narrower ones in the wider type of the result; anything that cannot be shown so is refused. A plain column is carried. A
+null test, a comparison of numbers or of dates and times, `IN` and `BETWEEN` are the same, because all operands meet in
+types that hold them exactly. `coalesce`, and sums, differences and products of whole numbers, give the same values in a
+wider type. What reads only such results that are the same, is the same. Text is never compared with numbers here:
+a cast from text depends on the type that it meets.
+
+>>> import pyarrow as pa
+>>> old, new = pa.schema({"n": pa.int32()}), pa.schema({"n": pa.float64()})
+>>> carried("case when n > 5 then 'many' else 'few' end", old, new), carried("coalesce(n, 0)", old, new)
+(DataType(string), DataType(double))
+>>> carried("n / 2", old, new) is None
+True
+"""
+
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.types as pat
+from sqlglot import exp
+
+from ddflow.aside import aside
+from ddflow.columns.widening import Inexact, widened
+from ddflow.columns.wider import widening
+from ddflow.expressions.columns import Columns
+from ddflow.expressions.lower import Lowering
+from ddflow.expressions.node import Node, Refusal
+from ddflow.expressions.parse import Tree, parse
+from ddflow.expressions.types import DATE, INT64, decimal_of, is_decimal, is_float, is_integer, is_time, meeting
+
+_COMPARES: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Neg)
+_NULL_TESTS: Final = ("isnull", "isnotnull")
+_CHOICES: Final = ("coalesce", "nvl", "ifnull")
+
+
+class _Both(NamedTuple):
+    """A piece of an expression over the narrower and the wider columns.  ``same``: whether its values are the same."""
+
+    old: Node
+    new: Node
+    same: bool
+
+
+class _Unlike(Exception):
+    """A piece that cannot be shown to mean the same."""
+
+
+def carried(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:
+    """The type of an SQL expression over wider columns, where it means what it meant; None where that is not known.
+
+    ``old``, ``new``: the narrower and the wider columns, of equal names.  O(text).
+    """
+    try:
+        return aside(lambda: _Pair(old, new).both(parse(text).tree).new.type)
+    except (_Unlike, Refusal, RecursionError):
+        return None
+
+
+class _Pair:
+    def __init__(self, old: pa.Schema, new: pa.Schema) -> None:
+        self.old, self.new = Lowering(Columns(old)), Lowering(Columns(new))
+
+    def both(self, tree: Tree) -> _Both:
+        """A tree over both.  Raises `_Unlike`."""
+        if isinstance(tree, exp.Paren):
+            return self.both(tree.this)
+        old, new = self.old.lower(tree), self.new.lower(tree)
+        if isinstance(tree, exp.Column | exp.Dot):
+            return _Both(old, new, old.type == new.type)
+        parts = [self.both(each) for each in _operands(tree)]
+        if all(part.same for part in parts):
+            if old.type != new.type:
+                raise _Unlike
+            return _Both(old, new, True)
+        if _is_null_test(tree):
+            return _Both(old, new, True)
+        if isinstance(tree, (*_COMPARES, exp.In, exp.Between)) and tree.args.get("query") is None:
+            if not all(map(_by_digits, parts)):
+                _exact(parts)
+            return _Both(old, new, True)
+        if _called(tree) in _CHOICES:
+            _exact(parts)
+        elif not (isinstance(tree, _ARITHMETIC) and all(_whole(part) for part in parts)):
+            raise _Unlike
+        if old.type != new.type and not _holds(old.type, new.type):
+            raise _Unlike
+        return _Both(old, new, old.type == new.type)
+
+
+def _operands(tree: Tree) -> list[Tree]:
+    """What a piece is made of; types, names and marks are none of it."""
+    found: list[Any] = list(tree.iter_expressions())
+    if isinstance(tree, exp.Cast | exp.TryCast):
+        found = [tree.this]
+    parts = [each for one in found for each in (one.iter_expressions() if isinstance(one, exp.If) else [one])]
+    return [each for each in parts if isinstance(each, exp.Expression) and not isinstance(each, exp.Identifier)]
+
+
+def _called(tree: Tree) -> str:
+    return tree.name.lower() if isinstance(tree, exp.Anonymous) else ""
+
+
+def _is_null_test(tree: Tree) -> bool:
+    return (isinstance(tree, exp.Is) and isinstance(tree.expression, exp.Null)) or _called(tree) in _NULL_TESTS
+
+
+def _whole(part: _Both) -> bool:
+    """Whether it is a whole number that stays exact: of 64 bits it must not become a double."""
+    return is_integer(part.old.type) and (part.same or _holds(part.old.type, part.new.type))
+
+
+def _by_digits(part: _Both) -> bool:
+    """Whether it is compared digit by digit with others of its kind, however many digits there are."""
+    return all(is_integer(each) or is_decimal(each) or pat.is_null(each) for each in (part.old.type, part.new.type))
+
+
+def _exact(parts: list[_Both]) -> None:
+    """Raise `_Unlike` unless operands meet exactly, in the narrower types and in the wider ones."""
+    kinds = [(part.old.type, part.new.type) for part in parts]
+    if not all(_is_measure(kind) for pair in kinds for kind in pair):
+        raise _Unlike
+    old, new = meeting([pair[0] for pair in kinds]), meeting([pair[1] for pair in kinds])
+    for part in parts:
+        untouched = part.same and old == new
+        checked = not part.same and new is not None and old in (part.old.type, part.new.type) and part.new.type == new
+        if not (untouched or checked or (_fits(part.old, old) and _fits(part.new, new))):
+            raise _Unlike
+
+
+def _is_measure(kind: pa.DataType) -> bool:
+    """Whether it is a number, a date or a time, or nothing but null."""
+    number = is_integer(kind) or is_decimal(kind) or is_float(kind)
+    return bool(number or kind == DATE or is_time(kind) or pat.is_null(kind))
+
+
+def _fits(node: Node, kind: pa.DataType | None) -> bool:
+    """Whether the values of a node are exact in the type that it meets others in."""
+    if kind is None:
+        return False
+    if node.type == kind or pat.is_null(node.type) or _holds(node.type, kind):
+        return True
+    if node.constant is None or is_float(node.type):
+        return False
+    try:
+        return widening(node.type, kind) is not None and len(widened(pa.array([node.constant]), kind)) == 1
+    except Inexact:
+        return False
+
+
+def _holds(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether every value of a type is one of another, in the same order."""
+    if old == new:
+        return True
+    if is_decimal(new):
+        if not (is_integer(old) or is_decimal(old)):
+            return False
+        exact = decimal_of(old)
+        return bool(exact.precision - exact.scale <= new.precision - new.scale and exact.scale <= new.scale)
+    if is_float(new) and is_integer(old):
+        return bool(new == pa.float64() and old != INT64)
+    return not pat.is_string(new) and widening(old, new) is not None

@@ -1,0 +1,172 @@
+"""Interval literals, and dates and timestamps so much later or earlier.
+
+Invariant: an interval is months, or microseconds, never both (Spark refuses the mixture too): a month has no fixed
+length. A date moved by months or whole days is a date; moved by hours or less it is a timestamp, from midnight in UTC.
+Months keep the day, or take the last one that the month has (31 January and a month is 29 February in a leap year).
+What leaves the range of its type fails, as all ANSI arithmetic does.
+
+Limits: intervals are literals beside ``+`` and ``-``; they are no values of a column.
+
+>>> import datetime
+>>> from ddflow.expressions.node import constant
+>>> january = constant(pa.scalar(datetime.date(2024, 1, 31)))
+>>> shifted(january, read([("1", "MONTH", None)]), 1).constant
+<pyarrow.Date32Scalar: datetime.date(2024, 2, 29)>
+>>> read([("1 day 2 hours", None, None)])
+Interval(months=0, micros=93600000000, days=False)
+"""
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.expressions.casts import convert
+from ddflow.expressions.node import Node, Refusal, apply, on_arrays
+from ddflow.expressions.reading import Ints, civil_days
+from ddflow.expressions.types import DATE, INSTANT, INT32, INT64, is_time, sql_name
+
+Part = tuple[str, str | None, str | None]
+"""A part of a literal: its text, its unit, and the last unit of a range, such as ``day to second``."""
+
+_MONTHS: Final = {"YEAR": 12, "MONTH": 1}
+_MICROS: Final = {
+    "WEEK": 7 * 86_400_000_000,
+    "DAY": 86_400_000_000,
+    "HOUR": 3_600_000_000,
+    "MINUTE": 60_000_000,
+    "SECOND": 1_000_000,
+    "MILLISECOND": 1_000,
+    "MICROSECOND": 1,
+}
+_CLOCK: Final = ("DAY", "HOUR", "MINUTE", "SECOND")
+_LEAST: Final = {"HOUR": 24, "MINUTE": 60, "SECOND": 60}
+_DAY: Final = _MICROS["DAY"]
+_REMEDY: Final = "write interval 3 days, interval '2 hours 30 minutes', interval '1-2' year to month"
+
+
+class Interval(NamedTuple):
+    """``days``: whether it is made of days and weeks alone."""
+
+    months: int
+    micros: int
+    days: bool
+
+
+def read(parts: Sequence[Part]) -> Interval:
+    """The interval of a literal.  Raises Refusal for one that mixes months with days, and for what is none."""
+    months = micros = 0
+    units = set[str]()
+    for text, unit, until in parts:
+        for number, name in _span(text, unit, until) if until is not None else _numbers(text, unit):
+            units.add(name)
+            if name in _MONTHS:
+                months += int(number) * _MONTHS[name]
+            else:
+                micros += int(number * _MICROS[name])
+    if units & set(_MONTHS) and units - set(_MONTHS):
+        raise Refusal("an interval mixes months with days or less", "add them one after the other")
+    if abs(months) >= 2**31 or abs(micros) >= 2**63:
+        raise Refusal("an interval is too long", "its months fit 32 bits, its microseconds 64")
+    return Interval(months, micros, not months and units <= {"DAY", "WEEK"})
+
+
+def _numbers(text: str, unit: str | None) -> list[tuple[Decimal, str]]:
+    """``3`` of a unit, or ``1 day 2 hours``."""
+    texts = [(text.strip(), unit)] if unit else re.findall(r"([+-]?\s*[0-9.]+)\s+([A-Za-z]+)(?:\s+|$)", text.strip())
+    if not unit and re.sub(r"[+-]?\s*[0-9.]+\s+[A-Za-z]+(\s+|$)", "", text.strip()):
+        texts = []
+    out = []
+    for number, name in texts:
+        name = name.upper().removesuffix("S")
+        fraction = name == "SECOND" and re.fullmatch(r"[+-]?\s*([0-9]+\.?[0-9]{0,9}|\.[0-9]{1,9})", number)
+        if name not in {**_MONTHS, **_MICROS} or not (fraction or re.fullmatch(r"[+-]?\s*[0-9]{1,18}", number)):
+            raise _no(f"{number} {name.lower()}")
+        out.append((Decimal(number.replace(" ", "")), name))
+    if not out:
+        raise _no(repr(text))
+    return out
+
+
+def _span(text: str, first: str | None, last: str) -> list[tuple[Decimal, str]]:
+    """``'1-2' year to month`` and ``'1 02:03:04.5' day to second``."""
+    fields: tuple[str, ...] = ("YEAR", "MONTH")
+    if (first, last) != fields:
+        if first not in _CLOCK or last not in _CLOCK or _CLOCK.index(first) >= _CLOCK.index(last):
+            raise _no(f"{first} to {last}".lower())
+        fields = _CLOCK[_CLOCK.index(first) : _CLOCK.index(last) + 1]
+    marks = ["-" if name == "MONTH" else " " if name == "HOUR" else ":" for name in fields[1:]]
+    shapes = [r"([0-9]{1,9}(?:\.[0-9]{1,9})?)" if name == "SECOND" else "([0-9]{1,9})" for name in fields]
+    pattern = "([+-]?)" + shapes[0] + "".join(mark + shape for mark, shape in zip(marks, shapes[1:], strict=True))
+    found = re.fullmatch(pattern, text.strip())
+    if found is None:
+        raise _no(repr(text))
+    numbers = [Decimal(each) for each in found.groups()[1:]]
+    if any(number >= _LEAST.get(name, 12) for number, name in zip(numbers[1:], fields[1:], strict=True)):
+        raise _no(repr(text))
+    return [(-number if found[1] == "-" else number, name) for number, name in zip(numbers, fields, strict=True)]
+
+
+def _no(what: str) -> Refusal:
+    return Refusal(f"{what} is no interval", _REMEDY)
+
+
+def shifted(node: Node, interval: Interval, sign: int) -> Node:
+    """A date or a timestamp later (``sign`` 1) or earlier (-1) by an interval.  O(rows).
+
+    Raises Refusal for another type; it fails where the result leaves the range of its type.
+    """
+    if node.type != DATE and not is_time(node.type):
+        found = f"{sql_name(node.type)} {'+' if sign > 0 else '-'} an interval is no arithmetic"
+        raise Refusal(found, "an interval moves a date or a timestamp: cast to one first")
+    months, micros = sign * interval.months, sign * interval.micros
+    if node.type == DATE and interval.months == 0 and interval.days:
+        return apply(on_arrays(partial(_days_on, days=micros // _DAY)), node, fallible=True)
+    if node.type == DATE and micros:
+        node = convert(node, INSTANT)
+    if node.type == DATE:
+        return apply(on_arrays(partial(_months_on, months=months)), node, fallible=True)
+    return apply(on_arrays(partial(_moved, months=months, micros=micros)), node, fallible=True)
+
+
+def _days_on(dates: pa.Array, days: int) -> pa.Array:
+    return pc.add_checked(dates.cast(INT32).cast(INT64), pa.scalar(days, INT64)).cast(INT32).cast(DATE)
+
+
+def _months_on(dates: pa.Array, months: int) -> pa.Array:
+    """Dates of other months, on their day or the last one there is."""
+    here = pc.fill_null(dates.cast(INT32), 0).cast(DATE)
+    year, month, day = (np.asarray(part(here)) for part in (pc.year, pc.month, pc.day))
+    days = _months_after(year, month, day, months)
+    if days.size and (days.min() < -(2**31) or days.max() >= 2**31):
+        raise pa.ArrowInvalid("a date leaves the range of dates")
+    return pc.if_else(dates.is_valid(), pa.array(days.astype(np.int32)).cast(DATE), pa.scalar(None, DATE))
+
+
+def _months_after(year: Ints, month: Ints, day: Ints, months: int) -> Ints:
+    total = year * 12 + (month - 1) + months
+    year, month = total // 12, total % 12 + 1
+    first, _ = civil_days(year, month, np.ones_like(day))
+    following = total + 1
+    end, _ = civil_days(following // 12, following % 12 + 1, np.ones_like(day))
+    days: Ints = first + np.minimum(day, end - first) - 1
+    return days
+
+
+def _moved(moments: pa.Array, months: int, micros: int) -> pa.Array:
+    """Timestamps of other months, then so many microseconds later."""
+    scale = 1000 if moments.type.unit == "ns" else 1
+    values = moments.cast(INT64)
+    if months:
+        wall = np.asarray(pc.fill_null(values, 0))
+        days = wall // (_DAY * scale)
+        dates = _months_on(pa.array(days.astype(np.int32)).cast(DATE), months)
+        length = pc.multiply_checked(dates.cast(INT32).cast(INT64), pa.scalar(_DAY * scale, INT64))
+        later = pc.add_checked(length, pa.array(wall - days * (_DAY * scale)))
+        values = pc.if_else(values.is_valid(), later, pa.scalar(None, INT64))
+    return pc.add_checked(values, pa.scalar(micros * scale, INT64)).cast(moments.type)

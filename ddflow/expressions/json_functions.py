@@ -1,0 +1,308 @@
+"""``get_json_object`` and ``from_json``: what stands at a path of a JSON text, and a text as a struct of fixed shape.
+
+Invariant: text that is no JSON gives null, or a struct of nulls, and never an error, as in Spark. So does a value that
+is not of the type that the shape says: no text is read as a number, and no number as a text but by ``string``. The path
+and the shape are literals, compiled once. The parser is `json_read`'s, with its limits.
+
+A path is ``$``, then ``.name``, ``['name']`` and ``[n]``. A shape is ``a INT, b STRING``, or ``struct<a: int>``: of
+``int bigint double decimal(p,s) string boolean date timestamp timestamp_ntz``, ``array<...>`` of these, and
+``struct<...>``.
+
+>>> from ddflow.expressions.node import constant
+>>> order = constant(pa.scalar('{"id": 7, "city": {"name": "Bern"}, "tags": ["x", "y"]}'))
+>>> TABLE.entries["get_json_object"].call([order, constant(pa.scalar("$.city.name"))]).constant.as_py()
+'Bern'
+>>> shape = constant(pa.scalar("id INT, tags ARRAY<STRING>"))
+>>> TABLE.entries["from_json"].call([order, shape]).constant.as_py()
+{'id': 7, 'tags': ['x', 'y']}
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.expressions.json_read import BAD, NOTHING, JsonNumber, JsonObject, number_text, read, written
+from ddflow.expressions.node import Node, Refusal, apply, on_arrays
+from ddflow.expressions.reading import read_date, read_decimal, read_timestamp
+from ddflow.expressions.room import COLUMN, TooBig
+from ddflow.expressions.table import Table, literal, text
+from ddflow.expressions.types import BOOL, DATE, DOUBLE, INSTANT, INT32, INT64, MOST_DIGITS, STRING, WALL
+
+TABLE = Table()
+MOST_LEVELS: Final = 16
+"""Levels of a shape."""
+_STEP: Final = re.compile(r"\.([^.\[\]'\s](?:[^.\[\]]*[^.\[\]\s])?)|\['([^'?]+)'\]|\[([0-9]{1,9})\]")
+_WORD: Final = re.compile(r"\s*(`(?:[^`]|``)+`|[A-Za-z_0-9]+|[<>(),:])")
+_KINDS: Final = {
+    **dict.fromkeys(("INT", "INTEGER"), INT32),
+    **dict.fromkeys(("BIGINT", "LONG"), INT64),
+    "DOUBLE": DOUBLE,
+    "STRING": STRING,
+    "BOOLEAN": BOOL,
+    "DATE": DATE,
+    **dict.fromkeys(("TIMESTAMP", "TIMESTAMP_LTZ"), INSTANT),
+    "TIMESTAMP_NTZ": WALL,
+}
+
+
+def _texts(name: str, values: Sequence[str | None]) -> pa.Array:
+    """Texts as a column; halves of pairs of surrogates become question marks.  Raises TooBig."""
+    encoded = [None if value is None else value.encode("utf-8", "replace") for value in values]
+    total = sum(len(each) for each in encoded if each is not None)
+    if total > COLUMN:
+        made = f"{total:,} bytes of {len(values):,} rows"
+        raise TooBig(f"{name} would make {made}, and a column of a batch holds {COLUMN:,}")
+    return pa.array(encoded, pa.binary()).cast(STRING)
+
+
+@TABLE.function("get_json_object", takes=[text, literal("the path of get_json_object")])
+def get_json_object(node: Node, path: str) -> Node:
+    """What stands at a path: a text as it is, everything else as JSON; null where there is nothing."""
+    steps = _steps(path)
+
+    def found(text: str | None) -> str | None:
+        value = BAD if text is None else read(text)
+        if value is BAD or value is NOTHING:
+            return None
+        value = _at(value, steps) if steps else value
+        if value is BAD:
+            return None
+        return str(value) if isinstance(value, str) and not isinstance(value, JsonNumber) else written(value)
+
+    def compute(values: pa.Array) -> pa.Array:
+        return _texts("get_json_object", list(map(found, values.to_pylist())))
+
+    return apply(on_arrays(compute), node, fallible=True)
+
+
+def _steps(path: str) -> list[str | int]:
+    """The steps of a path.  Raises Refusal for what is none."""
+    found, at = list[str | int](), 1
+    while at < len(path) and path[0] == "$":
+        step = _STEP.match(path, at)
+        if step is None:
+            break
+        found.append(int(step[3]) if step[3] is not None else step[1] or step[2])
+        at = step.end()
+    if path[:1] != "$" or at < len(path):
+        remedy = "a path is $, then .name, ['name'] and [n]; for all elements of a list, unnest it"
+        raise Refusal(f"{path!r} is no path that get_json_object takes", remedy)
+    return found
+
+
+def _at(value: Any, steps: Sequence[str | int]) -> Any:
+    """What stands at a path; `BAD` for nothing or null.  Of pairs of one name the first with something there counts."""
+    for place, step in enumerate(steps):
+        if isinstance(step, int):
+            if isinstance(value, JsonObject) or not isinstance(value, list) or step >= len(value):
+                return BAD
+            value = value[step]
+        else:
+            named = [each for name, each in value if name == step] if isinstance(value, JsonObject) else []
+            if len(named) > 1:
+                return next((it for each in named if (it := _at(each, steps[place + 1 :])) is not BAD), BAD)
+            value = named[0] if named else None
+        if value is None:
+            return BAD
+    return BAD if value is None else value
+
+
+@TABLE.function("from_json", takes=[text, literal("the shape of from_json")])
+def from_json(node: Node, shape: str) -> Node:
+    """A text as a struct of a shape; of nulls where it is no object, null where it is null or empty."""
+    kind = _Shape(shape).read()
+
+    def compute(values: pa.Array) -> pa.Array:
+        given = [None if each is None else read(each, strict=True) for each in values.to_pylist()]
+        objects = [None if each is None or each is NOTHING else each for each in given]
+        present = [each if each is None or isinstance(each, JsonObject) else JsonObject() for each in objects]
+        return _column(present, kind)
+
+    return apply(on_arrays(compute), node, fallible=True)
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values that were read as a column of a type; null where one is of another.  O(values)."""
+    if pat.is_struct(kind):
+        objects = [_fields(each, kind) if isinstance(each, JsonObject) else None for each in values]
+        children = [
+            _column([None if each is None else each.get(field.name) for each in objects], field.type) for field in kind
+        ]
+        gone = pa.array([each is None for each in objects], BOOL)
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
+    if pat.is_list(kind):
+        return _list(values, kind)
+    if pat.is_decimal(kind):
+        return read_decimal(_texts("from_json", list(map(_text_of, values))), kind.precision, kind.scale)
+    return _SCALARS[kind](values)
+
+
+def _fields(pairs: JsonObject, kind: pa.DataType) -> dict[str, Any]:
+    """An object by name.  Of pairs of one name the last counts, but for those whose values are of another type."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for field in kind:
+            named = [value for name, value in pairs if name == field.name]
+            fitting = (each for each in reversed(named) if each is None or _column([each], field.type)[0].is_valid)
+            found[field.name] = next(fitting, None)
+    return found
+
+
+def _list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Lists; null where one holds a value of another type."""
+    lists = [each if isinstance(each, list) and not isinstance(each, JsonObject) else None for each in values]
+    flat = [each for some in lists for each in some or ()]
+    elements = _column(flat, kind.value_type)
+    ends = np.concatenate([[0], np.cumsum([len(some or ()) for some in lists], dtype=np.int64)])
+    lost = np.asarray(elements.is_null()) & np.array([each is not None for each in flat], bool)
+    losses = np.concatenate([[0], np.cumsum(lost)])
+    gone = np.array([some is None for some in lists], bool) | (losses[ends[1:]] > losses[ends[:-1]])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements, type=kind, mask=pa.array(gone))
+
+
+def _integers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    most = 2 ** (kind.bit_width - 1)
+    wholes = [int(each) if isinstance(each, JsonNumber) and each.whole and len(each) < 30 else None for each in values]
+    return pa.array([each if each is not None and -most <= each < most else None for each in wholes], kind)
+
+
+def _doubles(values: Sequence[Any]) -> pa.Array:
+    """Numbers, and the texts of what JSON has no numbers for."""
+    special = {"NaN": "nan", "Infinity": "inf", "+INF": "inf", "INF": "inf", "-Infinity": "-inf", "-INF": "-inf"}
+    texts = (each if isinstance(each, JsonNumber) else special.get(each or "") for each in map(_text_of, values))
+    return pa.array([None if each is None else float(each) for each in texts], DOUBLE)
+
+
+def _strings(values: Sequence[Any]) -> pa.Array:
+    def shown(value: Any) -> str | None:
+        if isinstance(value, JsonNumber):
+            return number_text(value).strip('"')
+        return value if value is None or isinstance(value, str) else written(value)
+
+    return _texts("from_json", list(map(shown, values)))
+
+
+def _text_of(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _words(values: Sequence[Any]) -> pa.Array:
+    """The texts that are no numbers; null for the others."""
+    return _texts("from_json", [None if isinstance(each, JsonNumber) else _text_of(each) for each in values])
+
+
+def _moments(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Texts; of instants also whole numbers, which are seconds."""
+    moments = read_timestamp(_words(values), kind)
+    if kind == WALL:
+        return moments
+    seconds = np.asarray(_integers(values, INT64).fill_null(0))
+    numbers = np.array([isinstance(each, JsonNumber) and each.whole for each in values], bool)
+    fits = numbers & (np.abs(seconds) < 2**63 // 1_000_000)
+    instants = pa.array(np.where(fits, seconds, 0) * 1_000_000, mask=~fits).cast(kind)
+    return pc.coalesce(moments, instants)
+
+
+_SCALARS: Final[dict[pa.DataType, Callable[[Sequence[Any]], pa.Array]]] = {
+    INT32: partial(_integers, kind=INT32),
+    INT64: partial(_integers, kind=INT64),
+    DOUBLE: _doubles,
+    STRING: _strings,
+    BOOL: lambda values: pa.array([each if isinstance(each, bool) else None for each in values], BOOL),
+    DATE: lambda values: read_date(_words(values)),
+    INSTANT: partial(_moments, kind=INSTANT),
+    WALL: partial(_moments, kind=WALL),
+}
+
+
+class _Shape:
+    """Reads a shape: columns as DDL has them, or ``struct<...>``."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.words, at = text, list[str](), 0
+        while at < len(text.rstrip()):
+            found = _WORD.match(text, at)
+            if found is None or len(text) > 100_000:
+                raise self._no(text[at : at + 20])
+            self.words.append(found[1])
+            at = found.end()
+
+    def read(self) -> pa.DataType:
+        """The struct.  Raises Refusal for what is none, and for a type that is not supported."""
+        self.words.reverse()
+        if [word.upper() for word in self.words[-2:]] == ["<", "STRUCT"]:
+            kind = self._kind(0)
+        else:
+            kind = self._struct("", 0)
+        if self.words:
+            raise self._no(self.words[-1])
+        return kind
+
+    def _struct(self, end: str, level: int) -> pa.DataType:
+        fields = list[tuple[str, pa.DataType]]()
+        while not fields or self._next(","):
+            name = self._take()
+            if not re.fullmatch(r"`.+`|\w+", name):
+                raise self._no(name)
+            self._next(":")
+            fields.append((name[1:-1].replace("``", "`") if name[0] == "`" else name, self._kind(level + 1)))
+        if end and self._take() != end:
+            raise self._no(self.text)
+        if len({name for name, _ in fields}) < len(fields):
+            raise Refusal(f"the shape {self.text!r:.200} names a field twice", "give each field its own name")
+        return pa.struct(fields)
+
+    def _kind(self, level: int) -> pa.DataType:
+        if level > MOST_LEVELS:
+            raise Refusal(f"the shape has more than {MOST_LEVELS} levels", "read inner levels as STRING")
+        name = self._take().upper()
+        if name == "STRUCT" and self._next("<"):
+            return self._struct(">", level)
+        if name == "ARRAY" and self._next("<"):
+            element = self._kind(level + 1)
+            if self._take() != ">" or pat.is_nested(element):
+                raise Refusal(f"an array of {element} in a shape is not supported", "arrays are of plain types")
+            return pa.list_(element)
+        if name in ("DECIMAL", "DEC", "NUMERIC"):
+            return self._decimal()
+        if name not in _KINDS:
+            known = ", ".join([*dict.fromkeys(_KINDS), "DECIMAL(p,s)", "ARRAY<...>", "STRUCT<...>"])
+            raise Refusal(f"{name} in the shape of from_json is not supported", f"types are {known}")
+        return _KINDS[name]
+
+    def _decimal(self) -> pa.DataType:
+        digits = [10, 0]
+        if self._next("("):
+            digits = [self._number(), self._number() if self._next(",") else 0]
+            if self._take() != ")":
+                raise self._no(self.text)
+        if not 0 <= digits[1] <= digits[0] <= MOST_DIGITS or not digits[0]:
+            raise Refusal(
+                f"decimal({digits[0]},{digits[1]}) is no type", "the digits go to 38, the scale to the digits"
+            )
+        return pa.decimal128(*digits)
+
+    def _number(self) -> int:
+        word = self._take()
+        return int(word) if word.isdecimal() and len(word) < 4 else 99
+
+    def _take(self) -> str:
+        if not self.words:
+            raise self._no("its end")
+        return self.words.pop()
+
+    def _next(self, word: str) -> bool:
+        found = bool(self.words) and self.words[-1] == word
+        if found:
+            self.words.pop()
+        return found
+
+    def _no(self, place: str) -> Refusal:
+        found = f"the shape {self.text!r:.200} of from_json does not read at {place!r:.40}"
+        return Refusal(found, "write 'a INT, b STRING', with types as in casts")

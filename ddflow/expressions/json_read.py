@@ -1,0 +1,188 @@
+"""JSON text to values and back, as Spark's parser and generator (Jackson's) have them.
+
+Invariant: a text gives one value, whatever stands behind it, or is bad; numbers keep their text, an object all its
+pairs in their order. Nothing that is read is evaluated: it becomes lists, pairs and texts. Python's scanner recurs in
+C, so a text that is nested deeper than `MOST_NESTED` is bad before it is scanned (Spark stops at 1,000 levels), and one
+longer than `MOST_TEXT` is refused.
+
+Numbers with a fraction or an exponent are doubles to Jackson, so they are written as Java writes doubles: ``1.50`` is
+``1.5`` and ``1e3`` is ``1000.0``. Java before 19 writes more digits of some doubles than tell them apart.
+
+>>> read('{"a": [1, {"b": "x"}]} and more')
+[('a', ['1', [('b', 'x')]])]
+>>> read('{"a": 1') is BAD, read("{'a': null}"), read(" ") is NOTHING
+(True, [('a', None)], True)
+>>> written(read('{"a" : [1.50, true, "\\\\u00e9"]}'))
+'{"a":[1.5,true,"é"]}'
+"""
+
+import re
+from decimal import Decimal
+from json import JSONDecoder
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ddflow.aside import aside
+
+MOST_NESTED: Final = 200
+"""Levels of a text that is read; one that has more is bad."""
+MOST_TEXT: Final = 20_000_000
+"""Characters of a text."""
+BAD: Final = object()
+"""What a text is that is no JSON."""
+NOTHING: Final = object()
+"""What a text is that holds nothing at all."""
+_STRING: Final = r'"(?:[^"\\]|\\.)*"'
+_TOKEN: Final = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*'", re.DOTALL)
+_BRACKET: Final = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*'|[\[{{]|[\]}}]", re.DOTALL)
+_ESCAPED: Final = re.compile(r'["\\\x00-\x1f\U00010000-\U0010ffff]')
+_SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+
+
+class JsonNumber(str):
+    """The text of a number.  ``whole``: whether it has neither a fraction nor an exponent."""
+
+    __slots__ = ()
+    whole = False
+
+
+class JsonWhole(JsonNumber):
+    """The text of a whole number."""
+
+    __slots__ = ()
+    whole = True
+
+
+class JsonObject(list[tuple[str, Any]]):
+    """The pairs of an object."""
+
+    __slots__ = ()
+
+
+def _unknown(name: str) -> JsonNumber:
+    raise ValueError(name)
+
+
+def _decoder(strict: bool, nan: Any) -> JSONDecoder:
+    return JSONDecoder(
+        object_pairs_hook=JsonObject, parse_int=JsonWhole, parse_float=JsonNumber, parse_constant=nan, strict=strict
+    )
+
+
+_LOOSE: Final = _decoder(False, _unknown)
+_STRICT: Final = _decoder(True, JsonNumber)
+
+
+def read(text: str, strict: bool = False) -> Any:
+    """The value of a text; `BAD`, or `NOTHING` for one that is empty.  O(text).
+
+    ``strict``: control characters in texts are bad, and ``NaN`` is a number, as they are to ``from_json``.  Raises
+    ArrowInvalid for a text longer than `MOST_TEXT`.
+    """
+    if len(text) > MOST_TEXT:
+        raise pa.ArrowInvalid(f"a JSON text has {len(text):,} characters, and it may have {MOST_TEXT:,}")
+    begin = len(text) - len(text.lstrip(" \t\r\n"))
+    if begin == len(text):
+        return NOTHING
+    if text.count("[") + text.count("{") > MOST_NESTED and _nested(text) > MOST_NESTED:
+        return BAD
+    try:
+        return _scanned(text, begin, strict)
+    except RecursionError:  # the caller's stack is deep
+        return aside(lambda: _scanned(text, begin, strict))
+
+
+def _scanned(text: str, begin: int, strict: bool) -> Any:
+    decoder = _STRICT if strict else _LOOSE
+    try:
+        value, end = decoder.raw_decode(text, begin)
+    except ValueError:
+        if "'" not in text:
+            return BAD
+        try:
+            value, end = decoder.raw_decode(text := _TOKEN.sub(_double_quoted, text), begin)
+        except ValueError:
+            return BAD
+    loose = isinstance(value, JsonNumber | bool | None) and text[end : end + 1].strip(" \t\r\n,]}")
+    return BAD if loose else value
+
+
+def _double_quoted(found: re.Match[str]) -> str:
+    """A text in single quotes, in double ones."""
+    if found[0][0] == '"':
+        return found[0]
+    marks = {"\\'": "'", '"': '\\"'}
+    inner = re.sub(r'\\.|"', lambda each: marks.get(each[0], each[0]), found[0][1:-1], flags=re.DOTALL)
+    return f'"{inner}"'
+
+
+def _nested(text: str) -> int:
+    """How many levels of brackets lie within each other, outside of texts."""
+    deepest = level = 0
+    for found in _BRACKET.finditer(text):
+        mark = found[0]
+        if mark in "[{":
+            level += 1
+            deepest = max(deepest, level)
+        elif mark in "]}":
+            level -= 1
+    return deepest
+
+
+def written(value: Any) -> str:
+    """A value as JSON text without blanks.  O(value)."""
+    try:
+        return _written(value)
+    except RecursionError:
+        return aside(lambda: _written(value))
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "true" if value else "false"
+    if isinstance(value, JsonNumber):
+        return number_text(value)
+    if isinstance(value, str):
+        return f'"{_ESCAPED.sub(_escape, value)}"'
+    if isinstance(value, JsonObject):
+        return f"{{{','.join(f'{_written(name)}:{_written(each)}' for name, each in value)}}}"
+    return f"[{','.join(map(_written, value))}]"
+
+
+def _escape(found: re.Match[str]) -> str:
+    letter = found[0]
+    if letter in _SHORT:
+        return _SHORT[letter]
+    units = letter.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02X}{units[i + 1]:02X}" for i in range(0, len(units), 2))
+
+
+def number_text(number: JsonNumber) -> str:
+    """A number as Jackson writes it."""
+    if number.whole:
+        return "0" if number == "-0" else str(number)
+    value = float(number)
+    if value in (float("inf"), float("-inf")):
+        return '"Infinity"' if value > 0 else '"-Infinity"'
+    return double_text(value)
+
+
+def double_text(value: float) -> str:
+    """A finite double as Java writes it.
+
+    >>> double_text(0.001), double_text(1e7), double_text(-1.25e-9), double_text(-0.0)
+    ('0.001', '1.0E7', '-1.25E-9', '-0.0')
+    """
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    text, point = "".join(map(str, digits)), len(digits) - 1 + exponent
+    if value == 0:
+        text, point = "0", 0
+    if -3 <= point < 7:
+        whole = text[: point + 1].ljust(point + 1, "0") if point >= 0 else "0"
+        fraction = text[point + 1 :] if point >= 0 else "0" * (-point - 1) + text
+        body = f"{whole}.{fraction or '0'}"
+    else:
+        body = f"{text[0]}.{text[1:] or '0'}E{point}"
+    return f"-{body}" if sign else body

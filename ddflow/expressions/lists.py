@@ -1,0 +1,90 @@
+"""Lists: text split into one, and their elements by index.
+
+Invariant: ``x[i]`` and ``get`` count from 0, ``element_at`` from 1 and backwards from -1, as in Spark; an index outside
+of a list fails with ``x[i]`` and ``element_at`` (ANSI mode) and is null with ``get``. A null list or index gives null.
+Patterns of ``split`` are RE2's and must match a character at least: where Java splits between characters, libraries
+disagree.
+
+>>> from ddflow.expressions.node import constant
+>>> parts = TABLE.entries["split"].call([constant(pa.scalar(v)) for v in ("a,b,,c", ",")])
+>>> parts.constant.as_py(), element(parts, constant(pa.scalar(1))).constant.as_py()
+(['a', 'b', '', 'c'], 'b')
+"""
+
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.expressions.casts import convert
+from ddflow.expressions.node import Node, Refusal, apply, on_arrays
+from ddflow.expressions.table import Table, regex, same, text, whole
+from ddflow.expressions.types import INT64, STRING, is_integer, sql_name, working
+
+TABLE = Table()
+LIST = pa.list_(STRING)
+
+
+@TABLE.function(
+    "split", takes=[text, regex("the pattern of split"), whole("the limit of split")], least=2, of_null=LIST
+)
+def split(text: Node, pattern: str, limit: int = -1) -> Node:
+    """The parts between matches, ends that are "" too; ``limit`` parts at most where it is above 0."""
+    if pc.any(pc.match_substring_regex(pa.array([""]), pattern)).as_py():
+        raise Refusal(f"the pattern of split, {pattern!r}, matches an empty text", "let it match a character")
+    most = None if limit <= 0 else limit - 1
+
+    def compute(values: pa.Array) -> pa.Array:
+        if most == 0:
+            whole = pa.ListArray.from_arrays(pa.array(np.arange(len(values) + 1, dtype=np.int32)), values)
+            return pc.if_else(values.is_valid(), whole, pa.scalar(None, LIST))
+        parts: pa.Array = pc.split_pattern_regex(values, pattern, max_splits=most).cast(LIST)
+        return parts
+
+    return apply(on_arrays(compute), text)
+
+
+@TABLE.function("get", takes=[same, same])
+def get(node: Node, index: Node) -> Node:
+    """The element at an index counted from 0; null outside of the list."""
+    return _element("get", node, index, 0, False)
+
+
+@TABLE.function("element_at", takes=[same, same])
+def element_at(node: Node, index: Node) -> Node:
+    """The element at an index counted from 1, or from the end when negative; it fails outside of the list."""
+    return _element("element_at", node, index, 1, True)
+
+
+def element(node: Node, index: Node) -> Node:
+    """``x[i]``: the element at an index counted from 0; it fails outside of the list."""
+    return _element("[ ]", node, index, 0, True)
+
+
+def _element(name: str, node: Node, index: Node, base: int, strict: bool) -> Node:
+    kind = node.type
+    if not (pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind)):
+        raise Refusal(f"{name} takes a list, and this is {sql_name(kind)}", "a field of a struct is x.name")
+    if not is_integer(index.type):
+        raise Refusal(f"{name} takes an integer index, and this is {sql_name(index.type)}", "cast it to int")
+    compute = partial(_elements, base=base, strict=strict, kind=working(kind.value_type))
+    return apply(on_arrays(compute), node, convert(index, INT64), fallible=strict)
+
+
+def _elements(lists: pa.Array, index: pa.Array, base: int, strict: bool, kind: pa.DataType) -> pa.Array:
+    valid = pc.and_(lists.is_valid(), index.is_valid())
+    there, size = np.asarray(valid), np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
+    at = np.asarray(pc.fill_null(index, base)) - base
+    if base:
+        if (there & (at == -1)).any():
+            raise pa.ArrowInvalid("element_at counts from 1, and its index is 0")
+        at = np.where(at < -1, at + 1 + size, at)
+    inside = there & (at >= 0) & (at < size)
+    if strict and (there & ~inside).any():
+        row = int(np.flatnonzero(there & ~inside)[0])
+        raise pa.ArrowInvalid(f"the index {index[row].as_py()} is outside of a list of {size[row]} elements")
+    begins = np.cumsum(size) - size
+    elements: pa.Array = lists.flatten().take(pa.array(np.where(inside, begins + at, 0), mask=~inside)).cast(kind)
+    return elements

@@ -1,0 +1,164 @@
+"""Evolving: a state is rewritten into a version of the same epoch whose columns have wider types, or are more.
+
+Invariant: either there is a new version that says what the one before said, in the wider types, at every time that can
+be read, or nothing has changed. Hashes are made again, and so is every arrangement whose identities depend on a column
+that changes; waiting events and kept history are cast. It is a rescaling to as many partitions under another plan: a
+group's identity changes with its columns, and so may its partition. So a crash leaves the old version whole, and an
+epoch that was committed meanwhile wins. What an expression, a merge or a function would make of the wider columns must
+be what it made of the narrower ones (``plan.evolve``), and each value must be exact.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> _ = flow.output("by_n", flow.upserts("o", {"id": pa.int64(), "n": pa.int64()}, dd.Upsert(key="id")).count("n"))
+>>> with flow.open(store := MemoryStore()) as engine:
+...     _ = engine.step({"o": pa.table({"id": [1, 2], "n": [5, 5]})}, time=1)
+>>> evolve(store.writer(), {"n": "decimal(12,2)"}).columns
+{'o': {'n': ('int64', 'decimal128(12, 2)')}}
+>>> dd.read(store, "by_n").to_pylist()
+[{'n': Decimal('5.00'), 'count': 2, '_diff': 1}]
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.columns.widening import Inexact
+from ddflow.errors import PlanChanged, SchemaMismatch, SpecError
+from ddflow.partitions.rescale import Rescaled, Rescaler
+from ddflow.partitions.rescale_task import task
+from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.evolve import evolved_to
+from ddflow.plan.plan import Plan
+from ddflow.plan.rebuild import rebuild
+from ddflow.storage.manifest import Manifest
+from ddflow.storage.opening import State, Trust
+
+
+class Evolved(NamedTuple):
+    """What an evolution did.
+
+    Attributes
+    ----------
+    epoch, manifest : int
+        Of the newest version.
+    columns : dict
+        By input and column, the type that it was and the type that it is; None for a column that is new.
+    versions, pending : int
+        Rows and waiting events that were rewritten.
+    files, bytes : int
+        What was written.
+    """
+
+    epoch: int
+    manifest: int
+    columns: dict[str, dict[str, tuple[str | None, str]]]
+    versions: int
+    pending: int
+    files: int
+    bytes: int
+
+
+class Evolution:
+    """Which plan a state shall have: its own with columns of ``types``, or ``flow``, whose columns are wider.
+
+    ``change``: what that changes, once it was asked (`plans`)."""
+
+    def __init__(self, types: Any, flow: Plan | None) -> None:
+        if types is None and flow is None:
+            raise SpecError("evolve a state", "no types are given", "give {column: type}, or flow= with wider columns")
+        self.types, self.flow, self.change = types, flow, PlanChange()
+        self.schemas: dict[str, pa.Schema] = {}
+
+    def plans(self, manifest: Manifest, where: str) -> tuple[Plan, Plan | None]:
+        """See `ddflow.partitions.rescale.Plans`.  Raises `SpecError`, `PlanChanged`."""
+        plan = rebuild(manifest.plan, where) if self.flow is None else self.flow.frozen()
+        if self.types is not None:
+            plan, _ = evolved_to(plan, self.types, f"evolve {where}")
+        self.change = compare(manifest.plan, plan, where, rewriting=True)
+        if self.change.inputs or self.change.outputs or self.change.options:
+            raise PlanChanged(
+                f"evolve {where} with this plan",
+                self.change.text,
+                "change columns only; the rest is taken when the state is opened with that plan",
+            )
+        self.schemas = {name: input.bound.schema for name, input in plan.inputs.items()}
+        return plan, self.change.before
+
+    def done(self, done: Rescaled) -> Evolved:
+        """What came of it.  ``done``: what the rescaling says."""
+        columns: dict[str, dict[str, tuple[str | None, str]]] = {}
+        for name, types in self.change.types.items():
+            columns.setdefault(name, {}).update({column: (str(was), str(now)) for column, (was, now) in types.items()})
+        for name, added in self.change.columns.items():
+            schema = self.schemas[name]
+            columns.setdefault(name, {}).update({column: (None, str(schema.field(column).type)) for column in added})
+        return Evolved(done.epoch, done.manifest, columns, done.versions, done.pending, done.files, done.bytes)
+
+
+@contextmanager
+def inexact(where: str) -> Iterator[None]:
+    """Word a value that a wider type does not hold.  Raises `SchemaMismatch`."""
+    try:
+        yield
+    except Inexact as error:
+        raise SchemaMismatch(
+            f"evolve {where}",
+            f"column {error.column!r} holds a value that the wider type does not: {error}",
+            "give a decimal type that holds every value, such as decimal(20,0); nothing was changed",
+        ) from None
+
+
+def evolve(
+    state: State,
+    types: Any = None,
+    *,
+    flow: Plan | None = None,
+    trust: Trust = "owner",
+    memory: str | int | None = None,
+) -> Evolved:
+    """Rewrite a state into a new version of the same epoch, some of whose columns are wider.
+
+    Parameters
+    ----------
+    state : str, path or Store
+        The state's folder, or ``s3://bucket/prefix``.
+    types : mapping or schema, optional
+        ``{column: type}``, types as Arrow's or as text such as ``"decimal(12,2)"``; a schema; of several inputs
+        ``{input: columns}``.  Columns that are not named stay; a new one is added at the end, null in all rows.
+    flow : Plan, optional
+        The state's plan, where it has functions; or one with wider columns, and then no ``types``.
+    trust : {"owner", "group"}
+        As in `Flow.open`.
+    memory : str or int, optional
+        What may be taken, such as "1GB".
+
+    Returns
+    -------
+    Evolved
+        What was rewritten.
+
+    Raises
+    ------
+    SpecError, PlanChanged
+        For a type that a column cannot be widened to; for a key or an order column, and for an expression, a merge or
+        a function that would mean something else.
+    SchemaMismatch
+        For a value that the wider type does not hold exactly.
+    Fenced
+        If another writer has committed meanwhile.
+    DdflowError
+        What opening a state raises; `StorageFull`, `StorageFailed`: nothing has changed.
+
+    Notes
+    -----
+    O(bytes of the state).  The old version stays readable as after any commit.
+    """
+    evolution = Evolution(types, flow)
+    with Rescaler.open(state, None, trust=trust, memory=memory, plans=evolution.plans) as rescaler:
+        with inexact(rescaler.store.where):
+            for stage, number in rescaler.tasks:
+                rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store))
+        return evolution.done(rescaler.finish(rescaler.made))

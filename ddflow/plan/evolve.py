@@ -1,0 +1,220 @@
+"""Evolving: a plan whose inputs have wider or more columns, and whether it means what the plan before it meant.
+
+Invariant: where `unlike` finds nothing, the rows of every collection of the wider plan are those of the narrower one,
+cast; so state can be cast, too. An input grows at its end, by columns that may be null. Keys, what decides who wins,
+and times never change, because they are in what was decided already. Which types are wider is known to
+``columns.widening``; what is on disk, to nobody here.
+
+>>> from ddflow.plan.spec import Upsert
+>>> plan = Plan()
+>>> people = plan.upserts("people", {"id": pa.int64(), "n": pa.int32()}, Upsert(key="id"))
+>>> _ = plan.output("many", people.filter("n > 9"))
+>>> _ = plan.output("by_n", people.count("n"))
+>>> wide, nodes = evolved(plan, {"people": grown(people.bound, {"n": pa.int64(), "city": pa.string()}, "people")})
+>>> wide.outputs
+{'many': Filter(id int64, n int64, city string), 'by_n': Count(n int64, count int64)}
+>>> list(unlike(nodes))
+[]
+"""
+
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.declared import to_schema
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import is_text, normal_type
+from ddflow.columns.wider import differing, keeps_order, widening
+from ddflow.connectors.files.types import parse_type
+from ddflow.errors import ExpressionError, PlanChanged, SpecError, cut
+from ddflow.plan.bind import Bound, bind
+from ddflow.plan.collection import Collection
+from ddflow.plan.formulas import changed_by
+from ddflow.plan.merge.bind_machine import bind_machine
+from ddflow.plan.merge.strategy import Strategy, last_non_null
+from ddflow.plan.plan import Input, Plan
+from ddflow.plan.spec import Tombstone
+
+Nodes = dict[Collection, Collection]
+"""By collection of a plan, the same one of the evolved plan."""
+
+
+def asked_for(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.DataType]]:
+    """The columns that are to have types, by input: of the only one, or ``{input: columns}``.
+
+    Columns: a schema, what has one, or ``{column: type}``, types as Arrow's or as text.  O(columns).  Raises
+    `SpecError`, `NotArrow`.
+    """
+    if isinstance(given, Mapping) and given and all(map(_is_columns, given.values())):
+        if unknown := [name for name in given if name not in plan.inputs]:
+            raise SpecError(asked, f"there is no input {unknown[0]!r}", did_you_mean(str(unknown[0]), plan.inputs))
+        return {name: _types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
+    if len(plan.inputs) != 1:
+        found = f"the plan has the inputs {list(plan.inputs)}"
+        raise SpecError(asked, found, "say of which: {'" + next(iter(plan.inputs)) + "': {column: type}}")
+    return {next(iter(plan.inputs)): _types(given, asked)}
+
+
+def _is_columns(given: Any) -> bool:
+    return isinstance(given, Mapping | pa.Schema) or hasattr(given, "schema")
+
+
+def _types(given: Any, asked: str) -> dict[str, pa.DataType]:
+    if isinstance(given, Mapping):
+        given = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in given.items()}
+    schema = to_schema(given, asked)
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
+    """The plan whose columns have the types that are `asked_for`, and which collection became which.  O(nodes).
+
+    Raises `SpecError` for a type that a column cannot be widened to; `PlanChanged` for what cannot be made of it.
+    """
+    types = asked_for(plan, given, asked)
+    schemas = {name: grown(plan.inputs[name].bound, of, asked) for name, of in types.items()}
+    try:
+        return evolved(plan, schemas)
+    except (SpecError, ExpressionError) as error:
+        raise PlanChanged(asked, f"{error.asked}: {error.found}", "change the plan with ddflow migrate") from None
+
+
+def grown(bound: Bound, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:
+    """An input's columns, some of them wider, with new ones at the end, which may be null.
+
+    Columns that are not named stay.  O(columns).  Raises `SpecError` for a type that a column cannot be widened to.
+    """
+    fields = []
+    for field in bound.schema:
+        kind = normal_type(types.get(field.name, field.type))
+        if kind != field.type and widening(field.type, kind) is None:
+            raise SpecError(
+                f"{asked}: column {field.name!r} as {kind}",
+                f"it is {field.type}, which cannot be widened to that",
+                "a column may become wider (docs/semantics.md, Columns that change); for another type make a new "
+                "state of the log with ddflow migrate",
+            )
+        fields.append(field.with_type(kind))
+    added = [pa.field(name, normal_type(kind)) for name, kind in types.items() if name not in bound.schema.names]
+    return pa.schema([*fields, *added])
+
+
+def evolved(plan: Plan, schemas: Mapping[str, pa.Schema], only: Container[str] | None = None) -> tuple[Plan, Nodes]:
+    """The plan of inputs with other columns, and which collection became which.
+
+    ``only``: the outputs that are wanted, by default all.  O(nodes).  Raises what making a plan raises.
+    """
+    out, made, wanted = Plan(), Nodes(), set[Collection]()
+    ahead = [node for name, node in plan.outputs.items() if only is None or name in only]
+    while ahead:
+        if (node := ahead.pop()) not in wanted:
+            wanted.add(node)
+            ahead += node.inputs
+    inputs: dict[Collection, Input] = {each: each for each in plan.inputs.values()}
+    for node in plan.nodes:
+        if node in inputs and (only is None or inputs[node].name in schemas):
+            made[node] = out._input(_bound(inputs[node].bound, schemas))
+        elif node in wanted:
+            made[node] = node.again([made[each] for each in node.inputs])
+    for name, node in plan.outputs.items():
+        if node in wanted and (only is None or name in only):
+            out.output(name, made[node])
+    return out, made
+
+
+def _bound(bound: Bound, schemas: Mapping[str, pa.Schema]) -> Bound:
+    schema = schemas.get(bound.name, bound.schema)
+    machine = None if bound.merging is None else bound.merging.machine
+    if machine is None:
+        return bind(bound.name, schema, bound.spec)
+    return bind_machine(bound.name, schema, bound.spec, machine.machine)
+
+
+def unlike(nodes: Nodes) -> Iterator[str]:
+    """Why a wider plan does not mean what the narrower one meant: nothing where it does.  O(nodes + expressions).
+
+    ``nodes``: by collection of the narrower plan, that of the wider one.
+    """
+    for narrow, wide in nodes.items():
+        if isinstance(narrow, Input) and isinstance(wide, Input):
+            yield from _input_unlike(narrow.bound, wide.bound)
+        else:
+            yield from (f"{cut(repr(wide), 80)}: {why}" for why in wide.unlike(narrow))
+
+
+def _input_unlike(old: Bound, new: Bound) -> Iterator[str]:
+    """What speaks against wider types of an input's columns."""
+    changed, spec, of = differing(old.schema, new.schema), new.spec, f"of input {new.name!r}"
+    decides = {
+        "key": spec.key,
+        "order_by": spec.order_by,
+        "seq": [spec.seq],
+        "time": [spec.time],
+        "groups": [name for order, _ in spec.grouped for name in order],
+        "tie='greatest'": new.tracked if spec.tie == "greatest" else (),
+    }
+    for name in changed:
+        was, now = old.schema.field(name).type, new.schema.field(name).type
+        for option in (option for option, names in decides.items() if name in names):
+            yield f"column {name!r} {of} is {now}, and was {was}; it decides ({option}), and such columns never change"
+    if changed and old.merging is not None and old.merging.machine is not None:
+        yield f"the machine {of} reads {changed}, and may do something else"
+    formulas = (("delete", new.condition), ("where", new.where))
+    for option, expression in formulas:
+        if expression is not None:
+            yield from (f"{option}= {of}: {why}" for why in changed_by(expression, old.schema, new.schema))
+    if isinstance(spec.delete, Tombstone) and spec.delete.column in changed:
+        yield from _tombstone(old, new, of)
+    yield from _merging(old, new, of)
+
+
+def _tombstone(old: Bound, new: Bound, of: str) -> Iterator[str]:
+    """Whether the same values delete."""
+    assert isinstance(new.spec.delete, Tombstone)
+    column = new.spec.delete.column
+    kinds = old.schema.field(column).type, new.schema.field(column).type
+    if old.tombstone is not None and new.tombstone is not None:
+        same = not is_text(kinds[1]) and old.tombstone.cast(kinds[1]).equals(new.tombstone)
+    else:
+        same = not pat.is_boolean(kinds[0])
+    if not same and not is_text(kinds[0]):
+        yield f"{new.spec.delete!r} {of} may mean something else, as {column!r} is {kinds[1]} and was {kinds[0]}"
+
+
+def _merging(old: Bound, new: Bound, of: str) -> Iterator[str]:
+    """What of a merge would not go on as it began."""
+    if new.merging is None or old.merging is None:
+        return
+    changed = set(differing(old.row_schema, new.row_schema))
+    if new.merging.function is not None and changed:
+        yield f"merge= {of} is a function, which reads {sorted(changed)} and may do something else"
+    for column in new.merging.columns:
+        there = old.schema if column.name in old.schema.names else new.schema
+        was, now = there.field(column.name).type, new.schema.field(column.name).type
+        if was != now and new.merging.function is None and not _goes_on(column.strategy, was, now):
+            yield f"{column.strategy!r} of {column.name!r} {of} would go on otherwise with {now} than with {was}"
+    for field, expression in new.merging.derived:
+        if field.name not in old.row_schema.names:
+            continue
+        gave = next(each.type for known, each in old.merging.derived if known.name == field.name)
+        kept = old.row_schema.field(field.name).type
+        if field.name in changed and (expression.type != field.type or (gave != kept and not widening(gave, kept))):
+            yield f"derive= of {field.name!r} {of} gives {gave}, kept as {kept}, and the column is {field.type}"
+        rows = old.row_schema, new.row_schema
+        yield from (f"derive= of {field.name!r} {of}: {why}" for why in changed_by(expression, *rows, gave))
+
+
+def _goes_on(strategy: Strategy, old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether a strategy makes of what was folded, cast, what it makes of the cast cells from the beginning."""
+    if strategy.name in ("max", "min"):
+        return keeps_order(old, new)
+    if strategy.name == "sum":
+        # Of whole numbers every partial sum is a whole number of the narrower type; of floats each was rounded to it.
+        return not pat.is_floating(old) and not (pat.is_floating(new) and old.bit_width == 64)
+    if strategy.name == "fields":
+        parts, default = dict(strategy.parts or ()), strategy.default or last_non_null()
+        pairs = ((old.field(i), new.field(i)) for i in range(old.num_fields))
+        return all(a.type == b.type or _goes_on(parts.get(a.name, default), a.type, b.type) for a, b in pairs)
+    return True

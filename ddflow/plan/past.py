@@ -1,0 +1,84 @@
+"""Past columns: those that a plan had when an epoch was committed, where it has wider or more columns now.
+
+Invariant: an epoch is compared, and its files are read, by the columns that it was given with, for as long as it can be
+given again. Files and digests know no types of their own, so a manifest keeps the columns of its receipts.
+
+>>> from ddflow.plan.spec import Upsert
+>>> plan = Plan()
+>>> _ = plan.output("people", plan.upserts("people", {"id": pa.int64()}, Upsert(key="id")))
+>>> past = Past.of(past_columns(plan, 7), "an example")
+>>> past.epoch, past.inputs["people"].names, past.outputs["people"].names
+(7, ['id'], ['id', '_time', '_diff'])
+>>> at([past], 7) is past, at([past], 8)
+(True, None)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ddflow.errors import CorruptState
+from ddflow.plan.plan import Plan
+from ddflow.storage.epochs import Epoch, PastColumns
+from ddflow.storage.fields import MEND
+
+
+class Past(NamedTuple):
+    """``epoch``: the last one with these columns of ``inputs`` and of the tables of ``outputs``, side ones included."""
+
+    epoch: int
+    inputs: Mapping[str, pa.Schema]
+    outputs: Mapping[str, pa.Schema]
+
+    @classmethod
+    def of(cls, record: PastColumns, what: str) -> Past:
+        """That of a manifest.  ``what``: where it stands.  O(columns).  Raises `CorruptState`."""
+        given = record.inputs, record.outputs
+        return cls(record.epoch, *({name: schema_of(text, what) for name, text in each.items()} for each in given))
+
+
+def past_columns(plan: Plan, epoch: int) -> PastColumns:
+    """The columns of a plan, as a manifest keeps them.  O(columns)."""
+    names = [*plan.outputs, *plan.side_outputs()]
+    outputs = {name: plan.updates_schema(name) for name in names}
+    return PastColumns(
+        epoch,
+        {name: text_of(input.bound.schema) for name, input in plan.inputs.items()},
+        {name: text_of(schema) for name, schema in outputs.items() if schema is not None},
+    )
+
+
+def carried(
+    known: tuple[PastColumns, ...], before: Plan | None, last: int, receipts: Sequence[Epoch]
+) -> tuple[PastColumns, ...]:
+    """The past columns that some receipts were given with.  O(columns).
+
+    ``known``: those of the version before.  ``before``: its plan, where the next one has other columns; ``last``: its
+    epoch.
+    """
+    if before is not None and [each.epoch for each in known[-1:]] != [last]:
+        known = (*known, past_columns(before, last))
+    return tuple(each for each in known if receipts and receipts[0].epoch <= each.epoch)
+
+
+def at(past: Iterable[Past], epoch: int) -> Past | None:
+    """Those of an epoch; None where the plan has them still.  ``past``: ascending.  O(those)."""
+    return next((each for each in past if epoch <= each.epoch), None)
+
+
+def text_of(schema: pa.Schema) -> str:
+    """A schema as text."""
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def schema_of(text: str, what: str) -> pa.Schema:
+    """The schema of a text.  Raises `CorruptState` for what is none."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (binascii.Error, OSError, pa.ArrowException, ValueError) as error:
+        raise CorruptState(what, f"its past columns are no schema ({error})", MEND) from None

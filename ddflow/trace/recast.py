@@ -1,0 +1,152 @@
+"""Recasting: versions whose rows get wider or more columns, and with them other hashes, or other identities.
+
+Invariant: the versions that come out are those that went in, cast, one for one, but for deletions of what was never
+there. Widening is injective, so groups do not meet. The identity of a group is that of its columns, so it changes with
+them, and so does its place in the order of identities; a deletion's row may be filler, so it follows a live version of
+its key. What a deletion has in a column that changes is nobody's, and becomes null.
+
+>>> from ddflow.columns.hashing import Secret, identities
+>>> def made(rows):
+...     high, low = identities(rows.select(["k"]), Secret(1, 2))
+...     return high, low, high
+>>> old = pa.table({"k": pa.array([7, 8], pa.int32())})
+>>> high, _, _ = made(old)
+>>> order = np.argsort(high)
+>>> batch = replace(Batch.of(high[order], [1, 1], [1, 1], old.take(pa.array(order))), low=np.zeros(2, np.uint64))
+>>> sorted(recast(batch, pa.schema({"k": pa.string()}), made, rekeys=True).rows.table.to_pydict()["k"])
+['7', '8']
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints
+from ddflow.columns.rows import RowPool, Rows
+from ddflow.columns.widening import filled
+from ddflow.columns.wider import widening
+from ddflow.kernels.gather import SLOT
+from ddflow.kernels.index import REF, VALUE
+from ddflow.kernels.resolve import LIVE, OCCUPIED
+from ddflow.storage.batch_store import BatchStore
+from ddflow.time import NEVER, Description
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Batch, starts
+from ddflow.trace.batch_file import Made
+from ddflow.trace.checkpoint import index_run
+from ddflow.trace.merge import by_sorting
+from ddflow.trace.run import Part, Run
+from ddflow.trace.spill import spilled
+
+
+def rekeys(old: pa.Schema, new: pa.Schema) -> bool:
+    """Whether identities by some columns change with these: there are more, or hashes are others.  O(columns)."""
+    pairs = [(f.type, new.field(f.name).type) for f in old if f.name in new.names]
+    return old.names != new.names or any(a != b and widening(a, b) != "read" for a, b in pairs)
+
+
+def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool) -> Batch:
+    """A batch in the columns of a schema.  O(n), and O(n log n) where it ``rekeys``.
+
+    ``batch``: all versions of its keys.  ``made``: hashes of rows of that schema.  ``rekeys``: whether identities
+    change with the columns.  Raises `Inexact`.
+    """
+    live, there = batch.live != 0, batch.rows.table
+    if not live.all():
+        every = np.arange(len(batch))
+        for at, field in enumerate(there.schema):
+            if field.name in schema.names and schema.field(field.name).type != field.type:
+                column: Any = there.column(at).take(pa.array(every, mask=~live))
+                there = there.set_column(at, field, column)
+    rows = filled(there, schema)
+    high, low, value = made(rows)
+    value = np.where(live, value, batch.value) if batch.value.size else value
+    if not rekeys:
+        return replace(batch, rows=Rows(rows), value=value, mapped=None)
+    of: Ints = np.cumsum(starts(batch.high, batch.low)) - 1
+    said: Ints = np.full(len(batch), -1)
+    said[of[live]] = np.flatnonzero(live)
+    says: Ints = said[of]
+    kept = np.flatnonzero(says >= 0)
+    high, low = high[says[kept]], low[says[kept]] if low.size else low
+    order = np.lexsort((batch.time[kept], *([low] if low.size else []), high))
+    chosen = kept[order]
+    return replace(
+        batch,
+        high=high[order],
+        low=low[order] if low.size else low,
+        time=batch.time[chosen],
+        live=batch.live[chosen],
+        value=value[chosen],
+        order=batch.order[chosen],
+        rows=Rows(rows.take(pa.array(chosen))),
+        mapped=None,
+    )
+
+
+def recast_pieces(old: Arrangement, schema: pa.Schema, made: Made, rekeys: bool) -> Iterable[Batch]:
+    """All versions of an arrangement, a range of the old identities at a time, recast.  O(versions)."""
+    for parts in old.ranges():
+        picked = by_sorting(old.slots, parts, old.since, not old.keeps)
+        if picked.high.size:
+            yield recast(picked.batch(old.slots, True), schema, made, rekeys)
+
+
+def rekeyed(
+    old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_store: BatchStore | None = None
+) -> None:
+    """Put all versions of an arrangement, recast under other identities, into an empty one, as one run.  O(versions).
+
+    ``indexed``: in memory, and in the index; else on disk: in files of ``batch_store``, None where it is only read.
+    """
+    moved = Arrangement(new.schema, new.index.wide, new.index.words, new.keeps)
+    for batch in recast_pieces(old, new.schema, made, True):
+        if len(batch):
+            moved.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [moved.slots.put(batch)]))
+    new.since, new.upper, new.latest, parts = old.since, old.upper, old.latest, list[Part]()
+    for some in moved.ranges():
+        picked = by_sorting(moved.slots, some, old.since, not new.keeps)
+        if picked.high.size:
+            new.keys += int((picked.last & (picked.live != 0)).sum())
+            batch = picked.batch(moved.slots, True)
+            parts.append(new.slots.put(batch if indexed or batch_store is None else spilled(batch, batch_store)))
+    if not parts:
+        return
+    items = [*old.on_disk.items, *old.spine.items]
+    times = [(item if isinstance(item, Run) else item.output).description for item in items]
+    run = Run(Description(times[0].lower, times[-1].upper, max(each.since for each in times)), parts)
+    (new.spine if indexed else new.on_disk).append(run)
+    if indexed:
+        new.index.room(new.keys + sum(map(len, new.slots.batches)))
+        index_run(new, run)
+    else:
+        new.index.keep_deletions()
+        new.spine.keeps = True
+
+
+def regrown(arranged: Arrangement, schema: pa.Schema, made: Made, hashed: bool) -> None:
+    """Give an arrangement the columns of a schema, where it is.  O(rows) a column that changes.
+
+    Identities stay.  ``made``: hashes of rows of the schema, which are others where ``hashed``; then all rows are read.
+    """
+    slots, table, values = arranged.slots, arranged.index.table, dict[int, Any]()
+    old, slots.pool, arranged.schema = slots.pool, RowPool(schema), schema
+    slots.pool.threads = old.threads
+    slots.pool.put(0, None)
+    for slot, batch in enumerate(slots.by_slot):
+        if batch is None:
+            slots.pool.put(slot, None)
+            continue
+        rows = filled(batch.rows.table, schema)
+        if hashed:
+            values[slot] = made(rows)[2]
+            batch = replace(batch, value=values[slot] if batch.value.size else batch.value)
+        slots.swap(slot, replace(batch, rows=Rows(rows)))
+    references = table[:, REF].view(np.int64)
+    of = (references & ~(OCCUPIED | LIVE)) >> SLOT
+    for slot, value in values.items():
+        here = np.flatnonzero((references & OCCUPIED != 0) & (of == slot))
+        table[here, VALUE] = value[references[here] & ((1 << SLOT) - 1)]

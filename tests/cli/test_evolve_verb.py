@@ -1,0 +1,84 @@
+"""``ddflow evolve``, and a log from before a change: what a user types when a column outgrows its type."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+import ddflow as dd
+from ddflow.cli import app
+
+DAYS = {
+    "1.csv": "id,n,day\n1,5,2024-01-01\n2,6,2024-01-02\n",
+    "2.csv": "id,city,n,day\n3,Bern,7,2024-01-03\n1,Basel,5,2024-01-01\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, text in DAYS.items():
+        (tmp_path / name).write_text(text)
+    for name in DAYS:
+        run("diff", name, "--key", "id", "--types", "n=int32,day=date", "--state", "state", "-o", f"{name}.out.csv")
+    return tmp_path
+
+
+def run(*words: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def test_a_state_that_grew_a_column_is_checked_against_its_own_log() -> None:
+    assert "agrees with its log: 3 rows, 4 events" in run("verify", "state", *DAYS).output
+    told = run("why", "state", "1", *DAYS).output
+    assert "city=null" in told and "city='Basel'" in told
+
+
+@pytest.mark.parametrize("kind", ["int64", "double", "decimal(12,2)", "string"])
+def test_a_log_of_narrower_types_and_fewer_columns_is_one_still(kind: str) -> None:
+    said = run("evolve", "state", "--types", f"n={kind},day=timestamp", "--types", "note=string").output
+    assert "note of input is string, and is new" in said
+    assert "state: 3 rows and 0 waiting events rewritten (epoch 2)" in said
+    assert "agrees with its log" in run("verify", "state", *DAYS).output
+    pq.write_table(
+        pa.table({"id": [1, 2], "n": pa.array([5, 6], pa.int8()), "day": pa.array([19723, 19724], pa.int32())}).cast(
+            pa.schema({"id": pa.int64(), "n": pa.int8(), "day": pa.date32()})
+        ),
+        "1.parquet",
+    )
+    assert "agrees with its log" in run("verify", "state", "1.parquet", "2.csv").output
+    assert "its 2 events in the log" in run("why", "state", "1", "1.parquet", "2.csv").output
+    assert dd.fsck("state").ok
+
+
+def test_what_was_done_is_said_as_json_and_twice_is_nothing() -> None:
+    told = json.loads(run("evolve", "state", "--types", "n=double", "--json").output)
+    assert told["columns"] == {"input": {"n": ["int32", "double"]}} and told["versions"] == 3
+    assert run("evolve", "state", "--types", "n=double").output == "state has these columns already (epoch 2)\n"
+
+
+def test_what_cannot_be_is_refused_and_named() -> None:
+    before = sorted(Path("state").rglob("*"))
+    for types, found in (
+        ("id=string", "column 'id' of input 'input' is string, and was int64; it decides (key)"),
+        ("n=int8", "it is int32, which cannot be widened to that"),
+        ("n=what", "type 'what': there is no such type"),
+    ):
+        assert found in run("evolve", "state", "--types", types, code=1).output
+    assert "--types" in run("evolve", "state", code=2).output
+    found = run("evolve", "state", "--types", "n=double", "--input", "other", code=1).output
+    assert "there is no input 'other'" in found
+    assert sorted(Path("state").rglob("*")) == before
+
+
+def test_a_plan_says_in_its_help_what_a_column_may_become() -> None:
+    said = run("evolve", "--help").output
+    assert "wider integer, decimal(p,s), double, text" in said and "Keys and the columns that decide" in said

@@ -1,0 +1,213 @@
+"""What people reach for in SQL beside DuckDB and Python, and what other libraries' expressions are told."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import Column
+
+import ddflow as dd
+from ddflow.errors import ExpressionError
+from ddflow.expressions import compile
+from ddflow.expressions.json_read import MOST_NESTED, MOST_TEXT, double_text
+
+DATES = st.one_of(st.none(), st.dates(dt.date(1600, 1, 1), dt.date(2400, 12, 31)))
+MOMENTS = st.one_of(st.none(), st.datetimes(dt.datetime(1600, 1, 1), dt.datetime(2400, 12, 31)))
+
+
+def values(text: str, **columns: Any) -> list[Any]:
+    batch = pa.record_batch(columns)
+    compiled = compile(text, batch.schema)
+    result = compiled(batch)
+    result.validate(full=True)
+    assert result.type == compiled.type
+    found: list[Any] = result.to_pylist()
+    return found
+
+
+def by_duckdb(text: str, **columns: Any) -> list[Any]:
+    frame = pa.table({"row": range(len(next(iter(columns.values())))), **columns})
+    with duckdb.connect() as connection:
+        connection.register("frame", frame)
+        return [row[0] for row in connection.sql(f"select {text} from frame order by row").fetchall()]
+
+
+@given(st.lists(DATES, min_size=1), st.integers(-5000, 5000), st.sampled_from(["months", "years", "days", "weeks"]))
+def test_dates_move_as_in_duckdb(dates: list[Any], count: int, unit: str) -> None:
+    count = count // 20 if unit == "years" else count
+    column = pa.array(dates, pa.date32())
+    for sign in "+-":
+        text = f"d {sign} interval '{count} {unit}'"
+        assert values(text, d=column) == by_duckdb(f"cast({text} as date)", d=column)
+
+
+@given(st.lists(MOMENTS, min_size=1), st.integers(-9000, 9000), st.sampled_from(["months", "days", "hours", "seconds"]))
+def test_timestamps_move_as_in_duckdb(moments: list[Any], count: int, unit: str) -> None:
+    column = pa.array(moments, pa.timestamp("us"))
+    for sign in "+-":
+        text = f"t {sign} interval '{count}' {unit}"
+        assert values(text, t=column) == by_duckdb(text, t=column)
+
+
+@given(st.lists(MOMENTS, min_size=1))
+def test_patterns_of_dates_are_written_as_duckdb_writes_its_own(moments: list[Any]) -> None:
+    column = pa.array(moments, pa.timestamp("us"))
+    pairs = {
+        "yyyy-MM-dd HH:mm:ss.SSSSSS": "%Y-%m-%d %H:%M:%S.%f",
+        "EEE d MMM yy": "%a %-d %b %y",
+        "EEEE dd MMMM yyyy, h a": "%A %d %B %Y, %-I %p",
+        "D DDD hh H m s": "%-j %j %I %-H %-M %-S",
+    }
+    for java, theirs in pairs.items():
+        assert values(f"date_format(t, '{java}')", t=column) == by_duckdb(f"strftime(t, '{theirs}')", t=column)
+
+
+TEXTS = st.one_of(st.none(), st.text("a,é;1", max_size=8))
+
+
+@given(st.lists(TEXTS, min_size=1), st.integers(0, 4))
+def test_texts_are_split_as_in_duckdb(texts: list[Any], index: int) -> None:
+    column = pa.array(texts, pa.string())
+    assert values("split(s, ',')", s=column) == by_duckdb("string_split(s, ',')", s=column)
+    assert values("split(s, '[,;]')", s=column) == by_duckdb("string_split_regex(s, '[,;]')", s=column)
+    found = values(f"get(split(s, ','), {index})", s=column)
+    assert found == by_duckdb(f"string_split(s, ',')[{index + 1}]", s=column)
+
+
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
+DOCUMENTS = st.recursive(
+    LEAVES, lambda of: st.one_of(st.lists(of, max_size=3), st.dictionaries(st.sampled_from("abé"), of, max_size=3))
+)
+PATHS = st.lists(st.one_of(st.sampled_from("abé"), st.integers(0, 3)), max_size=4)
+
+
+def standing(value: Any, path: list[Any]) -> Any:
+    """What is at a path; None for nothing."""
+    for step in path:
+        fits = isinstance(value, dict) if isinstance(step, str) else isinstance(value, list) and step < len(value)
+        value = (value.get(step) if isinstance(step, str) else value[step]) if fits else None
+    return value
+
+
+@given(st.lists(DOCUMENTS, min_size=1, max_size=4), PATHS, st.booleans())
+def test_what_stands_at_a_path_is_what_python_finds(documents: list[Any], path: list[Any], ascii: bool) -> None:
+    texts = pa.array([json.dumps(each, ensure_ascii=ascii).replace("\\ud", "\\uD") for each in documents], pa.string())
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    found = values(f"get_json_object(s, '${steps}')", s=texts)
+    for document, text in zip(documents, found, strict=True):
+        value = standing(document, path)
+        if value is None:
+            assert text is None or (not path and text == "null")
+        elif isinstance(value, str):
+            assert text == value
+        else:
+            assert json.loads(text) == value
+
+
+@given(st.lists(DOCUMENTS, min_size=1, max_size=4))
+def test_a_shape_takes_what_is_of_its_types(documents: list[Any]) -> None:
+    texts = pa.array([json.dumps({"v": each}) for each in documents])
+    for kind, of in (("BIGINT", int), ("STRING", str), ("BOOLEAN", bool), ("DOUBLE", (int, float))):
+        for document, found in zip(documents, values(f"from_json(s, 'v {kind}').v", s=texts), strict=True):
+            fits = isinstance(document, of) and (kind == "BOOLEAN" or not isinstance(document, bool))
+            if kind == "STRING":
+                assert (found is None) == (document is None) and (not fits or found == document)
+            elif kind == "BIGINT" and fits and not -(2**63) <= document < 2**63:
+                assert found is None
+            elif kind == "DOUBLE" and isinstance(document, str):
+                assert found is None or document in ("NaN", "Infinity", "-Infinity", "INF", "+INF", "-INF")
+            else:
+                assert found == (document if fits else None)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_double_written_is_the_double_and_has_its_point(value: float) -> None:
+    text = double_text(value)
+    assert float(text) == value and "." in text and ("E" in text) == (value != 0 and not 1e-3 <= abs(value) < 1e7)
+
+
+def test_json_has_limits_that_do_not_depend_on_the_stack() -> None:
+    deep = ["[" * n + "]" * n for n in (MOST_NESTED, MOST_NESTED + 1, 100_000)]
+    strings = ['{"a": "' + "[" * 5000 + '"}']
+
+    def far(levels: int) -> Any:
+        return values("get_json_object(s, '$')", s=[*deep, *strings]) if levels == 0 else far(levels - 1)
+
+    for levels in (0, 800):
+        found = far(levels)
+        assert found[0] == deep[0] and found[1:3] == [None, None] and found[3] == strings[0].replace(" ", "")
+    with pytest.raises(ExpressionError, match="characters, and it may have 20,000,000"):
+        values("get_json_object(s, '$')", s=['"' + "x" * MOST_TEXT + '"'])
+    assert values("from_json(s, 'a INT').a", s=["[" * 100_000]) == [None]
+
+
+REFUSED = {
+    "get_json_object(s, '$.a[*]')": "no path that get_json_object takes; .* unnest it",
+    "get_json_object(s, 'a.b')": r"a path is \$, then",
+    "get_json_object(s, s)": "not a text literal",
+    "from_json(s, 'a TINYINT')": "TINYINT in the shape of from_json is not supported; types are INT",
+    "from_json(s, 'a INT, a INT')": "names a field twice",
+    "from_json(s, 'a ARRAY<STRUCT<b: INT>>')": "arrays are of plain types",
+    "from_json(s, 'a " + "STRUCT<a:" * 20 + "INT" + ">" * 20 + "')": "more than 16 levels",
+    "from_json(s, 'a DECIMAL(50,2)')": "the digits go to 38",
+    "split(s, 'x*')": "matches an empty text",
+    "date_format(t, 'yyyy w')": "'w' in the pattern of date_format is not supported; letters are",
+    "date_format(t, '[yyyy]')": "is not supported",
+    "t + interval 1 month 2 days": "mixes months with days",
+    "t + interval n days": "is no literal; .*date_add",
+    "t + interval '1 fortnight'": "is no interval; write interval 3 days",
+    "t + interval '1-13' year to month": "is no interval",
+    "interval 1 day": "is an interval, which is no value; add it to a date",
+    "s + interval 1 day": "string . an interval is no arithmetic",
+    "li[1:2]": "not supported",
+    "li['a']": "takes an integer index",
+    "from_json(s, 'a INT').b": "no field 'b'; fields are a",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_not_supported_is_refused_by_name(text: str) -> None:
+    schema = pa.schema({"s": pa.string(), "t": pa.timestamp("us"), "n": pa.int32(), "li": pa.list_(pa.int64())})
+    with pytest.raises(ExpressionError, match=REFUSED[text].replace("(", r"\(").replace("[", r"\[")):
+        compile(text, schema)
+
+
+def test_ends_of_ranges_fail_and_name_the_row() -> None:
+    last = pa.array([dt.date(2024, 1, 1), dt.date(9999, 12, 31)])
+    with pytest.raises(ExpressionError, match=r"leaves the range of dates \(row 0"):
+        values("d + interval 9000000 years", d=last)
+    top = pa.array([0, 2**63 - 1]).view(pa.timestamp("us"))
+    with pytest.raises(ExpressionError, match=r"overflow .*\(row 1"):
+        values("t + interval 1 day", t=top)
+    with pytest.raises(ExpressionError, match=r"index 3 is outside of a list of 2 elements \(row 1"):
+        values("x[3]", x=pa.array([None, [1, 2]], pa.list_(pa.int64())))
+    assert values("t + interval 1 month", t=pa.array([10**18 + 1]).view(pa.timestamp("ns")))[0].year == 2001
+
+
+def flow() -> Any:
+    return dd.Flow().upserts("orders", {"id": int, "city": str, "the amount": float}, dd.Upsert("id"))
+
+
+def test_expressions_of_other_libraries_are_told_the_sql_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = flow()
+    with pytest.raises(
+        ExpressionError, match=r"filter: it is an expression of Polars: .*write SQL: filter\(.city = 'x'"
+    ):
+        mine.filter(pl.col("city") == "Bern")
+    with pytest.raises(ExpressionError, match=r"write SQL: filter.*`the amount` > 1"):
+        mine.filter(pl.col("the amount") > 5)
+    for columns in (pl.col("city"), [pl.col("city")], {"up": pl.col("city").str.to_uppercase()}):
+        with pytest.raises(ExpressionError, match=r"write SQL: project\(\{\"name\": \"coalesce\(city, 'x'\)"):
+            mine.project(columns)
+    column = object.__new__(Column)
+    monkeypatch.setattr(type(column), "__repr__", lambda _: "Column<'(id > 5)'>")
+    with pytest.raises(ExpressionError, match=r"a Column of PySpark: Column<'\(id > 5\)'>; write SQL: filter\(.id > 1"):
+        mine.filter(column)

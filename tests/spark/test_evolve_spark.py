@@ -1,0 +1,88 @@
+"""Columns that change on Spark: a state of many partitions is rewritten by a job, and goes on as the local engine does;
+an epoch that is given again is compared by the columns that it was given with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from spark_session import counted, frame_of
+
+import ddflow as dd
+import spark_bridge
+from ddflow.columns.widening import filled
+from ddflow.errors import PlanChanged, ReplayMismatch
+from spark_bridge import rescaling
+
+NARROW: dict[str, Any] = {"id": pa.int64(), "city": pa.string(), "n": pa.int32()}
+
+
+def plan(columns: dict[str, Any], distinct: bool = False) -> dd.Flow:
+    flow = dd.Flow()
+    rows = flow.output("rows", flow.upserts("a", columns, dd.Upsert(key="id")))
+    flow.output("by_n", rows.count("n"))
+    flow.output("chosen", rows.project({"m": "n", "many": "n > 2"}).distinct())
+    if distinct:
+        both = flow.upserts("b", columns, dd.Upsert(key="id"))
+        flow.output("either", rows.concat(both).distinct())
+    return flow
+
+
+def rows(begin: int, n: int, columns: dict[str, Any] = NARROW) -> pa.Table:
+    given = [{"id": i % 7, "city": f"c{i % 3}", "n": i % 4 or None} for i in range(begin, begin + n)]
+    return pa.Table.from_batches([filled(pa.Table.from_pylist(given, pa.schema(NARROW)), pa.schema(columns))])
+
+
+def test_a_state_is_rewritten_by_a_job_and_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, wide = str(tmp_path / "state"), NARROW | {"n": pa.decimal128(12, 2), "new": pa.string()}
+    spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(0, 9))}, 3, state=state)
+    monkeypatch.setattr(rescaling, "LARGE", 0)
+    done = spark_bridge.evolve(state, {"n": "decimal(12,2)", "new": "string"})
+    assert done.columns["a"] == {"n": ("int32", "decimal128(12, 2)"), "new": (None, "string")}
+    assert dd.fsck(state).ok and dd.verify(state, {"a": rows(0, 9)}).ok
+    with plan(wide).open() as twin:
+        twin.step({"a": rows(0, 9, wide)}, 1)
+        for name in plan(wide).outputs:
+            assert counted(dd.read(state, name)) == counted(twin.read(name)), name
+        again = spark_bridge.run(plan(wide), {"a": frame_of(spark, rows(0, 9, wide))}, state=state, epoch=1)
+        assert again.replayed and again["by_n"].count() == 4
+        with pytest.raises(ReplayMismatch):
+            spark_bridge.run(plan(wide), {"a": frame_of(spark, rows(1, 9, wide))}, state=state, epoch=1)
+        spark_bridge.run(plan(wide), {"a": frame_of(spark, rows(4, 6, wide))}, state=state)
+        twin.step({"a": rows(4, 6, wide)}, 2)
+        for name in plan(wide).outputs:
+            assert counted(dd.read(state, name)) == counted(twin.read(name)), name
+
+
+def test_wider_integers_are_taken_when_a_state_is_opened(spark: SparkSession, tmp_path: Path) -> None:
+    state, wide = str(tmp_path / "state"), NARROW | {"n": pa.int64(), "city": pa.large_string()}
+    spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(0, 9))}, 2, state=state)
+    with pytest.raises(PlanChanged, match="--types 'n=double'"):
+        spark_bridge.run(plan(NARROW | {"n": pa.float64()}), {"a": frame_of(spark, rows(0, 9))}, state=state)
+    spark_bridge.run(plan(wide), {"a": frame_of(spark, rows(3, 9, wide))}, state=state)
+    with plan(wide).open() as twin:
+        for time, begin in ((1, 0), (2, 3)):
+            twin.step({"a": rows(begin, 9, wide)}, time)
+        for name in plan(wide).outputs:
+            assert counted(dd.read(state, name)) == counted(twin.read(name)), name
+
+
+def test_what_tells_rows_apart_by_a_new_column_moves_them(spark: SparkSession, tmp_path: Path) -> None:
+    state, wide = str(tmp_path / "state"), NARROW | {"new": pa.string()}
+    frames = {"a": frame_of(spark, rows(0, 9)), "b": frame_of(spark, rows(2, 9))}
+    spark_bridge.run(plan(NARROW, True), frames, 2, state=state)
+    with pytest.raises(PlanChanged, match=r"rows of \['distinct'\] are told apart by it"):
+        spark_bridge.run(plan(wide, True), {"a": frame_of(spark, rows(0, 9, wide))}, state=state)
+    both = {name: {"new": "string"} for name in ("a", "b")}
+    spark_bridge.evolve(state, both)
+    spark_bridge.run(plan(wide, True), {"a": frame_of(spark, rows(5, 9, wide))}, state=state)
+    with plan(wide, True).open() as twin:
+        twin.step({"a": rows(0, 9, wide), "b": rows(2, 9, wide)}, 1)
+        twin.step({"a": rows(5, 9, wide)}, 2)
+        for name in plan(wide, True).outputs:
+            assert counted(dd.read(state, name)) == counted(twin.read(name)), name
