@@ -31,7 +31,6 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.declared import without_index
-from ddflow.columns.schema import conform
 from ddflow.errors import NotArrow, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -126,9 +125,9 @@ def of_files(source: "FilesSource") -> pa.RecordBatchReader:
 
     def batches() -> Iterator[pa.RecordBatch]:
         with closing(source):
-            for batch, position in source.batches():
+            for batch, _ in source.batches():
                 if batch.num_rows:
-                    yield from conform(pa.Table.from_batches([batch]), schema, position.file).to_batches()
+                    yield batch.select(schema.names)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
