@@ -14,7 +14,7 @@ DataType(string)
 [{'id': 1, 'city': 'Bern'}]
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,7 +145,7 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
-def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[str] = ()) -> pa.Table:
+def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[str] = ()) -> pa.Table:
     """``table`` with exactly ``schema``'s columns, order and types, each column in one chunk.
 
     Columns are matched by name; one that is missing is null, unless it is ``required``.  Raises `SchemaMismatch`
@@ -176,7 +176,8 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Iterable[st
         if field.name not in names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
-        columns.append(lossless(table.column(field.name), field, f"rows for {what}"))
+        widens = field.name not in required  # keys and orders never change
+        columns.append(lossless(table.column(field.name), field, f"rows for {what}", widens))
     return _without_nulls(pa.Table.from_arrays(columns, schema=schema), what)
 
 
@@ -191,8 +192,11 @@ def _without_nulls(table: pa.Table, what: str) -> pa.Table:
     return table
 
 
-def lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
-    """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there."""
+def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, widens: bool = False) -> pa.Array:
+    """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there.
+
+    ``widens``: the error says how a state's column becomes wider.
+    """
     source = column.type
     if source == field.type:
         return one_chunk(column)
@@ -205,12 +209,13 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.Array:
         row = first_misfit(array, field.type)
         found = f"row {row:,} holds {_value(array, row)} ({source}), which does not fit {field.type}"
         fits = fitting(array.type, field.type)
-        raise SchemaMismatch(asked, found, f"mend the row, or declare {fits}{becomes(field, fits)}")
+        raise SchemaMismatch(asked, found, f"mend the row, or declare {fits}{becomes(field, fits) if widens else ''}")
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
     found = f"it is {source}, declared is {field.type}" + "".join(
         f"; row {i:,} holds {_value(array, i)}" for i in there
     )
-    raise SchemaMismatch(asked, found, f"cast it yourself, or declare {array.type}{becomes(field, array.type)}")
+    remedy = f"cast it yourself, or declare {array.type}{becomes(field, array.type) if widens else ''}"
+    raise SchemaMismatch(asked, found, remedy)
 
 
 def _value(array: pa.Array, row: int) -> str:

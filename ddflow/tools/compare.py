@@ -30,7 +30,7 @@ from ddflow.columns.casts import exact, fitting
 from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
 from ddflow.columns.schema import normal_type, one_chunk, plain
-from ddflow.connectors.files import Reading, open_files
+from ddflow.connectors.files import AS_USUAL, Reading, open_files
 from ddflow.connectors.files.kinds import is_text_kind
 from ddflow.connectors.files.places import STDIN, listed
 from ddflow.connectors.frames import of_files, to_table
@@ -116,17 +116,17 @@ def comparison(
     key: Any,
     ignore: Any = (),
     types: Mapping[str, pa.DataType] | None = None,
-    how: Reading | None = None,
+    how: Reading = AS_USUAL,
 ) -> Comparison:
     """What `compare` returns, and what it says besides.  ``types``, ``how``: of files.  As `compare`."""
     keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
-    files, rows = how or Reading(), zip((before, after), SIDES, strict=True)
-    both = [_read(given, types or {}, files, f"the rows {side}") for given, side in rows]
+    rows = zip((before, after), SIDES, strict=True)
+    both = [_read(given, types or {}, how, f"the rows {side}") for given, side in rows]
     _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
     both = [table.drop_columns([name for name in left_out if name in table.column_names]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
         _check_known(keys, f"key (in the rows {side})", table.column_names)
-    both = _texts(both, (before, after), files)
+    both = _texts(both, (before, after), how)
     schema = _schema(both, keys)
     lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
     notes = tuple(
@@ -174,8 +174,7 @@ def _texts(both: list[pa.Table], given: tuple[Any, Any], how: Reading) -> list[p
 
 def _is_text(given: Any, how: Reading) -> bool:
     """Whether rows come from files whose columns have no types but guessed ones."""
-    path = isinstance(given, str | os.PathLike)
-    again = path and given != STDIN  # which cannot be read a second time
+    again = isinstance(given, str | os.PathLike) and given != STDIN  # which cannot be read again
     return again and all(is_text_kind(each.kind.name) for each in listed([os.fspath(given)], how.kind))
 
 
