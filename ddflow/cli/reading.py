@@ -35,7 +35,7 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.cli.options import Ask
-from ddflow.cli.plan import INPUT, most_absent
+from ddflow.cli.plan import INPUT, most_absent, names
 from ddflow.cli.progress import Tick
 from ddflow.cli.say import say
 from ddflow.connectors.files import FilePosition, FilesSource, Reading
@@ -104,13 +104,21 @@ def how(
 
 def asked_how(ask: Ask, skipped: Skipped) -> Reading:
     """The same of a run, which may have a state.  Raises `SpecError`."""
-    state = None if ask.state is None else shlex.quote(public(ask.state))
+
+    def declare(types: str) -> str:
+        if ask.state is None:
+            return typed(types)
+        # A key and an order never change in a state.
+        fixed = {*names(ask.key), *names(ask.order_by), ask.time, ask.seq}
+        state, moves = shlex.quote(public(ask.state)), types.partition("=")[0] in fixed
+        return f"ddflow {f'migrate {state} NEW LOG... --whole' if moves else f'evolve {state}'} {typed(types)}"
+
     return replace(
         how(ask.format, ask.delimiter, ask.null, ask.encoding),
         strict=ask.strict_columns,
         empty=ask.whole and ask.allow_empty,
         skip=skipped.note if skipped.allowed else None,
-        declare=typed if state is None else lambda types: f"ddflow evolve {state} {typed(types)}",
+        declare=declare,
     )
 
 

@@ -181,16 +181,37 @@ def test_a_line_says_which_columns_come_and_go(ending: str) -> None:
     assert f"columns: new 'label' ({first}); missing 'name' ({first}{rest})\n" in said
 
 
-def test_a_type_that_widens_after_a_state_says_what_to_type() -> None:
-    files = Feed("widened", 2).write(".csv")
-    at = Feed("widened", 2).at
-    run("diff", *files[:at], "--key", "id", "--state", "s", "-o", "a.csv")
-    said = run("diff", *files[at:], "--key", "id", "--state", "s", "-o", "b.csv", code=1).stderr
-    assert f"{at}.csv, row " in said and "column 'n': " in said
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+@pytest.mark.parametrize("change", ["widened", "texts"])
+def test_a_type_that_widens_after_a_state_says_what_to_type(change: str, ending: str) -> None:
+    """What is said is typed, and the feed goes on to the same contents."""
+    feed = Feed(change, 2)
+    files, at = feed.write(ending), feed.at
+    words = ["--key", "id", "--state", "s", "-o"]
+    run("diff", *files[:at], *words, f"a{ending}")
+    said = run("diff", *files[at:], *words, f"b{ending}", code=1).stderr
+    assert f"{at}{ending}, " in said and "column 'n': " in said
     assert (
         "is not how a value of type int64 is written; mend it, or declare the type that fits: ddflow evolve s" in said
     )
-    assert "--types n=double" in said
+    line = said.split("that fits: ddflow ")[1].split(";")[0].split()
+    assert line == ["evolve", "s", "--types", "n=double" if change == "widened" else "n=string"]
+    run(*line)
+    run("diff", *files[at:], *words, f"c{ending}")
+    kept = dd.read("s", "output").to_pylist()
+    assert Counter(plain({n: v for n, v in row.items() if n != "_diff"}) for row in kept) == feed.contents("diff")
+    assert "agrees with its log" in run("verify", "s", *files).stdout
+
+
+def test_a_key_that_widens_after_a_state_names_another_way() -> None:
+    Path("a.csv").write_text("id,at\n1,1\n")
+    Path("b.csv").write_text("id,at\nA-7,2\n")
+    words = ["--key", "id", "--order-by", "at", "--state", "s", "-o"]
+    run("diff", "a.csv", *words, "a.jsonl")
+    said = run("diff", "b.csv", *words, "b.jsonl", code=1).stderr
+    assert "the type that fits: ddflow migrate s NEW LOG... --whole --types id=string\n" in said
+    run("migrate", "s", "t", "a.csv", "b.csv", *words[:4], "--whole", "--types", "id=string", "-o", "c.jsonl")
+    assert {row["id"] for row in dd.read("t", "output").to_pylist()} == {"1", "A-7"}
 
 
 def test_a_state_that_grew_is_verified_by_all_of_its_files() -> None:
