@@ -30,28 +30,27 @@ from pyspark.sql.types import StructType
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform
-from ddflow.columns.widening import narrowed
 from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
 from ddflow.kernels import background
 from ddflow.kernels.compile import cache_directory
-from ddflow.partitions.chunks import PACKED, added, chunk_limits
+from ddflow.partitions.chunks import PACKED, added, chunk_limits, chunk_schema
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.partitioner import Partitioner, carried_only, columns_there
+from ddflow.partitions.past_digests import PastDigests
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.evolve import evolved
 from ddflow.plan.past import Past
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.manifest import Epoch
 from ddflow.storage.opening import located
 from spark_bridge.errors import translated
-from spark_bridge.tasks import EpochStage, Route
+from spark_bridge.tasks import EpochStage, Redigest, Route
 from spark_bridge.types import arrow_schema, loose, restored, shapes, spark_schema
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
@@ -119,11 +118,10 @@ class Job:
         """Close the state; twice is harmless."""
         self.coordinator.close()
 
-    def routed(self, frames: Mapping[str, DataFrame], past: Past | None = None) -> DataFrame:
+    def routed(self, frames: Mapping[str, DataFrame]) -> DataFrame:
         """Frames as one of chunks, each on its way to its partition.  Runs nothing.
 
-        ``past``: the columns of the epoch that rows are compared with, where they were others.  Raises `MissingExtra`
-        where pandas is missing or does not fit.
+        Raises `MissingExtra` where pandas is missing or does not fit.
         """
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
@@ -131,14 +129,7 @@ class Job:
         most = chunk_limits(partitions)[1]
         if self.memory is not None:
             most = min(most, max(self.memory // 16, 1 << 20))
-        flow, columns = self.flow, dict(self.columns)
-        if past is not None:
-            flow = evolved(flow, past.inputs, only=())[0]
-            columns = {n: tuple(c for c in there if c in past.inputs[n].names) for n, there in columns.items()}
-        routers = (
-            router(flow, name, partitions, secret, columns[name], most, None if past is None else self.flow)
-            for name in frames
-        )
+        routers = (router(self.flow, name, partitions, secret, self.columns[name], most) for name in frames)
         return joined(routed(frames[each.input], each, version) for each in routers)
 
     def epoch(
@@ -161,6 +152,9 @@ class Job:
     def again(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
         """What a committed epoch returned; its rows are compared.  Raises `ReplayMismatch` for others."""
         chunks: list[Any] = []
+        past = self.coordinator.log.past(epoch.epoch)
+        if packed is not None and past is not None:
+            packed = mapped(packed, Redigest(self._past_digests(past)))
         if packed is not None:
             with self.around(session, f"epoch {epoch.epoch}, again"):
                 chunks = packed.select("what", "rows", "digest").collect()
@@ -171,6 +165,12 @@ class Job:
             rows[name] = rows.get(name, 0) + count
             digests[name] = added(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
+
+    def _past_digests(self, past: Past) -> PastDigests:
+        """What digests chunks by the columns that an epoch was given with."""
+        now = {name: chunk_schema(each.bound.schema, self.columns.get(name)) for name, each in self.flow.inputs.items()}
+        then = {name: chunk_schema(past.inputs.get(name, schema), schema.names) for name, schema in now.items()}
+        return PastDigests(tuple(now.values()), tuple(then.values()), Secret(*self.coordinator.manifest.secret))
 
     def _run(self, session: Any, packed: DataFrame | None, start: EpochStart) -> list[Receipt]:
         """Run all stages, for every partition.  All of it again, a few times, where Spark gives a job up.
@@ -218,20 +218,11 @@ def router(
     secret: Secret,
     columns: tuple[str, ...],
     chunk_bytes: int | None = None,
-    now: Plan | None = None,
 ) -> Partitioner:
-    """What brings an input's rows to their partitions, in Spark's types.  ``now``: the plan of their columns, where
-    those of ``flow`` are older."""
-    came = loose((now or flow).inputs[name].bound.schema)
+    """What brings an input's rows to their partitions, in Spark's types."""
+    came = loose(flow.inputs[name].bound.schema)
     restore: Any = partial(restored, schema=came, what=f"rows for {name!r}")
-    if now is not None:
-        restore = partial(_as_before, schema=flow.inputs[name].bound.schema, restore=restore)
     return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes)
-
-
-def _as_before(table: pa.Table, schema: pa.Schema, restore: Any) -> pa.Table:
-    """Rows in the columns that they had before these grew."""
-    return narrowed(restore(table), schema)
 
 
 def routed(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:

@@ -315,8 +315,7 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions,
     job = Job(flow, columns, options, session)
     try:
         before = job.coordinator.committed(epoch=epoch) if epoch is not None else None
-        past = None if before is None else job.coordinator.log.past(before.epoch)
-        packed = job.routed(frames, past) if frames else None
+        packed = job.routed(frames) if frames else None
         if before is None:
             committed = job.epoch(session, packed, close=close, epoch=epoch)
         else:

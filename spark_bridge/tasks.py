@@ -38,6 +38,7 @@ from ddflow.errors import SnapshotExpired
 from ddflow.partitions.chunks import packed_receipts, packed_sums
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.partitioner import Partitioner
+from ddflow.partitions.past_digests import PastDigests
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.shuffle_reader import ShuffleReader
 from ddflow.partitions.stage_once import computed
@@ -85,6 +86,17 @@ class Route:
             if self.version is not None:
                 look(self.version)
             yield from self.router((batch.rename_columns(list(self.names)) for batch in batches), _number())
+
+
+@dataclass(frozen=True)
+class Redigest:
+    """Chunks of an epoch that is given again, digested by the columns that it was given with.  O(rows)."""
+
+    digests: PastDigests
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        with noted():
+            yield from map(self.digests, batches)
 
 
 @dataclass(frozen=True)

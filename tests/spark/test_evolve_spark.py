@@ -3,10 +3,12 @@ an epoch that is given again is compared by the columns that it was given with."
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from spark_session import counted, frame_of
@@ -85,4 +87,44 @@ def test_what_tells_rows_apart_by_a_new_column_moves_them(spark: SparkSession, t
         twin.step({"a": rows(0, 9, wide), "b": rows(2, 9, wide)}, 1)
         twin.step({"a": rows(5, 9, wide)}, 2)
         for name in plan(wide, True).outputs:
+            assert counted(dd.read(state, name)) == counted(twin.read(name)), name
+
+
+def test_a_batch_that_a_query_gives_again_after_a_change_is_the_one_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    """The driver dies after our commit and before Spark's; the query that goes on has wider columns and new ones."""
+    state, folder = str(tmp_path / "state"), tmp_path / "in"
+    folder.mkdir()
+
+    def give(number: int, table: pa.Table) -> None:
+        pq.write_table(table, folder / f"{number}.parquet")
+        os.utime(folder / f"{number}.parquet", (1_700_000_000 + number,) * 2)
+
+    def run(flow: dd.Flow, columns: str) -> Any:
+        reader = spark.readStream.schema(columns).option("maxFilesPerTrigger", 1).parquet(str(folder))
+        query = spark_bridge.stream(flow, reader, state=state, partitions=2, trigger={"availableNow": True}).start()
+        query.awaitTermination()
+        return [(each.epoch, each.replayed) for each in query.ddflow.stats()]
+
+    def forget_commit() -> None:
+        last = max(Path(f"{state}.checkpoint/commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        last.unlink()
+        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+    give(0, rows(0, 9))
+    give(1, rows(4, 9))
+    assert run(plan(NARROW), "id long, city string, n int") == [(1, False), (2, False)]
+    forget_commit()
+    wide = NARROW | {"n": pa.int64(), "new": pa.string()}
+    assert run(plan(wide), "id long, city string, n long, new string") == [(2, True)]
+    forget_commit()
+    give(1, rows(5, 9))
+    with pytest.raises(ReplayMismatch, match="other columns since"):
+        run(plan(wide), "id long, city string, n long, new string")
+    give(1, rows(4, 9))
+    give(2, rows(2, 3, wide))
+    assert run(plan(wide), "id long, city string, n long, new string") == [(2, True), (3, False)]
+    with plan(wide).open() as twin:
+        for time, given in enumerate((rows(0, 9, wide), rows(4, 9, wide), rows(2, 3, wide)), 1):
+            twin.step({"a": given}, time)
+        for name in plan(wide).outputs:
             assert counted(dd.read(state, name)) == counted(twin.read(name)), name
