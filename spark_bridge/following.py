@@ -33,7 +33,7 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.partitions.reading import read_updates, stamped
 from ddflow.partitions.version import Version
 from ddflow.plan.compatibility import plan_of
-from ddflow.plan.past import Past, at
+from ddflow.plan.past import PastSchemas, at
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Epoch, Manifest
@@ -200,7 +200,7 @@ class Follower(DataSourceStreamReader):
             )
 
     def _files(self, manifest: Manifest, epochs: Sequence[Epoch]) -> Iterator[UpdatesFile]:
-        known = [Past.of(each, f"manifest {manifest.number} of {self.where}") for each in manifest.past]
+        known = [PastSchemas.of(each, f"manifest {manifest.number} of {self.where}") for each in manifest.past]
         for epoch in epochs:
             past = at(known, epoch.epoch)
             columns = None if past is None else past.outputs.get(self.output)

@@ -44,7 +44,7 @@ from ddflow.partitions.past_digests import PastDigests
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.past import Past
+from ddflow.plan.past import PastSchemas
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.manifest import Epoch
@@ -166,7 +166,7 @@ class Job:
             digests[name] = added(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
-    def _past_digests(self, past: Past) -> PastDigests:
+    def _past_digests(self, past: PastSchemas) -> PastDigests:
         """What digests chunks by the columns that an epoch was given with."""
         now = {name: chunk_schema(each.bound.schema, self.columns.get(name)) for name, each in self.flow.inputs.items()}
         then = {name: chunk_schema(past.inputs.get(name, schema), schema.names) for name, schema in now.items()}

@@ -30,7 +30,7 @@ from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import behind
-from ddflow.plan.past import Past
+from ddflow.plan.past import PastSchemas
 from ddflow.plan.plan import Plan
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
@@ -49,7 +49,7 @@ class OutputFiles(NamedTuple):
     store: str
     trust: str
     folder: str | None
-    past: Past | None
+    past: PastSchemas | None
 
 
 class Ran(Mapping[str, DataFrame]):

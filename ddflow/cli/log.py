@@ -26,7 +26,7 @@ import typer
 
 from ddflow.cli.reading import rows_of
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.files import AS_USUAL, FilesSource, Reading, open_files
+from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files
 from ddflow.engine.logs import Full
 from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable, SchemaMismatch
@@ -48,7 +48,7 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
     return bind(name, *known[name])
 
 
-def log_of(paths: Sequence[str], bound: Bound, how: Reading = AS_USUAL) -> FilesSource:
+def log_of(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> FilesSource:
     """Files as the log of an input, in its columns; others are refused.  Raises what `open_files` raises."""
     types = dict(zip(bound.schema.names, bound.schema.types, strict=True))
     given = open_files(paths, types, bound.required, bound.schema, how)

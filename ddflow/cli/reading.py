@@ -38,7 +38,7 @@ from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, most_absent, names
 from ddflow.cli.progress import Tick
 from ddflow.cli.say import say
-from ddflow.connectors.files import FilePosition, FilesSource, Reading
+from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import Dialect, named
 from ddflow.connectors.files.places import STDIN
 from ddflow.connectors.files.read_text import typed
@@ -96,13 +96,13 @@ def how(
     delimiter: str | None = None,
     null: Sequence[str] | None = None,
     encoding: str = "utf-8",
-) -> Reading:
+) -> FileOptions:
     """How the files of a command line are written.  Raises `SpecError`."""
     dialect = Dialect(delimiter, tuple(null or ()), encoding)
-    return Reading(dialect=dialect, kind=None if format is None else named(format))
+    return FileOptions(dialect=dialect, kind=None if format is None else named(format))
 
 
-def asked_how(ask: Ask, skipped: Skipped) -> Reading:
+def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
     """The same of a run, which may have a state.  Raises `SpecError`."""
 
     def declare(types: str) -> str:

@@ -41,7 +41,7 @@ from ddflow.errors import CorruptState, ReplayMismatch, SchemaMismatch, StateRef
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.evolve import evolved
 from ddflow.plan.options import EngineOptions
-from ddflow.plan.past import Past
+from ddflow.plan.past import PastSchemas
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
@@ -203,7 +203,7 @@ class Commits:
         tables = {name: self._table(name, output, epoch, dataflow, past) for name, output in call.outputs.items()}
         return dataflow.committed(tables, call.counts, call.frontier)
 
-    def _table(self, name: str, output: Output, epoch: int, dataflow: Dataflow, past: Past | None) -> pa.Table:
+    def _table(self, name: str, output: Output, epoch: int, dataflow: Dataflow, past: PastSchemas | None) -> pa.Table:
         """What an output gained in a committed epoch, in the columns that it has now.  ``past``: those it had then."""
         schema = dataflow.output_schema(name)
         there = schema if past is None else past.outputs[name]

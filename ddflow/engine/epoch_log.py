@@ -34,7 +34,7 @@ from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.past import Past, at, carried
+from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.closing import on_failure
@@ -166,11 +166,11 @@ class EpochLog:
         before = self.manifest_log.manifest.receipts
         return (*before[max(0, len(before) + 1 - self.keep) :], epoch)
 
-    def past(self, epoch: int) -> Past | None:
+    def past(self, epoch: int) -> PastSchemas | None:
         """The columns that an epoch was committed with; None where the plan has them still.  O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
         known = carried(manifest.past, self._before, manifest.epoch, manifest.receipts)
-        return at([Past.of(each, where) for each in known], epoch)
+        return at([PastSchemas.of(each, where) for each in known], epoch)
 
     @property
     def _before(self) -> Plan | None:

@@ -123,7 +123,7 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
     if (change.types or change.columns) and not refused:
         narrow = {name: schema for name, (schema, _) in before.items()}
         plan, nodes = evolved(flow, narrow, only=set(flow.outputs) - set(change.outputs))
-        refused += unlike({old: new for new, old in nodes.items()})
+        refused += unlike(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
     remedy = "open it with the plan that it was made by, or make a new state of the log with ddflow migrate"
     if not refused and change.rewrites and not rewriting:

@@ -13,7 +13,7 @@ and times never change, because they are in what was decided already. Which type
 >>> wide, nodes = evolved(plan, {"people": grown(people.bound, {"n": pa.int64(), "city": pa.string()}, "people")})
 >>> wide.outputs
 {'many': Filter(id int64, n int64, city string), 'by_n': Count(n int64, count int64)}
->>> list(unlike(nodes))
+>>> list(unlike(plan, wide, nodes))
 []
 """
 
@@ -132,15 +132,16 @@ def _bound(bound: Bound, schemas: Mapping[str, pa.Schema]) -> Bound:
     return bind_machine(bound.name, schema, bound.spec, machine.machine)
 
 
-def unlike(nodes: Nodes) -> Iterator[str]:
+def unlike(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
     """Why a wider plan does not mean what the narrower one meant: nothing where it does.  O(nodes + expressions).
 
     ``nodes``: by collection of the narrower plan, that of the wider one.
     """
+    for name in old.inputs.keys() & new.inputs.keys():
+        if nodes.get(old.inputs[name]) is new.inputs[name]:
+            yield from _input_unlike(old.inputs[name].bound, new.inputs[name].bound)
     for narrow, wide in nodes.items():
-        if isinstance(narrow, Input) and isinstance(wide, Input):
-            yield from _input_unlike(narrow.bound, wide.bound)
-        else:
+        if narrow.inputs:
             yield from (f"{cut(repr(wide), 80)}: {why}" for why in wide.unlike(narrow))
 
 

@@ -76,6 +76,7 @@ def explained(plan: Plan, roots: Mapping[str, Collection]) -> Explained:
     """The text of some collections, by name."""
     standing, seen, lines = _standing(plan), set[Collection](), list[str]()
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
+    entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
     for name, root in roots.items():
         lines.append(f"output {name}: {_columns(root.schema)}" if root not in names or name != names[root] else name)
         ahead = [(root, "", "└─ ", "   ")]
@@ -83,12 +84,13 @@ def explained(plan: Plan, roots: Mapping[str, Collection]) -> Explained:
             node, before, here, below = ahead.pop()
             again = node in seen
             seen.add(node)
-            text, notes = _written(node, names), _notes(node, standing, root is node)
+            entry = entries.get(node)
+            text, notes = _written(node, names), _notes(node, entry, standing, root is node)
             note = "as above" if again else "; ".join(notes)
             lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
             inside = before + below
-            if isinstance(node, Input) and not again:
-                lines += [f"{inside}   {_columns(node.bound.schema)}", f"{inside}   {_spec(node)}"]
+            if entry is not None and not again:
+                lines += [f"{inside}   {_columns(entry.bound.schema)}", f"{inside}   {_spec(entry)}"]
             ends = [("└─ ", "   "), *[("├─ ", "│  ")] * (len(node.inputs) - 1)]
             if node.inputs and not again:
                 ahead += [(of, inside, *end) for of, end in zip(reversed(node.inputs), ends, strict=True)]
@@ -112,12 +114,14 @@ def _spec(node: Input) -> str:
     return cut(", ".join(f"{name}={value!r}" for name, value in json.loads(node.spec.to_json()).items()))
 
 
-def _notes(node: Collection, standing: Mapping[Collection, Columns | None], output: bool) -> list[str]:
-    """What is to be known of a collection besides what it is."""
+def _notes(
+    node: Collection, entry: Input | None, standing: Mapping[Collection, Columns | None], output: bool
+) -> list[str]:
+    """What is to be known of a collection besides what it is.  ``entry``: itself, where it is an input of the plan."""
     notes = []
-    meets = [node.spec.key] if isinstance(node, Input) else [by for by in node.exchange() if by is not None]
+    meets = [by for by in node.exchange() if by is not None] if entry is None else [entry.spec.key]
     for by in meets:
-        stand = () if isinstance(node, Input) else standing[node.inputs[0]]
+        stand = standing[node.inputs[0]] if entry is None else ()
         which = f"[{', '.join(by)}]" if by else "one partition"
         together = bool(stand) and set(stand or ()) <= set(by)
         notes.append(f"rows stand by {which} already" if together else f"rows move to their {which}" if by else which)
@@ -130,10 +134,9 @@ def _notes(node: Collection, standing: Mapping[Collection, Columns | None], outp
 
 def _standing(plan: Plan) -> dict[Collection, Columns | None]:
     """By which columns equal rows of each collection stand in one partition; None for none."""
-    out: dict[Collection, Columns | None] = {}
+    out: dict[Collection, Columns | None] = {node: tuple(node.spec.key) for node in plan.inputs.values()}
     for node in plan.nodes:  # a collection stands behind what it is made of
-        if isinstance(node, Input):
-            out[node] = tuple(node.spec.key)
+        if node in out:
             continue
         before = {out[of] for of in node.inputs}
         stand = before.pop() if len(before) == 1 else None

@@ -6,7 +6,7 @@ given again. Files and digests know no types of their own, so a manifest keeps t
 >>> from ddflow.plan.spec import Upsert
 >>> plan = Plan()
 >>> _ = plan.output("people", plan.upserts("people", {"id": pa.int64()}, Upsert(key="id")))
->>> past = Past.of(past_columns(plan, 7), "an example")
+>>> past = PastSchemas.of(past_columns(plan, 7), "an example")
 >>> past.epoch, past.inputs["people"].names, past.outputs["people"].names
 (7, ['id'], ['id', '_time', '_diff'])
 >>> at([past], 7) is past, at([past], 8)
@@ -28,7 +28,7 @@ from ddflow.storage.epochs import Epoch, PastColumns
 from ddflow.storage.fields import MEND
 
 
-class Past(NamedTuple):
+class PastSchemas(NamedTuple):
     """``epoch``: the last one with these columns of ``inputs`` and of the tables of ``outputs``, side ones included."""
 
     epoch: int
@@ -36,7 +36,7 @@ class Past(NamedTuple):
     outputs: Mapping[str, pa.Schema]
 
     @classmethod
-    def of(cls, record: PastColumns, what: str) -> Past:
+    def of(cls, record: PastColumns, what: str) -> PastSchemas:
         """That of a manifest.  ``what``: where it stands.  O(columns).  Raises `CorruptState`."""
         given = record.inputs, record.outputs
         return cls(record.epoch, *({name: schema_of(text, what) for name, text in each.items()} for each in given))
@@ -66,7 +66,7 @@ def carried(
     return tuple(each for each in known if receipts and receipts[0].epoch <= each.epoch)
 
 
-def at(past: Iterable[Past], epoch: int) -> Past | None:
+def at(past: Iterable[PastSchemas], epoch: int) -> PastSchemas | None:
     """Those of an epoch; None where the plan has them still.  ``past``: ascending.  O(those)."""
     return next((each for each in past if epoch <= each.epoch), None)
 

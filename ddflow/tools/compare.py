@@ -30,7 +30,7 @@ from ddflow.columns.casts import exact, fitting
 from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
 from ddflow.columns.schema import normal_type, one_chunk, plain
-from ddflow.connectors.files import AS_USUAL, Reading, open_files
+from ddflow.connectors.files import AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.kinds import is_text_kind
 from ddflow.connectors.files.places import STDIN, listed
 from ddflow.connectors.frames import of_files, to_table
@@ -116,7 +116,7 @@ def comparison(
     key: Any,
     ignore: Any = (),
     types: Mapping[str, pa.DataType] | None = None,
-    how: Reading = AS_USUAL,
+    how: FileOptions = AS_USUAL,
 ) -> Comparison:
     """What `compare` returns, and what it says besides.  ``types``, ``how``: of files.  As `compare`."""
     keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
@@ -135,7 +135,7 @@ def comparison(
     return Comparison(_compared(both, schema, keys), notes, (both[0].num_rows, both[1].num_rows))
 
 
-def _read(given: Any, types: Mapping[str, Any], how: Reading, what: str) -> pa.Table:
+def _read(given: Any, types: Mapping[str, Any], how: FileOptions, what: str) -> pa.Table:
     """Rows in normal types."""
     if isinstance(given, str | os.PathLike):
         given = of_files(open_files([os.fspath(given)], types=types, how=how))
@@ -156,7 +156,7 @@ def _check_known(names: Iterable[str], option: str, known: list[str]) -> None:
             raise SchemaMismatch("compare", found, did_you_mean(name, dict.fromkeys(known)))
 
 
-def _texts(both: list[pa.Table], given: tuple[Any, Any], how: Reading) -> list[pa.Table]:
+def _texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> list[pa.Table]:
     """The tables, where a column of a text file that reads otherwise on the other side is read again as that is."""
     first, second = both
     shared = [name for name in first.column_names if name in second.column_names]
@@ -172,7 +172,7 @@ def _texts(both: list[pa.Table], given: tuple[Any, Any], how: Reading) -> list[p
     return out
 
 
-def _is_text(given: Any, how: Reading) -> bool:
+def _is_text(given: Any, how: FileOptions) -> bool:
     """Whether rows come from files whose columns have no types but guessed ones."""
     again = isinstance(given, str | os.PathLike) and given != STDIN  # which cannot be read again
     return again and all(is_text_kind(each.kind.name) for each in listed([os.fspath(given)], how.kind))

@@ -40,7 +40,7 @@ from ddflow.partitions.stages import placed
 from ddflow.plan.codec import fingerprint, node_ids
 from ddflow.plan.collection import Columns
 from ddflow.plan.compatibility import plan_of
-from ddflow.plan.past import Past, at
+from ddflow.plan.past import PastSchemas, at
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import bounds
 from ddflow.storage.arrow_file import read_batches
@@ -293,7 +293,7 @@ class _Check:
             return self._fragment(manifest, epoch, Fragment(name, blob))
         self.named.add(blob.name)
         whole = self._compare(blob, manifest.number)
-        past = at([Past.of(each, manifest_file(manifest.number)) for each in manifest.past], epoch)
+        past = at([PastSchemas.of(each, manifest_file(manifest.number)) for each in manifest.past], epoch)
         then = None if past is None else past.outputs.get(name)
         schema = then or (None if flow is None else flow.updates_schema(name))
         if whole is None or schema is None or blob.name in self.seen:

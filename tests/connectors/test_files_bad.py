@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from test_files import NESTING, read, write
 
-from ddflow.connectors.files import Reading, open_files
+from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.kinds import KINDS
 from ddflow.connectors.files.read_text import TextFile
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
@@ -229,11 +229,11 @@ def test_a_file_that_adds_a_column_under_strict_or_lacks_a_required_one_is_refus
     with pytest.raises(
         SchemaMismatch, match=r"the columns of the files: new 'Id' \(.*2\..*\); mend the files, or leave"
     ):
-        open_files([first, more], how=Reading(strict=True))
+        open_files([first, more], how=FileOptions(strict=True))
     with pytest.raises(
         SchemaMismatch, match=r"missing 'Id' \(.*1\..*\); mend the files, or leave out --strict-columns"
     ):
-        open_files([more, first], how=Reading(strict=True))
+        open_files([more, first], how=FileOptions(strict=True))
     with pytest.raises(SchemaMismatch, match=r"1\..*: the column 'key' is missing, which every file must have; .*'id'"):
         open_files([first], required=["key"])
 
@@ -243,7 +243,7 @@ def test_a_type_for_a_column_that_is_not_there_is_told_of_or_refused(tmp_path: P
     source = open_files([path], types={"amuont": "double"})
     assert source.changes.text == "no file has 'amuont', of --types: did you mean 'amount'? there are ['amount']"
     with pytest.raises(SchemaMismatch, match="no file has 'amuont'"):
-        open_files([path], types={"amuont": "double"}, how=Reading(strict=True))
+        open_files([path], types={"amuont": "double"}, how=FileOptions(strict=True))
     for nested in ("list<int>", "struct<a: int>"):
         with pytest.raises(SpecError, match="cannot hold it; use Parquet"):
             open_files([path], types={"amount": nested})

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from s3_server import Moto, Proxy, moto, options, proxy
 from test_files import read, write
 
-from ddflow.connectors.files import Reading, open_files
+from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import Dialect, kind_of, named
-from ddflow.connectors.files.structure import Elements, depths
+from ddflow.connectors.files.structure import ArrayElements, depths
 from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, UnreadableInput
 
 __all__ = ["moto", "proxy"]
@@ -32,7 +32,7 @@ TABLE = pa.table({"id": pa.array(range(1000)), "city": [f"c{n}" for n in range(1
 
 
 def rows(*paths: Any, **how: Any) -> list[dict[str, Any]]:
-    source = open_files([str(path) for path in paths], how=Reading(**how))
+    source = open_files([str(path) for path in paths], how=FileOptions(**how))
     return [row for batch, _ in source.batches() for row in batch.to_pylist()]
 
 
@@ -140,7 +140,7 @@ def test_delimiters_nulls_and_encodings_are_as_they_are_told(tmp_path: Path) -> 
 )
 def test_a_dialect_that_no_reader_takes_is_refused(dialect: Dialect, said: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=said):
-        open_files([write(tmp_path / "a.csv", TABLE)], how=Reading(dialect=dialect))
+        open_files([write(tmp_path / "a.csv", TABLE)], how=FileOptions(dialect=dialect))
     with pytest.raises(SpecError, match=r"the format 'xls': there is no such kind of file; use \.parquet"):
         named("xls")
 
@@ -215,7 +215,7 @@ def test_an_array_is_the_lines_of_its_elements_wherever_it_is_cut(
     given_rows: list[dict[str, Any]], indent: int | None, ascii_only: bool, size: int
 ) -> None:
     text = json.dumps(given_rows, indent=indent, ensure_ascii=ascii_only).encode()
-    elements = Elements("a.json")
+    elements = ArrayElements("a.json")
     lines = b"".join(elements.lines(text[at : at + size]) for at in range(0, len(text), size)) + elements.end()
     assert [json.loads(line) for line in lines.splitlines() if line.strip()] == given_rows
 
@@ -279,7 +279,7 @@ def test_a_column_that_goes_from_number_to_text_says_what_to_type(tmp_path: Path
     assert str(caught.value).endswith("declare the type that fits: --types F_OUTAGE_ID=string")
     assert set(read(path, types={"F_OUTAGE_ID": pa.string()})["F_OUTAGE_ID"].to_pylist()) == {"12", "A-7"}
     known = pa.schema({"F_OUTAGE_ID": pa.int64()})
-    source = open_files([path], known=known, how=Reading(declare=lambda types: f"ddflow evolve s --types {types}"))
+    source = open_files([path], known=known, how=FileOptions(declare=lambda types: f"ddflow evolve s --types {types}"))
     with pytest.raises(SchemaMismatch, match="ddflow evolve s --types F_OUTAGE_ID=string"):
         list(source.batches())
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ddflow.connectors.files import Reading, open_files, read_csv, read_json
+from ddflow.connectors.files import FileOptions, open_files, read_csv, read_json
 from ddflow.connectors.files.kinds import Dialect
 from ddflow.errors import UnreadableInput
 
@@ -42,7 +42,7 @@ def draw(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ran
 
 def rows(path: Path, names: list[str], **how: Any) -> list[dict[str, Any]]:
     known = pa.schema([(name, pa.string()) for name in names])
-    source = open_files([path], dict.fromkeys(names, "string"), known=known, how=Reading(**how))
+    source = open_files([path], dict.fromkeys(names, "string"), known=known, how=FileOptions(**how))
     return [row for batch, _ in source.batches() for row in batch.to_pylist()]
 
 

@@ -16,15 +16,15 @@ Nothing of upserts is known here.
 """
 
 from ddflow.connectors.files.output import FileOutput, open_output
-from ddflow.connectors.files.source import AS_USUAL, FilePosition, FilesSource, Reading, open_files
+from ddflow.connectors.files.source import AS_USUAL, FileOptions, FilePosition, FilesSource, open_files
 from ddflow.errors import UnwritableOutput
 
 __all__ = [
     "AS_USUAL",
+    "FileOptions",
     "FileOutput",
     "FilePosition",
     "FilesSource",
-    "Reading",
     "UnwritableOutput",
     "open_files",
     "open_output",

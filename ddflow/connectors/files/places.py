@@ -89,7 +89,7 @@ class Local(Place):
         return pa.OSFile(self.name)
 
 
-class Piped(Place):
+class Stdin(Place):
     """Standard input: read once, as it comes.  Columnar formats are read from their end, so they go to a file first."""
 
     def __init__(self, kind: Kind | None = None) -> None:
@@ -221,7 +221,7 @@ def listed(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]
     found: list[Place] = []
     for given in map(str, paths):
         if given == STDIN:
-            found.append(Piped(kind))
+            found.append(Stdin(kind))
         elif re.match("s3:/", given):
             found += _in_bucket(given, kind)
         else:
@@ -230,7 +230,7 @@ def listed(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]
     if not found:
         raise UnreadableInput("an input", "no file is given", "name at least one file or folder, or - for stdin")
     for place in found:
-        _ = isinstance(place, Piped) or place.kind
+        _ = isinstance(place, Stdin) or place.kind
     return found
 
 

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from ddflow.connectors.files.guess import SAMPLE
-from ddflow.connectors.files.read_text import Block, Column, TextFile
+from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
 from ddflow.connectors.files.reading import ENCODING, check_width, described, reading
 from ddflow.errors import DdflowError, UnreadableInput
 
@@ -71,7 +71,7 @@ class CsvFile(TextFile):
         with self._opened(own, head=names is None) as (reader, end):
             last = None
             for batch in reader:
-                columns = {name: Column(column) for name, column in zip(own, batch.columns, strict=True)}
+                columns = {name: TextColumn(column) for name, column in zip(own, batch.columns, strict=True)}
                 if len(own) == 1:
                     self._check_conflicts(batch.column(0), row)
                 yield Block(columns, lambda n, before=row: _row(before + n + 2))  # type: ignore[misc]

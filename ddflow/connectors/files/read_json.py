@@ -34,9 +34,9 @@ from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import ARRAY
 from ddflow.connectors.files.read_csv import CONFLICT
-from ddflow.connectors.files.read_text import Block, Column, TextFile, typed
+from ddflow.connectors.files.read_text import Block, TextColumn, TextFile, typed
 from ddflow.connectors.files.reading import ENCODING, check_width, reading
-from ddflow.connectors.files.structure import DEPTH, Elements, depths
+from ddflow.connectors.files.structure import DEPTH, ArrayElements, depths
 from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
 Row = dict[str, msgspec.Raw]
@@ -85,7 +85,7 @@ class JsonFile(TextFile):
                 if elements is None and not done and not rest:
                     chunk = chunk.removeprefix(codecs.BOM_UTF8)
                     if self.place.kind.name == ARRAY and chunk.lstrip()[:1] not in (b"{", b""):
-                        elements = Elements(self.place.name)
+                        elements = ArrayElements(self.place.name)
                 rest += chunk if elements is None else elements.lines(chunk)
                 if last:
                     rest += b"\n" if elements is None else elements.end()
@@ -184,7 +184,7 @@ class _Lines:
         full = (n for n, one in enumerate(self._text.split(b"\n"), self._line + 1) if one.strip())
         return next(number for place, number in enumerate(full) if place == row)
 
-    def columns(self, rows: list[Row], names: Collection[str] | None) -> dict[str, Column]:
+    def columns(self, rows: list[Row], names: Collection[str] | None) -> dict[str, TextColumn]:
         """The columns of some names, or of all; every byte is accounted for."""
         there = dict.fromkeys(name for row in rows for name in row) if names is None else names
         columns, seen = {}, 0
@@ -207,7 +207,7 @@ class _Lines:
             if one.strip():
                 self._file.unknown(number, json.loads(one, object_pairs_hook=list), names)
 
-    def _column(self, data: bytes) -> Column:
+    def _column(self, data: bytes) -> TextColumn:
         """Values, each on a line, as texts."""
         if self._bare:
             for name, stand_in in sorted(_STAND_INS.items(), key=lambda each: -len(each[1])):
@@ -221,7 +221,7 @@ class _Lines:
         null, quoted, nested = first == ord("n"), first == ord('"'), (first == ord("[")) | (first == ord("{"))
         self._check(texts, data, nested)
         texts = pc.if_else(pa.array(null), None, _unquoted(texts, quoted))
-        return Column(texts, pa.array(quoted, mask=null | nested), pa.array(nested) if nested.any() else None)
+        return TextColumn(texts, pa.array(quoted, mask=null | nested), pa.array(nested) if nested.any() else None)
 
     def _check(self, texts: pa.Array, data: bytes, nested: Any) -> None:
         """Raise for what is not UTF-8, or nested too deep."""

@@ -8,7 +8,7 @@ its file, its place there and its column, and the very words to declare a type t
 Of JSON a text was quoted or not: numbers and booleans are not, the rest is; decimals may be.  Lists and objects are one
 text here, parsed by Arrow as one type.  Under a text type every scalar is its text.
 
->>> column = Column(pa.array(["1.10", "x", None]), pa.array([False, True, None]))
+>>> column = TextColumn(pa.array(["1.10", "x", None]), pa.array([False, True, None]))
 >>> column.typed(pa.string()).to_pylist(), column.possible() == {pa.string()}
 (['1.10', 'x', None], True)
 """
@@ -38,7 +38,7 @@ from ddflow.errors import SchemaMismatch
 UNQUOTED = (pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_duration)
 
 
-class Column(NamedTuple):
+class TextColumn(NamedTuple):
     """The values of a column, as texts; null is null.  ``quoted``, ``nested``: of JSON, which are in quotes, and which
     are lists or objects; None elsewhere, and where none is."""
 
@@ -82,7 +82,7 @@ class Column(NamedTuple):
                 raise Misspelled(0) from None
         for row in range(len(self.texts)):
             try:
-                Column(self.texts.slice(row, 1))._structured(kind)
+                TextColumn(self.texts.slice(row, 1))._structured(kind)
             except Misspelled:
                 raise Misspelled(row) from None
         raise ValueError(f"values are no {kind}")
@@ -111,7 +111,7 @@ def _parsed(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
 class Block(NamedTuple):
     """Some rows: their columns by name, and where a row of them stands in the file, in words."""
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, TextColumn]
     where: Callable[[int], str]
 
 
@@ -170,7 +170,7 @@ class TextFile(File):
             stream = pa.transcoding_input_stream(stream, encoding, "utf-8")
         return stream
 
-    def _misfit(self, name: str, column: Column, row: int, kind: pa.DataType, declared: bool) -> tuple[str, str]:
+    def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, str]:
         """What is wrong with a value that is none of its column's type, and what to type."""
         text, shown = str(column.texts[row]), column.shown(row)
         if declared:

@@ -54,7 +54,7 @@ class FilePosition(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class FileOptions:
     """How files are read, beside their columns.
 
     Parameters
@@ -81,7 +81,7 @@ class Reading:
     declare: Declare = typed
 
 
-AS_USUAL: Final = Reading()
+AS_USUAL: Final = FileOptions()
 
 
 @dataclass
@@ -120,7 +120,7 @@ class FilesSource:
         declared: Types,
         required: Sequence[str] = (),
         known: pa.Schema | None = None,
-        how: Reading = AS_USUAL,
+        how: FileOptions = AS_USUAL,
     ) -> None:
         self._declared, self._known, self._how, self._required = declared, known, how, required
         self._readers: list[File] = []
@@ -333,7 +333,7 @@ def open_files(
     types: Mapping[str, str | pa.DataType] | None = None,
     required: Iterable[str] = (),
     known: pa.Schema | None = None,
-    how: Reading = AS_USUAL,
+    how: FileOptions = AS_USUAL,
 ) -> FilesSource:
     """Files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
 

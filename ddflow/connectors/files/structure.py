@@ -1,11 +1,11 @@
 """The brackets of JSON text: how deep they stand within each other, and an array of objects made lines of them.
 
-Invariant: `Elements` changes no byte within an element but the ends of lines there, which JSON takes for spaces; what
-is between elements becomes the end of a line.  So what follows reads lines alone, and an array of any size passes in
+Invariant: `ArrayElements` changes no byte within an element but the ends of lines there, which JSON takes for spaces;
+what is between elements becomes the end of a line.  So what follows reads lines alone, and an array of any size passes in
 pieces.  Brackets within quotes do not count, nor does a quote behind a backslash.  Whether an element is JSON is for a
 parser; that the array is opened and closed once is looked at here.
 
->>> elements = Elements("a.json")
+>>> elements = ArrayElements("a.json")
 >>> elements.lines(b'[{"id": 1,\\n "t": "],["}, {"i') + elements.lines(b'd": 2}]\\n') + elements.end()
 b' {"id": 1,  "t": "],["}\\n {"id": 2}  \\n'
 """
@@ -39,7 +39,7 @@ def depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[Any, Any]
     return depth + np.cumsum(np.where(inside, 0, _STEPS[plain]), dtype=np.int32), inside
 
 
-class Elements:
+class ArrayElements:
     """The elements of one array, as lines.  ``where``: what the file is called."""
 
     def __init__(self, where: str) -> None:
