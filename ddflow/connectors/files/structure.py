@@ -1,9 +1,9 @@
 """The brackets of JSON text: how deep they stand within each other, and an array of objects made lines of them.
 
 Invariant: `ArrayElements` changes no byte within an element but the ends of lines there, which JSON takes for spaces;
-what is between elements becomes the end of a line.  So what follows reads lines alone, and an array of any size passes in
-pieces.  Brackets within quotes do not count, nor does a quote behind a backslash.  Whether an element is JSON is for a
-parser; that the array is opened and closed once is looked at here.
+what is between elements becomes the end of a line. So what follows reads lines alone, and an array of any size passes
+in pieces. Brackets within quotes do not count, nor does a quote behind a backslash. Whether an element is JSON is for
+a parser; that the array is opened and closed once is looked at here.
 
 >>> elements = ArrayElements("a.json")
 >>> elements.lines(b'[{"id": 1,\\n "t": "],["}, {"i') + elements.lines(b'd": 2}]\\n') + elements.end()
