@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+from ddflow.plan.registry import operators
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("ddflow", "spark_bridge")
@@ -181,6 +183,26 @@ def test_every_module_opens_with_a_header_and_a_longer_one_with_a_real_header() 
 def test_every_longer_module_shows_an_example_that_runs() -> None:
     silent = [name(path) for path in sources() if text(path).count("\n") > 60 and ">>> " not in text(path)]
     assert silent == []
+
+
+def test_a_class_name_means_one_thing() -> None:
+    where = defaultdict(list)
+    for path in sources():
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                where[node.name].append(name(path))
+    assert {each: paths for each, paths in where.items() if len(paths) > 1} == {}
+
+
+def test_nobody_asks_which_operator_it_has() -> None:
+    known = {each.__name__ for each in operators().values()} | {"Input"}
+    asked = []
+    for path in sources():
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                named = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+                asked += [f"{name(path)}:{node.lineno}: {each}" for each in sorted(named & known)]
+    assert asked == []
 
 
 def test_no_two_files_of_tests_have_one_name() -> None:
