@@ -34,7 +34,7 @@ _MADE: Final = pa.schema([("made", pa.binary())])
 
 @dataclass(frozen=True)
 class Rescaling:
-    """The task: makes partitions.  ``tasks``: (stage, number) of each, by number."""
+    """The task: shares out old partitions.  ``tasks``: (stage, number) of each, by number."""
 
     cut: Stages
     move: Move

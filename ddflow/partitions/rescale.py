@@ -2,11 +2,12 @@
 
 Invariant: either there is a new version of the same epoch that says what the one before said, in Q partitions, or
 nothing has changed; a crash leaves files that nobody names. Every key must go to exactly one of the new partitions,
-with all that is known of it (``rescale_task``); and numbers that all keys of an input have in common (the greatest
-order, the greatest event time, how many events came) are in a manifest where there are several partitions, and in the
-inventory where there is one, as a local engine has it, and must be found and kept in both. The work is done by tasks
-(``rescale_task.task``), here or on other machines; only who opened a `Rescaler` publishes, by compare and set, and an
-epoch that was committed meanwhile wins. Files of the version before go in their time.
+with all that is known of it: a task shares out one old partition, whose files it reads once (``rescale_task``), and a
+new partition is what its shares say together (``shares``). Numbers that all keys of an input have in common (the
+greatest order, the greatest event time, how many events came) are in a manifest where there are several partitions, and
+in the inventory where there is one, as a local engine has it, and must be found and kept in both. Tasks run here or on
+other machines; only who opened a `Rescaler` publishes, by compare and set, and an epoch that was committed meanwhile
+wins. Files of the version before go in their time.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -28,23 +29,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
-from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import by_level
 from ddflow.partitions.move import Move
 from ddflow.partitions.rescale_task import Moved, task
+from ddflow.partitions.shares import joined
 from ddflow.partitions.stages import Stages, cut, uncut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.past import carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.fields import encoded
+from ddflow.storage.file_writer import FileWriter
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
 from ddflow.storage.memory import MemoryStore
@@ -74,18 +78,21 @@ class Rescaled(NamedTuple):
 
 
 class Rescaler:
-    """A rescaling under way: `open`, run `moved.task` for each of ``tasks`` anywhere, any number of times, `finish`.
+    """A rescaling under way: `open`, run `rescale_task.task` for each of ``tasks`` anywhere, any number of times,
+    `finish`.
 
-    ``cut``: of the state's flow.  ``move``: what tasks start from.  ``tasks``: (stage, number) of each; none where
-    there is nothing to be done.  ``made``: what they have told.  ``publishing``: whether a new version may be there.
+    ``cut``: of the state's flow.  ``move``: what tasks start from.  ``tasks``: (stage, number) of each old partition;
+    none where there is nothing to be done.  ``made``: what they have told.  ``written``: the new inventories.
+    ``publishing``: whether a new version may be there.
     """
 
     def __init__(self, store: Store, manifest_log: ManifestLog, cut: Stages, move: Move) -> None:
         self.store, self.manifest_log, self.cut, self.move, self.made = store, manifest_log, cut, move, list[Moved]()
+        self.written = list[Blob]()
         changes = move.start.partitions != move.partitions or move.before is not None
         there = changes and bool(manifest_log.manifest.inventories)
         stages = range(cut.stages if there else 0)
-        self.tasks = [(stage, number) for stage in stages for number in range(move.partitions)]
+        self.tasks = [(stage, number) for stage in stages for number in range(move.start.partitions)]
         self.publishing = False
 
     @classmethod
@@ -167,16 +174,14 @@ class Rescaler:
         if manifest.partitions == move.partitions and move.before is None:
             return figures
         self._look(taken)
-        parts, names = [each.inventory for each in taken], {b.name for each in taken for b in each.added}
-        if move.partitions == 1 and len(parts) > 1:
-            parts = [self._joined(parts)]
-        names |= names_inside(manifest.outputs())
+        names = {blob.name for each in taken for blob in each.added} | names_inside(manifest.outputs())
         new = replace(manifest, partitions=move.partitions, horizons=move.horizons, greatest=move.greatest)
         note = f"rescale {manifest.partitions} -> {move.partitions}"
         if move.before is not None:
             plan, note = describe(self.cut.flow), "evolution"
             past = carried(manifest.past, move.before, manifest.epoch, manifest.receipts)
             new = replace(new, plan=plan, fingerprint=fingerprint(plan), past=past)
+        parts = self._parts(taken)
         try:
             self.manifest_log.check_newest()
             self.publishing = True
@@ -189,7 +194,7 @@ class Rescaler:
 
     def _look(self, taken: list[Moved]) -> None:
         """Raise `CorruptState` unless all files are there, as long as their tasks said."""
-        files = {blob: each for each in taken for blob in (each.inventory, *each.added)}
+        files = {blob: each for each in taken for blob in each.added}
         there = self.store.sizes([blob.name for blob in files])
         for blob, each in files.items():
             if there.get(blob.name) != blob.length:
@@ -200,21 +205,23 @@ class Rescaler:
                     "give tasks the place that this process has, and rescale again",
                 )
 
-    def _joined(self, parts: list[Blob]) -> Blob:
-        """One inventory of all stages, as a local engine writes it."""
-        stages = [StoredInventory.read(self.store, each).of for each in parts]
-        operators = {name: each for stage in stages for name, each in stage.operators.items()}
-        data = encoded(replace(stages[0], operators=operators))
-        for each in parts:
-            self.store.delete(each.name)
-        return self.store.put("json", lambda sink: sink.write(data))
+    def _parts(self, taken: list[Moved]) -> list[Blob]:
+        """Write the inventories of the new partitions, stage by stage; one of all stages where there is one partition,
+        as a local engine writes it.  O(files)."""
+        shares: dict[tuple[int, int], list[Inventory]] = {}
+        for each in taken:
+            for share in each.shares:
+                stage = 0 if self.move.partitions == 1 else each.stage
+                shares.setdefault((stage, share.to), []).append(share.inventory)
+        for _, given in sorted(shares.items(), key=lambda item: item[0]):
+            self.written.append(self.store.put("json", partial(_write, encoded(joined(given)))))
+        return self.written
 
     def forget(self, made: Iterable[Moved]) -> None:
         """Delete what tasks wrote, which no version names.  Never fails: what stays is garbage.  O(files)."""
-        for each in made:
-            for blob in (each.inventory, *each.added):
-                with suppress(DdflowError):
-                    self.store.delete(blob.name)
+        for blob in (*self.written, *(blob for each in made for blob in each.added)):
+            with suppress(DdflowError):
+                self.store.delete(blob.name)
 
 
 def rescale(
@@ -229,6 +236,10 @@ def rescale(
         for stage, number in rescaler.tasks:
             rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store))
         return rescaler.finish(rescaler.made)
+
+
+def _write(data: bytes, sink: FileWriter) -> None:
+    sink.write(data)
 
 
 def _plan(manifest: Manifest, flow: Plan | None, where: str) -> Plan:

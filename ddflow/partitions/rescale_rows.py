@@ -1,100 +1,106 @@
-"""The rows of one arrangement that a new partition takes over, from the arrangements of those there were.
+"""The versions of one arrangement of an old partition, shared out to the new partitions that they belong to.
 
-Invariant: what is written are all versions that are of this partition, each once, sorted and merged into one run, in
-the columns that the plan has now. Where identities change with the columns, versions are first brought under their new
-ones, piece by piece, because their order is another. See ``rescale_task``, of which this is the part that knows
-arrangements.
+Invariant: every version that a read from ``since`` on can ask for goes to one new partition, in the columns that the
+plan has now, and all versions of a key go to the same one. All files are read once, a range of identities at a time.
+What a range holds for a new partition waits in memory until it fills a file, or until all that waits takes its share of
+the memory; so the files of a partition are one run, in the order of identities. Where identities change with the
+columns, versions are first brought under their new ones, piece by piece, because their order is another. See
+``rescale_task``, of which this is the part that knows arrangements.
 
 >>> from ddflow.partitions.epoch_start import EpochStart
 >>> from ddflow.storage.memory import MemoryStore
 >>> start = EpochStart("shop", "owner", 3, "0" * 32, 4, 1, (1, 2), 7, 6, 6, 7, 7, {}, (), None, 0, None)
->>> moved = MovedRows(BatchStore(MemoryStore()), None, Move(start, 4, {}, {}), number=2)
->>> moved.mine(np.array([0, 2**63, 1, 2**64 - 1], np.uint64)).tolist()
-[1, 2]
+>>> moved = MovedRows(BatchStore(MemoryStore()), None, Move(start, 4, {}, {}), number=0)
+>>> moved.targets, grouped(np.array([2, 0, 2], np.int32))
+(range(0, 4), {0: array([1]), 2: array([0, 2])})
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace as changed
 
-from ddflow.columns.hashing import Ints, Secret, Words, identities, partition_of
-from ddflow.columns.rows import gather
+from ddflow.columns.hashing import Ints, Narrow, Secret, identities, partition_of
+from ddflow.columns.rows import Rows, gather
+from ddflow.columns.schema import one_batch
+from ddflow.partitions.key_ranges import overlapping
 from ddflow.partitions.move import Move
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, same, starts
+from ddflow.trace.batch import Batch, ends, same, starts
 from ddflow.trace.batch_file import Made, filed, unfiled
-from ddflow.trace.checkpoint import Written, restore, take
+from ddflow.trace.checkpoint import Written, restore
 from ddflow.trace.merge import Picked, by_sorting, useless
 from ddflow.trace.recast import recast, recast_pieces, rekeys
-from ddflow.trace.records import ArrangementRecord
-from ddflow.trace.run import Part, Run
+from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
+from ddflow.trace.run import Run
 
 Opened = tuple[Arrangement, Made, pa.Schema]
 """A new arrangement, what hashes its rows, and the columns that identify them."""
-CHUNK: Final = 1 << 20
-"""Identities that are looked at together."""
+FILE: Final = 1 << 19
+"""Versions that fill a file."""
+WAITING: Final = 512 << 20
+"""Bytes that may wait to be written, where no memory is given."""
 
 
 class MovedRows:
-    """Of partition ``number``.  ``home``: where what is compressed, or waits to be merged, is written; None: memory.
+    """Of the old partition ``number``.  ``home``: where what is compressed, or waits to be merged, is written; None:
+    memory.
 
-    ``added``: the files.  ``versions``: how many they hold."""
+    ``targets``: the new partitions that have keys in common with it.  ``added``: the files that were written.
+    ``versions``: how many they hold.  ``held``: what must be referred to for the files to stay."""
 
     def __init__(self, batch_store: BatchStore, home: BatchStore | None, move: Move, number: int) -> None:
         self.batch_store, self.home, self.move, self.number = batch_store, home, move, number
+        self.targets = overlapping(number, move.start.partitions, move.partitions)
         self.secret, self.added = Secret(*move.start.secret), list[Blob]()
         self.versions = 0
         self.held: list[Any] = []
 
-    def joined(
+    def shared(
         self,
-        records: Iterable[tuple[str, ArrangementRecord]],
+        what: str,
+        given: ArrangementRecord,
         fresh: Callable[[], Opened],
         before: Callable[[], Opened] | None,
         keys: pa.Schema | None = None,
-    ) -> ArrangementRecord:
-        """One arrangement of what several hold of this partition, as an inventory has it.
+    ) -> dict[int, ArrangementRecord]:
+        """An arrangement as each new partition has it of this one: no run, or one.  O(bytes).
 
-        ``before``: what opens the old ones, where their columns were others.  ``keys``: the columns whose identities
-        tell what is of this partition, None where the rows' own do."""
-        stored, (new, made, identified), descriptions = before or fresh, fresh(), list[Description]()
-        shares, _, was = stored()
-        for what, given in records:
-            old, hashed, _ = stored()
-            restore(old, given, what, self.batch_store, indexed=False, made=hashed, sieved=False, home=self.home)
-            descriptions += [(each if isinstance(each, Run) else each.output).description for each in old.on_disk.items]
-            new.since, new.upper = max(new.since, old.since), max(new.upper, old.upper)
-            # Of one key all are in one partition, so only their order within that matters.
-            for slot, begin, end in old.on_disk.parts:
-                part = shares.slots.put(old.slots[slot])._replace(begin=begin, end=end)
-                shares.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [part]))
-        shares.since = new.since
+        ``what``: where ``given`` stands, for messages.  ``before``: what opens the old one, where its columns were
+        others.  ``keys``: the columns whose identities tell where a version belongs, None where the rows' own do."""
+        (old, hashed, was), (new, made, identified) = (before or fresh)(), fresh()
+        restore(old, given, what, self.batch_store, indexed=False, made=hashed, sieved=False, home=self.home)
+        times = [(each if isinstance(each, Run) else each.output).description for each in old.on_disk.items]
+        lower = min((each.lower for each in times), default=NEVER)
+        upper = max((each.upper for each in times), default=NEVER)
+        since = max([min(old.since, upper - 1), *(each.since for each in times)])
+        shares = {to: _ShareWriter(self, new.schema, old.since) for to in self.targets}
         moves = rekeys(was, identified)
-        if moves:
-            shares = self._rekeyed(shares, fresh()[0], made)
-        pieces = self._pieces(shares, new, keys)
-        if before is not None and not moves:
-            pieces = (recast(batch, new.schema, made, False) for batch in pieces)
-        parts = [self._laid(batch, new) for batch in pieces]
-        if parts:
-            lower, upper = min(each.lower for each in descriptions), max(each.upper for each in descriptions)
-            since = max(min(new.since, upper - 1), *(each.since for each in descriptions))
-            new.on_disk.append(Run(Description(lower, upper, since), parts))
-        self.held += [new, shares]
-        return take(new, self.batch_store)
+        source = self._rekeyed(old, fresh()[0], made) if moves else old
+        recasts = before is not None and not moves
+        most = WAITING if self.move.start.memory is None else self.move.start.memory // 4
+        for picked, to in self._ranges(source, keys):
+            for target, rows in grouped(to).items():
+                batch = picked.only(rows).batch(source.slots, True)
+                share = shares.setdefault(target, _ShareWriter(self, new.schema, old.since))
+                share.put(recast(batch, new.schema, made, False) if recasts else batch)
+            if sum(share.nbytes for share in shares.values()) > most:
+                for share in shares.values():
+                    share.write()
+        return {to: share.record(old, Description(lower, upper, since)) for to, share in shares.items()}
 
     def _rekeyed(self, old: Arrangement, out: Arrangement, made: Made) -> Arrangement:
         """All versions under the identities of their wider columns: a run for each piece, to be merged."""
         out.since, memory = old.since, self.move.start.memory
         if memory is not None and old.slots.batches:
-            old.piece = self._piece(old, memory)
+            old.piece = _piece(old, memory)
         for batch in recast_pieces(old, out.schema, made, True):
             if not len(batch):
                 continue
@@ -108,71 +114,114 @@ class MovedRows:
             out.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [part]))
         return out
 
-    def _piece(self, old: Arrangement, memory: int) -> int:
-        """How many versions are looked at together."""
-        batches = old.slots.batches
-        width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
-        return min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
-
-    def _pieces(self, old: Arrangement, new: Arrangement, keys: pa.Schema | None) -> Iterator[Batch]:
-        """What is taken of all there is, merged, some identities at a time; counted for the new arrangement."""
-        memory, batches, partitions = self.move.start.memory, old.slots.batches, self.move.partitions
-        if memory is not None and batches:
-            old.piece = self._piece(old, memory)
-        if keys is None:
-            # What is looked at is more than what is taken, and files should not become smaller for that.
-            old.piece *= max(partitions // self.move.start.partitions, 1)
+    def _ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[Picked, Narrow]]:
+        """The versions that stay, merged, some identities at a time, and the partition that each belongs to."""
+        memory = self.move.start.memory
+        if memory is not None and old.slots.batches:
+            old.piece = _piece(old, memory)
         for parts in old.ranges():
-            some = None
-            if keys is None:
-                some = [self.mine(old.slots[slot].high[begin:end]) for slot, begin, end in parts]
-            picked = by_sorting(old.slots, parts, old.since, not old.keeps, some=some)
-            if keys is not None and picked.high.size:
-                picked = picked.without(~self._belong(picked, old, keys))
+            picked = by_sorting(old.slots, parts, old.since, not old.keeps)
             if old.lapse is not None and old.keeps:
                 picked = picked.without(useless(picked, old.since, old.lapse))
-            n = picked.high.size
-            if not n:
-                continue
-            last = picked.last
-            live = picked.live != 0
-            live_added = int((live & last).sum())
-            new.keys = new.keys + live_added
-            new.tombstones_counted += int(last.sum()) - live_added if new.keeps else 0
-            latest = int(picked.time.max())
-            new.latest = max(new.latest, latest)
-            if latest <= old.since:
-                # History before since is one, and one time takes no room.
-                picked = picked._replace(time=same(latest, n, np.int64))
-            if live.all():
-                picked = picked._replace(live=same(1, n, np.uint8))
-            self.versions += n
-            yield picked.batch(old.slots, True)
+            if picked.high.size:
+                words = picked.high if keys is None else self._said(picked, old, keys)
+                yield picked, partition_of(words, self.move.partitions)
 
-    def mine(self, high: Words) -> Ints:
-        """Which identities are of this partition, some at a time."""
-        found = [
-            begin + np.flatnonzero(partition_of(high[begin : begin + CHUNK], self.move.partitions) == self.number)
-            for begin in range(0, high.size, CHUNK)
-        ]
-        return np.concatenate([np.empty(0, np.int64), *found])
-
-    def _belong(self, picked: Picked, old: Arrangement, keys: pa.Schema) -> Any:
-        """bool[m]: which versions are of this partition by their rows' ``keys``.
+    def _said(self, picked: Picked, old: Arrangement, keys: pa.Schema) -> Any:
+        """uint64[m]: the identity of each version by its row's ``keys``.
 
         A deletion's row may be filler, so what a live version of the same key says holds for all."""
         high, _ = identities(gather(old.slots.pool, picked.references, keys), self.secret, picked.high.size)
-        mine, first = partition_of(high, self.move.partitions) == self.number, starts(picked.high, picked.low)
+        first = starts(picked.high, picked.low)
         of, live = np.cumsum(first) - 1, picked.live != 0
-        decided = mine[first]
-        decided[of[live]] = mine[live]
+        decided = high[first]
+        decided[of[live]] = high[live]
         return decided[of]
 
-    def _laid(self, batch: Batch, new: Arrangement) -> Part:
-        """A batch written to a file, as the next part of an arrangement."""
+
+class _ShareWriter:
+    """What one new partition is given of an arrangement: a run, whose files are written as they fill."""
+
+    def __init__(self, rows: MovedRows, schema: pa.Schema, since: int) -> None:
+        self.rows, self.schema, self.since = rows, schema, since
+        self.waiting, self.nbytes, self.versions = list[Batch](), 0, 0
+        self.written: list[BatchRecord] = []
+        self.keys = self.deleted = 0
+        self.latest = NEVER
+
+    def put(self, batch: Batch) -> None:
+        """Take in the next versions.  O(n), and O(those that wait) where they fill a file."""
+        if self.waiting and self.nbytes + batch.nbytes > WAITING:
+            self.write()
+        self.waiting.append(batch)
+        self.nbytes, self.versions = self.nbytes + batch.nbytes, self.versions + len(batch)
+        last = ends(batch.high, batch.low)
+        live = batch.live != 0
+        self.keys, self.deleted = self.keys + int((live & last).sum()), self.deleted + int((~live & last).sum())
+        self.latest = max(self.latest, int(batch.time.max()))
+        if self.versions >= FILE:
+            self.write()
+
+    def write(self) -> None:
+        """Write what waits to a file.  O(bytes)."""
+        if not self.waiting:
+            return
+        batch = _whole(self.waiting, self.since)
+        self.waiting, self.nbytes, self.versions = [], 0, 0
         record, layout = filed(batch)
-        kept = self.batch_store.write(record)
-        part = new.slots.put(unfiled(kept.batch, layout))
-        new.slots.files[part.slot] = Written(kept, layout, batch.rows.table.schema.names)
-        self.added.append(kept.blob)
-        return part
+        kept = self.rows.batch_store.save(record)
+        self.rows.held.append(kept)
+        self.rows.added.append(kept.blob)
+        self.rows.versions += len(batch)
+        self.written.append(BatchRecord(kept.blob, len(batch), None, layout, 0))
+
+    def record(self, old: Arrangement, description: Description) -> ArrangementRecord:
+        """It as an inventory has it, when all is written.  O(files)."""
+        self.write()
+        lower, upper, since = map(int, description)
+        parts = [(number, 0, each.rows) for number, each in enumerate(self.written)]
+        return ArrangementRecord(
+            since=int(old.since),
+            upper=int(old.upper),
+            latest=self.latest,
+            keys=self.keys,
+            tombstones=self.deleted if old.keeps else 0,
+            lapsed=0,
+            shapes=[self.schema.names] if parts else [],
+            batches=self.written,
+            items=[RunRecord(lower, upper, since, parts)] if parts else [],
+        )
+
+
+def without_versions(given: ArrangementRecord) -> ArrangementRecord:
+    """What an arrangement says that gives nothing.  O(1)."""
+    return changed(given, latest=NEVER, keys=0, tombstones=0, shapes=[], batches=[], items=[])
+
+
+def _piece(old: Arrangement, memory: int) -> int:
+    """How many versions are looked at together."""
+    batches = old.slots.batches
+    width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
+    return min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
+
+
+def grouped(to: Narrow) -> dict[int, Ints]:
+    """The places of each value, ascending.  O(n log n), and O(n) for values below 65,536."""
+    narrow = to.astype(np.uint16)  # a stable sort of which is one by digits
+    order = np.argsort(narrow, kind="stable")
+    first = np.flatnonzero(np.append(True, np.diff(to[order]) != 0))
+    return {int(to[rows[0]]): rows for rows in np.split(order, first[1:])}
+
+
+def _whole(batches: list[Batch], since: int) -> Batch:
+    """Batches of ascending identities as one."""
+    names = ("high", "low", "time", "live", "value", "order")
+    columns = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
+    n, latest = columns["high"].size, int(columns["time"].max())
+    if latest <= since:
+        # History before since is one, and one time takes no room.
+        columns["time"] = same(latest, n, np.int64)
+    if columns["live"].all():
+        columns["live"] = same(1, n, np.uint8)
+    rows = one_batch(pa.Table.from_batches([one_batch(batch.rows.table) for batch in batches]))
+    return Batch(**columns, rows=Rows(rows))

@@ -1,12 +1,13 @@
-"""One partition of a state that is split or joined: what it takes over from the partitions there were.
+"""One old partition of a state that is split or joined: what it gives to each of the new ones.
 
 Invariant: the partitions made, all together, read at every time from ``since`` on as those before did, go on as those
-would have, and each holds its own keys (`identity.partition_of`) and no others. It is a pure task: it reads files that
-do not change, and writes new ones that no manifest names; whoever runs it twice has garbage, and no harm. Its versions
-lie in many runs and in merges half done, of several partitions, and become one run; a count that stands with the keys
-it was made of lies where *those* are, which its groups' identities do not say, so its rows are asked; pending events
-get new arrival numbers, of which a partition has its own; and events that were resolved are accounted for in one place,
-the first partition with a share. It publishes nothing (``rescale``).
+would have, and each holds its own keys (`identity.partition_of`) and no others. A task reads the files of one old
+partition, each once, and writes new ones that no manifest names; whoever runs it twice has garbage, and no harm. A new
+partition is made of the shares that several tasks give it (``shares``). Versions lie in many runs and in merges half
+done, and become one run a share; a count that stands with the keys it was made of lies where *those* are, which its
+groups' identities do not say, so its rows are asked; pending events get new arrival numbers, which are below nought, so
+that all events to come are after them, and unique, though no task knows how many the others have; and events that were
+resolved are accounted for in one share, the first. It publishes nothing (``rescale``).
 
 >>> import ddflow as dd
 >>> from ddflow.partitions.stages import cut
@@ -18,37 +19,34 @@ the first partition with a share. It publishes nothing (``rescale``).
 ...     _ = engine.step({"people": pa.table({"id": range(100)})}, time=1)
 >>> with Rescaler.open(store.writer(), 2) as rescaler:
 ...     made = [task(cut(flow), rescaler.move, stage, number) for stage, number in rescaler.tasks]
->>> [(each.number, each.versions) for each in made], sum(each.versions for each in made)
-([(0, 42), (1, 58)], 100)
+>>> [(each.to, each.inventory.inputs["people"].rows.keys) for moved in made for each in moved.shares]
+[(0, 42), (1, 58)]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter_ns
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from msgspec import Meta, structs
 from msgspec.json import Decoder
 
-from ddflow.columns.hashing import Ints, RowHashes, Secret
+from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.widening import filled
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.inflow import add
-from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Running
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.partitions.key_ranges import first_of, overlapping
 from ddflow.partitions.move import Move
 from ddflow.partitions.receipt import AGAIN, STAGES
-from ddflow.partitions.rescale_rows import MovedRows, Opened
+from ddflow.partitions.rescale_rows import MovedRows, Opened, grouped, without_versions
 from ddflow.partitions.stages import Stages, placed
 from ddflow.plan.bind import Bound
 from ddflow.plan.codec import node_ids
@@ -57,22 +55,28 @@ from ddflow.plan.plan import Input
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import MEND, Natural, Strict, decoded, encoded
 from ddflow.storage.manifest import PARTITIONS
-from ddflow.storage.naming import names_in
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
-from ddflow.trace.recast import rekeys
 from ddflow.trace.records import ArrangementRecord
 
 T = TypeVar("T")
+Number = Annotated[int, Meta(ge=0, lt=PARTITIONS)]
+
+
+class PartShare(Strict, frozen=True):
+    """What the new partition ``to`` is given: as its ``inventory`` would be, were that all."""
+
+    to: Number
+    inventory: Inventory
 
 
 class Moved(Strict, frozen=True):
-    """One partition of a stage, made.  ``inventory``: of it.  ``added``: the files that names.  ``versions``,
-    ``pending``: how many it holds.  ``figures``: microseconds and bytes."""
+    """What became of one old partition of a stage.  ``shares``: by new partition.  ``added``: the files that they name.
+    ``versions``, ``pending``: how many these hold.  ``figures``: microseconds and bytes."""
 
     stage: Annotated[int, Meta(ge=0, lt=STAGES)]
-    number: Annotated[int, Meta(ge=0, lt=PARTITIONS)]
-    inventory: Blob
+    number: Number
+    shares: tuple[PartShare, ...]
     added: tuple[Blob, ...]
     versions: Natural
     pending: Natural
@@ -92,7 +96,8 @@ _DECODER: Final = Decoder(Moved)
 
 
 def task(cut: Stages, move: Move, stage: int, number: int, store: Store | None = None) -> Moved:
-    """Make one partition of a stage.  O(bytes of the share of it), in memory that of a piece, or of ``start.memory``.
+    """Share out one old partition of a stage.  O(bytes of it), in memory that of a piece and of what waits for files,
+    or that of ``start.memory``.
 
     ``store``: the state's, where it is open here.  Raises `StateRefused` where it cannot be seen, `CorruptState`,
     `StorageFull`, `StorageFailed`; what was written is deleted then.
@@ -106,54 +111,50 @@ def task(cut: Stages, move: Move, stage: int, number: int, store: Store | None =
     finally:
         if store is None:
             own.close()
-    written = made.inventory.length + sum(blob.length for blob in made.added)
+    written = sum(blob.length for blob in made.added)
     return structs.replace(made, figures={"task": (perf_counter_ns() - began) // 1000, "bytes": written})
 
 
 class _Task:
     def __init__(self, cut: Stages, move: Move, stage: int, number: int, store: Store) -> None:
         self.cut, self.move, self.stage, self.number = cut, move, stage, number
-        self.store, self.batch_store, self.secret = store, BatchStore(store), Secret(*move.start.secret)
+        self.batch_store, self.secret = BatchStore(store), Secret(*move.start.secret)
         self.home = None if move.start.memory is None else self.batch_store
         self.rows = MovedRows(self.batch_store, self.home, move, number)
-        # What is written is deleted when nobody refers to it, until it is known to be of use.
-        self._held: list[Any] = []
-        before = move.start.partitions
-        self.old = self._stored(overlapping(number, move.partitions, before))
-        self.inventories = Inventories(list(self.old.values()), len(self.old))
-        self.first_share = {n for n in self.old if first_of(n, before, move.partitions) == number}
+        self.old = StoredInventory.read(store, move.start.inventories[stage][number])
         self.ids = node_ids(cut.flow)
         self.before: dict[str, Collection] = {}
         """By id, the collections of the plan before; none where it is the same."""
         if move.before is not None:
             self.before = {name: node for node, name in node_ids(move.before).items()}
 
-    def _stored(self, numbers: Iterable[int]) -> dict[int, StoredInventory]:
-        """What some partitions of the stage held before."""
-        return {n: StoredInventory.read(self.store, self.move.start.inventories[self.stage][n]) for n in numbers}
-
     def made(self) -> Moved:
-        """The partition, written.  O(bytes of those it has keys in common with)."""
-        waiting, inputs, totals = 0, dict[str, InputRecord](), dict[str, int]()
+        """All shares, written.  O(bytes of the partition)."""
+        waiting = 0
+        inputs = {to: dict[str, InputRecord]() for to in self.rows.targets}
+        operators = {to: dict[str, OperatorRecord]() for to in self.rows.targets}
         for name, input in self.cut.flow.inputs.items() if self.stage == 0 else ():
-            inputs[name], batcher = self._input(name, input)
-            waiting += len(batcher)
-        for n in sorted(self.first_share) if self.stage == 0 else ():
-            add(totals, self.old[n].of.totals)
-        ids, alone = self.ids, self.move.partitions == self.move.start.partitions == 1
+            for to, rows, events in self._input(name, input):
+                inputs[to][name] = rows
+                waiting += events
+        alone = self.move.partitions == self.move.start.partitions == 1
         places = {} if alone else {node: each.by for node, each in placed(self.cut.flow).items()}
-        operators = {
-            ids[node]: OperatorRecord(self._operator(node, ids[node], places.get(node, node.exchange()[0]) or ()))
-            for node in self.cut.flow.nodes
-            if node in self.cut.keeping(self.stage) and node.open(self._context(node)).arrangements
-        }
-        data = encoded(Inventory(inputs, operators, totals))
-        self.batch_store.name(names_in(data))
-        blob = self.store.put("json", lambda sink: sink.write(data))
-        return Moved(self.stage, self.number, blob, tuple(self.rows.added), self.rows.versions, waiting, {})
+        for node in self.cut.flow.nodes:
+            if node in self.cut.keeping(self.stage) and node.open(self._context(node)).arrangements:
+                by = places.get(node, node.exchange()[0]) or ()
+                for to, groups in self._operator(node, self.ids[node], by).items():
+                    operators.setdefault(to, {})[self.ids[node]] = groups
+        # What is written is deleted when nobody refers to it, until it is known to be of use.
+        self.batch_store.name(blob.name for blob in self.rows.added)
+        first, totals = self.rows.targets[0], self.old.of.totals if self.stage == 0 else {}
+        shares = (
+            PartShare(to, Inventory(inputs.get(to, {}), operators.get(to, {}), totals if to == first else {}))
+            for to in sorted(operators)
+        )
+        return Moved(self.stage, self.number, tuple(shares), tuple(self.rows.added), self.rows.versions, waiting, {})
 
-    def _input(self, name: str, input: Input) -> tuple[InputRecord, Batcher]:
-        """An input's rows, pending events and numbers."""
+    def _input(self, name: str, input: Input) -> Iterator[tuple[int, InputRecord, int]]:
+        """An input's rows, pending events and numbers, as each new partition has them, and how many events wait."""
         horizon = self.move.horizons.get(name)
 
         def opened(bound: Bound) -> Opened:
@@ -164,79 +165,89 @@ class _Task:
 
         was = None if self.move.before is None else self.move.before.inputs[name].bound
         old = None if was is None else partial(opened, was)
-        records = dict(zip(self.old, self._found(name, self.inventories.input(name)), strict=True))
-        batcher, arrived = self._pending(input, records, was)
-        given = [(f"{what}, rows", each.rows) for what, each in records.values()]
-        rows = self.rows.joined(given, partial(opened, input.bound), old)
-        runs = pending.take(batcher, self.batch_store)
-        self.rows.added += [run.file for run in runs]
-        self._held.append(batcher)
-        expires = input.spec.expiry is not None
-        greatest = self.move.greatest.get(name, NEVER)
-        return InputRecord(arrived, greatest, rows, runs, horizon if expires else None), batcher
+        given, what = self._found("inputs", name, self.old.of.inputs.get(name))
+        resolved, batchers = self._pending(input, what, given, was)
+        rows = self.rows.shared(f"{what}, rows", given.rows, partial(opened, input.bound), old)
+        for to in sorted({*rows, *batchers}):
+            batcher = batchers.get(to, Batcher())
+            runs = pending.take(batcher, self.batch_store)
+            self.rows.added += [run.file for run in runs]
+            self.rows.held.append(batcher)
+            yield (
+                to,
+                InputRecord(
+                    arrived=len(batcher) + (resolved if to == self.rows.targets[0] else 0),
+                    greatest=self.move.greatest.get(name, NEVER),
+                    rows=rows[to],
+                    runs=runs,
+                    horizon=horizon if input.spec.expiry is not None else None,
+                ),
+                len(batcher),
+            )
 
-    def _found(self, name: str, found: list[T]) -> list[T]:
-        if not found:
-            raise CorruptState(self.inventories.stored[0].what, f"it has no {name!r}, which the plan has", MEND)
-        return found
+    def _found(self, kind: str, name: str, found: T | None) -> tuple[T, str]:
+        """What the inventory says, and where."""
+        if found is None:
+            raise CorruptState(self.old.what, f"it has no {name!r}, which the plan has", MEND)
+        return found, self.old.at(kind, name)
 
     def _pending(
-        self, input: Input, records: Mapping[int, tuple[str, InputRecord]], was: Bound | None
-    ) -> tuple[Batcher, int]:
-        """The pending events of this partition, and how many came: those, and the resolved ones that it stands for.
+        self, input: Input, what: str, given: InputRecord, was: Bound | None
+    ) -> tuple[int, dict[int, Batcher]]:
+        """How many events were resolved, and those that wait, by new partition.
 
         ``was``: what the input was before."""
         schema, memory = (was or input.bound).event_schema, self.move.start.memory
-        old = {
-            n: pending.restore(each.runs, what, schema, self.batch_store, True, self.home)
-            for n, (what, each) in records.items()
+        old = pending.restore(given.runs, what, schema, self.batch_store, True, self.home)
+        picked = [(run.waiting, self._by_target(input, run.waiting)) for run in old.runs.by_least]
+        out: dict[int, Batcher] = {to: Batcher() for _, places in picked for to in places}
+        order = {
+            to: np.sort(np.concatenate([part.arrival[places[to]] for part, places in picked if to in places]))
+            for to in out
         }
-        arrived = sum(records[n][1].arrived - len(old[n]) for n in self.first_share)
-        out = Batcher()
-        for each in old.values():
-            picked = [(run.waiting, self._mine(input, run.waiting)) for run in each.runs.by_least]
-            # Numbers of other partitions' events have nothing to do with these; what counts is their order.
-            order = np.sort(np.concatenate([np.empty(0, np.int64), *(part.arrival[rows] for part, rows in picked)]))
-            for part, rows in picked:
-                if rows.size:
-                    taken = _taken(part, rows, arrived + np.searchsorted(order, part.arrival[rows]))
-                    out.add(taken._replace(rows=filled(taken.rows, input.bound.event_schema)))
-                    if memory is not None and out.nbytes > memory // 8:
-                        out.spill(self.batch_store, memory // 16, memory // 32)
-            arrived += order.size
-        return out, arrived
+        for part, places in picked:
+            for to, rows in places.items():
+                # Numbers of other partitions' events have nothing to do with these; what counts is their order.
+                at = np.searchsorted(order[to], part.arrival[rows]) - order[to].size
+                taken = _taken(part, rows, at * self.move.start.partitions + self.number)
+                out[to].add(taken._replace(rows=filled(taken.rows, input.bound.event_schema)))
+            if memory is not None and sum(batcher.nbytes for batcher in out.values()) > memory // 8:
+                for batcher in out.values():
+                    batcher.spill(self.batch_store, memory // 16 // len(out), memory // 32)
+        return given.arrived - len(old), out
 
-    def _mine(self, input: Input, events: Events) -> Ints:
-        """The places of the events whose keys are of this partition."""
+    def _by_target(self, input: Input, events: Events) -> dict[int, Ints]:
+        """The places of events, by the new partition that their keys are of."""
         high, _ = RowHashes(input.bound.key_schema, self.secret).of(events.rows)
-        return self.rows.mine(high)
+        return grouped(partition_of(high, self.move.partitions))
 
-    def _operator(self, node: Collection, name: str, by: Columns) -> list[ArrangementRecord]:
-        """An operator's groups: its own; or, where it stands with the keys it is made of, those beside its own keys."""
-        context, was = self._context(node), self.before.get(name)
-        running: Running = node.open(context)
-        before: Running | None = None if was is None else was.open(self._context(was))
-        # What moves with its columns may come from any partition, unless it stands with keys, which stay.
-        there, with_keys = self.inventories, by != node.exchange()[0]
-        if before is not None and rekeys(before.identified, running.identified) and not with_keys:
-            every = self._stored(range(self.move.start.partitions))
-            there = Inventories(list(every.values()), len(every))
-        records = [(what, each.arrangements) for what, each in self._found(name, there.operator(name))]
-        if odd := [what for what, each in records if len(each) != len(running.arrangements)]:
-            raise CorruptState(odd[0], f"a {node.verb} has {len(running.arrangements)} arrangements", MEND)
+    def _operator(self, node: Collection, name: str, by: Columns) -> dict[int, OperatorRecord]:
+        """An operator's groups, by the new partition that they are of, or that the keys are of beside which they stand.
+
+        ``by``: the columns by which they stand."""
+        was = self.before.get(name)
+        given, what = self._found("operators", name, self.old.of.operators.get(name))
+        empty: Running = node.open(self._context(node))
+        if len(given.arrangements) != len(empty.arrangements):
+            raise CorruptState(what, f"a {node.verb} has {len(empty.arrangements)} arrangements", MEND)
 
         def opened(of: Collection, number: int) -> Opened:
             made: Running = of.open(self._context(of))
             return made.arrangements[number], made.rehashed, made.identified
 
-        def joined(number: int) -> ArrangementRecord:
-            schema = running.arrangements[number].schema
-            keys = pa.schema([schema.field(each) for each in by]) if with_keys else None
-            old = None if was is None else partial(opened, was, number)
-            given = [(what, each[number]) for what, each in records]
-            return self.rows.joined(given, partial(opened, node, number), old, keys)
+        def shared(number: int) -> dict[int, ArrangementRecord]:
+            schema = empty.arrangements[number].schema
+            keys = pa.schema([schema.field(each) for each in by]) if by != node.exchange()[0] else None
+            old: Callable[[], Opened] | None = None if was is None else partial(opened, was, number)
+            record, where = given.arrangements[number], f"{what}, arrangements[{number}]"
+            return self.rows.shared(where, record, partial(opened, node, number), old, keys)
 
-        return [joined(number) for number in range(len(running.arrangements))]
+        each = [shared(number) for number in range(len(empty.arrangements))]
+        nothing = [without_versions(next(iter(shares.values()))) for shares in each]
+        return {
+            to: OperatorRecord([shares.get(to, none) for shares, none in zip(each, nothing, strict=True)])
+            for to in sorted({to for shares in each for to in shares})
+        }
 
     def _context(self, node: Collection) -> Context:
         return Context(self.secret, self.cut.flow.time_type, frozenset(node.schema.names))

@@ -283,7 +283,8 @@ class Arrangement:
 
     def ranges(self) -> Iterator[list[Part]]:
         """All versions, a range of identities at a time, older ones of a key before newer ones."""
-        whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in self.parts]
+        # Of whole runs: the largest part of one may be its last, and all that is before it would be one range.
+        whole = [Run(run.description, list(run.parts)) for run in (*self.on_disk.runs, *self.spine.runs)]
         while any(whole):
             left = sum(map(len, whole))
             largest = max(whole, key=len)

@@ -82,17 +82,21 @@ class Picked(NamedTuple):
 
     def without(self, out: Any) -> Picked:
         """They without some, by bool[m].  O(m)."""
-        stay, low = ~out, self.low[~out] if self.low.size else self.low
-        value = self.value[stay] if self.value.size else self.value
+        return self.only(~out)
+
+    def only(self, rows: Any) -> Picked:
+        """Some of them, by place or by bool[m].  O(m)."""
+        low = self.low[rows] if self.low.size else self.low
+        value = self.value[rows] if self.value.size else self.value
         return Picked(
-            self.references[stay],
-            self.places[stay],
-            self.high[stay],
+            self.references[rows],
+            self.places[rows],
+            self.high[rows],
             low,
-            self.time[stay],
-            self.live[stay],
+            self.time[rows],
+            self.live[rows],
             value,
-            self.order[stay],
+            self.order[rows],
         )
 
     def batch(self, slots: Slots, values: bool) -> Batch:
@@ -122,21 +126,16 @@ def by_sorting(
     since: int,
     droppable: bool,
     index: Index | None = None,
-    some: list[Ints] | None = None,
 ) -> Picked:
     """What stays of ``parts``, some runs' versions of one range, sorted together.  O(versions).
 
     ``droppable``: whether a lone deletion may go.  ``index``: names their values' hashes and says which are current.
-    ``some``: for each part, which of its rows are looked at, by place; all of a key or none.  Raises `CorruptState`
-    where a key has two versions of one time.
+    Raises `CorruptState` where a key has two versions of one time.
     """
     cuts = [(slots[part.slot], part) for part in parts]
 
-    def chosen(columns: list[Any]) -> Any:
-        return np.concatenate(columns if some is None else [c[rows] for c, rows in zip(columns, some, strict=True)])
-
     def joined(name: str) -> Any:
-        return chosen([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
+        return np.concatenate([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
 
     by = sort(joined("high"), joined("low") if cuts[0][0].low.size else NONE)
     times, live = joined("time"), joined("live")
@@ -150,7 +149,7 @@ def by_sorting(
         )
     kept, groups = kept[:n], groups[:n]
     rows = by.permutation.take(kept)
-    references = chosen([part.references for part in parts]).take(rows)
+    references = np.concatenate([part.references for part in parts]).take(rows)
     low = by.low.take(kept) if by.low.size else NONE
     value, places = NONE, np.full(n, -1)
     if index is not None:

@@ -556,3 +556,18 @@ def test_garbage_stays_within_its_bound_and_costs_a_constant_for_each_version() 
             runs[first:] = [left]
         assert sum(runs) <= GARBAGE * needed + 64
     assert copied < 3 * written
+
+
+def test_a_range_that_is_read_at_once_is_small_whichever_part_of_a_run_is_the_largest() -> None:
+    arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
+    for time, sizes in enumerate(([100, 100, 900], [300, 200, 100], [50])):
+        high = np.linspace(0, 2**64 - 2**12, sum(sizes)).astype(np.uint64) + np.uint64(time)
+        parts, begin = [], 0
+        for size in sizes:
+            some = high[begin : begin + size].tolist()
+            begin += size
+            parts.append(arranged.slots.put(Batch.of(some, [time] * size, [True] * size, pa.table({"k": range(size)}))))
+        arranged.on_disk.append(Run(Description(time, time + 1, NEVER), parts))
+    arranged.piece = 100
+    ranges = [sum(part.end - part.begin for part in parts) for parts in arranged.ranges()]
+    assert sum(ranges) == 1750 and max(ranges) <= 130 and len(ranges) < 40
