@@ -2,9 +2,9 @@
 
 Invariant: whether a part is found here changes nothing but the time that a task takes: one is given out only for the
 inventory that it holds, by name, and to one task at a time. Spark sends a partition to whichever worker is free, so
-another one may have gone on with it, and then the part here is out of date; a task may be killed at any moment, so a
-part is put back only once its receipt was given; and parts of several states share a worker, whose memory is bounded.
-The cache is a process's own, and knows neither Spark nor what a part does.
+another one may have gone on with it, and then the part here is behind, and whoever takes it brings it up to date; a
+task may be killed at any moment, so a part is put back only once its receipt was given; and parts of several states
+share a worker, whose memory is bounded. The cache is a process's own, and knows neither Spark nor what a part does.
 
 >>> from types import SimpleNamespace
 >>> closed = []
@@ -13,11 +13,12 @@ The cache is a process's own, and knows neither Spark nor what a part does.
 >>> cache = PartCache()
 >>> cache.put(("state", 0, 0), part("first"), 10, most=100)
 >>> cache.put(("state", 0, 1), part("second"), 95, most=100)
->>> cache.take(("state", 0, 1), "second").at, cache.take(("state", 0, 0), "first"), closed
+>>> cache.take(("state", 0, 1), ["second"]).at, cache.take(("state", 0, 0), ["first"]), closed
 ('second', None, ['first'])
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -46,12 +47,12 @@ class PartCache:
         """Of all parts."""
         return sum(each.nbytes for each in self._parts.values())
 
-    def take(self, key: Key, at: str) -> StagePart | None:
-        """The part of a key, if it holds the inventory called ``at``; else it is closed, and None.  O(1)."""
+    def take(self, key: Key, held: Collection[str]) -> StagePart | None:
+        """The part of a key, if it holds one of the inventories called so; else it is closed, and None.  O(held)."""
         cached = self._parts.pop(key, None)
         if cached is None:
             return None
-        if cached.part.at == at:
+        if cached.part.at in held:
             return cached.part
         close(cached.part)
         return None

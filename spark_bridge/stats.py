@@ -91,8 +91,8 @@ class EpochStats(NamedTuple):
     @property
     def cached(self) -> tuple[int, int]:
         """How many parts were found open in a worker, and how many were needed: those that nothing came for are not."""
-        hits = self.figures.get("hit", 0)
-        return hits, hits + self.figures.get("miss", 0)
+        hits, behind, misses = (self.figures.get(each, 0) for each in ("hit", "behind", "miss"))
+        return hits, hits + behind + misses
 
     @property
     def stages(self) -> dict[str, int]:
@@ -118,7 +118,8 @@ class EpochStats(NamedTuple):
             "bytesWritten": self.nbytes,
             "bytesMemory": self.figures.get("memory", 0),
             "partsCached": hits,
-            "partsOpened": parts - hits,
+            "partsBehind": self.figures.get("behind", 0),
+            "partsOpened": parts - hits - self.figures.get("behind", 0),
         }
 
     def __str__(self) -> str:

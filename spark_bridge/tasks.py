@@ -56,6 +56,8 @@ from spark_bridge.types import carried, loose, restored
 Batches = Iterable[pa.RecordBatch]
 BATCH_ROWS, BATCH_BYTES = 65_536, 32 << 20
 """What one yielded batch holds at most (a single row may be larger)."""
+WAYS: Final = ("hit", "behind", "miss")
+"""How a task may find its part."""
 _SEEN: Final = set[Version]()
 """What was seen from this process already."""
 
@@ -132,14 +134,13 @@ class EpochStage:
             yield from shuffle.forwarded
             receipt = None if inputs or sums else idle(self.cut, start, self.stage, number)
             if receipt is None:
-                part, hit = self._part(number)
+                part, way = self._part(number)
                 with on_failure(close, part):  # half way through, or nobody wants the rest
                     done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests)
                     figures = {
                         **done.receipt.figures,
                         "take": taken,
-                        "hit": int(hit),
-                        "miss": int(not hit),
+                        **{each: int(each == way) for each in WAYS},
                         "pending": part.dataflow.pending,
                     }
                     yield from packed_sums(done.sums, self.cut, start.partitions, Secret(*start.secret))
@@ -148,11 +149,18 @@ class EpochStage:
             else:
                 yield self._receipts(shuffle, receipt, number)
 
-    def _part(self, number: int) -> tuple[StagePart, bool]:
-        """The part, and whether it was open."""
-        at = self.start.inventories[self.stage][number].name if self.start.inventories else ""
-        found = PARTS.take(self._key(number), at)
-        return (found, True) if found is not None else (StagePart(self.cut, self.start, self.stage, number), False)
+    def _part(self, number: int) -> tuple[StagePart, str]:
+        """The part, and how it was found: "hit" where it was open, "behind" where it had to catch up, "miss"."""
+        start, stage = self.start, self.stage
+        at = start.inventory(stage, number)
+        found = PARTS.take(self._key(number), (at, *start.before(stage, number)))
+        if found is None:
+            return StagePart(self.cut, start, stage, number), "miss"
+        if found.at == at:
+            return found, "hit"
+        with on_failure(close, found):
+            found.catch_up(start)
+        return found, "behind"
 
     def _key(self, number: int) -> tuple[Any, ...]:
         start = self.start

@@ -25,7 +25,9 @@ Tables = dict[str, pa.Table]
 
 
 class Hands:
-    """The driver of a state, and all its workers.  ``parts``: kept open, by stage and number."""
+    """The driver of a state, and all its workers.  ``warm``: by stage and number, the parts that workers keep open, of
+    which one may be far behind another.  ``copies``: how many there may be.  ``hits``, ``behind``: how often one was up
+    to date, or was brought up to date."""
 
     def __init__(
         self, flow: dd.Flow, store: Store, partitions: int | None, chance: random.Random, **options: Any
@@ -33,13 +35,13 @@ class Hands:
         self.store, self.chance = store, chance
         self.coordinator = EpochDriver.open(flow, store, partitions=partitions, **options)
         self.cut = self.coordinator.cut
-        self.warm: dict[tuple[int, int], StagePart] = {}
-        self.hits = 0
+        self.warm: dict[tuple[int, int], list[StagePart]] = {}
+        self.hits, self.behind, self.copies = 0, 0, 3
         self.budgets: list[int | None] = [None]
         """Of parts of a state that has none; those without one compress their files."""
 
     def close(self) -> None:
-        for part in self.warm.values():
+        for part in (part for parts in self.warm.values() for part in parts):
             part.close()
         self.warm.clear()
         self.coordinator.close()
@@ -73,20 +75,32 @@ class Hands:
         here = {n: table for n, table in here.items() if table.num_rows}
         if not rows and not here and (receipt := idle(self.cut, start, stage, number)) is not None:
             return PartDone(receipt, {})
-        part = self.warm.pop((stage, number), None)
-        wanted = start.inventories[stage][number].name if start.inventories else ""
-        if part is None or part.at != wanted or self.chance.random() < 0.3:
-            if part is not None:
-                part.close()
-            budget = start.memory or self.chance.choice(self.budgets)
-            part = StagePart(self.cut, start._replace(memory=budget), stage, number)
-        else:
-            self.hits += 1
+        part = self.part(start, stage, number)
         counts = {name: table.num_rows for name, table in rows.items()}
         digests = {name: f"{table.num_rows:032x}" for name, table in rows.items()}
         done = part.step(start, rows, {n: shuffled(table, self.chance) for n, table in here.items()}, counts, digests)
-        self.warm[stage, number] = part
+        self.warm.setdefault((stage, number), []).append(part)
         return done
+
+    def part(self, start: EpochStart, stage: int, number: int) -> StagePart:
+        """One that a worker keeps open, brought up to date where that can be; or a new one."""
+        parts = self.warm.setdefault((stage, number), [])
+        if parts and self.chance.random() < (0.7 if len(parts) < self.copies else 1):
+            part = parts.pop(self.chance.randrange(len(parts)))
+            if part.at == start.inventory(stage, number):
+                self.hits += 1
+                return part
+            if part.at in start.before(stage, number):
+                self.behind += 1
+                part.catch_up(start)
+                for upsert in part.dataflow.graph.upserts.values():
+                    upsert.arranged._check()
+                for arranged in part.dataflow.graph.arrangements.values():
+                    arranged._check()
+                return part
+            part.close()
+        budget = start.memory or self.chance.choice(self.budgets)
+        return StagePart(self.cut, start._replace(memory=budget), stage, number)
 
     def outputs(self, committed: Committed) -> Tables:
         """What the committed files hold."""

@@ -84,8 +84,9 @@ def fill(
     sieved: bool = True,
     partitions: int = 1,
 ) -> None:
-    """Fill a new dataflow, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
+    """Fill a dataflow, whose times are set, from inventories.  O(bytes), and O(rows) for counts that are new.
 
+    One that was filled from an earlier inventory of the same part is brought up to date: O(bytes that are new).
     ``stored``: stage by stage, of ``partitions`` partitions each; what is of several is to be read only.  ``indexed``,
     ``sieved``: as in `arrangements.restore`.  Raises `CorruptState`, naming the file.
     """
@@ -106,8 +107,10 @@ def fill(
         if upsert.expiring is not None:
             known = [each.horizon for each in given if each.horizon is not None]
             upsert.expiring.horizons.greatest = max(known, default=None)
+            upsert.expiring.look_again()
         home = batch_store if sieved and not indexed else None
-        dataflow.batchers[name] = _waiting(found, upsert.bound.event_schema, batch_store, not indexed, home)
+        waiting, schema = dataflow.batchers[name], upsert.bound.event_schema
+        dataflow.batchers[name] = _waiting(found, schema, batch_store, not indexed, home, waiting)
     dataflow.totals = inventories.totals()
     ids = node_ids(dataflow.flow)
     for node, running in graph.keeping.items():
@@ -234,9 +237,12 @@ def _waiting(
     batch_store: BatchStore,
     spilled: bool,
     home: BatchStore | None,
+    held: Batcher,
 ) -> Batcher:
-    """The pending events of all partitions."""
-    first, *others = (pending.restore(each.runs, what, schema, batch_store, spilled, home) for what, each in given)
+    """The pending events of all partitions.  ``held``: those of an earlier inventory."""
+    first, *others = (
+        pending.restore(each.runs, what, schema, batch_store, spilled, home, held) for what, each in given
+    )
     for other in others:
         for run in other.runs.by_least:
             first.runs.add(run)

@@ -28,7 +28,7 @@ from ddflow.engine.epoch_log import KEPT, EpochLog
 from ddflow.errors import EpochSkipped, PlanChanged, ReplayMismatch, SpecError, TimeWentBack, WrongMode
 from ddflow.partitions import batch_ids as feeds
 from ddflow.partitions.epoch_start import EpochStart
-from ddflow.partitions.live_files import LiveFiles, look, look_for
+from ddflow.partitions.live_files import LiveFiles, followed, look, look_for
 from ddflow.partitions.merged_receipts import ROWS, call_digest, gather, greatest
 from ddflow.partitions.receipt import Committed, Contribution, Receipt
 from ddflow.partitions.stages import cut, regrouped
@@ -59,6 +59,7 @@ class EpochDriver:
         self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, self.cut.stages, self.partitions)
         log.resume(self.live.names())
         self._start: EpochStart | None = None
+        self._past: tuple[tuple[tuple[str, ...], ...], ...] = ()
         self._feed: Feed | None = None
         self._asked: Feed | None = None
 
@@ -221,6 +222,7 @@ class EpochDriver:
                 folder=self.log.outputs.path,
                 retain=self.given.retain,
                 memory=self.given.memory,
+                past=self._past,
             ),
         )
         return self._start
@@ -275,6 +277,7 @@ class EpochDriver:
             feed=feeds.bound(manifest.feed, feed),
             fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
         )
+        self._past = followed(self.live.parts, live.parts, self._past)
         self.live, self._start = live, None
         self.log.finish(APART)
         figures = whole.figures | {"tasks": len(taken), "commit": (perf_counter_ns() - began) // 1000}

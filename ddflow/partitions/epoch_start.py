@@ -36,7 +36,9 @@ class EpochStart(NamedTuple):
     the frontier that a step of hold-back mode closes to, after its rows came.  ``horizons``: by input whose keys
     expire, the greatest order of all partitions at the commit before.  ``inventories``: for each stage, by partition;
     none for a state without a commit.  ``folder``: of Parquet outputs; None where they are files of the state.
-    ``retain``: as in `Flow.open`.  ``memory``: bytes that a task may take, or None.
+    ``retain``: as in `Flow.open`.  ``memory``: bytes that a task may take, or None.  ``past``: of each part, the names
+    of the inventories that led to the one it has, as far as the driver knows; a part that was kept open with one of
+    these can be brought up to date.
     """
 
     store: str | MemoryStore
@@ -56,6 +58,15 @@ class EpochStart(NamedTuple):
     folder: str | None
     retain: int
     memory: int | None
+    past: tuple[tuple[tuple[str, ...], ...], ...] = ()
+
+    def inventory(self, stage: int, number: int) -> str:
+        """The name of the inventory of a part; "" for none."""
+        return self.inventories[stage][number].name if self.inventories else ""
+
+    def before(self, stage: int, number: int) -> tuple[str, ...]:
+        """The names of the inventories from which this part's was made, one after the other."""
+        return self.past[stage][number] if self.past else ()
 
     @property
     def version(self) -> Version:

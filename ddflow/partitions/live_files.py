@@ -29,6 +29,8 @@ from ddflow.storage.protocol import Blob, Store
 
 MOST = 3
 """How many files a message lists."""
+PAST = 16
+"""How many inventories before its own a driver knows of a part."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,29 @@ def by_level(where: str, given: tuple[Blob, ...], stages: int, partitions: int) 
             "by, or bring it to one partition: ddflow rescale --partitions 1",
         )
     return tuple(given[at : at + partitions] for at in range(0, len(given), partitions))
+
+
+def followed(
+    before: tuple[tuple[Blob, ...], ...],
+    now: tuple[tuple[Blob, ...], ...],
+    past: tuple[tuple[tuple[str, ...], ...], ...],
+) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Of each part, the names of the inventories that led to the one of ``now``, newest first, `PAST` at most.
+
+    ``past``: those that led to ``before``.  O(parts).
+
+    >>> one, two = Blob("a.json", 1, b""), Blob("b.json", 1, b"")
+    >>> past = followed(((one, one),), ((two, one),), ())
+    >>> past, followed(((two, one),), ((one, two),), past)
+    (((('a.json',), ()),), ((('b.json', 'a.json'), ('a.json',)),))
+    """
+    if not before:
+        return ()
+    none = tuple(tuple(() for _ in stage) for stage in before)
+    return tuple(
+        tuple(names if one == other else (one.name, *names)[:PAST] for one, other, names in zip(*each, strict=True))
+        for each in zip(before, now, past or none, strict=True)
+    )
 
 
 def named(store: Store, inventory: Blob) -> frozenset[str]:

@@ -4,7 +4,8 @@ Invariant: a part changes nothing that anybody sees. It opens the inventory that
 writes files that no manifest names, and tells in a receipt what they are; a part that was run twice, or whose receipt
 nobody took, is as if it had never been. A part may be kept open from one epoch to the next, and whether that happens
 must not matter: what it holds is the inventory that it wrote last, by name (``at``), and whoever goes on with it
-compares that with what the next epoch start says. All times come from the epoch start, since the other parts have the
+compares that with what the next epoch start says: it goes on, or catches up with what others made of it since, or is
+opened anew. All times come from the epoch start, since the other parts have the
 same: no task knows what others were given.
 
 >>> import os, tempfile, ddflow as dd
@@ -88,6 +89,15 @@ class StagePart:
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
             if start.inventories:
                 self._fill(start)
+        self.opened = (perf_counter_ns() - began) // 1000
+
+    def catch_up(self, start: EpochStart) -> None:
+        """Bring a part that stayed behind up to date: it holds one of ``start.before``.  O(bytes that are new).
+
+        Raises as opening it does; it must then be closed.
+        """
+        began = perf_counter_ns()
+        self._fill(start)
         self.opened = (perf_counter_ns() - began) // 1000
 
     def _fill(self, start: EpochStart) -> None:

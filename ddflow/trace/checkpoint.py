@@ -41,9 +41,10 @@ from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, Made, filed, unfiled, whole
+from ddflow.trace.held import Held
 from ddflow.trace.merge import RunMerge
 from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
-from ddflow.trace.run import LASTS, Part, Run, Slots, lasts
+from ddflow.trace.run import Part, Run, Slots
 from ddflow.trace.spill import WORDS, BatchFiles, BloomFilter, filtered, spilled
 
 
@@ -133,57 +134,64 @@ def restore(
     sieved: bool = True,
     home: BatchStore | None = None,
 ) -> None:
-    """Fill an empty arrangement with what an inventory says.  O(bytes); every file is verified.
+    """Fill an arrangement with what an inventory says.  O(bytes that are read); every file is verified.
 
+    One that is not empty holds what an earlier inventory of the same arrangement said: it is brought up to date.
     ``what``: where that stands, for messages.  ``indexed``: all runs are resident (mapped, that is, unless they are
     compressed) and indexed; else all are on disk.  ``made``: for rows whose columns are not those they were written
     with, or that are compressed.  ``sieved``: whether runs on disk will be searched, and not only read.  ``home``:
     where what is compressed is written anew, to be read where it lies; None: it is held in memory.  Raises
     `CorruptState`, and what the home raises.
     """
+    held = Held(arranged, indexed)
     arranged.slots.lasting = True
     arranged.since, arranged.upper, arranged.latest = given.since, given.upper, given.latest
     shapes = [_fields(names, arranged.schema, what) for names in given.shapes]
     searched = not indexed and sieved
-    loaded = [_load(each, shapes, batch_store, arranged, made, searched, home, what) for each in given.batches]
+    slots = [held.slot(each) for each in given.batches]
+    loaded = [
+        (arranged.slots[slot], None)
+        if slot is not None
+        else _load(each, shapes, batch_store, arranged, made, searched, home, what)
+        for each, slot in zip(given.batches, slots, strict=True)
+    ]
     if len(loaded) >= SLOTS:
         raise _wrong(what, f"it has {len(loaded):,} batches")
     target = None if indexed else partial(spilled, batch_store=batch_store)
-    items = _Items(arranged, loaded, target, batch_store if sieved else None, indexed, what)
-    (arranged.spine if indexed else arranged.on_disk).items[:] = [items.item(each) for each in given.items]
+    items = _Items(arranged, loaded, slots, target, batch_store if sieved else None, indexed, what)
+    made_again = [items.item(each) for each in given.items]
+    arranged.spine.items[:], arranged.on_disk.items[:] = (made_again, []) if indexed else ([], made_again)
     items.check()
     if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
         found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them lapsed"
         raise _wrong(what, f"it has {items.versions:,} versions, and says {found}")
     arranged.keys, arranged.tombstones_counted = given.keys, given.tombstones
+    if arranged.lapse is not None:
+        arranged.lapse.gone = 0
     arranged.useless(given.lapsed)
-    if indexed:
-        _index(arranged)
-    elif items.versions:
+    held.reindex()
+    if not indexed and items.versions:
         arranged.index.keep_deletions()
         arranged.spine.keeps = True
 
 
 class _Items:
-    """Runs and merges of an inventory, whose batches get their numbers as they are named."""
+    """Runs and merges of an inventory, whose batches get their numbers as they are named.
+
+    ``slots``: where a batch has one already."""
 
     def __init__(
         self,
         arranged: Arrangement,
         loaded: list[tuple[Batch, Any]],
+        slots: list[int | None],
         target: Any,
         batch_store: BatchStore | None,
         indexed: bool,
         what: str,
     ) -> None:
-        self.arranged, self.loaded, self.target, self.batch_store, self.indexed = (
-            arranged,
-            loaded,
-            target,
-            batch_store,
-            indexed,
-        )
-        self.what = what
+        self.arranged, self.loaded, self.slots, self.target, self.what = arranged, loaded, slots, target, what
+        self.batch_store, self.indexed = batch_store, indexed
         self.used: set[int] = set()
         self.versions = 0
 
@@ -218,9 +226,11 @@ class _Items:
         if number >= len(self.loaded) or number in self.used:
             raise _wrong(self.what, f"the batch {number} is not there, or is used twice")
         self.used.add(number)
-        batch, file = self.loaded[number]
+        (batch, file), held = self.loaded[number], self.slots[number]
         if not begin < end <= len(batch):
             raise _wrong(self.what, f"rows {begin} to {end} of a batch of {len(batch):,}")
+        if held is not None:
+            return Part(held, begin, end)
         if not self.indexed and batch.mapped is None and self.batch_store is not None:
             batch = replace(batch, mapped=filtered(file.columns, file.layout, self.batch_store).mapped)
         slot = self.arranged.slots.put(batch).slot
@@ -305,30 +315,6 @@ def _payload(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
     there = dict(zip(batch.rows.table.schema.names, batch.rows.columns, strict=True))
     columns = [there[f.name] if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _index(arranged: Arrangement) -> None:
-    """Make the index of all versions, older runs first, so that the newest of a key stays."""
-    index, slots = arranged.index, arranged.slots
-    versions = sum(part.end - part.begin for part in arranged.spine.parts)
-    index.room(arranged.keys + arranged.tombstones + min(LASTS, versions))
-    for run in arranged.spine.runs:
-        # Deletions that need not be kept stand in the index all the same until newer runs are told.
-        index.room(sum(last.size for part in run.parts for last in lasts(slots[part.slot], part)))
-        index_run(arranged, run)
-        for part in run.parts:
-            if slots[part.slot].value.size:
-                slots.wrote(part.slot, slots.files[part.slot])
-
-
-def index_run(arranged: Arrangement, run: Run) -> None:
-    """Write the last versions of a run's keys into the index, in which there is room.  O(versions)."""
-    index = arranged.index
-    for part in run.parts:
-        batch = arranged.slots[part.slot]
-        columns = batch.high, batch.low, batch.value, batch.live, batch.order
-        for last in lasts(batch, part):
-            index.write(np.full(last.size, -1), index.built, last, *columns, part.slot)
 
 
 def _wrong(what: str, found: str) -> CorruptState:

@@ -36,7 +36,7 @@ from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, starts
 from ddflow.trace.batch_file import Made
-from ddflow.trace.checkpoint import index_run
+from ddflow.trace.held import index_run
 from ddflow.trace.merge import by_sorting
 from ddflow.trace.run import Part, Run
 from ddflow.trace.spill import spilled

@@ -65,15 +65,23 @@ def restore(
     batch_store: BatchStore,
     spilled: bool,
     home: BatchStore | None = None,
+    held: Batcher | None = None,
 ) -> Batcher:
     """The batcher that an inventory's runs stand for.  O(bytes); every file is verified.
 
     ``what``: where they stand, for messages.  ``schema``: of the events.  ``spilled``: whether runs count as files, and
     not as memory.  ``home``: where what is compressed is written anew, to be read where it lies; None: it is held in
-    memory.  Raises `CorruptState`, and what the home raises.
+    memory.  ``held``: a batcher of an earlier inventory, whose runs are not read again.  Raises `CorruptState`, and
+    what the home raises.
     """
-    batcher = Batcher()
+    batcher, runs = Batcher(), [] if held is None else held.runs.by_least
+    known = {run.stored.blob: run for run in runs if run.stored and spilled == (run.file is not None)}
     for each in records:
+        if (run := known.get(each.file)) is not None and not run.wasteful:
+            run = PendingRun(run.events, each.begin, run.bytes_resident, run.file, each.final, run.stored)
+            batcher.runs.add(run)
+            batcher.pending += len(run)
+            continue
         run = _run(each, schema, batch_store, spilled, what)
         if home is not None and each.compressed:
             run = PendingRun.spilled(home, run.waiting)

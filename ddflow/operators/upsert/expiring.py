@@ -47,13 +47,17 @@ class Expiring:
         self.forgets = bound.spec.expiry.forgets
         self.refuses = bound.spec.expiry.on_forgotten == "refuse"
         self.forgotten = 0
+        self.look_again()
+        self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
+        arranged.lapses(self.horizons.lapsed_tombstones)
+
+    def look_again(self) -> None:
+        """Put nothing aside any more: what is held has become another.  O(1); the next step looks at all orders."""
         self._until: int | None = None
         self._until_tombstones: int | None = None
         self._written = 0
         self._words, self._high, self._low = np.empty(0, np.int64), NONE, NONE
         self._fresh: list[tuple[Ints, Words, Words]] = []
-        self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
-        arranged.lapses(self.horizons.lapsed_tombstones)
 
     # Before a step
 
