@@ -153,18 +153,11 @@ class ShuffleReader(Closing):
     def input(self, name: str) -> pa.RecordBatchReader | None:
         """The rows of an input, in the order of arrival: by origin, then by their places there; None where none came.
 
-        They are read a chunk at a time, once: nothing is kept here of what was read, which is a copy of a task's rows.
-        O(rows), and O(n log n) for those that interleave.  Raises `Misrouted` for chunks that hold something else.
+        They are read a chunk at a time, and may be read again.  O(rows), and O(n log n) for those that interleave.
+        Raises `Misrouted` for chunks that hold something else.
         """
-        schema, number = self.schemas[name], self.names.index(name)
-        return pa.RecordBatchReader.from_batches(schema, self._once(number, schema)) if number in self._chunks else None
-
-    def _once(self, number: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of an input, which are let go when they were read, and all payloads with the last input."""
-        yield from self._in_order(self._chunks[number], schema)
-        del self._chunks[number]
-        if not self._chunks:
-            self._payloads.clear()
+        schema, chunks = self.schemas[name], self._chunks.get(self.names.index(name))
+        return pa.RecordBatchReader.from_batches(schema, self._in_order(chunks, schema)) if chunks else None
 
     def sums(self, number: int) -> pa.Table:
         """The sums that came for an exchange: the columns of `sums_schema`, in chunks.  O(chunks).
