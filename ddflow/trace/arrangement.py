@@ -30,13 +30,14 @@ import pyarrow as pa
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.rows import RowPool, Rows, gather
+from ddflow.columns.threads import Threads
 from ddflow.errors import NotReadable
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
 from ddflow.trace.batch import Batch, starts
-from ddflow.trace.index import Index
+from ddflow.trace.index import Index, Write
 from ddflow.trace.merge import END, Lapse, RunMerge, by_sorting
 from ddflow.trace.run import Part, Run, Slots
 from ddflow.trace.spill import find, spilled
@@ -71,6 +72,11 @@ class Change(NamedTuple):
         """Bytes of memory that taking it in will add; none of a batch in files."""
         return self.batch.nbytes if self.batch.mapped is None else 0
 
+    def written(self, part: Part) -> Write:
+        """What the index takes in of it, where its batch is in the slot of ``part``."""
+        batch, value, last, place, built, *_ = self
+        return Write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
+
 
 class Arrangement:
     """``schema``: the columns of a version's payload.  ``wide``: identities of two words.  ``words``: order words an
@@ -85,12 +91,16 @@ class Arrangement:
         self.keys, self.tombstones_counted, self.written, self.piece = 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
 
+    def share(self, threads: Threads) -> None:
+        """Let threads share the work; results do not depend on it."""
+        self.slots.pool.threads = self.index.threads = threads
+
     def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
         """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
 
         O(keys) expected; in memory but for those that are on disk, about 40 ns for each and run there.
         """
-        prior = self.index.seek(high, low, starts, arena, self.slots.pool.threads)
+        prior = self.index.seek(high, low, starts, arena)
         if self._lower():
             self._seek_on_disk(prior, high, low, starts)
         return prior
@@ -147,20 +157,20 @@ class Arrangement:
         self.written += paid
         if changes:
             self.index.room(entries)
-            run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
+            parts = [self._put(change) for change in changes]
+            if changes[0].batch.mapped is None:
+                self.index.write(*map(Change.written, changes, parts))
+            run = Run(Description(lower, upper, NEVER), parts)
             (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
         self.spine.plan(self.index.used if self.lapse is None else self._needed, not self._lower())
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
     def _put(self, change: Change) -> Part:
-        batch, value, last, place, built, _, _ = change
+        batch = change.batch
         if self.slots.lasting and batch.mapped is None:
-            batch = replace(batch, value=value)  # for the file that a commit will write
-        part = self.slots.put(batch)
-        if batch.mapped is None:
-            self.index.write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
-        return part
+            batch = replace(batch, value=change.value)  # for the file that a commit will write
+        return self.slots.put(batch)
 
     def stored(self, change: Change, batch_store: BatchStore) -> Change:
         """The same change in files, to go on disk at once; `spill` with no share must have come before the step.
