@@ -43,15 +43,20 @@ def home(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint
     >>> int(home(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2), np.uint64(10)))  # half way in the second shard
     14
     """
+    if shards == ONE:
+        return np.int64(mulhi(high, capacity))
     return np.int64(mulhi(high, shards) * slots + mulhi(high * shards, capacity))
 
 
 @kernel
-def _find(table: Words, slot: np.int64, end: np.int64, high: np.uint64, low: np.uint64, wide: bool) -> np.int64:
-    """The first slot, from one at or after the home on, that holds the identity or is empty, or -1 at ``end``."""
-    while slot < end:
+def _find(
+    table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool, shards: np.uint64, slots: np.uint64
+) -> np.int64:
+    """The first slot, from one at or after the home on, that holds the identity or is empty, or -1 past its shard."""
+    while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
-            return slot
+            # Only an empty slot may be another shard's: an entry never is.
+            return slot if shards == ONE or slot < np.int64((mulhi(high, shards) + ONE) * slots) else np.int64(-1)
         if table[slot, ID] == high and (not wide or table[slot, LOW] == low):
             return slot
         slot += 1
@@ -92,9 +97,8 @@ def seek(
         if g + AHEAD < place.size:
             prefetch(base + np.uint64(home(high[starts[g + AHEAD]], capacity, shards, slots)) * line)
         row = starts[g]
-        end = np.int64((mulhi(high[row], shards) + ONE) * slots)
         slot = home(high[row], capacity, shards, slots)
-        slot = _find(table, slot, end, high[row], low[row] if wide else np.uint64(0), wide)
+        slot = _find(table, slot, high[row], low[row] if wide else np.uint64(0), wide, shards, slots)
         place[g] = slot
         if slot < 0 or table[slot, REF] == np.uint64(0):
             reference[g], value[g] = 0, np.uint64(0)
@@ -149,9 +153,8 @@ def write(
         i = last[g]
         if i < 0:
             continue
-        end = np.int64((mulhi(high[i], shards) + ONE) * slots)
         slot = place[g] if place[g] >= 0 else home(high[i], capacity, shards, slots)
-        slot = _find(table, slot, end, high[i], low[i] if wide else np.uint64(0), wide)
+        slot = _find(table, slot, high[i], low[i] if wide else np.uint64(0), wide, shards, slots)
         if slot < 0:
             return -1
         if table[slot, REF] == np.uint64(0):
@@ -201,9 +204,8 @@ def rebuild(
             break
         if old[i, REF] & keep == np.uint64(0) or old[i, ID] < first or old[i, ID] > last:
             continue
-        end = np.int64((mulhi(old[i, ID], shards) + ONE) * slots)
         slot = home(old[i, ID], capacity, shards, slots)
-        slot = _find(table, slot, end, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide)
+        slot = _find(table, slot, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide, shards, slots)
         if slot < 0:
             return -1
         for w in range(old.shape[1]):
