@@ -83,9 +83,9 @@ def counted() -> Iterator[list[Call]]:
         old: Any, held: Any, parts: Any, table: Any, capacity: Any, shards: Any, first: Any, last: Any, *rest: Any
     ) -> int:
         copied = rebuild(old, held, parts, table, capacity, shards, first, last, *rest)
-        at = np.flatnonzero(
-            (table[:, kernels.REF] != 0) & (table[:, kernels.ID] >= first) & (table[:, kernels.ID] <= last)
-        )
+        each = table.shape[0] // int(shards)
+        begin, end = (int(first) * int(shards) >> 64) * each, ((int(last) * int(shards) >> 64) + 1) * each
+        at = np.flatnonzero(table[begin:end, kernels.REF]) + begin
         slots = int((at - homes(table, capacity, shards, table[at, kernels.ID])).sum())
         calls.append(Call("rebuild", at.size, slots if copied >= 0 else table.shape[0] * at.size))
         return int(copied)

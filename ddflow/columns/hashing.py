@@ -173,8 +173,9 @@ class RowHashes:
     """Hashes rows of one schema: how each column is read is chosen when this is made, since types alone decide it."""
 
     def __init__(self, schema: pa.Schema, secret: Secret, threads: Threads = ALONE) -> None:
-        # Nanoseconds a row, about.
         self.threads, self.cost = threads, sum(1 if is_word(field.type) else 15 for field in schema)
+        """Nanoseconds a row, about."""
+        self.least = threads.least(self.cost or 1)
         self.secret, self.wide, self.names = secret.words, is_wide(schema), schema.names
         alone = len(schema) == 1 and is_word(schema.field(0).type)
         self.word = word_reader(schema.field(0).type) if alone else None
@@ -189,8 +190,9 @@ class RowHashes:
 
         O(n) a column; about 1 ns a row for one word, 15 for a short text.
         """
-        if len(spans := self.threads.spans(n, self.cost)) == 1:
+        if n < self.least:
             return self._identities(columns, n)
+        spans = self.threads.spans(n, self.cost)
         found = self.threads.each(lambda begin, end: self._identities(part(columns, begin, end), end - begin), spans)
         high, low = map(np.concatenate, zip(*found, strict=True))
         return high, low
@@ -215,8 +217,9 @@ class RowHashes:
 
         Of one column of words it is a bijection, in which null meets a value with odds of 2**-64.  O(n) a column.
         """
-        if len(spans := self.threads.spans(n, self.cost)) == 1:
+        if n < self.least:
             return self._values(columns, n)
+        spans = self.threads.spans(n, self.cost)
         found = self.threads.each(lambda begin, end: self._values(part(columns, begin, end), end - begin), spans)
         return np.concatenate(found)
 

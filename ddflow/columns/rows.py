@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.schema import arrays
@@ -237,14 +236,16 @@ def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
 
 def gathered(pool: RowPool, references: Array, schema: pa.Schema) -> list[pa.Array]:
     """The columns of `gather`."""
+    if len(schema) == 1:
+        return [gather_column(pool, references, schema.field(0))]
     made = [_laid_out(pool, references, field) for field in schema]
-    if works := [work for _, work in made if work is not None]:
+    works = [work for _, work in made if work is not None]
 
-        def span(begin: int, end: int) -> None:
-            for work in works:
-                work(begin, end)
+    def span(begin: int, end: int) -> None:
+        for work in works:
+            work(begin, end)
 
-        pool.threads.over(references.size, span, MOVED * len(works))
+    pool.threads.over(references.size, span, MOVED * len(works))
     return [column for column, _ in made]
 
 
@@ -337,33 +338,3 @@ def shown_row(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
         except (OverflowError, ValueError):
             out[name] = getattr(scalar, "value", f"a {scalar.type}")
     return out
-
-
-def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
-    """The dense rank of every row by its columns, left to right: null smallest, NaN largest.
-
-    ``table``: n rows of flat types.  ``equal``: uint64[n], a word that is equal for equal rows (a hash of them).
-    Returns int64[n]; equal rows share a rank.  O(n log n).  (Order: docs/semantics.md, ties.)
-    """
-    if not table.num_columns or not table.num_rows:
-        return np.zeros(table.num_rows, np.int64)
-    columns: dict[str, Any] = {}
-    for i, column in enumerate(table.itercolumns()):
-        # Arrow sorts NaN beside the nulls, so null-ness and NaN-ness become columns of their own.
-        columns[f"{i}valid"] = pc.is_valid(column)
-        if pat.is_floating(column.type):
-            columns[f"{i}nan"] = pc.fill_null(pc.is_nan(column), False)
-            column = pc.add(pc.cast(column, pa.float64()), 0.0)
-        elif pat.is_fixed_size_binary(column.type):
-            column = pc.cast(column, pa.binary())
-        elif pat.is_decimal32(column.type) or pat.is_decimal64(column.type):
-            # Arrow sorts the narrow ones wrongly: negative ones come after zero.
-            column = pc.cast(column, pa.decimal128(column.type.precision, column.type.scale))
-        columns[f"{i}value"] = column
-    order = pc.sort_indices(pa.table(columns), [(name, "ascending", "at_start") for name in columns])
-    permutation = np.asarray(order).astype(np.int64)
-    steps = np.zeros(table.num_rows, np.int64)
-    steps[1:] = np.cumsum(equal[permutation][1:] != equal[permutation][:-1])
-    ranks = np.empty(table.num_rows, np.int64)
-    ranks[permutation] = steps
-    return ranks

@@ -5,16 +5,19 @@ every kernel runs without the interpreter's lock. A hand-over takes as long as i
 work is cut only where each span has more to do than that; and Python between the kernels still runs one thread at a
 time.
 
->>> with Threads(2, waking=300) as threads:
-...     threads.spans(10, 60), threads.spans(9, 60), threads.each(lambda *span: sum(range(*span)), [(0, 5), (5, 10)])
+>>> with Threads(2) as threads:
+...     spans = threads.spans(10, cost=20_000)
+...     spans, threads.spans(9, cost=20_000), threads.each(lambda *span: sum(range(*span)), spans)
 ([(0, 5), (5, 10)], [(0, 9)], [10, 35])
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, starmap
-from typing import Any, Self, TypeVar
+from math import inf
+from typing import Any, Literal, Self, TypeVar
 
 T = TypeVar("T")
 WAKING = 100_000
@@ -23,17 +26,22 @@ MOST = 8
 """How many threads "auto" means at most."""
 
 
-def cores() -> int:
-    """How many threads "auto" means: those that this process may use, at most `MOST`."""
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MOST)
-
-
 class Threads:
-    """``size``: how many threads, the caller's included.  ``waking``: nanoseconds of work that are worth a span."""
+    """``size``: how many threads, the caller's included."""
 
-    def __init__(self, size: int = 1, waking: int = WAKING) -> None:
-        self.size, self.waking = size, waking
+    waking = WAKING
+    """Nanoseconds of work that are worth a span."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
         self._pool: ThreadPoolExecutor | None = None
+
+    @classmethod
+    def of(cls, threads: int | Literal["auto"]) -> Self:
+        """So many; "auto": as many as there are cores that this process may use, at most `MOST`."""
+        if threads != "auto":
+            return cls(threads)
+        return cls(min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1, MOST))
 
     def __enter__(self) -> Self:
         return self
@@ -47,16 +55,22 @@ class Threads:
             self._pool.shutdown()
             self._pool = None
 
+    def least(self, cost: float) -> float:
+        """From how many rows on work is cut, where one takes ``cost`` nanoseconds, about."""
+        return 2 * self.waking / cost if self.size > 1 else inf
+
     def spans(self, n: int, cost: float) -> list[tuple[int, int]]:
         """[0, n) in equal spans, one a thread, or fewer.  ``cost``: nanoseconds that one of the n takes, about."""
-        count = min(self.size, int(n * cost) // self.waking) if self.size > 1 else 1
-        if count < 2:
+        if self.size == 1 or n < 2 or n * cost < 2 * self.waking:
             return [(0, n)]
+        count = min(self.size, n, int(n * cost) // self.waking)
         return list(pairwise([n * i // count for i in range(count + 1)]))
 
     def over(self, n: int, work: Callable[[int, int], T], cost: float) -> list[T]:
         """``work(begin, end)`` for `spans` of [0, n), at the same time."""
-        return [work(0, n)] if self.size == 1 else self.each(work, self.spans(n, cost))
+        if self.size == 1 or n * cost < 2 * self.waking:
+            return [work(0, n)]
+        return self.each(work, self.spans(n, cost))
 
     def each(self, work: Callable[..., T], spans: Sequence[tuple[Any, ...]]) -> list[T]:
         """``work(*span)`` for each span, at the same time; the first error is raised when all have ended.

@@ -72,11 +72,6 @@ class Change(NamedTuple):
         """Bytes of memory that taking it in will add; none of a batch in files."""
         return self.batch.nbytes if self.batch.mapped is None else 0
 
-    def written(self, part: Part) -> Write:
-        """What the index takes in of it, where its batch is in the slot of ``part``."""
-        batch, value, last, place, built, *_ = self
-        return Write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
-
 
 class Arrangement:
     """``schema``: the columns of a version's payload.  ``wide``: identities of two words.  ``words``: order words an
@@ -88,12 +83,13 @@ class Arrangement:
         self.slots = Slots(schema)
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
-        self.keys, self.tombstones_counted, self.written, self.piece = 0, 0, 0, PIECE
+        self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
 
     def share(self, threads: Threads) -> None:
         """Let threads share the work; results do not depend on it."""
-        self.slots.pool.threads = self.index.threads = threads
+        self.slots.pool.threads = threads
+        self.index.share(threads)
 
     def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
         """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
@@ -142,35 +138,38 @@ class Arrangement:
         """
         # From then on nothing was written yet: the new run's description begins there.
         lower = (self.spine if self.spine.items else self.on_disk).upper
-        self.upper = advance(self.upper, upper)
-        self.since = max(self.since, since)
+        self.upper, self.since = advance(self.upper, upper), max(self.since, since)
         changes = [change for change in changes if change.batch.high.size]
         paid = entries = 0
         for change in changes:
             self.latest = max(self.latest, int(change.batch.time.max()))
-            self.keys, self.tombstones_counted = (
-                self.keys + change.live_added,
-                self.tombstones_counted + change.tombstones_added,
-            )
+            self.keys += change.live_added
+            self.tombstones_counted += change.tombstones_added
             paid += change.batch.high.size
             entries += change.last.size if change.batch.mapped is None else 0
         self.written += paid
         if changes:
             self.index.room(entries)
-            parts = [self._put(change) for change in changes]
-            if changes[0].batch.mapped is None:
-                self.index.write(*map(Change.written, changes, parts))
-            run = Run(Description(lower, upper, NEVER), parts)
+            run = Run(Description(lower, upper, NEVER), self._taken(changes))
             (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
         self.spine.plan(self.index.used if self.lapse is None else self._needed, not self._lower())
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
-    def _put(self, change: Change) -> Part:
-        batch = change.batch
-        if self.slots.lasting and batch.mapped is None:
-            batch = replace(batch, value=change.value)  # for the file that a commit will write
-        return self.slots.put(batch)
+    def _taken(self, changes: list[Change]) -> list[Part]:
+        """Give the batches of some changes their slots, and the index what is in memory."""
+        parts, writes = list[Part](), list[Write]()
+        for batch, value, last, place, built, *_ in changes:
+            if self.slots.lasting and batch.mapped is None:
+                batch = replace(batch, value=value)  # for the file that a commit will write
+            part = self.slots.put(batch)
+            parts.append(part)
+            if batch.mapped is None:
+                writes.append(
+                    Write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
+                )
+        self.index.write(*writes)
+        return parts
 
     def stored(self, change: Change, batch_store: BatchStore) -> Change:
         """The same change in files, to go on disk at once; `spill` with no share must have come before the step.
@@ -236,8 +235,6 @@ class Arrangement:
         self.on_disk.plan(self._needed, True, target)
         self.on_disk.work(paid, self.slots, None, self.since, settled)
         self._paid_on_disk = self.written
-
-    _paid_on_disk = 0
 
     @property
     def _flushing(self) -> bool:

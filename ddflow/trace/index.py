@@ -26,7 +26,7 @@ import numpy as np
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
 from ddflow.columns.sorting import RESOLVED
-from ddflow.columns.threads import ALONE
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import index as kernels
 from ddflow.kernels.evict import evict
 from ddflow.kernels.gather import SLOT, SLOTS
@@ -35,7 +35,6 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 SPARE, LEAST, LOAD, CROWDED = 256, 1024, 0.7, 0.85
 """Spare slots of a shard, the fewest others, how full they are made, how full some may be while the rest are let go."""
 SHARED = 1 << 16
-"""Slots from which on a table has a shard for each thread."""
 IDENTITIES = 1 << 64
 WALKED = 8
 """Nanoseconds that an entry takes, about, where a table is walked from front to back."""
@@ -63,12 +62,21 @@ class Write(NamedTuple):
 class Index:
     """``wide``: identities are two words.  ``words``: order words an entry."""
 
+    shared = SHARED
+    """Slots from which on a table has a shard for each thread."""
+
     def __init__(self, wide: bool, words: int, keeps: bool = True) -> None:
-        self.wide, self.words, self.keeps, self.threads = wide, words, keeps, ALONE
-        self.width, self.shards, self.shared = 3 + wide + words, 1, SHARED
+        self.wide, self.words, self.keeps = wide, words, keeps
+        self.share(ALONE)
+        self.width, self.shards = 3 + wide + words, 1
         self.capacity, self.spare, self.used, self.built = LEAST, SPARE, 0, 0
         self.tombstones, self.parted = False, 0
         self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
+        self._cut = np.uint64(LEAST), np.uint64(1)
+
+    def share(self, threads: Threads) -> None:
+        """Let threads share the work; results do not depend on it."""
+        self.threads, self.least = threads, threads.least(RESOLVED)
 
     def __len__(self) -> int:
         return self.used
@@ -78,22 +86,21 @@ class Index:
         """Bytes of the table, free slots included."""
         return int(self.table.nbytes)
 
-    @property
-    def _cut(self) -> tuple[np.uint64, np.uint64]:
-        """How the table is cut: the homes of a shard, and how many shards there are."""
-        return np.uint64(self.capacity), np.uint64(self.shards)
-
     def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
         empty = arena.room(n)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
 
-        capacity, shards = self._cut
+        if n < self.least:
+            kernels.seek(
+                self.table, *self._cut, high, low, starts, prior.place, prior.reference, prior.value, prior.order
+            )
+            return prior
 
         def seek(begin: int, end: int) -> None:
-            span = prior.span(begin, end)
-            kernels.seek(self.table, capacity, shards, high, low, starts[begin:end], *span)
+            place, reference, value, order = prior.span(begin, end)
+            kernels.seek(self.table, *self._cut, high, low, starts[begin:end], place, reference, value, order)
 
         self.threads.over(n, seek, RESOLVED)
         return prior
@@ -103,10 +110,9 @@ class Index:
 
         Writes to shards of their own are done side by side; all are of other keys.
         """
-        writes = tuple(each for each in writes if each.high.size)
-        threads = self.threads if self._apart(writes) else ALONE
+        apart = self.shards > 1 and len(writes) > 1 and self._apart(writes)
         while True:
-            added = threads.each(self._write, [(each,) for each in writes])
+            added = self.threads.each(self._write, [*zip(writes)]) if apart else list(map(self._write, writes))
             if min(added, default=0) >= 0:
                 self.used += sum(added)
                 return
@@ -127,7 +133,8 @@ class Index:
 
     def _apart(self, writes: Sequence[Write]) -> bool:
         """Whether no two writes, by ascending identities, are to one shard."""
-        ends = [(int(each.high[0]) * self.shards >> 64, int(each.high[-1]) * self.shards >> 64) for each in writes]
+        some = [each.high for each in writes if each.high.size]
+        ends = [(int(high[0]) * self.shards >> 64, int(high[-1]) * self.shards >> 64) for high in some]
         return all(one[1] < other[0] for one, other in pairwise(ends))
 
     def redirect(self, places: Ints, references: Ints) -> None:
@@ -248,6 +255,7 @@ class Index:
             used = self.threads.each(rebuild, [(*each, self.wide, keep) for each in ends])
             if min(used) >= 0:
                 self.table, self.capacity, self.shards, self.used = table, capacity, shards, sum(used)
+                self._cut = cut[-2:]
                 self.built += 1
                 self.tombstones = False
                 return

@@ -94,13 +94,15 @@ def seen(index: Index, entry: Entry | None) -> Entry | None:
 
 
 SHARDS = st.sampled_from([1, 3])
-CREW = Threads(3, waking=1)
+CREW = Threads(3)
+CREW.waking = 1  # all work is shared
 
 
 def cut(index: Index, shards: int) -> Index:
     """An index whose table is cut, for threads that share all of its work."""
     if shards > 1:
-        index.threads, index.shared = CREW, 0
+        index.share(CREW)
+        index.shared = 0
         index._rebuild(index.capacity)
         assert index.shards == shards
     return index

@@ -156,6 +156,7 @@ def test_order_by_rank_is_a_stable_sort_by_rank_then_flag(rows: list[tuple[int, 
 
 def test_two_threads_sort_as_one_does() -> None:
     high = words(distribution("hot key", 40_000))
-    with Threads(2, waking=1) as threads:
+    with Threads(2) as threads:
+        threads.waking = 1
         found = sort(high, words([]), threads=threads)
     assert all(np.array_equal(a, b) for a, b in zip(found, sort(high, words([])), strict=True))
