@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Final
+from typing import Final, cast
 
 from ddflow.errors import ConcurrentUse, DdflowError, EngineClosed, OutOfMemory
 
@@ -30,17 +32,30 @@ WHY: Final = {
 
 
 class CallGuard:
-    """``state``: "open", or a key of `WHY`.  ``commit``: whoever fails in it is the last one in."""
+    """``state``: "open", or a key of `WHY`.  ``commit``: whoever fails in it is the last one in; ``failure``: why."""
 
     def __init__(self) -> None:
         self._lock, self._process, self.state = threading.Lock(), os.getpid(), "open"
-        self.commit = Commit(self)
+        self.commit, self.failure = Commit(self), cast("BaseException | None", None)
+        self._own = 0
 
     def alone(self, what: str) -> CallGuard:
         """The turn, taken, whatever the state.  Raises `ConcurrentUse`."""
         if not self._lock.acquire(blocking=False):
-            raise ConcurrentUse(what, "another call is using this engine", "give every thread its own, or a lock")
+            if not self._own:
+                raise ConcurrentUse(what, "another call is using this engine", "give every thread its own, or a lock")
+            self._lock.acquire()
         return self
+
+    @contextmanager
+    def own(self) -> Iterator[bool]:
+        """The turn of a thread of the engine's own, which waits for calls as they do for it; whether it is open."""
+        self._own += 1
+        try:
+            with self._lock:
+                yield self.state == "open"
+        finally:
+            self._own -= 1
 
     def use(self, what: str) -> CallGuard:
         """The turn, taken, of an open engine.  Raises `ConcurrentUse`, `EngineClosed`, there in a forked child too."""
@@ -53,7 +68,7 @@ class CallGuard:
         self.alone(what)
         if self.state != "open":
             self._lock.release()
-            raise EngineClosed(what, WHY[self.state], "open a new engine")
+            raise EngineClosed(what, WHY[self.state], "open a new engine") from self.failure
         return self
 
     def __enter__(self) -> None:
@@ -82,4 +97,4 @@ class Commit:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            self.guard.state = "failed"
+            self.guard.state, self.guard.failure = "failed", error

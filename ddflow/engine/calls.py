@@ -21,6 +21,7 @@ from ddflow.columns.hashing import RowHashes
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow
 from ddflow.dataflow.result import Step
+from ddflow.engine.commit_timer import CALL, CommitTimer
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.digests import Digest, combined
 from ddflow.errors import SpecError, TimeWentBack, WrongMode
@@ -32,8 +33,11 @@ from ddflow.time import CLOSED, NEVER, as_int64, shown
 class Calls:
     """``durable``: where calls become epochs, None for a state in memory.  ``metrics``: who is told of each."""
 
-    def __init__(self, dataflow: Dataflow, durable: Commits | None, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, dataflow: Dataflow, durable: Commits | None, metrics: Metrics | None = None, every: str | None = CALL
+    ) -> None:
         self.dataflow, self.durable, self.metrics = dataflow, durable, metrics
+        self.timer = CommitTimer(every, dataflow.guard, lambda: self.epoch)
         self.hashes: dict[str, RowHashes] = {}
         self.rehash()
 
@@ -100,6 +104,27 @@ class Calls:
         inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
         return inflows, combined(asked.kind, asked.time, digests)
 
+    def flush(self) -> int:
+        """Commit the calls since the last commit as one epoch; the last one's number.  As `Commits.commit`."""
+        assert self.durable is not None, "a state in memory has no epochs"
+        with self.dataflow.guard.commit:
+            epoch = self.durable.commit(self.dataflow)
+        self.timer.settle()
+        return epoch
+
+    def close(self) -> None:
+        """Commit what waits for its span to end, and let go of whoever waits.  Raises as `flush`."""
+        try:
+            if (
+                self.timer.span
+                and self.durable is not None
+                and self.durable.calls
+                and self.dataflow.guard.state == "open"
+            ):
+                self.flush()
+        finally:
+            self.timer.end()
+
     def digest(self, name: str) -> Digest:
         """Of the rows of an input, which are still to come."""
         return Digest(self.dataflow.secret, name, self.hashes[name])
@@ -110,8 +135,9 @@ class Calls:
         if self.durable is not None:
             with self.dataflow.guard.commit:
                 self.durable.record(asked, digest, step)
-                if self.durable.autocommit:
-                    self.durable.commit(self.dataflow)
+                step.waits = self.timer.wait, self.epoch + 1
+                if self.timer.due(self.flush):
+                    self.flush()
         if self.metrics is not None:
             took, verdicts = perf_counter() - asked.began, step.verdicts
             updates = {name: table.num_rows for name, table in step.items()}

@@ -72,7 +72,7 @@ def _refuse(calls: Calls, forget: bool) -> None:
     if forget and least < dataflow.last:
         raise SpecError("compact(forget=True)", f"a reader holds history from {shown(least)} on", "close the readers")
     if durable is not None and durable.calls:
-        raise SpecError("compact", f"{len(durable.calls)} calls are not committed", "commit() first")
+        raise SpecError("compact", f"{len(durable.calls)} calls are not committed", "flush() first")
     if dataflow.owed:
         raise SpecError(
             "compact",

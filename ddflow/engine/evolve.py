@@ -49,7 +49,7 @@ def evolve(calls: Calls, given: Any) -> None:
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.use("evolve"):
         if durable is not None and durable.calls:
-            raise SpecError(ASKED, "there are calls that are not committed", "commit them first: engine.commit()")
+            raise SpecError(ASKED, "there are calls that are not committed", "commit them first: engine.flush()")
         plan, nodes = evolved_to(dataflow.flow, given, ASKED)
         where = "the engine's plan" if durable is None else durable.log.manifest_log.store.where
         change = compare(describe(dataflow.flow), plan, where)
