@@ -131,12 +131,15 @@ class Calls:
 
     def done(self, asked: Asked, digest: str, step: Step, inputs: Iterable[str], way: Way = EVENTS) -> Step:
         """A call that was taken in and fed some ``inputs``, committed where that is asked for."""
-        self.dataflow.fed = fed_by(self.dataflow.fed, inputs, way, self.epoch + 1)
+        epoch = self.epoch + 1
+        self.dataflow.fed = fed_by(self.dataflow.fed, inputs, way, epoch)
         if self.durable is not None:
             with self.dataflow.guard.commit:
                 self.durable.record(asked, digest, step)
-                step.waits = self.timer.wait, self.epoch + 1
-                if self.timer.due(self.flush):
+                step.waits = self.timer.wait, epoch
+                if self.timer.span == 0.0:
+                    self.durable.commit(self.dataflow)
+                elif self.timer.due(self.flush):
                     self.flush()
         if self.metrics is not None:
             took, verdicts = perf_counter() - asked.began, step.verdicts

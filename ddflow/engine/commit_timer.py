@@ -35,9 +35,9 @@ class CommitTimer:
         self._began, self._ended = 0.0, False
 
     def due(self, commit: Callable[[], int]) -> bool:
-        """Whether a call that was recorded must be committed now; else it is, by ``commit``, when its time has come."""
+        """Whether the time of an epoch is over at its next call; else ``commit`` is called when it is."""
         if not self.span:
-            return self.span == 0.0
+            return False
         now = monotonic()
         if self._timer is None:
             self._began = now
