@@ -37,6 +37,16 @@ Scope = Annotated[
         help="The scope of the files that --full names. Without: what the state says of each.",
     ),
 ]
+Rewriting = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        show_default=False,
+        help="What may be taken, such as 512MB; without, some half a million rows at a time.",
+    ),
+]
+"""The memory of a verb that rewrites a state."""
 FILES = "Files"
 Format = Annotated[
     str | None,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import Input, State, Trust
+from ddflow.cli.arguments import Input, Rewriting, State, Trust
 from ddflow.cli.say import say
 from ddflow.terminal import counted
 
@@ -29,15 +29,7 @@ def evolve(
         ),
     ],
     input: Input = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            show_default=False,
-            help="What may be taken, such as 512MB; without, some half a million rows at a time.",
-        ),
-    ] = None,
+    memory: Rewriting = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
 ) -> None:

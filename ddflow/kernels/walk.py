@@ -48,6 +48,8 @@ OLDER, TIED, REFUSED = 2, 3, 4
 """What `_against` says beside TAKE."""
 NONE, TOMBSTONE, ROW = 0, 1, 2
 """What a key holds: nothing, a tombstone, a row."""
+OF_KEY = 2
+"""A delete that is of the whole key, also where deletes are of groups: full contents do not name the key."""
 
 
 class Rule(NamedTuple):
@@ -60,7 +62,7 @@ class Rule(NamedTuple):
     ordered: bool
     """Whether the row has an order of its own, be it arrival; else it follows its groups."""
     by_group: bool
-    """Whether deletes are of groups, not of the row."""
+    """Whether deletes are of groups, not of the row, but for those that are `OF_KEY`."""
     over: bool
     """Whether what is held decides nothing (full contents)."""
     inherits: bool
@@ -208,9 +210,10 @@ def walk_groups(
 ) -> int:
     """Walk all keys.
 
-    steps: see the fields.  order: int64[n, w], words by row.  gone: uint8[n], which delete.  status: uint8[g], NONE,
-    TOMBSTONE or ROW; prior: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of each group its
-    first word, where its tie words begin, and the end.  fields: as `_inherit` takes them.  rule: see the fields.
+    steps: see the fields.  order: int64[n, w], words by row.  gone: uint8[n], which delete: 1, or OF_KEY.  status:
+    uint8[g], NONE, TOMBSTONE or ROW; prior: int64[g, w], the words held (w 0: none are).  spans: int64[groups, 3], of
+    each group its first word, where its tie words begin, and the end.  fields: as `_inherit` takes them.  rule: see the
+    fields.
     scratch: int64[4, the greater of w and groups].  out: written.  Returns a row that is refused under ERROR, or -1.
     O(n * groups).
     """
@@ -247,8 +250,9 @@ def walk_groups(
                         return int(row)
                     accepted, tied = code == TAKE, tied or code == TIED
                     late = late or (code == OLDER and not _below(scratch, spans, 0, known, tie))
-                acted = _act(place, gone[row] != 0, by_group, alive, accepted, spans, scratch, action)
-                if accepted and acted and not (by_group and gone[row] != 0):
+                of_group = by_group and gone[row] != OF_KEY
+                acted = _act(place, gone[row] != 0, of_group, alive, accepted, spans, scratch, action)
+                if accepted and acted and not (of_group and gone[row] != 0):
                     alive, some = gone[row] == 0, True
                 why[row] = SUPERSEDED if acted or late else TIE_LOST if tied else STALE
                 if acted:

@@ -20,7 +20,7 @@ from ddflow.columns.rows import RowPool, Rows, gather_column, shown_row
 from ddflow.errors import TieRefused
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
-from ddflow.kernels.walk import NONE, ROW, TOMBSTONE, Rule, Taken, walk_groups
+from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_groups
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells
 from ddflow.kernels.walk_cells_plain import walk_cells_plain
 from ddflow.kernels.walk_row import walk_row
@@ -47,6 +47,9 @@ class Walking:
         assert isinstance(order, MergeOrders) and merging is not None
         self.order, self.merging = order, merging
         self.over = keyed.full is not None
+        if keyed.absent.size:
+            self.gone = keyed.gone.copy()
+            self.gone[keyed.absent] = OF_KEY
         prior = self.prior.reference
         nothing = (prior == 0) | (prior & LAPSED != 0)
         self.status = np.where(nothing, NONE, np.where(prior & LIVE != 0, ROW, TOMBSTONE)).astype(np.uint8)
