@@ -1,11 +1,12 @@
 """When calls become an epoch: each with its own commit, after a span of time, or when somebody asks.
 
 Invariant: under a span, a call is committed no later than that after the first call of its epoch, whether or not
-another one comes: by the next call, or else by a thread, which takes its turn like a call.  Where its commit fails the
-engine goes no further, and whoever waits gets the error.  Nothing runs while nothing waits: the thread begins with the
-first call of an epoch and ends with its commit.
+another one comes: by the next call, or else by a thread, which takes its turn like a call. Where its commit fails the
+engine goes no further, whoever waits gets the error, and if nobody does, `Engine.close` raises it. Nobody waits for a
+commit that will not come. Nothing runs while nothing waits: the thread begins with the first call of an epoch and ends
+with its commit.
 
->>> [CommitTimer(every, CallGuard(), lambda: 0).span for every in ("call", "50ms", None)]
+>>> [CommitTimer(every, CallGuard(), epoch=0).span for every in ("call", "50ms", None)]
 [0.0, 0.05, None]
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from ddflow.dataflow.call_guard import CallGuard
+from ddflow.dataflow.call_guard import WHY, CallGuard
 from ddflow.errors import EngineClosed, SpecError
 from ddflow.time import seconds
 
@@ -25,19 +26,19 @@ CALL: Final = "call"
 class CommitTimer:
     """``span``: seconds that a call may wait for its commit, 0 for none, None where nobody commits unasked.
 
-    ``guard``: of the engine's calls.  ``epoch``: gives the number of the last that was committed.
+    ``guard``: of the engine's calls.  ``epoch``: the last that was committed.
     """
 
-    def __init__(self, every: str | None, guard: CallGuard, epoch: Callable[[], int]) -> None:
+    def __init__(self, every: str | None, guard: CallGuard, epoch: int) -> None:
         self.span = None if every is None else 0.0 if every == CALL else seconds(every, "commit_every=")
-        self._guard, self._epoch, self._changed = guard, epoch, threading.Condition()
+        self.epoch, self._guard, self._changed = epoch, guard, threading.Condition()
         self._timer: threading.Timer | None = None
         self._began, self._ended = 0.0, False
 
     def due(self, commit: Callable[[], int]) -> bool:
-        """Whether the time of an epoch is over at its next call; else ``commit`` is called when it is."""
+        """Whether a call that was made must be committed now; where not, ``commit`` is called when its span ends."""
         if not self.span:
-            return False
+            return self.span is not None
         now = monotonic()
         if self._timer is None:
             self._began = now
@@ -46,41 +47,35 @@ class CommitTimer:
             self._timer.start()
         return now - self._began >= self.span
 
-    def settle(self) -> None:
-        """Note that nothing waits any more."""
+    def settle(self, epoch: int, ended: bool = False) -> None:
+        """Tell whoever waits that an epoch is committed, and nothing waits any more; ``ended``: none will be again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            with self._changed:
-                self._changed.notify_all()
-
-    def end(self) -> None:
-        """Let go of whoever waits: there will be no commit."""
-        self._ended = True
-        if self._timer is not None:
-            self._timer.cancel()
         with self._changed:
+            self.epoch, self._ended = epoch, self._ended or ended
             self._changed.notify_all()
 
     def _fire(self, commit: Callable[[], int]) -> None:
         with self._guard.own() as is_open:
-            if is_open and self._timer is threading.current_thread():
-                try:
+            if self._timer is threading.current_thread():
+                if is_open:
                     commit()
-                except BaseException:  # it is the guard's now, for the next call
-                    self.end()
+                else:
+                    self.settle(self.epoch, ended=True)
 
     def wait(self, epoch: int, timeout: float | None) -> int:
         """The number of an epoch, once it is committed.  Raises what its commit raised, `SpecError`, `TimeoutError`."""
+        if self.span is None and timeout is None and self.epoch < epoch and not self._ended:
+            found = "this engine commits when it is asked to"
+            raise SpecError("wait for a commit", found, "call flush(), or open with commit_every='50ms'")
         with self._changed:
-            if self.span is None and self._epoch() < epoch and timeout is None:
-                found = "this engine commits when it is asked to"
-                raise SpecError("wait for a commit", found, "call flush(), or open with commit_every='50ms'")
-            done = self._changed.wait_for(lambda: self._epoch() >= epoch or self._ended, timeout)
-        if self._epoch() >= epoch:
+            done = self._changed.wait_for(lambda: self.epoch >= epoch or self._ended, timeout)
+        if self.epoch >= epoch:
             return epoch
         if not done:
             raise TimeoutError(f"epoch {epoch} was not committed within {timeout:g} s")
+        self._guard.untold = None
         if self._guard.failure is not None:
             raise self._guard.failure
-        raise EngineClosed(f"wait for epoch {epoch}", "the engine was closed", "flush() before you close it")
+        raise EngineClosed(f"wait for epoch {epoch}", WHY[self._guard.state], "open the state again, and give it again")

@@ -30,7 +30,6 @@ from ddflow.engine.evolve import evolve
 from ddflow.engine.opening import new_dataflow, runnable
 from ddflow.engine.reads import Reading
 from ddflow.engine.replace import replace
-from ddflow.errors import SpecError
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
@@ -63,12 +62,7 @@ class Engine(Reading, Closing):
         What waits for its ``commit_every="50ms"`` is committed before; under None, what was not committed is lost.
         """
         with self.dataflow.guard.alone("close"):
-            try:
-                self.calls.close()
-            finally:
-                self.dataflow.close()
-                if self.durable is not None:
-                    self.durable.close()
+            self.calls.close()
 
     @property
     def epoch(self) -> int:
@@ -227,12 +221,6 @@ class Engine(Reading, Closing):
         After all of these but `SpecError`, open the state again.  O(what changed).
         """
         with self.dataflow.guard.use("flush"):
-            if self.durable is None:
-                raise SpecError(
-                    "flush",
-                    "this engine's state is in memory",
-                    "open the flow with a state: flow.open('state/orders')",
-                )
             return self.calls.flush()
 
     def replace(

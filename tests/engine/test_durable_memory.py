@@ -97,7 +97,7 @@ def goes_on_or_refuses(case: Any, door: Any, last: int, where: str) -> None:
     epoch, engine = door.engine.epoch, door.engine
     assert epoch == last - 1, where
     if engine.dataflow.guard.state != "open":
-        for act in (lambda: case.play(door, last), engine.commit, lambda: engine.read("a")):
+        for act in (lambda: case.play(door, last), engine.flush, lambda: engine.read("a")):
             with pytest.raises(EngineClosed):
                 act()
         return
