@@ -217,11 +217,9 @@ class Arrangement:
         self._flush(None if self.nbytes > share else paid)
         # What came in while a flush was under way is another's.
         if not self._flushing and self.nbytes * 4 > share * 3 and self.spine.items:
-            self.spine.work(None, self.slots, self.index, self.since, settled)
             self.index.keep_deletions()
             self.spine.keeps = True
-            runs = [item for item in self.spine.items if isinstance(item, Run)]
-            self.spine.items[:] = [RunMerge(runs, not self.on_disk.items, target)]
+            self.spine.items[:] = [RunMerge(self.spine.loose(), not self.on_disk.items, target)]
             self._flush(None if self.nbytes > share else paid)
         self.on_disk.plan(self._needed, True, target)
         self.on_disk.work(paid, self.slots, None, self.since, settled)
