@@ -15,6 +15,8 @@ that is made is durable before one is made in it.  It does not know what files m
 (None, b'four', 4)
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -22,6 +24,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import TracebackType
 from typing import Any, Final
 
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
@@ -43,6 +46,26 @@ NOT_OURS: Final = {
 }
 """What the disk says of a folder that cannot be used as one of ours."""
 _NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
+
+
+class Guarded:
+    """A block in which what the disk refuses is an error of ours; no generator, because a commit has twenty of them."""
+
+    __slots__ = ("opening", "site", "what")
+
+    def __init__(self, site: Site, what: str, opening: bool) -> None:
+        self.site, self.what, self.opening = site, what, opening
+
+    def __enter__(self) -> None:
+        """Nothing to begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if not isinstance(error, OSError) or isinstance(error, DdflowError):
+            return
+        if self.opening and error.errno in NOT_OURS:
+            why = f"it cannot be used ({error.strerror}: {error.filename})"
+            raise self.site.refused(why, "give a folder that you may read and write") from None
+        raise self.site.failure(self.what, error) from None
 
 
 class Site:
@@ -69,18 +92,9 @@ class Site:
         """The refusal to open it."""
         return StateRefused(f"open {self.what} {self.path}", found, remedy)
 
-    @contextmanager
-    def guarded(self, what: str, opening: bool = False) -> Iterator[None]:
-        """Whatever the disk refuses inside gets its error; others are as they are."""
-        try:
-            yield
-        except DdflowError:
-            raise
-        except OSError as error:
-            if opening and error.errno in NOT_OURS:
-                why = f"it cannot be used ({error.strerror}: {error.filename})"
-                raise self.refused(why, "give a folder that you may read and write") from None
-            raise self.failure(what, error) from None
+    def guarded(self, what: str, opening: bool = False) -> Guarded:
+        """For a ``with``: whatever the disk refuses inside gets its error; others are as they are."""
+        return Guarded(self, what, opening)
 
     def failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
         """What to raise when the disk refuses ``what``, which needs so many bytes."""

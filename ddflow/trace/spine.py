@@ -1,10 +1,10 @@
 """The spine: the runs of one arrangement, oldest first, few and growing, and the merges that keep them so.
 
 Invariant: the descriptions of neighbours meet, and together they hold every version that a read at or after ``since``
-needs. No step pays for a whole merge. So a merge is paid for as versions come in, ``EFFORT`` for each, piece by piece in
-the place of its inputs, and newer runs queue up behind it and may be merged among themselves meanwhile. A step goes
+needs. No step pays for a whole merge. So a merge is paid for as versions come in, ``EFFORT`` for each, piece by piece
+in the place of its inputs, and newer runs queue up behind it and may be merged among themselves meanwhile. A step goes
 through no more versions than all merges were paid for by it, or through one ``PIECE``, where that is more: merges whose
-pieces fall due in the same step take turns. (A piece is a range of identities, so all versions of a key are in one.)
+pieces fall due in the same step take turns. A piece is a range of identities, so all versions of a key are in one.
 ``choose`` decides with sizes alone; `Spine.work` acts.
 
 >>> choose([1000, 10, 10], 900, 32) is None
