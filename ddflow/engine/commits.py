@@ -233,6 +233,9 @@ class Commits:
         """
         if not self.calls:
             return self.epoch
+        if len(self.calls) > 1:  # whose versions are then one file
+            for each in dataflow.graph.arrangements.values():
+                each.spine.settle(each.slots, each.index, each.since, each.latest <= each.since)
         epoch = Epoch(self.epoch + 1, tuple(self.calls), None)
         note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
         self.publish(dataflow, self.log.receipts(epoch), note)

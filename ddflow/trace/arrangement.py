@@ -37,8 +37,8 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
 from ddflow.trace.batch import Batch, starts
 from ddflow.trace.index import Index
-from ddflow.trace.merge import END, Lapse, RunMerge, by_sorting
-from ddflow.trace.run import Part, Run, Slots
+from ddflow.trace.merge import Lapse, RunMerge, by_sorting
+from ddflow.trace.run import END, Part, Run, Slots
 from ddflow.trace.spill import find, spilled
 from ddflow.trace.spine import Spine
 

@@ -151,6 +151,24 @@ class Spine:
             if not owed:
                 self.items[at] = merge.output
 
+    def settle(self, slots: Slots, index: Index, since: int, settled: bool) -> None:
+        """Merge the newest runs that are in no file yet into one, which becomes one file; `PIECE` versions at most.
+
+        O(their versions).
+        """
+        at, rows = len(self.items), 0
+        while at and isinstance(run := self.items[at - 1], Run) and (rows := rows + run.size) <= PIECE:
+            if any(part.slot in slots.files or slots[part.slot].mapped is not None for part in run.parts):
+                break
+            at -= 1
+        runs = [item for item in self.items[at:] if isinstance(item, Run)]
+        if len(runs) > 1:
+            self.items[at:] = [merge := RunMerge(runs, False)]
+            while merge.owed:
+                self.copied += merge.advance(PIECE, slots, index, since, settled, self.keeps)[1]
+            self.items[at] = merge.output
+            self.planned = min(self.planned, len(self.items))
+
     def loose(self) -> list[Run]:
         """All runs, as the inputs of one merge: those under way end where they are, and what they made is a run too.
 

@@ -62,6 +62,27 @@ def test_calls_wait_for_the_thread_that_commits_and_threads_still_may_not_meet(t
         engine.flush()
 
 
+def test_the_versions_of_many_small_calls_become_one_file_an_arrangement(tmp_path: Path) -> None:
+    def files(engine: dd.Engine) -> int:
+        return sum(len(each.slots.batches) for each in engine.dataflow.graph.arrangements.values())
+
+    with plan().open(tmp_path / "state", commit_every=None) as engine:
+        engine.step(pa.table({"id": range(50_000), "city": ["Chur"] * 50_000}))
+        engine.flush()
+        for epoch in range(2, 5):
+            before = files(engine)
+            for id in range(20):
+                engine.step(row(id * epoch, f"{epoch}"))
+            assert files(engine) > before + 10 and engine.flush() == epoch
+            assert files(engine) == before + 2
+            engine._check()
+        counts = engine.read("by_city")
+    with plan().open(tmp_path / "state") as engine:
+        engine._check()
+        assert engine.read("by_city").sort_by("city").equals(counts.sort_by("city"))
+        assert sum(counts["count"].to_pylist()) == 50_000
+
+
 def test_closing_commits_what_waits_for_its_span_and_loses_what_nobody_asked_for(tmp_path: Path) -> None:
     with plan().open(tmp_path / "span", commit_every="1h") as engine:
         engine.step(row(1))
