@@ -236,7 +236,8 @@ def numbered(folder: str, names: Iterable[str], where: str) -> list[int]:
 
     Raises `CorruptState` for one that no manifest can have.
     """
-    found = sorted(int(name) for name in names if len(name) == DIGITS and name.isascii() and name.isdigit())
+    found = [int(name) for name in names if len(name) == DIGITS and name.isascii() and name.isdigit()]
+    found.sort()
     if found and found[-1] > GREATEST:
         raise CorruptState(
             f"{folder}/{found[-1]} of {where}",

@@ -127,8 +127,10 @@ class Site:
 
         O(bytes), and a sync where the site is ``durable``.  Raises what `failure` gives, and what ``write`` raises.
         """
-        with self.guarded(what):
+        try:
             file = self.disk.create(path, self.file_mode)
+        except OSError as error:
+            raise self.failure(what, error) from None
         sink = FileWriter(partial(self.disk.write, file))
         try:
             try:
@@ -141,11 +143,13 @@ class Site:
                 # Its traceback holds Arrow's writer, which holds the sink where the collector does not see it.
                 failure, sink.failure = sink.failure, None
                 raise self.failure(what, failure, max(sink.wanted, sink.size)) from None
-            with self.guarded(what):
+            try:
                 if self.durable:
                     self.disk.fsync(file)
                 file, done = -1, file
                 self.disk.close(done)
+            except OSError as error:
+                raise self.failure(what, error) from None
         except BaseException:
             if file >= 0:
                 with contextlib.suppress(OSError):
@@ -156,8 +160,12 @@ class Site:
 
     def unlink(self, path: str, what: str) -> None:
         """Unlink a file; one that is not there is as good as unlinked.  O(1)."""
-        with self.guarded(what), contextlib.suppress(FileNotFoundError):
+        try:
             self.disk.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self.failure(what, error) from None
 
     def tidy(self, path: str) -> None:
         """Unlink what is worth nothing; if it stays, it is garbage."""
