@@ -33,6 +33,7 @@ from ddflow.errors import SpecError
 from ddflow.metrics import Metrics
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
+from ddflow.time import seconds
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
@@ -65,8 +66,9 @@ class EngineOptions:
     outputs : str or path, optional
         Of a state: a folder, of this state alone, in which each epoch's updates appear as Parquet once it is committed.
         Without one, the state keeps them for as long as an epoch may be given again.
-    autocommit : bool
-        Of a state: whether every call is an epoch.  If not, `Engine.commit` makes one.
+    commit_every : str, optional
+        Of a state: when calls become an epoch.  "call": each of them, before it returns.  A span such as "50ms": all
+        calls within it, which `Step.committed` and `Engine.flush` wait for.  None: those before a `Engine.flush`.
     trust : {"owner", "group"}
         Of a state: "group" accepts a folder of another user, or one that others can write to.
     grace : float
@@ -105,7 +107,7 @@ class EngineOptions:
     threads: int | Literal["auto"] = "auto"
     secret: Secret | None = None
     outputs: str | PathLike[str] | None = None
-    autocommit: bool = True
+    commit_every: str | None = "call"
     trust: Literal["owner", "group"] = "owner"
     grace: float = GRACE
     verify: Literal["open", "lazy"] = "open"
@@ -119,8 +121,10 @@ class EngineOptions:
         ):
             if (given := getattr(self, name)) not in choices:
                 raise SpecError(f"{name}={given!r}", "that is no choice", "use {!r} or {!r}".format(*choices))
-        if self.state is None and (self.outputs is not None or not self.autocommit):
-            name = "outputs=" if self.outputs is not None else "autocommit="
+        if self.commit_every not in (None, "call") and not seconds(str(self.commit_every), "commit_every="):
+            raise SpecError("commit_every=0", "that is no span", "leave it out: every call is then an epoch")
+        if self.state is None and (self.outputs is not None or self.commit_every != "call"):
+            name = "outputs=" if self.outputs is not None else "commit_every="
             raise SpecError(name, "it has no effect without a state", "give the folder of a state too")
         check_target(self.outputs)  # before anything is made
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):

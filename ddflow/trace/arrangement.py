@@ -8,6 +8,7 @@ on disk, range by range, and the index lets go of those keys; there they are sea
 index, then on disk from the newest run to the oldest. An arrangement does not resolve, and does not know its operator.
 
 >>> import numpy as np, pyarrow as pa
+>>> from ddflow.trace.batch import Batch
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
 >>> zero = np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +37,11 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
-from ddflow.trace.batch import Batch, starts
+from ddflow.trace.batch import starts
+from ddflow.trace.change import Change
 from ddflow.trace.index import Index, Write
-from ddflow.trace.merge import END, Lapse, RunMerge, by_sorting
-from ddflow.trace.run import Part, Run, Slots
+from ddflow.trace.merge import Lapse, RunMerge, by_sorting
+from ddflow.trace.run import END, Part, Run, Slots
 from ddflow.trace.spill import find, spilled
 from ddflow.trace.spine import Spine
 
@@ -47,30 +49,6 @@ FAN = 4
 """How many runs of about one size are merged on disk: each is one more place to search."""
 PIECE = 1 << 19
 """Versions that a read at an older time, or on disk, looks at together."""
-
-
-class Change(NamedTuple):
-    """What one step does to a range of identities: its versions, and which of them are current after it."""
-
-    batch: Batch
-    """The versions, in memory or in files."""
-    value: Words
-    """uint64[n]: what counts in "did it change", for the index."""
-    last: Ints
-    """int64[keys]: the place of each key's last version, ascending; -1 for a key that did not change."""
-    place: Ints
-    """int64[keys]: where `Arrangement.seek` found the keys in the index."""
-    built: int
-    """The number of the index's table at that time."""
-    live_added: int
-    """How many more keys are live than before."""
-    tombstones_added: int
-    """How many more hold an order and no row."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that taking it in will add; none of a batch in files."""
-        return self.batch.nbytes if self.batch.mapped is None else 0
 
 
 class Arrangement:
@@ -226,11 +204,9 @@ class Arrangement:
         self._flush(None if self.nbytes > share else paid)
         # What came in while a flush was under way is another's.
         if not self._flushing and self.nbytes * 4 > share * 3 and self.spine.items:
-            self.spine.work(None, self.slots, self.index, self.since, settled)
             self.index.keep_deletions()
             self.spine.keeps = True
-            runs = [item for item in self.spine.items if isinstance(item, Run)]
-            self.spine.items[:] = [RunMerge(runs, not self.on_disk.items, target)]
+            self.spine.items[:] = [RunMerge(self.spine.loose(), not self.on_disk.items, target)]
             self._flush(None if self.nbytes > share else paid)
         self.on_disk.plan(self._needed, True, target)
         self.on_disk.work(paid, self.slots, None, self.since, settled)

@@ -7,7 +7,7 @@ index is not kept. It is made again from the versions, oldest run first, unless 
 disk, where they are searched. All values from a file are checked before a kernel sees them.
 
 >>> from ddflow.storage.memory import MemoryStore
->>> from ddflow.trace.arrangement import Change
+>>> from ddflow.trace.change import Change
 >>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])

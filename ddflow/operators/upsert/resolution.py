@@ -37,8 +37,8 @@ from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Outcomes, Rules,
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.state import UpsertState
-from ddflow.trace.arrangement import Change
 from ddflow.trace.batch import Batch, same
+from ddflow.trace.change import Change
 
 EMITTED = 4
 """Nanoseconds that the updates of an event take, about."""
