@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 from ddflow.engine import checkpoint as recovery
-from ddflow.engine import commits as durable
 from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
+from ddflow.storage import sheets
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest_log import ManifestLog
@@ -292,7 +292,7 @@ def whole_inputs(given: Any) -> Any:
     for input in given["inputs"].values():
         for item in input["rows"]["items"]:
             for each in item.get("inputs", []):
-                each["parts"] = [[number, 0, end] for number, _, end in each["parts"]]
+                each["begin"] = 0
     return given
 
 
@@ -306,12 +306,12 @@ def whole_runs(given: Any) -> Any:
 
 def forgotten_file(patch: pytest.MonkeyPatch) -> None:
     """One file of the inventory is not counted among those that the manifest names."""
-    real = durable.names_in
+    real = sheets.names_in
 
     def named(value: Any) -> set[str]:
         return set(sorted(real(value))[1:])
 
-    patch.setattr(durable, "names_in", named)
+    patch.setattr(sheets, "names_in", named)
 
 
 def told_too_early(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from parts_by_hand import Hands
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import ParquetSink
+from ddflow.dataflow.batcher import PendingRecord
 from ddflow.engine.garbage import names_of
+from ddflow.engine.inventory import InputRecord, Inventory
 from ddflow.errors import (
     CorruptState,
     EpochSkipped,
@@ -43,6 +45,7 @@ from ddflow.storage.memory import MemoryStore
 from ddflow.storage.naming import inside
 from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
+from ddflow.trace.records import ArrangementRecord
 
 ROWS = ({"orders": 3}, {"orders": "ab" * 16})
 
@@ -56,6 +59,13 @@ def flow_of(columns: dict[str, pa.DataType] | None = None, counted: bool = False
     if counted:
         flow.output("by_city", orders.count("city"))
     return flow
+
+
+def naming(batch: Blob) -> Inventory:
+    """An inventory that names one file."""
+    waiting = PendingRecord(batch, 1, 0, advanced=False, final=False, columns=[], compressed=False)
+    nothing = ArrangementRecord(NEVER, NEVER, NEVER, 0, 0, 0, [], [])
+    return Inventory({"orders": InputRecord(1, NEVER, nothing, [waiting])}, {}, {})
 
 
 class Tasks:
@@ -81,7 +91,7 @@ class Tasks:
             number=number,
             started_from=start.digest,
             nonce=self.store.nonce,
-            inventory=self.put(encoded({"file": batch})),
+            inventory=self.put(encoded(naming(batch))),
             outputs=outputs,
             rows=came[0],
             digests=came[1],
