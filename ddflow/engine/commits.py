@@ -47,7 +47,7 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Call, Epoch, Manifest, Output
-from ddflow.storage.sheets import Sheets, Text
+from ddflow.storage.sheets import Sheets
 from ddflow.time import NEVER, shown
 
 
@@ -245,7 +245,7 @@ class Commits:
         self.batch_store.settle()
         data = encoded(recovery.take(dataflow, self.batch_store))
         part = self.sheets.put(data)
-        files = Text(data, self.sheets.blobs).names
+        files = self.sheets.names
         # From here on it may happen, whatever we are told.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
         self.batch_store.name(files | outputs)

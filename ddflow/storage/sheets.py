@@ -115,12 +115,13 @@ def _named(line: bytes, what: str) -> Blob:
 
 
 class Sheets:
-    """The sheets of one inventory, from one version to the next.  ``blobs``: those of the last one."""
+    """The sheets of one inventory, from one version to the next.  ``blobs``: those of the last one.  ``names``: of all
+    files that its text names."""
 
     def __init__(self, store: Blobs) -> None:
-        self.store, self.blobs = store, list[Blob]()
-        self._seen = frozenset[bytes]()
-        """The digests of the pieces that the last text had, sheets and others."""
+        self.store, self.blobs, self.names = store, list[Blob](), set[str]()
+        self._seen: dict[bytes, set[str]] = {}
+        """By the digests of the pieces that the last text had, sheets and others, the names of the files in them."""
 
     def resume(self, text: Text) -> None:
         """Go on from a version that was read.  O(bytes)."""
@@ -139,17 +140,17 @@ class Sheets:
 
     def _folded(self, data: bytes, fresh: int) -> bytes:
         """The text with names of sheets, of which ``fresh`` may be new."""
-        known, kept, seen = {each.digest: each for each in self.blobs}, list[Blob](), set[bytes]()
+        known, kept, seen = {each.digest: each for each in self.blobs}, list[Blob](), dict[bytes, set[str]]()
         first, *rest = data.split(_FILE)
-        lines, level = [first, *(_FILE + each for each in rest)], 0
+        lines, level = [first, *[_FILE + each for each in rest]], 0
         while len(lines) > INLINE:
             out = list[bytes]()
             for piece in _pieces(lines, level):
                 text = b"".join(piece)
                 digest = xxhash.xxh3_128_digest(text)
-                seen.add(digest)
-                sheet = known.get(digest)
-                if sheet is None and fresh and digest in self._seen and len(piece) >= FEWEST:
+                before, sheet = self._seen.get(digest), known.get(digest)
+                seen[digest] = names_in(text) if before is None else before
+                if sheet is None and fresh and before is not None and len(piece) >= FEWEST:
                     sheet, fresh = self._put(text), fresh - 1
                 if sheet is None:
                     out += piece
@@ -159,7 +160,8 @@ class Sheets:
             if len(out) == len(lines):
                 break
             lines, level = out, level + 1
-        self.blobs, self._seen = kept, frozenset(seen)
+        self.names = (set() if seen else names_in(data)).union(*seen.values(), [sheet.name for sheet in kept])
+        self.blobs, self._seen = kept, seen
         return b"".join(lines)
 
 

@@ -6,6 +6,7 @@ then on. A merge half done is kept half done: the inventory says where the remai
 index is not kept. It is made again from the versions, oldest run first, unless there is a budget; then all runs go on
 disk, where they are searched. All values from a file are checked before a kernel sees them.
 
+>>> from ddflow.storage.fields import Decoder, decoded
 >>> from ddflow.storage.memory import MemoryStore
 >>> from ddflow.trace.arrangement import Change
 >>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
@@ -14,7 +15,8 @@ disk, where they are searched. All values from a file are checked before a kerne
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
 >>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
 >>> arranged.apply([change], upper=4, since=3)
->>> record, again = take(arranged, batch_store), Arrangement(schema, wide=False, words=0)
+>>> record = decoded(Decoder(ArrangementRecord), encoded(take(arranged, batch_store)), "an example")
+>>> again = Arrangement(schema, wide=False, words=0)
 >>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
 >>> restore(again, record, "an example", batch_store, indexed=True, made=made)
 >>> again.read().to_pylist(), again.upper, again.keys
@@ -29,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Raw
 
 from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
@@ -36,7 +39,7 @@ from ddflow.errors import CorruptState, cut
 from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
 from ddflow.storage.batch_store import BatchStore, StoredBatch, StoredBlob
-from ddflow.storage.fields import MEND
+from ddflow.storage.fields import MEND, encoded
 from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
@@ -48,11 +51,11 @@ from ddflow.trace.spill import WORDS, BatchFiles, BloomFilter, filtered, spilled
 
 
 class Written:
-    """The file of a resident batch.  ``names``: of its payload's columns.  ``record``: as an inventory says it."""
+    """The file of a resident batch.  ``names``: of its payload's columns.  ``record``: what an inventory says of it."""
 
     def __init__(self, columns: StoredBlob, layout: Layout, names: list[str]) -> None:
         self.columns, self.layout, self.names = columns, layout, names
-        self.record: BatchRecord | None = None
+        self.record: Raw | None = None
 
     def drop(self) -> None:
         """Let it go."""
@@ -65,21 +68,21 @@ class Written:
 
 
 def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
-    """Write what is in no file yet; the arrangement as a record.  O(bytes not written yet + batches).
+    """Write what is in no file yet; the arrangement as a record, to be written.  O(bytes not written yet + batches).
 
-    Raises `StorageFull`, `StorageFailed`; the arrangement is then as before.
+    What it says of batches is JSON already, which is made once.  Raises `StorageFull`, `StorageFailed`; the arrangement
+    is then as before.
     """
-    slots, files = arranged.slots, arranged.slots.files
+    slots, by_slot, files = arranged.slots, arranged.slots.by_slot, arranged.slots.files
     items = list[RunRecord | MergeRecord]()
     for item in (*arranged.on_disk.items, *arranged.spine.items):
         runs = list[RunRecord]()
         for run in [item] if isinstance(item, Run) else [*item.inputs, item.output]:
-            batches = list[BatchRecord]()
+            batches: list[Any] = []
             for slot, _, _ in run.parts:
-                batch = slots[slot]
-                file = batch.mapped or files.get(slot)
+                file = files.get(slot) or by_slot[slot].mapped  # type: ignore[union-attr]
                 record = None if file is None else file.record
-                batches.append(_batch(slots, slot, batch, batch_store) if record is None else record)
+                batches.append(_batch(slots, slot, batch_store) if record is None else record)
             # A merge takes from the front, so no other part begins or ends within its batch.
             runs.append(RunRecord(*run.description, run.parts[0].begin if run.parts else 0, batches))
         if isinstance(item, Run):
@@ -98,8 +101,9 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
     )
 
 
-def _batch(slots: Slots, slot: int, batch: Batch, batch_store: BatchStore) -> BatchRecord:
-    """A batch as a record, which stays as it is; written to a file where it is in none."""
+def _batch(slots: Slots, slot: int, batch_store: BatchStore) -> Raw:
+    """A batch as the JSON of its record, which stays as it is; written to a file where it is in none."""
+    batch = slots[slot]
     file: BatchFiles | Written | None = batch.mapped or slots.files.get(slot)
     if file is None:
         columns, layout = filed(batch, batch_store.compresses)
@@ -109,8 +113,8 @@ def _batch(slots: Slots, slot: int, batch: Batch, batch_store: BatchStore) -> Ba
         slots.shapes.append(file.names)
     bloom = file.words.blob if isinstance(file, BatchFiles) else None
     record = BatchRecord(file.columns.blob, len(batch), bloom, file.layout, slots.shapes.index(file.names))
-    file.record = record
-    return record
+    file.record = Raw(encoded(record))
+    return file.record
 
 
 def restore(

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import gc
 import io
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -22,7 +23,6 @@ import tight
 import xxhash
 from chance import sample, seeded
 from durable_case import CASES, TIGHT, Case
-from msgspec import to_builtins
 from msgspec.structs import replace
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
@@ -30,6 +30,7 @@ from ddflow.engine import checkpoint as recovery
 from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
 from ddflow.storage import sheets
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.fields import encoded
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.protocol import Blob
@@ -282,7 +283,9 @@ def changed_inventory(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPa
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         real = recovery.take
-        patch.setattr(recovery, "take", lambda engine, batch_store: change(to_builtins(real(engine, batch_store))))
+        patch.setattr(
+            recovery, "take", lambda engine, batch_store: change(json.loads(encoded(real(engine, batch_store))))
+        )
 
     return plant
 
