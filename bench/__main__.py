@@ -25,6 +25,7 @@ NAMES = [
     "growth",
     "durable",
     "receipts",
+    "scale",
     "semantics",
     "noops",
     "large",
