@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import tight
 from msgspec.structs import replace
 from parts_by_hand import Hands
 
@@ -44,6 +46,7 @@ from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.naming import inside
 from ddflow.storage.protocol import Blob
+from ddflow.storage.sheets import read
 from ddflow.time import CLOSED, NEVER
 from ddflow.trace.records import ArrangementRecord
 
@@ -288,7 +291,16 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
         assert shown.exists()
 
 
-def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
+@pytest.mark.parametrize("sheets", [False, True])
+def test_names_are_those_of_the_version_and_what_is_over_goes(sheets: bool) -> None:
+    """Also where the inventories of parts are in sheets."""
+    with tight.tiny() if sheets else nullcontext():
+        assert (names_are_right() > 9) == sheets
+
+
+def names_are_right() -> int:
+    """Twelve epochs of parts that are kept open or not; how many sheets there were."""
+    seen = 0
     store, chance = MemoryStore(), random.Random(4)
     flow = flow_of(counted=True, order_by="at")
     hands = Hands(flow, store, 3, chance, grace=0, keep=3)
@@ -301,6 +313,8 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
         hands.epoch({"orders": table})
         manifest, manifest_log = hands.coordinator.manifest, hands.coordinator.log.manifest_log
         assert manifest_log.names == names_of(store, manifest)
+        seen += sum(len(read(store, part).sheets) for part in manifest.inventories)
+        assert dd.fsck(store.writer()).ok
         kept = set().union(*(names_of(store, at(store, number)) for number in store.numbers()))
         assert kept <= set(store.shared.blobs) and len(store.numbers()) <= 3
         if n % 4 == 3:
@@ -309,6 +323,7 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
             assert hands.coordinator.partitions == 3
             assert hands.coordinator.log.manifest_log.names == names_of(store, manifest)
     assert [each.epoch for each in manifest.receipts] == [10, 11, 12]
+    return seen
 
 
 def test_a_batch_is_taken_once_and_in_its_turn() -> None:
