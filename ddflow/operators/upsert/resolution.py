@@ -139,7 +139,7 @@ def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
     about, diffs, ranks = empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32)
     spans, parts = threads.spans(outcome.size, EMITTED), [(0, outcome.size, 0, n)]
     if len(spans) > 1:
-        ends = np.cumsum([0, *threads.each(lambda a, b: tally(outcome[a:b], mark[a:b]), spans)]).tolist()
+        ends = np.cumsum([0, *(tally(outcome[a:b], mark[a:b]) for a, b in spans)]).tolist()
         parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
 
     def span(a: int, b: int, begin: int, end: int) -> Ints:
@@ -214,10 +214,8 @@ class Resolution:
     @cached_property
     def changes(self) -> list[Change]:
         """What the state must take in, by ascending identities.  O(versions)."""
-        return [
-            self._change(begin, end, *done[1::2], done[4])
-            for (begin, end), done in zip(self.resolved.spans, self.resolved.done, strict=True)
-        ]
+        both = zip(self.resolved.spans, self.resolved.done, strict=True)
+        return self.upsert.threads.each(self._change, [(*span, *done[1::2], done[4]) for span, done in both])
 
     def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
         """What a span of keys brings."""
