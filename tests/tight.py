@@ -33,6 +33,7 @@ from ddflow.storage.folder_lock import LOCK
 from ddflow.storage.sheets import Sheets
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge
 
 MEMORY = "16MB"
@@ -65,7 +66,8 @@ SMALL: list[tuple[Any, str, Any]] = [
     (spine, "PIECE", 2),
     (spine, "EFFORT", 2),
     (computation, "GATHERED", 3),
-    (Threads.spans, "__defaults__", (2,)),
+    (Threads, "waking", 1),
+    (Index, "shared", 0),
     (sheets, "INLINE", 2),
     (sheets, "EDGE", 2),
     (sheets, "FEWEST", 2),

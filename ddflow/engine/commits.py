@@ -72,11 +72,10 @@ class Asked:
 
 
 class Commits:
-    """``log``: the state's epochs.  ``batch_store``, ``sheets``: of its store.  ``autocommit``: whether every call is
-    an epoch."""
+    """``log``: the state's epochs.  ``batch_store``, ``sheets``: of its store."""
 
-    def __init__(self, log: EpochLog, autocommit: bool) -> None:
-        self.log, self.autocommit = log, autocommit
+    def __init__(self, log: EpochLog) -> None:
+        self.log = log
         self.batch_store, self.sheets = BatchStore(log.manifest_log.store), Sheets(log.manifest_log.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
@@ -99,7 +98,7 @@ class Commits:
             grace=options.grace,
             secret=options.secret,
         )
-        durable = cls(log, options.autocommit)
+        durable = cls(log)
         durable.batch_store.lazy = options.verify == "lazy"
         return durable
 
@@ -203,7 +202,9 @@ class Commits:
                 "give the same rows again, or go on with the next epoch",
             )
         tables = {name: self._table(name, output, epoch, dataflow, past) for name, output in call.outputs.items()}
-        return dataflow.committed(tables, call.counts, call.frontier)
+        step = dataflow.committed(tables, call.counts, call.frontier)
+        step.waits = lambda given, _: given, epoch
+        return step
 
     def _table(self, name: str, output: Output, epoch: int, dataflow: Dataflow, past: PastSchemas | None) -> pa.Table:
         """What an output gained in a committed epoch, in the columns that it has now.  ``past``: those it had then."""
@@ -233,6 +234,9 @@ class Commits:
         """
         if not self.calls:
             return self.epoch
+        if len(self.calls) > 1:  # whose versions are then one file
+            for each in dataflow.graph.arrangements.values():
+                each.spine.settle(each.slots, each.index, each.since, each.latest <= each.since)
         epoch = Epoch(self.epoch + 1, tuple(self.calls), None)
         note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
         self.publish(dataflow, self.log.receipts(epoch), note)

@@ -27,6 +27,8 @@ from ddflow.kernels.gather import SLOT
 from ddflow.time import Description
 from ddflow.trace.batch import Batch, ends
 
+END = 2**64 - 1
+"""The greatest identity."""
 LASTS = 1 << 16
 """Versions that `lasts` looks at together."""
 
@@ -148,6 +150,9 @@ class Run:
 
         O(parts taken + log rows).  The batches stay readable through what the caller holds of them.
         """
+        if last == END:
+            taken, self.parts, self.size = self.parts, [], 0
+            return taken
         taken = []
         while self.parts:
             part = self.parts[0]
