@@ -78,7 +78,7 @@ GROWTH: Final = {
         "memory_bytes": "line",
         "reopen_seconds": "line",
         "written": "log",
-        "epoch_ms": "log",
+        "epoch_cpu_ms": "log",
     },
     "driver": {
         "finish_ms": "line",
