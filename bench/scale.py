@@ -4,10 +4,10 @@ Invariant: the constants are measured in this run, on real states: an engine who
 commits the receipts of tasks that took rows. The two smaller sizes of each give the constants; every larger one that
 was run is a check, which fails when a prediction is off by more than 30 %. So what the model says of sizes that do not
 fit here stands on predictions that held where they could be looked at. Requests are counted where a store is called,
-and are what a bucket would be asked (`scale_model` has the assumptions). Of an engine processor time is taken, which other
-load changes less; bytes are taken after a compaction, because between two they are up to twice as many. Limits: files
-are in the page cache when a state is opened again; 10^8 keys and 2,000 partitions are run
-when they are named (``--only size=...``); in a run without them the checks are ten times smaller.
+and are what a bucket would be asked (`scale_model` has the assumptions). Of an engine processor time is taken, which
+other load changes less; bytes are taken after a compaction, because between two they are up to twice as many. Limits:
+files are in the page cache when a state is opened again; 10^8 keys and 2,000 partitions are run when they are named
+(``--only size=...``), and in a run without them the checks are ten times smaller.
 
 >>> found = BENCH.measure("engine", 20_000, 3)
 >>> found["state_bytes"] > 20_000 * 16, found["written"] > 0, found["reopen_seconds"] > 0
@@ -71,8 +71,8 @@ class Scale(Bench):
     columns = (
         "part {part} | size {size:,} | state MB {state_bytes!M:,.1f} | memory MB {memory_bytes!M:,.1f} | "
         "reopen CPU s {reopen_seconds:.2f} | files {files:,} | written KB {written_kb:,.0f} | of it inventory KB "
-        "{inventory_kb:,.1f} | epoch CPU ms {epoch_cpu_ms:.1f} | finish ms {finish_ms:.1f} | manifest KB {manifest_kb:,.1f} | "
-        "held KB {held_kb:,.0f} | open s {open_seconds:.2f}"
+        "{inventory_kb:,.1f} | epoch CPU ms {epoch_cpu_ms:.1f} | finish ms {finish_ms:.1f} | "
+        "manifest KB {manifest_kb:,.1f} | held KB {held_kb:,.0f} | open s {open_seconds:.2f}"
     )
 
     def jobs(self) -> list[Job]:
