@@ -78,7 +78,7 @@ GROWTH: Final = {
         "memory_bytes": "line",
         "reopen_seconds": "line",
         "written": "log",
-        "epoch_ms": "log",
+        "epoch_cpu_ms": "log",
     },
     "driver": {
         "finish_ms": "line",
@@ -130,9 +130,7 @@ def row(known: Constants, keys: int, partitions: int, rate: int, place: str) -> 
     # The driver looks whether new files are there: name by name in a folder, in a bucket by lists of all that are.
     lists = (files + asks["put"] * VERSIONS) / LISTED if bucket else 0.0
     # What a task does: its rows, its files.  Then the driver: its receipts, its manifest.
-    compute = (
-        (engine["epoch_ms"] - engine["puts"] * engine["sync_ms"]) / 1e3 / engine["rows"] * rate * EPOCH / partitions
-    )
+    compute = engine["epoch_cpu_ms"] / 1e3 / engine["rows"] * rate * EPOCH / partitions
     wait = ANSWER if bucket else engine["sync_ms"] / 1e3
     write = driver["task_requests"]["put"] * wait
     finish = predicted(known.driver, "driver", "finish_ms", partitions) / 1e3

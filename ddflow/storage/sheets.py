@@ -140,6 +140,9 @@ class Sheets:
 
     def _folded(self, data: bytes, fresh: int) -> bytes:
         """The text with names of sheets, of which ``fresh`` may be new."""
+        if data.count(_FILE) < INLINE:
+            self.blobs, self.names, self._seen = [], names_in(data), {}
+            return data
         known, kept, seen = {each.digest: each for each in self.blobs}, list[Blob](), dict[bytes, set[str]]()
         first, *rest = data.split(_FILE)
         lines, level = [first, *[_FILE + each for each in rest]], 0
@@ -160,7 +163,7 @@ class Sheets:
             if len(out) == len(lines):
                 break
             lines, level = out, level + 1
-        self.names = (set() if seen else names_in(data)).union(*seen.values(), [sheet.name for sheet in kept])
+        self.names = {sheet.name for sheet in kept}.union(*seen.values())
         self.blobs, self._seen = kept, seen
         return b"".join(lines)
 

@@ -28,7 +28,7 @@ def engine(size: int) -> dict[str, Any]:
         "reopen_seconds": size / 1e7,
         "files": 40,
         "written": 1e6,
-        "epoch_ms": 12.0,
+        "epoch_cpu_ms": 12.0,
         "puts": 4.0,
         "sync_ms": 0.5,
         "rows": 10_000,
