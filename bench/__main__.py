@@ -23,6 +23,7 @@ NAMES = [
     "latency",
     "footprint",
     "growth",
+    "scaling",
     "durable",
     "receipts",
     "semantics",

@@ -31,6 +31,7 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.folder_lock import LOCK
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge
 
 MEMORY = "16MB"
@@ -63,7 +64,8 @@ SMALL: list[tuple[Any, str, Any]] = [
     (spine, "PIECE", 2),
     (spine, "EFFORT", 2),
     (computation, "GATHERED", 3),
-    (Threads.spans, "__defaults__", (2,)),
+    (Threads, "waking", 1),
+    (Index, "shared", 0),
 ]
 """Sizes by which ddflow decides, and what they are where everything is `tiny`."""
 

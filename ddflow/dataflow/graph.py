@@ -30,7 +30,8 @@ from ddflow.operators.upsert.keyed import Seen
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.change import Change
 
 
 class Released(NamedTuple):

@@ -58,8 +58,9 @@ class EngineOptions:
         "rows" also lists every event with its verdict.
     retain : int
         How many times of history reads may go back, 0 or more.
-    threads : int
-        How many threads share the kernels of a step, 1 or more.  Results do not depend on it.
+    threads : int or "auto"
+        How many threads share the kernels of a step, 1 or more; "auto": as many as there are cores, at most 8.  A step
+        that is too small to gain by it is one thread's.  Results do not depend on it, nor does a state.
     secret : Secret, optional
         What identities are mixed with.  By default a fresh one; a state that exists keeps its own.
     outputs : str or path, optional
@@ -103,7 +104,7 @@ class EngineOptions:
     spill: str | PathLike[str] | None = None
     verdicts: Literal["counts", "rows"] = "counts"
     retain: int = 0
-    threads: int = 1
+    threads: int | Literal["auto"] = "auto"
     secret: Secret | None = None
     outputs: str | PathLike[str] | None = None
     commit_every: str | None = "call"
@@ -128,9 +129,13 @@ class EngineOptions:
         check_target(self.outputs)  # before anything is made
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
+            if name == "threads" and given == "auto":
+                continue
             if isinstance(given, bool) or not isinstance(given, int) or given < least:
                 raise SpecError(
-                    f"{name}={given!r}", f"that is no number of {what}", f"give a whole number, {least} or more"
+                    f"{name}={given!r}",
+                    f"that is no number of {what}",
+                    f"give a whole number, {least} or more" + (', or "auto"' if name == "threads" else ""),
                 )
 
 

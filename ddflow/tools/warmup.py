@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.columns import threads as threads
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spilling import make_room
 from ddflow.kernels.background import note_filled
@@ -139,7 +138,7 @@ def _by_time() -> Iterator[str]:
     flow.output("counts", readings.project(["value"]).count())
     with flow.open(threads=2) as engine:
         for time in range(0, 120, 10):
-            draw, n = np.random.default_rng(time), 400 if time else 4 * threads.LEAST
+            draw, n = np.random.default_rng(time), 400 if time else 100_000
             at = pa.array(draw.integers(max(time - 5, 0), time + 10, n)).cast(pa.timestamp("us"))
             key, value = draw.integers(0, 2000, n), pa.array(draw.integers(0, 9, n), pa.int32())
             engine.push({"readings": pa.table({"key": key, "value": value, "at": at})})

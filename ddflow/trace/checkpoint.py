@@ -7,7 +7,7 @@ index is not kept. It is made again from the versions, oldest run first, unless 
 disk, where they are searched. All values from a file are checked before a kernel sees them.
 
 >>> from ddflow.storage.memory import MemoryStore
->>> from ddflow.trace.arrangement import Change
+>>> from ddflow.trace.change import Change
 >>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
@@ -41,6 +41,7 @@ from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, Made, filed, unfiled, whole
+from ddflow.trace.index import Write
 from ddflow.trace.merge import RunMerge
 from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
 from ddflow.trace.run import LASTS, Part, Run, Slots, lasts
@@ -328,7 +329,7 @@ def index_run(arranged: Arrangement, run: Run) -> None:
         batch = arranged.slots[part.slot]
         columns = batch.high, batch.low, batch.value, batch.live, batch.order
         for last in lasts(batch, part):
-            index.write(np.full(last.size, -1), index.built, last, *columns, part.slot)
+            index.write(Write(np.full(last.size, -1), index.built, last, *columns, part.slot))
 
 
 def _wrong(what: str, found: str) -> CorruptState:

@@ -23,8 +23,9 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.scratch import ScratchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace import spine as spines
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
+from ddflow.trace.change import Change
 from ddflow.trace.merge import RunMerge
 from ddflow.trace.run import Run, Slots
 from ddflow.trace.spine import EFFORT, FAN, GARBAGE, Spine, choose
