@@ -49,6 +49,8 @@ class Released(NamedTuple):
         if events is None or not events.times.size:
             return cls(0, ints(), ())
         times = events.times
+        if times[0] == times[-1]:
+            return cls(times.size, times[:1], [events])
         first = np.flatnonzero(times[1:] != times[:-1])
         return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [events])
 
