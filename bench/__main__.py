@@ -26,6 +26,7 @@ NAMES = [
     "scaling",
     "durable",
     "receipts",
+    "scale",
     "semantics",
     "noops",
     "large",

@@ -27,8 +27,10 @@ from ddflow.dataflow.ranges import Ranges
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
+from ddflow.storage import sheets
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.folder_lock import LOCK
+from ddflow.storage.sheets import Sheets
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.index import Index
@@ -66,6 +68,10 @@ SMALL: list[tuple[Any, str, Any]] = [
     (computation, "GATHERED", 3),
     (Threads, "waking", 1),
     (Index, "shared", 0),
+    (sheets, "INLINE", 2),
+    (sheets, "EDGE", 2),
+    (sheets, "FEWEST", 2),
+    (sheets, "MOST", 4),
 ]
 """Sizes by which ddflow decides, and what they are where everything is `tiny`."""
 
@@ -128,6 +134,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
     (Threads, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
+    (Sheets, "put", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""
 

@@ -58,6 +58,7 @@ class Slots:
     """The batches of an arrangement by number; 0 is left to the events of the step at hand.
 
     ``lasting``: whether commits write them to files.  ``files``: by number, those of resident ones that were written.
+    ``shapes``: the columns that payloads in files have or had; one is added where it is new, and none goes.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -68,6 +69,7 @@ class Slots:
         self.resident = self.mapped = 0
         self.lasting = False
         self.files: dict[int, Any] = {}
+        self.shapes: list[list[str]] = []
 
     def __getitem__(self, slot: int) -> Batch:
         batch = self.by_slot[slot]
