@@ -1,10 +1,9 @@
 """Fsck: every byte of a state read and compared, and whether what they say fits together.
 
-Invariant: it ends with a report, whatever the files are; it lists all that is wrong, not the first thing only, and
-changes nothing. A writer may go on meanwhile, so what lies in the store is listed before the manifests are read, and
-what is missing from a manifest that was swept since is no problem; one damaged file must not hide another, so each is
-compared by itself before any of them is understood; and checksums do not say that what was written is right, which is
-looked at last (``restored``).
+Invariant: it ends with a report, whatever the files are; it lists all that is wrong, and changes nothing. A writer may
+go on meanwhile, so what lies in the store is listed before the manifests are read, and what a swept manifest misses is
+no problem; one damaged file must not hide another, so each is compared by itself before any of them is understood; and
+checksums do not say that what was written is right, which is looked at last (``restored``).
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
