@@ -50,7 +50,7 @@ class Released(NamedTuple):
             return cls(0, ints(), ())
         times = events.times
         if times[0] == times[-1]:
-            return cls(times.size, times[:1], [events])
+            return cls(times.size, times[:1].copy(), [events])  # they may be mapped
         first = np.flatnonzero(times[1:] != times[:-1])
         return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [events])
 

@@ -29,7 +29,7 @@ import numpy as np
 from ddflow.kernels.arrays import Flags, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.kernels.index import ID, REF, home
+from ddflow.kernels.index import ID, REF, _home
 
 
 @kernel
@@ -53,7 +53,7 @@ def evict(table: Words, capacity: np.uint64, shards: np.uint64, begin: np.uint64
         return 0
     removed = 0
     slots = np.uint64(table.shape[0]) // shards
-    slot, stop = home(begin, capacity, shards, slots), home(last, capacity, shards, slots)
+    slot, stop = _home(begin, capacity, shards, slots), _home(last, capacity, shards, slots)
     free = slot  # from the homes that may still come up to it, no slot is empty
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
@@ -65,7 +65,7 @@ def evict(table: Words, capacity: np.uint64, shards: np.uint64, begin: np.uint64
                 table[slot, w] = np.uint64(0)
             removed += 1
         else:
-            to = max(free, home(table[slot, ID], capacity, shards, slots))
+            to = max(free, _home(table[slot, ID], capacity, shards, slots))
             while to < slot and table[to, REF] != np.uint64(0):
                 to += 1
             if to < slot:

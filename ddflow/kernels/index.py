@@ -37,10 +37,10 @@ ONE = np.uint64(1)
 
 
 @kernel
-def home(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint64) -> np.int64:
+def _home(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint64) -> np.int64:
     """The home slot of an identity.  capacity: homes in a shard.  slots: of a shard, the spare ones too.
 
-    >>> int(home(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2), np.uint64(10)))  # half way in the second shard
+    >>> int(_home(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2), np.uint64(10)))  # half way in the second shard
     14
     """
     if shards == ONE:
@@ -95,9 +95,9 @@ def seek(
     slots = np.uint64(table.shape[0]) // shards
     for g in range(place.size):
         if g + AHEAD < place.size:
-            prefetch(base + np.uint64(home(high[starts[g + AHEAD]], capacity, shards, slots)) * line)
+            prefetch(base + np.uint64(_home(high[starts[g + AHEAD]], capacity, shards, slots)) * line)
         row = starts[g]
-        slot = home(high[row], capacity, shards, slots)
+        slot = _home(high[row], capacity, shards, slots)
         slot = _find(table, slot, high[row], low[row] if wide else np.uint64(0), wide, shards, slots)
         place[g] = slot
         if slot < 0 or table[slot, REF] == np.uint64(0):
@@ -148,12 +148,12 @@ def write(
         if g + AHEAD < last.size:
             ahead = place[g + AHEAD]
             if ahead < 0:
-                ahead = home(high[max(last[g + AHEAD], 0)], capacity, shards, slots)
+                ahead = _home(high[max(last[g + AHEAD], 0)], capacity, shards, slots)
             prefetch(base + np.uint64(ahead) * line)
         i = last[g]
         if i < 0:
             continue
-        slot = place[g] if place[g] >= 0 else home(high[i], capacity, shards, slots)
+        slot = place[g] if place[g] >= 0 else _home(high[i], capacity, shards, slots)
         slot = _find(table, slot, high[i], low[i] if wide else np.uint64(0), wide, shards, slots)
         if slot < 0:
             return -1
@@ -198,13 +198,13 @@ def rebuild(
     olds, slots = np.uint64(old.shape[0]) // parts, np.uint64(table.shape[0]) // shards
     line, begin = np.uint64(8 * table.shape[1]), mulhi(first, shards)
     clear_bytes(np.uint64(table.ctypes.data) + begin * slots * line, (mulhi(last, shards) + ONE - begin) * slots * line)
-    stop = home(last, held, parts, olds)
-    for i in range(home(first, held, parts, olds), old.shape[0]):
+    stop = _home(last, held, parts, olds)
+    for i in range(_home(first, held, parts, olds), old.shape[0]):
         if old[i, REF] == np.uint64(0) and i >= stop:
             break
         if old[i, REF] & keep == np.uint64(0) or old[i, ID] < first or old[i, ID] > last:
             continue
-        slot = home(old[i, ID], capacity, shards, slots)
+        slot = _home(old[i, ID], capacity, shards, slots)
         slot = _find(table, slot, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide, shards, slots)
         if slot < 0:
             return -1
@@ -259,10 +259,10 @@ def walk(
     found: Any = 0
     room = references.size
     slots = np.uint64(table.shape[0]) // shards
-    end = home(last, capacity, shards, slots)
+    end = _home(last, capacity, shards, slots)
     every, greatest = members.size == 0, np.uint64(0)
     slot: Any
-    for slot in range(home(first, capacity, shards, slots), table.shape[0]):
+    for slot in range(_home(first, capacity, shards, slots), table.shape[0]):
         word, identity = table[slot, REF], table[slot, ID]
         if word == np.uint64(0) and slot >= end:
             break
