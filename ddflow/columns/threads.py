@@ -6,8 +6,8 @@ work is cut only where each span has more to do than that; and Python between th
 time.
 
 >>> with Threads(2) as threads:
-...     spans = threads.spans(10, cost=20_000)
-...     spans, threads.spans(9, cost=20_000), threads.each(lambda *span: sum(range(*span)), spans)
+...     spans = threads.spans(10, cost=50_000)
+...     spans, threads.spans(9, cost=50_000), threads.each(lambda *span: sum(range(*span)), spans)
 ([(0, 5), (5, 10)], [(0, 9)], [10, 35])
 """
 
