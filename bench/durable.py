@@ -60,18 +60,18 @@ class Commits(Bench):
         steps, commits, cpus, at = list[float](), list[float](), list[float](), 0
         with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
             state = os.path.join(folder, "state")
-            with flow.open(state, autocommit=False) as engine:
+            with flow.open(state, commit_every=None) as engine:
                 everyone = rng.permutation(keys)
                 for start in range(0, keys, ours.STEP):
                     engine.step({"events": _table(everyone[start : start + ours.STEP], rng)}, at := at + 1)
-                engine.commit()
+                engine.flush()
                 before = _bytes(state)
                 for _ in range(epochs):
                     table = _table(rng.integers(0, keys, STEP), rng)
                     begun = time.perf_counter()
                     engine.step({"events": table}, at := at + 1)
                     stepped, cpu = time.perf_counter(), time.process_time()
-                    engine.commit()
+                    engine.flush()
                     commits.append(time.perf_counter() - stepped)
                     cpus.append(time.process_time() - cpu)
                     steps.append(stepped - begun)

@@ -46,7 +46,7 @@ class Footprint(Bench):
         events = workloads.load(workload)
         memory.settled()
         before = memory.pages()
-        with ours.plan(events.schema, "upsert").open() as engine:
+        with ours.plan(events.schema, "upsert").open(threads=1) as engine:
             for updates in ours.in_steps(engine, events):
                 del updates
             ours.check_verdicts(engine, events.num_rows)

@@ -63,7 +63,7 @@ class Growth(Bench):
         flow = ours.plan(_table(np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.int64)).schema, "upsert")
         with tempfile.TemporaryDirectory() as folder:
             options = {} if budget is None else {"memory": budget, "spill": folder}
-            with flow.open(**options) as engine:
+            with flow.open(**options, threads=1) as engine:
                 for key, counted in _steps(rng, keys, events):
                     val, times = rng.integers(0, 1000, len(key)), at + np.arange(len(key)) // PER_TIME
                     table, at = _table(key, val, times), at + -(-len(key) // PER_TIME)

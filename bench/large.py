@@ -66,7 +66,7 @@ class Ours:
     def __init__(self, given: pa.Schema, memory: str, folder: str, epoch: bool = False) -> None:
         self._epoch, self._events = epoch, 0
         self._schema = given.remove(given.get_field_index("time")) if epoch else given
-        self._engine = ours.plan(self._schema, "upsert").open(memory=memory, spill=folder)
+        self._engine = ours.plan(self._schema, "upsert").open(memory=memory, spill=folder, threads=1)
 
     def take(self, events: Feed, frontier: int | None) -> pa.Table:
         import ddflow as dd

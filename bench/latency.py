@@ -57,7 +57,7 @@ class Latency(Bench):
         for _ in range(steps):
             given.append(_events(rng, rng.integers(0, keys, events), frontiers[-1]))
             frontiers.append(given[-1]["time"][-1].as_py() + 1)
-        with ours.plan(given[0].schema, "upsert").open() as engine:
+        with ours.plan(given[0].schema, "upsert").open(threads=1) as engine:
             for piece in workloads.slices(given[0], ours.STEP):
                 engine.push({"events": piece})
             engine.advance_to(frontiers[0])

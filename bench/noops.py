@@ -118,7 +118,7 @@ def _engine(tables: list[pa.Table], ignored: bool, feed: str) -> dict[str, Any]:
     spec = dd.Upsert("path", delete=delete, noop_ignore=["commit"] if ignored else [])
     flow.output("files", flow.upserts("files", FILES, spec))
     updates = 0
-    with flow.open() as engine:
+    with flow.open(threads=1) as engine:
         begun = time.perf_counter()
         for number, table in enumerate(tables):
             step = engine.step({"files": table}, number) if feed == "log" else engine.replace("files", table, number)

@@ -64,7 +64,7 @@ def ddflow_steps(events: pa.Table, line: str = "upsert", step: int = STEP, threa
     """Run ``line`` over the events in steps and return one table of updates a step; all of them stay alive."""
     if line == "epoch":
         events = events.drop_columns("time")
-    with plan(events.schema, line).open(**({"threads": threads} if threads > 1 else {})) as engine:
+    with plan(events.schema, line).open(threads=threads) as engine:
         if line == "epoch":
             tables = [engine.step({"events": events}, time=0)["out"]]
         else:

@@ -57,15 +57,15 @@ class Receipts(Bench):
         begins, finishes, files = list[float](), list[float](), 0
         with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
             state = os.path.join(folder, "state")
-            coordinator = EpochDriver.open(_flow(), open_store(state, create=True), partitions=partitions)
+            coordinator = EpochDriver.open(flow(), open_store(state, create=True), partitions=partitions)
             parts, given = dict[tuple[int, int], StagePart](), dict[int, int]()
             for _ in range(epochs):
-                rows = _rows(partitions * ROWS, rng)
+                rows = rows_of(partitions * ROWS, rng)
                 given |= dict(zip(rows["key"].to_pylist(), rows["val"].to_pylist(), strict=True))
                 began = time.perf_counter()
                 start = coordinator.begin()
                 begins.append((time.perf_counter() - began) * 1e3)
-                receipts = _epoch(coordinator.cut, start, parts, rows)
+                receipts = epoch_of(coordinator.cut, start, parts, rows)
                 began = time.perf_counter()
                 coordinator.finish(start, receipts)
                 finishes.append((time.perf_counter() - began) * 1e3)
@@ -94,7 +94,7 @@ class Receipts(Bench):
                 yield within(line, f"{took:.0f} ms", f"{BAR_MS:,} ms", took <= BAR_MS)
 
 
-def _flow() -> Any:
+def flow() -> Any:
     import ddflow as dd
 
     flow = dd.Flow()
@@ -104,11 +104,11 @@ def _flow() -> Any:
     return flow
 
 
-def _rows(n: int, rng: Any) -> pa.Table:
+def rows_of(n: int, rng: Any) -> pa.Table:
     return pa.table({"key": rng.choice(10 * n, n, replace=False), "val": rng.integers(0, n, n)})
 
 
-def _epoch(cut: Any, start: Any, parts: dict[tuple[int, int], Any], rows: pa.Table) -> list[Any]:
+def epoch_of(cut: Any, start: Any, parts: dict[tuple[int, int], Any], rows: pa.Table) -> list[Any]:
     """All tasks of an epoch, one after the other; their receipts."""
     from ddflow.partitions.stage_step import StagePart
 

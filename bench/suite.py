@@ -30,6 +30,7 @@ OURS: Final = (
     "upsert --only workload=w3,wide contender=ddflow line=upsert --rounds 3",
     "latency --rounds 1 --set steps=1000",
     "growth --only keys=10000,1000000 budget=None --rounds 1",
+    "scaling --only line=upsert step=100000,1000000 budget=None --rounds 1 --set turns=3",
     "footprint --only workload=w1,w3 --rounds 1",
     "durable --only keys=1000000 --rounds 1",
     "receipts --only partitions=1000 --rounds 1",

@@ -1,9 +1,10 @@
 """Metrics: what an engine tells of each of its calls, for whatever monitors it.  No backend is in here.
 
-Invariant: a function that is given as ``metrics=`` of `Flow.open` is called once for each call that took effect, after
-it did and, with ``autocommit``, after its commit; so what it raises cannot undo the call, and is logged.  A call that
-was refused, or that is given again, tells nothing.  It runs in the caller's thread, within the call: it must not use
-the engine.  What an engine holds is in `Engine.stats`; what a query on Spark does, in ``spark_bridge.monitoring``.
+Invariant: a function that is given as ``metrics=`` of `Flow.open` is called once for each call that took effect,
+after it did and, with ``commit_every="call"``, after its commit; so what it raises cannot undo the call, and is
+logged. A call that was refused, or that is given again, tells nothing. It runs in the caller's thread, within the
+call: it must not use the engine. What an engine holds is in `Engine.stats`; what a query on Spark does, in
+``spark_bridge.monitoring``.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()

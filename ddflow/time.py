@@ -20,15 +20,19 @@ True
 
 from __future__ import annotations
 
+import re
 from numbers import Integral
 from typing import Any, Final, NamedTuple
 
-from ddflow.errors import SchemaMismatch, TimeWentBack
+from ddflow.errors import SchemaMismatch, SpecError, TimeWentBack
 
 NEVER: Final = -(2**63)
 """The least time: nothing is closed yet."""
 CLOSED: Final = 2**63 - 1
 """The frontier when no time can appear any more; no event may carry it as its time."""
+
+
+_SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Description(NamedTuple):
@@ -65,3 +69,16 @@ def as_int64(asked: str, time: Any, most: int) -> int:
     if isinstance(time, bool) or not isinstance(time, Integral) or not NEVER <= int(time) <= most:
         raise SchemaMismatch(asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit")
     return int(time)
+
+
+def seconds(text: str, asked: str) -> float:
+    """A span of time in seconds: ``90``, ``50ms``, ``60s``, ``5min``, ``24h``.  Raises `SpecError`, naming ``asked``.
+
+    >>> seconds("90", "--grace"), seconds("24h", "--orphans"), seconds("50ms", "commit_every=")
+    (90.0, 86400.0, 0.05)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
+    if match is None or match[2] not in _SECONDS:
+        found = "that is no span of time"
+        raise SpecError(f"{asked} {text}", found, "write a number of seconds, or one with ms, s, min, h or d")
+    return float(match[1]) * _SECONDS[match[2]]

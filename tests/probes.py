@@ -37,10 +37,14 @@ class Call(NamedTuple):
     slots: int
 
 
-def homes(high: Any, capacity: Any) -> Any:
-    """Where the entries of some identities belong: the upper word of ``high * capacity``."""
+def homes(table: Any, capacity: Any, shards: Any, high: Any) -> Any:
+    """Where the entries of some identities belong: in its shard, the upper word of what is left of it by capacity."""
+    return _upper(high, shards) * (table.shape[0] // int(shards)) + _upper(high * shards, capacity)
+
+
+def _upper(high: Any, factor: Any) -> Any:
     upper, lower = high >> np.uint64(32), high & np.uint64(2**32 - 1)
-    return ((upper * capacity + (lower * capacity >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+    return ((upper * factor + (lower * factor >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
 
 
 @contextmanager
@@ -48,20 +52,21 @@ def counted() -> Iterator[list[Call]]:
     """Yields the calls, in their order."""
     calls, seek, write, rebuild = list[Call](), kernels.seek, kernels.write, kernels.rebuild
 
-    def sought(table: Any, capacity: Any, high: Any, low: Any, starts: Any, place: Any, *out: Any) -> None:
-        seek(table, capacity, high, low, starts, place, *out)
+    def sought(table: Any, capacity: Any, shards: Any, high: Any, low: Any, starts: Any, place: Any, *out: Any) -> None:
+        seek(table, capacity, shards, high, low, starts, place, *out)
         ends = np.where(place < 0, table.shape[0], place)
-        calls.append(Call("seek", starts.size, int((ends - homes(high[starts], capacity)).sum())))
+        calls.append(Call("seek", starts.size, int((ends - homes(table, capacity, shards, high[starts])).sum())))
 
-    def written(table: Any, capacity: Any, place: Any, last: Any, high: Any, low: Any, *rest: Any) -> int:
-        added = write(table, capacity, place, last, high, low, *rest)
+    def written(table: Any, capacity: Any, shards: Any, place: Any, last: Any, high: Any, low: Any, *rest: Any) -> int:
+        added = write(table, capacity, shards, place, last, high, low, *rest)
         there = last >= 0
         rows = last[there]
-        begin = np.where(place[there] < 0, homes(high[rows], capacity), place[there])
+        begin = np.where(place[there] < 0, homes(table, capacity, shards, high[rows]), place[there])
         end, word = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
         seek(
             table,
             capacity,
+            shards,
             high,
             low,
             rows.astype(np.int32),
@@ -74,10 +79,14 @@ def counted() -> Iterator[list[Call]]:
         calls.append(Call("write", rows.size, slots))
         return int(added)
 
-    def rebuilt(old: Any, table: Any, capacity: Any, *rest: Any) -> int:
-        copied = rebuild(old, table, capacity, *rest)
-        at = np.flatnonzero(table[:, kernels.REF])
-        slots = int((at - homes(table[at, kernels.ID], capacity)).sum())
+    def rebuilt(
+        old: Any, held: Any, parts: Any, table: Any, capacity: Any, shards: Any, first: Any, last: Any, *rest: Any
+    ) -> int:
+        copied = rebuild(old, held, parts, table, capacity, shards, first, last, *rest)
+        each = table.shape[0] // int(shards)
+        begin, end = (int(first) * int(shards) >> 64) * each, ((int(last) * int(shards) >> 64) + 1) * each
+        at = np.flatnonzero(table[begin:end, kernels.REF]) + begin
+        slots = int((at - homes(table, capacity, shards, table[at, kernels.ID])).sum())
         calls.append(Call("rebuild", at.size, slots if copied >= 0 else table.shape[0] * at.size))
         return int(copied)
 

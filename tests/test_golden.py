@@ -22,6 +22,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.engine.garbage import blobs_of
 from ddflow.errors import CorruptState
+from ddflow.storage import sheets
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import FORMAT, newest
 from ddflow.storage.memory import MemoryStore
@@ -88,12 +89,14 @@ def feed(engine: dd.Engine, kind: str, times: Iterator[int] | range) -> list[dd.
 
 
 @contextmanager
-def small() -> Iterator[None]:
-    """Merges that begin early and stop half way."""
+def small(kind: str) -> Iterator[None]:
+    """Merges that begin early and stop half way; and inventories in sheets, where that is the kind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spine, "PIECE", 2)
         patch.setattr(spine, "EFFORT", 1)
         patch.setattr(spine, "GARBAGE", 1)
+        for name in ("INLINE", "EDGE", "FEWEST") if kind == "sheets" else ():
+            patch.setattr(sheets, name, 2)
         yield
 
 
@@ -125,6 +128,7 @@ KINDS = {
     "held-back": {"retain": 5},
     "spilled": {"memory": "16MB"},
     "compressed": {"retain": 3},
+    "sheets": {"retain": 3},
 }
 
 
@@ -132,7 +136,7 @@ def write(place: Path) -> None:
     """Make the golden states of the present format."""
     expected = {}
     for kind, options in KINDS.items():
-        with small(), plan(kind).open(place / kind, secret=Secret(1, 2), grace=0, **options) as engine:
+        with small(kind), plan(kind).open(place / kind, secret=Secret(1, 2), grace=0, **options) as engine:
             if kind == "spilled":
                 engine.dataflow.budget.state = 0  # everything goes to files at once
             assert engine.durable is not None
@@ -145,6 +149,7 @@ def write(place: Path) -> None:
                 m for a in engine.dataflow.graph.arrangements.values() for m in (*a.spine.merges, *a.on_disk.merges)
             ]
             print(kind, "merges half done:", sum(bool(m.output.parts) for m in under_way), "of", len(under_way))
+            print(kind, "sheets:", len(engine.durable.sheets.blobs))
         with plan(kind).open(shutil.copytree(place / kind, place / "next"), **options) as engine:
             expected[kind]["next"] = gone_on(engine, kind)
         shutil.rmtree(place / "next")

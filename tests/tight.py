@@ -27,10 +27,13 @@ from ddflow.dataflow.ranges import Ranges
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
+from ddflow.storage import sheets
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.folder_lock import LOCK
+from ddflow.storage.sheets import Sheets
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge
 
 MEMORY = "16MB"
@@ -63,7 +66,12 @@ SMALL: list[tuple[Any, str, Any]] = [
     (spine, "PIECE", 2),
     (spine, "EFFORT", 2),
     (computation, "GATHERED", 3),
-    (Threads.spans, "__defaults__", (2,)),
+    (Threads, "waking", 1),
+    (Index, "shared", 0),
+    (sheets, "INLINE", 2),
+    (sheets, "EDGE", 2),
+    (sheets, "FEWEST", 2),
+    (sheets, "MOST", 4),
 ]
 """Sizes by which ddflow decides, and what they are where everything is `tiny`."""
 
@@ -126,6 +134,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
     (Threads, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
+    (Sheets, "put", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""
 

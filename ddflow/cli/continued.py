@@ -96,7 +96,7 @@ def epochs(
         with skipped.over(file):
             with within(given, FilePosition(file)):
                 step = taken(ask, engine, given, file, part, tick, time, number)
-            engine.commit()
+            engine.flush()
             number += 1
             yield step
 
@@ -119,7 +119,7 @@ def _pushed(engine: dd.Engine, given: FilesSource, ready: Ready, number: int, cl
         return
     seen = engine.dataflow.admissions[INPUT].greatest
     closed = engine.advance_to(seen + 1, epoch=number) if closes and seen >= engine.frontier else None
-    engine.commit()
+    engine.flush()
     if closed is not None:
         yield closed
 

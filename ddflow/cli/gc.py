@@ -3,21 +3,18 @@
 Invariant: nothing is deleted that a version which is kept names, or one that is yet to come will; see
 `ddflow.engine.garbage` and `ddflow.engine.compact`, which do the work.
 
->>> seconds("90", "--grace"), seconds("24h", "--orphans"), seconds("500ms", "--grace")
-(90.0, 86400.0, 0.5)
+>>> gc.__name__
+'gc'
 """
 
 import json
-import re
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
-
-_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def gc(
@@ -53,6 +50,8 @@ def gc(
 
     * `ddflow gc state/orders --forget`
     """
+    from ddflow.time import seconds
+
     spans = seconds(grace, "--grace"), seconds(orphans, "--orphans")
     if forget and dry_run:
         raise typer.BadParameter("--forget rewrites the state, and --dry-run writes nothing: give one of them")
@@ -91,13 +90,3 @@ def _forget(state: str, trust: str) -> None:
         flow = Flow.of(rebuild(found(store).plan, store.where))
         with flow.open(store) as engine:
             engine.compact(forget=True)
-
-
-def seconds(text: str, option: str) -> float:
-    """A span of time in seconds: ``90``, ``60s``, ``5min``, ``24h``.  Raises `typer.BadParameter`."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
-    if match is None or match[2] not in _UNITS:
-        raise typer.BadParameter(
-            f"{option} {text} is no span of time: write a number of seconds, or with ms, s, min, h or d"
-        )
-    return float(match[1]) * _UNITS[match[2]]

@@ -25,6 +25,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.rows import address, offset_width, plainly, width
 from ddflow.columns.schema import arrays, is_word, normal_type, plain
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import identity as kernels
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -171,7 +172,10 @@ def value_hashes(table: pa.Table | pa.RecordBatch, secret: Secret) -> Words:
 class RowHashes:
     """Hashes rows of one schema: how each column is read is chosen when this is made, since types alone decide it."""
 
-    def __init__(self, schema: pa.Schema, secret: Secret) -> None:
+    def __init__(self, schema: pa.Schema, secret: Secret, threads: Threads = ALONE) -> None:
+        self.threads, self.cost = threads, sum(1 if is_word(field.type) else 15 for field in schema)
+        """Nanoseconds a row, about."""
+        self.least = threads.least(self.cost or 1)
         self.secret, self.wide, self.names = secret.words, is_wide(schema), schema.names
         alone = len(schema) == 1 and is_word(schema.field(0).type)
         self.word = word_reader(schema.field(0).type) if alone else None
@@ -186,6 +190,14 @@ class RowHashes:
 
         O(n) a column; about 1 ns a row for one word, 15 for a short text.
         """
+        if n < self.least:
+            return self._identities(columns, n)
+        spans = self.threads.spans(n, self.cost)
+        found = self.threads.each(lambda begin, end: self._identities(part(columns, begin, end), end - begin), spans)
+        high, low = map(np.concatenate, zip(*found, strict=True))
+        return high, low
+
+    def _identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
         high = np.empty(n, np.uint64)
         if self.word is None:
             low = np.empty(n, np.uint64)
@@ -205,6 +217,13 @@ class RowHashes:
 
         Of one column of words it is a bijection, in which null meets a value with odds of 2**-64.  O(n) a column.
         """
+        if n < self.least:
+            return self._values(columns, n)
+        spans = self.threads.spans(n, self.cost)
+        found = self.threads.each(lambda begin, end: self._values(part(columns, begin, end), end - begin), spans)
+        return np.concatenate(found)
+
+    def _values(self, columns: Sequence[pa.Array], n: int) -> Words:
         high = np.empty(n, np.uint64)
         if self.word is not None:
             kernels.mix_words(self.word(columns[0]), *self.secret, high)
@@ -222,6 +241,11 @@ class RowHashes:
         for absorb, column in zip(self.absorb, columns, strict=True):
             absorb(state, column, validity(column) if column.null_count else ALL_VALID)
         return state
+
+
+def part(columns: Sequence[pa.Array], begin: int, end: int) -> Sequence[pa.Array]:
+    """Rows [begin, end) of columns."""
+    return [column.slice(begin, end - begin) for column in columns]
 
 
 def absorber(kind: pa.DataType, secret: Secret) -> Absorb:

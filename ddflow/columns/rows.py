@@ -21,15 +21,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.schema import arrays
-from ddflow.columns.threads import ALONE, Threads
+from ddflow.columns.threads import ALONE
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_bytes, gather_sizes, gather_words
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Work = Callable[[int, int], None]
+MOVED = 8
+"""Nanoseconds that it takes to gather a value, about."""
 
 
 WORDS, BYTES, BITS, OTHER = range(4)
@@ -188,7 +190,15 @@ class View:
     @property
     def columns(self) -> list[pa.Array]:
         """All columns.  O(n) each, once."""
-        return list(map(self.column, self.schema.names))
+        made, near = self._made, self.near
+        missing = [name for name in self.schema.names if name not in made]
+        if near is not None:
+            made |= {name: column for name in missing if (column := near(name)) is not None}
+            missing = [name for name in missing if name not in made]
+        if missing:
+            columns = gathered(self.pool, self.references, pa.schema(map(self.schema.field, missing)))
+            made |= zip(missing, columns, strict=True)
+        return [made[name] for name in self.schema.names]
 
     def column(self, name: str) -> pa.Array:
         """One column.  O(n), once."""
@@ -226,18 +236,37 @@ def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
 
 def gathered(pool: RowPool, references: Array, schema: pa.Schema) -> list[pa.Array]:
     """The columns of `gather`."""
-    return [gather_column(pool, references, field) for field in schema]
+    if len(schema) == 1:
+        return [gather_column(pool, references, schema.field(0))]
+    made = [_laid_out(pool, references, field) for field in schema]
+    works = [work for _, work in made if work is not None]
+
+    def span(begin: int, end: int) -> None:
+        for work in works:
+            work(begin, end)
+
+    pool.threads.over(references.size, span, MOVED * len(works))
+    return [column for column, _ in made]
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:
     """One column of `gather`."""
+    column, work = _laid_out(pool, references, field)
+    if work is not None:
+        pool.threads.over(references.size, work, MOVED)
+    return column
+
+
+def _laid_out(pool: RowPool, references: Array, field: pa.Field) -> tuple[pa.Array, Work | None]:
+    """One column of `gather`, and what writes its values for a span of the references where they are not yet there."""
     kind, n, at = field.type, references.size, pool.at[field.name]
     how, wide = layout(kind)
     if how == OTHER:
-        return _take(pool.rows, references, at, kind)
+        return _take(pool.rows, references, at, kind), None
     # Arrays of numpy are from the system's heap, which keeps what steps before it gave back.
     bases, firsts = pool.addresses[at], pool.firsts[at]
     validity, nulls = None, 0
+    work: Work | None = None
     if field.nullable and bases[0].any():
         bits = np.empty((n + 7) // 8, np.uint8)
         nulls = gather_bits(references, bases[0], firsts[0], bits)
@@ -248,20 +277,24 @@ def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array
         buffers = [validity, pa.py_buffer(values)]
     elif how == WORDS:
         moved = pa.py_buffer(np.empty(n * wide, np.uint8))
-        start = moved.address
-        pool.threads.over(
-            n, lambda a, b: gather_words(references[a:b], bases[1], np.int64(wide), np.uint64(start + a * wide))
-        )
+        start, size, first = moved.address, np.int64(wide), bases[1]
         buffers = [validity, moved]
+
+        def work(a: int, b: int) -> None:
+            gather_words(references[a:b], first, size, np.uint64(start + a * wide))
     else:
-        buffers = [validity, *_bytes(references, bases[1], bases[2], wide, field.name, pool.threads)]
-    return pa.Array.from_buffers(kind, n, buffers, nulls)
+        ends, moved = _sized(references, bases[1], wide, field.name)
+        to, size, first, data = np.uint64(moved.address), np.int64(wide), bases[1], bases[2]
+        buffers = [validity, pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), moved]
+
+        def work(a: int, b: int) -> None:
+            gather_bytes(references[a:b], first, data, size, ends[a : b + 1], to)
+
+    return pa.Array.from_buffers(kind, n, buffers, nulls), work
 
 
-def _bytes(
-    references: Array, bases: Array, data: Array, wide: int, name: str, threads: Threads
-) -> tuple[pa.Buffer, pa.Buffer]:
-    """The offset and data buffers of gathered byte strings."""
+def _sized(references: Array, bases: Array, wide: int, name: str) -> tuple[Array, pa.Buffer]:
+    """Where gathered byte strings end, int64[n + 1], and room for their bytes."""
     ends = np.empty(references.size + 1, np.int64)
     total = gather_sizes(references, bases, np.int64(wide), ends)
     if wide == 4 and total > 2**31 - 1:
@@ -270,13 +303,7 @@ def _bytes(
             f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
             "take smaller steps, or declare the column large_string",
         )
-    out = pa.py_buffer(np.empty(total, np.uint8))
-    start = np.uint64(out.address)
-    threads.over(
-        references.size,
-        lambda a, b: gather_bytes(references[a:b], bases, data, np.int64(wide), ends[a : b + 1], start),
-    )
-    return pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), out
+    return ends, pa.py_buffer(np.empty(total, np.uint8))
 
 
 def _take(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:
@@ -311,33 +338,3 @@ def shown_row(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
         except (OverflowError, ValueError):
             out[name] = getattr(scalar, "value", f"a {scalar.type}")
     return out
-
-
-def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
-    """The dense rank of every row by its columns, left to right: null smallest, NaN largest.
-
-    ``table``: n rows of flat types.  ``equal``: uint64[n], a word that is equal for equal rows (a hash of them).
-    Returns int64[n]; equal rows share a rank.  O(n log n).  (Order: docs/semantics.md, ties.)
-    """
-    if not table.num_columns or not table.num_rows:
-        return np.zeros(table.num_rows, np.int64)
-    columns: dict[str, Any] = {}
-    for i, column in enumerate(table.itercolumns()):
-        # Arrow sorts NaN beside the nulls, so null-ness and NaN-ness become columns of their own.
-        columns[f"{i}valid"] = pc.is_valid(column)
-        if pat.is_floating(column.type):
-            columns[f"{i}nan"] = pc.fill_null(pc.is_nan(column), False)
-            column = pc.add(pc.cast(column, pa.float64()), 0.0)
-        elif pat.is_fixed_size_binary(column.type):
-            column = pc.cast(column, pa.binary())
-        elif pat.is_decimal32(column.type) or pat.is_decimal64(column.type):
-            # Arrow sorts the narrow ones wrongly: negative ones come after zero.
-            column = pc.cast(column, pa.decimal128(column.type.precision, column.type.scale))
-        columns[f"{i}value"] = column
-    order = pc.sort_indices(pa.table(columns), [(name, "ascending", "at_start") for name in columns])
-    permutation = np.asarray(order).astype(np.int64)
-    steps = np.zeros(table.num_rows, np.int64)
-    steps[1:] = np.cumsum(equal[permutation][1:] != equal[permutation][:-1])
-    ranks = np.empty(table.num_rows, np.int64)
-    ranks[permutation] = steps
-    return ranks

@@ -18,6 +18,9 @@ from ddflow.columns.hashing import Narrow, Words
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, sort_buckets
 
+FILLED, RESOLVED = 4, 25
+"""Nanoseconds that it takes to put a row into its bucket, and to look a key up or resolve it, about."""
+
 
 class Sorted(NamedTuple):
     """Rows sorted by identity: the row at each place, the identities, where each key begins (and n at the end).
@@ -31,6 +34,16 @@ class Sorted(NamedTuple):
     starts: Narrow
 
 
+def shards(by: Sorted, threads: Threads) -> list[tuple[int, int]]:
+    """The keys cut by equal ranges of identities, one for each thread; all of them where they are few.  O(log n)."""
+    keys = by.starts.size - 1
+    if threads.size == 1 or len(threads.spans(keys, RESOLVED)) < threads.size:
+        return [(0, keys)]
+    bounds = np.array([-(-(i << 64) // threads.size) for i in range(1, threads.size)], np.uint64)
+    cuts = np.searchsorted(by.starts, np.searchsorted(by.high, bounds)).tolist()
+    return list(pairwise([0, *cuts, keys]))
+
+
 def sort(high: Words, low: Words, arena: Arena | None = None, threads: Threads = ALONE) -> Sorted:
     """Sort rows by identity, stably, and find the groups.  ``arena``: where the result is carved from.  O(n)."""
     n, arena = high.size, arena or Arena()
@@ -38,7 +51,7 @@ def sort(high: Words, low: Words, arena: Arena | None = None, threads: Threads =
     empty = arena.room(n)
     permutation, starts = empty(n, np.int32), empty(n + 1, np.int32)
     ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
-    spans = threads.spans(n)
+    spans = threads.spans(n, FILLED)
     at = empty((len(spans), 1 << bits), np.int32)
     size, written = np.int64(bits), (permutation, ids, seconds)
     threads.each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])

@@ -1,30 +1,50 @@
 """Threads: the threads that share the kernels of a step.
 
 Invariant: results do not depend on how many there are. Work is cut into spans that write to different places, and
-every kernel runs without the interpreter's lock. A hand-over costs some 20 us, so small work is not cut at all; and
-Python between the kernels still runs one thread at a time.
+every kernel runs without the interpreter's lock. A hand-over takes as long as it takes a sleeping thread to wake up, so
+work is cut only where each span has more to do than that; and Python between the kernels still runs one thread at a
+time.
 
 >>> with Threads(2) as threads:
-...     threads.spans(10, least=3), threads.each(lambda begin, end: sum(range(begin, end)), [(0, 5), (5, 10)])
-([(0, 5), (5, 10)], [10, 35])
+...     spans = threads.spans(10, cost=50_000)
+...     spans, threads.spans(9, cost=50_000), threads.each(lambda *span: sum(range(*span)), spans)
+([(0, 5), (5, 10)], [(0, 9)], [10, 35])
 """
 
+import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, starmap
-from typing import Any, Self, TypeVar
+from math import inf
+from typing import Any, Literal, Self, TypeVar
 
 T = TypeVar("T")
-LEAST = 16384
-"""Rows a span, for work of some nanoseconds a row: fewer are done before another thread has woken up."""
+WAKING = 250_000
+"""Nanoseconds that a hand-over takes, of the thread that wakes and of the one that wakes up: no span is worth one that
+takes less."""
+MOST = 8
+"""How many threads "auto" means at most."""
 
 
 class Threads:
     """``size``: how many threads, the caller's included."""
 
+    waking = WAKING
+    """Nanoseconds of work that are worth a span."""
+
     def __init__(self, size: int = 1) -> None:
         self.size = size
-        self._pool = ThreadPoolExecutor(size - 1, "ddflow") if size > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
+        self._inside = threading.local()
+
+    @classmethod
+    def of(cls, threads: int | Literal["auto"]) -> Self:
+        """So many; "auto": as many as there are cores that this process may use, at most `MOST`."""
+        if threads != "auto":
+            return cls(threads)
+        return cls(min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1, MOST))
 
     def __enter__(self) -> Self:
         return self
@@ -36,30 +56,49 @@ class Threads:
         """End the threads; twice is harmless."""
         if self._pool is not None:
             self._pool.shutdown()
+            self._pool = None
 
-    def spans(self, n: int, least: int = LEAST) -> list[tuple[int, int]]:
-        """[0, n) in equal spans, one a thread, or fewer where they would be shorter than ``least``."""
-        if self._pool is None:
+    def least(self, cost: float) -> float:
+        """From how many rows on work is cut, where one takes ``cost`` nanoseconds, about."""
+        return 2 * self.waking / cost if self.size > 1 else inf
+
+    def spans(self, n: int, cost: float) -> list[tuple[int, int]]:
+        """[0, n) in equal spans, one a thread, or fewer.  ``cost``: nanoseconds that one of the n takes, about."""
+        if self.size == 1 or n < 2 or n * cost < 2 * self.waking:
             return [(0, n)]
-        count = max(min(self.size, n // least), 1)
-        bounds = [n * i // count for i in range(count + 1)]
-        return list(pairwise(bounds))
+        count = min(self.size, n, int(n * cost) // self.waking)
+        return list(pairwise([n * i // count for i in range(count + 1)]))
 
-    def over(self, n: int, work: Callable[[int, int], T]) -> list[T]:
-        """``work(begin, end)`` for spans of [0, n), at the same time."""
-        return [work(0, n)] if self._pool is None else self.each(work, self.spans(n))
+    def over(self, n: int, work: Callable[[int, int], T], cost: float) -> list[T]:
+        """``work(begin, end)`` for `spans` of [0, n), at the same time."""
+        if self.size == 1 or n * cost < 2 * self.waking:
+            return [work(0, n)]
+        return self.each(work, self.spans(n, cost))
 
     def each(self, work: Callable[..., T], spans: Sequence[tuple[Any, ...]]) -> list[T]:
-        """``work(*span)`` for each span, at the same time; the first error is raised when all have ended."""
-        if self._pool is None or len(spans) == 1:
+        """``work(*span)`` for each span, at the same time; the first error is raised when all have ended.
+
+        The threads begin with the first work that there is for more than one.  Work within shared work is not shared.
+        """
+        if self.size == 1 or len(spans) < 2 or getattr(self._inside, "work", False):
             return list(starmap(work, spans))
-        others = [self._pool.submit(work, *span) for span in spans[1:]]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.size - 1, "ddflow")
+        others = [self._pool.submit(self._within, work, span) for span in spans[1:]]
         try:
-            first = work(*spans[0])
+            first = self._within(work, spans[0])
         finally:
             for other in others:
                 other.exception()
         return [first, *(other.result() for other in others)]
+
+    def _within(self, work: Callable[..., T], span: tuple[Any, ...]) -> T:
+        """One span's work, which shares nothing itself."""
+        self._inside.work = True
+        try:
+            return work(*span)
+        finally:
+            self._inside.work = False
 
 
 ALONE = Threads()

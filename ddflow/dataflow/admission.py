@@ -133,19 +133,15 @@ class Admission:
         name = self.bound.spec.time
         assert name is not None
         column = events.column(name)
-        present = validity(column)
-        if present.size and (rows := np.flatnonzero((present == 0) & (True if keyless is None else keyless == 0))).size:
+        here = True if keyless is None else keyless == 0
+        if column.null_count and (rows := np.flatnonzero((validity(column) == 0) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
                 f"{name!r} is null in rows {rows[:5].tolist()}",
                 "every event needs a time: mend the rows; nothing was taken in",
             )
         times = words(column).view(np.int64)
-        if (
-            times.size
-            and int(times.max()) == CLOSED
-            and (beyond := np.flatnonzero((times == CLOSED) & (True if keyless is None else keyless == 0))).size
-        ):
+        if times.size and int(times.max()) == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
                 f"rows {beyond[:5].tolist()} have time {CLOSED}",

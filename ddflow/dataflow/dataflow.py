@@ -81,6 +81,8 @@ class Dataflow:
         self.secret, self.lists, self.retain = graph.secret, lists, retain
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
         self.guard, self.holds = CallGuard(), Holds()
+        self.taken = "open"
+        """The guard's state after a step: where calls are recorded, it is open again when the step was."""
         self.admissions = {name: Admission(input.bound) for name, input in flow.inputs.items()}
         self.batchers = {name: Batcher() for name in flow.inputs}
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
@@ -221,7 +223,7 @@ class Dataflow:
             tables[name] = pa.concat_tables([owed, tables[name]])
         listed = self._listed(inflows, computed) if self.lists else None
         self.owed, out = {}, Step(tables, Verdicts.of(counts, pending, listed), frontier)
-        self.guard.state = "open"
+        self.guard.state = self.taken
         return out
 
     def _listed(self, inflows: Mapping[str, Inflow], computed: ComputedStep | None) -> dict[str, pa.Table]:

@@ -30,7 +30,8 @@ from ddflow.operators.upsert.keyed import Seen
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.change import Change
 
 
 class Released(NamedTuple):
@@ -48,6 +49,8 @@ class Released(NamedTuple):
         if events is None or not events.times.size:
             return cls(0, ints(), ())
         times = events.times
+        if times[0] == times[-1]:
+            return cls(times.size, times[:1].copy(), [events])  # they may be mapped
         first = np.flatnonzero(times[1:] != times[:-1])
         return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [events])
 

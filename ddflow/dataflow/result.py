@@ -10,14 +10,14 @@ never change afterwards and own their memory.
 (['v', '_time', '_diff'], 1, 5)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
 import pyarrow as pa
 
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.errors import cut
+from ddflow.errors import SpecError, cut
 from ddflow.terminal import counted, html_table
 
 SHOWN: Final = 10
@@ -43,6 +43,41 @@ class Step(Mapping[str, pa.Table]):
     def __init__(self, tables: Mapping[str, pa.Table], verdicts: Verdicts, frontier: int) -> None:
         self._tables = tables
         self.verdicts, self.frontier = verdicts, frontier
+        self.waits: tuple[Callable[[int, float | None], int], int] | None = None
+
+    def committed(self, timeout: float | None = None) -> int:
+        """Wait until the call is committed.  Any thread may.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        int
+            The number of its epoch.
+
+        Raises
+        ------
+        SpecError
+            For a state in memory; for an engine that commits only when `Engine.flush` is called, without a ``timeout``.
+        TimeoutError
+            If it is not committed in time.
+        EngineClosed
+            If the engine was closed before.
+        DdflowError
+            What the commit raised.
+
+        Notes
+        -----
+        With ``commit_every="call"`` a call is committed when it returns.
+        """
+        if self.waits is None:
+            found = "the engine's state is in memory"
+            raise SpecError("wait for a commit", found, "open the flow with a state: flow.open('state/orders')")
+        wait, epoch = self.waits
+        return wait(epoch, timeout)
 
     def __getitem__(self, name: str) -> pa.Table:
         return self._tables[name]

@@ -35,7 +35,8 @@ from ddflow.operators.updates import Updates, concat, consolidated, few, ints
 from ddflow.operators.upsert.keyed import Seen
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.plan.collection import Collection
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.change import Change
 
 Observe = Callable[[Resolution], None]
 GATHERED = 1 << 18

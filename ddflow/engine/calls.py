@@ -21,6 +21,7 @@ from ddflow.columns.hashing import RowHashes
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow
 from ddflow.dataflow.result import Step
+from ddflow.engine.commit_timer import CALL, CommitTimer
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.digests import Digest, combined
 from ddflow.errors import SpecError, TimeWentBack, WrongMode
@@ -32,8 +33,13 @@ from ddflow.time import CLOSED, NEVER, as_int64, shown
 class Calls:
     """``durable``: where calls become epochs, None for a state in memory.  ``metrics``: who is told of each."""
 
-    def __init__(self, dataflow: Dataflow, durable: Commits | None, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, dataflow: Dataflow, durable: Commits | None, metrics: Metrics | None = None, every: str | None = CALL
+    ) -> None:
         self.dataflow, self.durable, self.metrics = dataflow, durable, metrics
+        self.timer = CommitTimer(every, dataflow.guard, self.epoch)
+        if durable is not None:
+            dataflow.taken = "interrupted"
         self.hashes: dict[str, RowHashes] = {}
         self.rehash()
 
@@ -72,19 +78,29 @@ class Calls:
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
         """What a committed epoch's call returned, when this is one; None when it is new.  O(rows) for their digest.
 
-        Raises `TimeWentBack` for a new one of epoch mode that is not after the last.
+        Raises `TimeWentBack` for a new one of epoch mode that is not after the last, and `SpecError` for a new one that
+        names its epoch where the clock makes epochs.
         """
+        back = asked.time < self.dataflow.frontier and not self.dataflow.holds_back
         if self.durable is not None:
+            if self.timer.span and self.durable.calls and (back or epoch is not None):
+                self.flush()  # so that what may be given again does not depend on the clock
             again = self.durable.replayed(asked, epoch, inputs, self.dataflow)
             if again is not None:
                 return again
+            if self.timer.span and epoch is not None:
+                raise SpecError(
+                    f"{asked} of epoch {epoch}",
+                    "it is not committed, and commit_every= makes epochs by the clock",
+                    "leave epoch= out, or number epochs yourself: commit_every=None and flush()",
+                )
         elif epoch is not None:
             raise SpecError(
                 f"{asked} of epoch {epoch}",
                 "this engine's state is in memory and has no epochs",
                 "leave epoch= out, or open the flow with a state",
             )
-        if asked.time < self.dataflow.frontier and not self.dataflow.holds_back:
+        if back:
             raise TimeWentBack(
                 f"cannot {asked}",
                 f"the last step was at {shown(self.dataflow.last)}",
@@ -100,18 +116,62 @@ class Calls:
         inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
         return inflows, combined(asked.kind, asked.time, digests)
 
+    def flush(self) -> int:
+        """Commit the calls since the last commit as one epoch; the last one's number.  As `Engine.flush`."""
+        if self.durable is None:
+            raise SpecError(
+                "flush", "this engine's state is in memory", "open the flow with a state: flow.open('state/orders')"
+            )
+        try:
+            with self.dataflow.guard.commit:
+                self.durable.commit(self.dataflow)
+        finally:
+            failed = self.dataflow.guard.state != "open"
+            self.timer.settle(self.timer.epoch if failed else self.epoch, ended=failed)
+        return self.epoch
+
+    def settled(self, asked: str) -> None:
+        """Commit what waits for its span to end.  Raises as `flush`, and `SpecError` for calls that wait for it."""
+        if self.durable is None or not self.durable.calls:
+            return
+        if self.timer.span is None:
+            found = f"{len(self.durable.calls):,} calls are not committed"
+            raise SpecError(asked, found, "commit them first: engine.flush()")
+        self.flush()
+
+    def close(self) -> None:
+        """Commit what waits for its span to end, and let go of everything.  Raises as `flush`.
+
+        Where a thread's commit failed and nobody was told, that is raised here.
+        """
+        guard, waiting = self.dataflow.guard, self.durable is not None and bool(self.durable.calls)
+        try:
+            if self.timer.span and waiting and guard.state == "open" and guard.here:
+                self.flush()
+        finally:
+            self.dataflow.close()
+            if self.durable is not None:
+                self.durable.close()
+            self.timer.settle(self.timer.epoch, ended=True)
+        if guard.untold is not None:
+            untold, guard.untold = guard.untold, None
+            raise untold
+
     def digest(self, name: str) -> Digest:
         """Of the rows of an input, which are still to come."""
         return Digest(self.dataflow.secret, name, self.hashes[name])
 
     def done(self, asked: Asked, digest: str, step: Step, inputs: Iterable[str], way: Way = EVENTS) -> Step:
         """A call that was taken in and fed some ``inputs``, committed where that is asked for."""
-        self.dataflow.fed = fed_by(self.dataflow.fed, inputs, way, self.epoch + 1)
+        epoch = self.epoch + 1
+        self.dataflow.fed = fed_by(self.dataflow.fed, inputs, way, epoch)
         if self.durable is not None:
             with self.dataflow.guard.commit:
                 self.durable.record(asked, digest, step)
-                if self.durable.autocommit:
-                    self.durable.commit(self.dataflow)
+                self.dataflow.guard.state = "open"
+                step.waits = self.timer.wait, epoch
+                if self.timer.due(self.flush):
+                    self.flush()
         if self.metrics is not None:
             took, verdicts = perf_counter() - asked.began, step.verdicts
             updates = {name: table.num_rows for name, table in step.items()}

@@ -47,7 +47,7 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Call, Epoch, Manifest, Output
-from ddflow.storage.naming import names_in
+from ddflow.storage.sheets import Sheets
 from ddflow.time import NEVER, shown
 
 
@@ -72,11 +72,11 @@ class Asked:
 
 
 class Commits:
-    """``log``: the state's epochs.  ``batch_store``: of its store.  ``autocommit``: whether every call is an epoch."""
+    """``log``: the state's epochs.  ``batch_store``, ``sheets``: of its store."""
 
-    def __init__(self, log: EpochLog, autocommit: bool) -> None:
-        self.log, self.autocommit = log, autocommit
-        self.batch_store = BatchStore(log.manifest_log.store)
+    def __init__(self, log: EpochLog) -> None:
+        self.log = log
+        self.batch_store, self.sheets = BatchStore(log.manifest_log.store), Sheets(log.manifest_log.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
         self._told: tuple[int, int] = (-1, 0)
@@ -98,7 +98,7 @@ class Commits:
             grace=options.grace,
             secret=options.secret,
         )
-        durable = cls(log, options.autocommit)
+        durable = cls(log)
         durable.batch_store.lazy = options.verify == "lazy"
         return durable
 
@@ -134,7 +134,8 @@ class Commits:
         files, stored = set[str](), list[StoredInventory]()
         for part in manifest.inventories:
             stored.append(StoredInventory.read(store, part))
-            files |= {part.name} | names_in(stored[-1].data)
+            files |= {part.name} | stored[-1].text.names
+            self.sheets.resume(stored[-1].text)
         recovery.fill(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
         self.batch_store.begin()
         self.batch_store.name(self.log.resume(files))
@@ -201,7 +202,9 @@ class Commits:
                 "give the same rows again, or go on with the next epoch",
             )
         tables = {name: self._table(name, output, epoch, dataflow, past) for name, output in call.outputs.items()}
-        return dataflow.committed(tables, call.counts, call.frontier)
+        step = dataflow.committed(tables, call.counts, call.frontier)
+        step.waits = lambda given, _: given, epoch
+        return step
 
     def _table(self, name: str, output: Output, epoch: int, dataflow: Dataflow, past: PastSchemas | None) -> pa.Table:
         """What an output gained in a committed epoch, in the columns that it has now.  ``past``: those it had then."""
@@ -231,6 +234,9 @@ class Commits:
         """
         if not self.calls:
             return self.epoch
+        if len(self.calls) > 1:  # whose versions are then one file
+            for each in dataflow.graph.arrangements.values():
+                each.spine.settle(each.slots, each.index, each.since, each.latest <= each.since)
         epoch = Epoch(self.epoch + 1, tuple(self.calls), None)
         note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
         self.publish(dataflow, self.log.receipts(epoch), note)
@@ -242,8 +248,8 @@ class Commits:
         """Write what is in no file yet, and publish the engine's state as the next version.  As `commit`."""
         self.batch_store.settle()
         data = encoded(recovery.take(dataflow, self.batch_store))
-        part = self.log.manifest_log.store.put("json", lambda sink: sink.write(data))
-        files = names_in(data)
+        part = self.sheets.put(data)
+        files = self.sheets.names
         # From here on it may happen, whatever we are told.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
         self.batch_store.name(files | outputs)

@@ -67,12 +67,11 @@ def compact(calls: Calls, forget: bool) -> None:
 
 def _refuse(calls: Calls, forget: bool) -> None:
     """Raise `SpecError` where it cannot be done now."""
-    dataflow, durable = calls.dataflow, calls.durable
+    dataflow = calls.dataflow
     least = dataflow.holds.least()
     if forget and least < dataflow.last:
         raise SpecError("compact(forget=True)", f"a reader holds history from {shown(least)} on", "close the readers")
-    if durable is not None and durable.calls:
-        raise SpecError("compact", f"{len(durable.calls)} calls are not committed", "commit() first")
+    calls.settled("compact")
     if dataflow.owed:
         raise SpecError(
             "compact",

@@ -30,7 +30,6 @@ from ddflow.engine.evolve import evolve
 from ddflow.engine.opening import new_dataflow, runnable
 from ddflow.engine.reads import Reading
 from ddflow.engine.replace import replace
-from ddflow.errors import SpecError
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
@@ -55,14 +54,15 @@ class Engine(Reading, Closing):
             if self.durable is not None:
                 self.durable.close()
             raise
-        self.calls = Calls(self.dataflow, self.durable, options.metrics)
+        self.calls = Calls(self.dataflow, self.durable, options.metrics, options.commit_every)
 
     def close(self) -> None:
-        """Free all state in memory.  What was not committed is lost.  A second call does nothing."""
+        """Free all state in memory.  A second call does nothing.
+
+        What waits for its ``commit_every="50ms"`` is committed before; under None, what was not committed is lost.
+        """
         with self.dataflow.guard.alone("close"):
-            self.dataflow.close()
-            if self.durable is not None:
-                self.durable.close()
+            self.calls.close()
 
     @property
     def epoch(self) -> int:
@@ -199,10 +199,15 @@ class Engine(Reading, Closing):
             advance(dataflow.frontier, to)
             return calls.done(asked, combined(asked.kind, to, {}), dataflow.advance({}, to), ())
 
-    def commit(self) -> int:
-        """Publish the calls since the last commit as one epoch, state and outputs together; returns the epoch's number.
+    def flush(self) -> int:
+        """Commit the calls that are not committed yet as one epoch, state and outputs together.
 
-        With ``autocommit``, every call has done that already.
+        With ``commit_every="call"``, every call has done that already.
+
+        Returns
+        -------
+        int
+            The number of the last committed epoch.
 
         Raises
         ------
@@ -215,15 +220,8 @@ class Engine(Reading, Closing):
         -----
         After all of these but `SpecError`, open the state again.  O(what changed).
         """
-        with self.dataflow.guard.use("commit"):
-            if self.durable is None:
-                raise SpecError(
-                    "commit",
-                    "this engine's state is in memory",
-                    "open the flow with a state: flow.open('state/orders')",
-                )
-            with self.dataflow.guard.commit:
-                return self.durable.commit(self.dataflow)
+        with self.dataflow.guard.use("flush"):
+            return self.calls.flush()
 
     def replace(
         self,

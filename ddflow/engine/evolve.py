@@ -32,7 +32,6 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.side_outputs import SideOutputs, check_listed
 from ddflow.engine.calls import Calls
-from ddflow.errors import SpecError
 from ddflow.operators.base import Readable
 from ddflow.plan.codec import describe
 from ddflow.plan.compatibility import PlanChange, compare
@@ -48,8 +47,7 @@ def evolve(calls: Calls, given: Any) -> None:
     """See `Engine.evolve`."""
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.use("evolve"):
-        if durable is not None and durable.calls:
-            raise SpecError(ASKED, "there are calls that are not committed", "commit them first: engine.commit()")
+        calls.settled(ASKED)
         plan, nodes = evolved_to(dataflow.flow, given, ASKED)
         where = "the engine's plan" if durable is None else durable.log.manifest_log.store.where
         change = compare(describe(dataflow.flow), plan, where)

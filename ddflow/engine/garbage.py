@@ -29,11 +29,11 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Final
 
+from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.manifest_log import GRACE
-from ddflow.storage.naming import files_in
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
 
@@ -177,7 +177,7 @@ def blobs_of(store: Store, manifest: Manifest) -> Iterator[Blob]:
     yield from manifest.inventories
     yield from manifest.outputs()
     for part in manifest.inventories:
-        yield from files_in(store.map(part))
+        yield from StoredInventory.read(store, part).text.files
 
 
 def _garbage(

@@ -1,10 +1,10 @@
-"""An inventory: what one partition of a state holds, as a record of a file of its own.
+"""An inventory: what one partition of a state holds, as a record whose text is a file of its own, and its sheets.
 
 Invariant: a record that was read has the fields that are written, each in its range, and no others; anything else is
 `CorruptState` with the path to it. What its files hold is looked at by who fills an arrangement (``trace.checkpoint``)
 or a batcher from them.
 
->>> import ddflow as dd
+>>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.manifest import newest
 >>> from ddflow.storage.memory import MemoryStore
 >>> flow, store = dd.Flow(), MemoryStore()
@@ -18,14 +18,14 @@ or a batcher from them.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import pyarrow as pa
 from msgspec.json import Decoder
 
 from ddflow.dataflow.batcher.checkpoint import PendingRecord
 from ddflow.storage.fields import Instant, Natural, Strict, decoded
 from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.sheets import Text, read
 from ddflow.trace.records import ArrangementRecord
 
 
@@ -58,21 +58,21 @@ _DECODER: Final = Decoder(Inventory)
 
 
 class StoredInventory(NamedTuple):
-    """``what``: where it stands, for messages.  ``of``: what it says.  ``data``: its bytes."""
+    """``what``: where it stands, for messages.  ``of``: what it says.  ``text``: the same, and its sheets."""
 
     what: str
     of: Inventory
-    data: Any
+    text: Text
 
     @classmethod
     def read(cls, store: Store, part: Blob) -> StoredInventory:
         """The inventory of a partition.  O(bytes).  Raises `CorruptState`."""
-        return cls.parse(store.map(part), f"the file {part.name} of {store.where}")
+        return cls.parse(read(store, part), f"the file {part.name} of {store.where}")
 
     @classmethod
-    def parse(cls, data: pa.Buffer, what: str) -> StoredInventory:
-        """The inventory that these bytes are.  As `read`."""
-        return cls(what, decoded(_DECODER, data, what), data)
+    def parse(cls, text: Text, what: str) -> StoredInventory:
+        """The inventory that a text is.  As `read`."""
+        return cls(what, decoded(_DECODER, text.data, what), text)
 
     def at(self, kind: str, name: str) -> str:
         """Where in it an input or an operator stands, for messages."""

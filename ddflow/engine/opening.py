@@ -31,7 +31,7 @@ def runnable(flow: Plan, options: EngineOptions) -> Plan:
 
 def new_dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
     """A dataflow with nothing in it.  ``durable``: where its state will last; None for state in memory."""
-    lists, threads, memory = options.verdicts == "rows", Threads(options.threads), parse_size(options.memory)
+    lists, threads, memory = options.verdicts == "rows", Threads.of(options.threads), parse_size(options.memory)
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
     budget = Budget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)
     if durable is not None and budget.spills:

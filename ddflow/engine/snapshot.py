@@ -37,7 +37,6 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import Closing
 from ddflow.storage.manifest import Manifest, at, newest
-from ddflow.storage.naming import names_in
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Store
 
@@ -60,7 +59,7 @@ class Snapshot(Reading, Closing):
         store.ahead(part.name for part in manifest.inventories)
         for part in manifest.inventories:
             inventories.append(StoredInventory.read(store, part))
-            store.ahead(names_in(inventories[-1].data))
+            store.ahead(inventories[-1].text.names)
         super().__init__(Dataflow(flow, Graph(flow, Secret(*manifest.secret)), Budget(None, None)))
         fill_version(self.dataflow, manifest, inventories, BatchStore(store), manifest.partitions)
 

@@ -20,7 +20,7 @@ smaller table is `index.rebuild`'s.
 >>> import numpy as np
 >>> table = np.zeros((4, 3), np.uint64)
 >>> table[:2] = [[1, 7, (1 << SLOT) | 5], [2, 8, 6]]  # both at home in slot 0; one in batch 1, the other in batch 0
->>> evict(table, np.uint64(2), np.uint64(0), np.uint64(0), np.array([0, 1], np.uint8)), table.tolist()[:2]
+>>> evict(table, np.uint64(2), np.uint64(1), np.uint64(0), np.uint64(0), np.array([0, 1], np.uint8)), table.tolist()[:2]
 (1, [[2, 8, 6], [0, 0, 0]])
 """
 
@@ -29,31 +29,31 @@ import numpy as np
 from ddflow.kernels.arrays import Flags, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.kernels.index import ID, REF
-from ddflow.kernels.pointer import mulhi
+from ddflow.kernels.index import ID, REF, _home
 
 
 @kernel
-def evict(table: Words, capacity: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags) -> int:
+def evict(table: Words, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags) -> int:
     """Remove the entries of a range of identities that point into certain batches; return how many there were.
 
-    table: uint64[slots, width], the entries of `index` (of one word or two), changed.  capacity: as it was written
-    with.  begin, end: the first word of the identities is at or after ``begin`` and before ``end``; an ``end`` of 0 is
-    2**64, so (0, 0) is all of them.  gone: uint8[batch slots], 1 for those whose entries go; every reference's batch
-    slot is one of them.  No scratch.  O(slots in the range) and the cluster after it; where identities crowd, no more
-    than it costs to look each of them up.
+    table: uint64[slots, width], the entries of `index` (of one word or two), changed.  capacity, shards: as it was
+    written with.  begin, end: the first word of the identities is at or after ``begin`` and before ``end``; an ``end``
+    of 0 is 2**64, so (0, 0) is all of them.  gone: uint8[batch slots], 1 for those whose entries go; every reference's
+    batch slot is one of them.  No scratch.  O(slots in the range) and the cluster after it; where identities crowd, no
+    more than it costs to look each of them up.
 
     >>> table = np.array([[5, 0, 1]], np.uint64)
-    >>> evict(table, np.uint64(1), np.uint64(6), np.uint64(0), np.ones(1, np.uint8))
+    >>> evict(table, np.uint64(1), np.uint64(1), np.uint64(6), np.uint64(0), np.ones(1, np.uint8))
     0
-    >>> evict(table, np.uint64(1), np.uint64(5), np.uint64(6), np.ones(1, np.uint8)), table.tolist()
+    >>> evict(table, np.uint64(1), np.uint64(1), np.uint64(5), np.uint64(6), np.ones(1, np.uint8)), table.tolist()
     (1, [[0, 0, 0]])
     """
     last = end - np.uint64(1)  # wraps to the greatest
     if begin > last:
         return 0
     removed = 0
-    slot, stop = np.int64(mulhi(begin, capacity)), np.int64(mulhi(last, capacity))
+    slots = np.uint64(table.shape[0]) // shards
+    slot, stop = _home(begin, capacity, shards, slots), _home(last, capacity, shards, slots)
     free = slot  # from the homes that may still come up to it, no slot is empty
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
@@ -65,7 +65,7 @@ def evict(table: Words, capacity: np.uint64, begin: np.uint64, end: np.uint64, g
                 table[slot, w] = np.uint64(0)
             removed += 1
         else:
-            to = max(free, np.int64(mulhi(table[slot, ID], capacity)))
+            to = max(free, _home(table[slot, ID], capacity, shards, slots))
             while to < slot and table[to, REF] != np.uint64(0):
                 to += 1
             if to < slot:

@@ -1,20 +1,21 @@
 """The index: identity -> what a key holds, in a hash-ordered table with open addressing.
 
-Invariant: an entry stands at or after its home slot, ``high * capacity >> 64``, with no empty slot between; so a step
-sorted by identity walks the table front to back. There is no wrap-around (the table ends in spare slots), since
-wrapping would break the order; a probe that runs off the end reports so, and the shell rebuilds larger. An entry is
-one row of words: identity, value hash, reference, then (for two-word identities) the second word, then the words of the
-order it was won with. A reference of 0 is an empty slot. It holds no payload and no history; those are in the batches
-that references point into.
+Invariant: the table is cut into *shards*, equal ranges of slots for equal ranges of identities, and an entry stands at
+or after its home slot in its shard, with no empty slot between. So a step sorted by identity walks the table front to
+back, and threads that hold other shards write beside each other. There is no wrap-around (a shard ends in spare
+slots), since wrapping would break the order; a probe that runs off the end of its shard reports so, and the shell
+rebuilds larger. An entry is one row of words: identity, value hash, reference, then (for two-word identities) the
+second word, then the words of the order it was won with. A reference of 0 is an empty slot. It holds no payload and no
+history; those are in the batches that references point into.
 
 >>> import numpy as np
 >>> table = np.zeros((8 + 4, 3), np.uint64)
 >>> high, none, order = np.array([5, 2**63], np.uint64), np.empty(0, np.uint64), np.empty((2, 0), np.int64)
 >>> both, value, live = np.array([0, 1]), np.array([7, 8], np.uint64), np.ones(2, np.uint8)
->>> write(table, np.uint64(8), np.array([-1, -1]), both, high, none, value, live, order, 1, 0, 0)
+>>> write(table, np.uint64(8), ONE, np.array([-1, -1]), both, high, none, value, live, order, 1, 0, 0)
 2
 >>> place, reference, value = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.uint64)
->>> seek(table, np.uint64(8), high, none, both.astype(np.int32), place, reference, value, order)
+>>> seek(table, np.uint64(8), ONE, high, none, both.astype(np.int32), place, reference, value, order)
 >>> place.tolist(), reference.tolist()
 ([0, 4], [1, 2])
 """
@@ -25,21 +26,37 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.pointer import mulhi, prefetch
+from ddflow.kernels.pointer import clear_bytes, mulhi, prefetch
 
 ID, VALUE, REF, LOW = 0, 1, 2, 3
 BATCH, BATCHES = 40, (1 << 20) - 1
 """Where a reference holds the number of its batch, as in ``kernels.gather``."""
 AHEAD = 24
 """How many keys ahead a walk asks for: a step's keys are ascending, but too far apart for the machine to guess."""
+ONE = np.uint64(1)
 
 
 @kernel
-def _find(table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool) -> np.int64:
-    """The first slot, from one at or after the home on, that holds the identity or is empty, or -1 past the end."""
+def _home(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint64) -> np.int64:
+    """The home slot of an identity.  capacity: homes in a shard.  slots: of a shard, the spare ones too.
+
+    >>> int(_home(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2), np.uint64(10)))  # half way in the second shard
+    14
+    """
+    if shards == ONE:
+        return np.int64(mulhi(high, capacity))
+    return np.int64(mulhi(high, shards) * slots + mulhi(high * shards, capacity))
+
+
+@kernel
+def _find(
+    table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool, shards: np.uint64, slots: np.uint64
+) -> np.int64:
+    """The first slot, from one at or after the home on, that holds the identity or is empty, or -1 past its shard."""
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
-            return slot
+            # Only an empty slot may be another shard's: an entry never is.
+            return slot if shards == ONE or slot < np.int64((mulhi(high, shards) + ONE) * slots) else np.int64(-1)
         if table[slot, ID] == high and (not wide or table[slot, LOW] == low):
             return slot
         slot += 1
@@ -50,6 +67,7 @@ def _find(table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: b
 def seek(
     table: Words,
     capacity: np.uint64,
+    shards: np.uint64,
     high: Words,
     low: Words,
     starts: Narrow,
@@ -60,13 +78,13 @@ def seek(
 ) -> None:
     """Look up what each group of events holds.
 
-    table: uint64[slots, width], read.  high, low: uint64[n], sorted (low of size 0 for one-word identities).
-    starts: int32[g], the row in ``high`` that begins each group.  Written: place int64[g], the slot that holds the key,
-    or the empty one where it belongs, or -1 past the end; reference int64[g], 0 when absent; value uint64[g]; order
-    int64[g, w], w words.  O(g) expected.
+    table: uint64[slots, width], read, in ``shards`` of so many homes each.  high, low: uint64[n], sorted (low of size 0
+    for one-word identities).  starts: int32[g], the row in ``high`` that begins each group.  Written: place int64[g],
+    the slot that holds the key, or the empty one where it belongs, or -1 past its shard; reference int64[g], 0 when
+    absent; value uint64[g]; order int64[g, w], w words.  O(g) expected.
 
     >>> place, nothing = np.empty(1, np.int64), np.empty(0, np.uint64)
-    >>> seek(np.zeros((2, 3), np.uint64), np.uint64(1), np.ones(1, np.uint64), nothing, np.zeros(1, np.int32),
+    >>> seek(np.zeros((2, 3), np.uint64), ONE, ONE, np.ones(1, np.uint64), nothing, np.zeros(1, np.int32),
     ...      place, np.empty(1, np.int64), np.empty(1, np.uint64), np.empty((1, 0), np.int64))
     >>> int(place[0])
     0
@@ -74,12 +92,13 @@ def seek(
     wide = low.size != 0
     first = LOW + 1 if wide else LOW
     base, line = np.uint64(table.ctypes.data), np.uint64(8 * table.shape[1])
+    slots = np.uint64(table.shape[0]) // shards
     for g in range(place.size):
         if g + AHEAD < place.size:
-            prefetch(base + mulhi(high[starts[g + AHEAD]], capacity) * line)
+            prefetch(base + np.uint64(_home(high[starts[g + AHEAD]], capacity, shards, slots)) * line)
         row = starts[g]
-        home = np.int64(mulhi(high[row], capacity))
-        slot = _find(table, home, high[row], low[row] if wide else np.uint64(0), wide)
+        slot = _home(high[row], capacity, shards, slots)
+        slot = _find(table, slot, high[row], low[row] if wide else np.uint64(0), wide, shards, slots)
         place[g] = slot
         if slot < 0 or table[slot, REF] == np.uint64(0):
             reference[g], value[g] = 0, np.uint64(0)
@@ -95,6 +114,7 @@ def seek(
 def write(
     table: Words,
     capacity: np.uint64,
+    shards: np.uint64,
     place: Ints,
     last: Ints,
     high: Words,
@@ -115,7 +135,7 @@ def write(
     writes again (which is harmless: writing is idempotent).  O(g).
 
     >>> one, words = np.zeros(1, np.int64), np.ones(1, np.uint64)
-    >>> write(np.zeros((4, 3), np.uint64), np.uint64(2), one, one, words, words[:0], words, np.ones(1, np.uint8),
+    >>> write(np.zeros((4, 3), np.uint64), np.uint64(2), ONE, one, one, words, words[:0], words, np.ones(1, np.uint8),
     ...       np.empty((1, 0), np.int64), 8, 16, 0)
     1
     """
@@ -123,17 +143,18 @@ def write(
     first = LOW + 1 if wide else LOW
     added = 0
     base, line = np.uint64(table.ctypes.data), np.uint64(8 * table.shape[1])
+    slots = np.uint64(table.shape[0]) // shards
     for g in range(last.size):
         if g + AHEAD < last.size:
             ahead = place[g + AHEAD]
             if ahead < 0:
-                ahead = np.int64(mulhi(high[max(last[g + AHEAD], 0)], capacity))
+                ahead = _home(high[max(last[g + AHEAD], 0)], capacity, shards, slots)
             prefetch(base + np.uint64(ahead) * line)
         i = last[g]
         if i < 0:
             continue
-        slot = place[g] if place[g] >= 0 else np.int64(mulhi(high[i], capacity))
-        slot = _find(table, slot, high[i], low[i] if wide else np.uint64(0), wide)
+        slot = place[g] if place[g] >= 0 else _home(high[i], capacity, shards, slots)
+        slot = _find(table, slot, high[i], low[i] if wide else np.uint64(0), wide, shards, slots)
         if slot < 0:
             return -1
         if table[slot, REF] == np.uint64(0):
@@ -150,22 +171,41 @@ def write(
 
 
 @kernel
-def rebuild(old: Words, table: Words, capacity: np.uint64, wide: bool, keep: np.uint64) -> int:
-    """Copy the entries of one table into an empty one; return how many, or -1 when it ran out.
+def rebuild(
+    old: Words,
+    held: np.uint64,
+    parts: np.uint64,
+    table: Words,
+    capacity: np.uint64,
+    shards: np.uint64,
+    first: np.uint64,
+    last: np.uint64,
+    wide: bool,
+    keep: np.uint64,
+) -> int:
+    """Copy the entries of some shards from an old table, which may be cut in another way; return how many, or -1 when a
+    shard ran out.
 
-    old: uint64[slots, width], read.  table: uint64[larger, width], all zero, written.  keep: a mask of reference bits,
-    of which a copied entry has at least one.  O(slots), both tables walked front to back.
+    old: uint64[slots, width], read, in ``parts`` of ``held`` homes each.  table: uint64[other slots, width], in
+    ``shards`` of ``capacity`` homes, of which those from the identity ``first`` to ``last`` are written whole.  keep: a
+    mask of reference bits, of which a copied entry has at least one.  O(slots), both tables walked front to back.
 
     >>> old = np.array([[1, 0, 9]], np.uint64)
-    >>> rebuild(old, np.zeros((4, 3), np.uint64), np.uint64(2), False, np.uint64(1))
+    >>> rebuild(old, ONE, ONE, np.empty((4, 3), np.uint64), np.uint64(2), ONE, ONE, ~ONE, False, ONE)
     1
     """
     copied = 0
-    for i in range(old.shape[0]):
-        if old[i, REF] & keep == np.uint64(0):
+    olds, slots = np.uint64(old.shape[0]) // parts, np.uint64(table.shape[0]) // shards
+    line, begin = np.uint64(8 * table.shape[1]), mulhi(first, shards)
+    clear_bytes(np.uint64(table.ctypes.data) + begin * slots * line, (mulhi(last, shards) + ONE - begin) * slots * line)
+    stop = _home(last, held, parts, olds)
+    for i in range(_home(first, held, parts, olds), old.shape[0]):
+        if old[i, REF] == np.uint64(0) and i >= stop:
+            break
+        if old[i, REF] & keep == np.uint64(0) or old[i, ID] < first or old[i, ID] > last:
             continue
-        home = np.int64(mulhi(old[i, ID], capacity))
-        slot = _find(table, home, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide)
+        slot = _home(old[i, ID], capacity, shards, slots)
+        slot = _find(table, slot, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide, shards, slots)
         if slot < 0:
             return -1
         for w in range(old.shape[1]):
@@ -194,6 +234,7 @@ def redirect(table: Words, places: Ints, references: Ints, flags: np.uint64) -> 
 def walk(
     table: Words,
     capacity: np.uint64,
+    shards: np.uint64,
     wide: bool,
     mask: np.uint64,
     members: Flags,
@@ -211,16 +252,17 @@ def walk(
 
     >>> references, places = np.empty(3, np.int64), np.empty(3, np.int64)
     >>> table = np.array([[9, 0, 1], [4, 0, 1]], np.uint64)
-    >>> walk(table, np.uint64(1), False, np.uint64(1), np.empty(0, np.uint8), np.uint64(0), np.uint64(9),
+    >>> walk(table, ONE, ONE, False, ONE, np.empty(0, np.uint8), np.uint64(0), np.uint64(9),
     ...      references, places), places[:2].tolist()
     (2, [1, 0])
     """
     found: Any = 0
     room = references.size
-    end = np.int64(mulhi(last, capacity))
+    slots = np.uint64(table.shape[0]) // shards
+    end = _home(last, capacity, shards, slots)
     every, greatest = members.size == 0, np.uint64(0)
     slot: Any
-    for slot in range(np.int64(mulhi(first, capacity)), table.shape[0]):
+    for slot in range(_home(first, capacity, shards, slots), table.shape[0]):
         word, identity = table[slot, REF], table[slot, ID]
         if word == np.uint64(0) and slot >= end:
             break

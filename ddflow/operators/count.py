@@ -37,8 +37,9 @@ from ddflow.operators.base import Context, Hashes, Operator, Running, register
 from ddflow.operators.updates import Updates, overflow
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
+from ddflow.trace.change import Change
 
 KINDS = np.int32, np.int64, np.int64, np.int64
 """Of updates and of versions: ranks, rows, counts, and diffs or groups."""

@@ -28,7 +28,7 @@ from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates, consolidated
 from ddflow.plan.collection import Collection, Columns
-from ddflow.trace.arrangement import Change
+from ddflow.trace.change import Change
 
 TIMES: Final = "_times"
 """The column of multiplicities, beside the row's."""

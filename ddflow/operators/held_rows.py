@@ -29,7 +29,7 @@ from ddflow.columns.sorting import Sorted
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE
-from ddflow.trace.index import Index
+from ddflow.trace.index import Index, Write
 
 STEP, NULLS, FIRST = 0, 1, 2
 """Numbers of `RowPool`: the rows of the step, one row of nulls, and the first batch of rows that are held."""
@@ -157,17 +157,8 @@ class HeldRows:
         live, lived = heads >= 0, keys.heads >= 0
         self.rows, self.keys = self.rows + added, self.keys + int(live.sum()) - int(lived.sum())
         last = np.where(lived | live, np.arange(heads.size), -1)
-        self.index.write(
-            keys.place,
-            keys.built,
-            last,
-            change.high,
-            change.low,
-            heads.view(np.uint64),
-            live.astype(np.uint8),
-            np.empty((heads.size, 0), np.int64),
-            slot=FIRST,
-        )
+        columns = heads.view(np.uint64), live.astype(np.uint8), np.empty((heads.size, 0), np.int64)
+        self.index.write(Write(keys.place, keys.built, last, change.high, change.low, *columns, slot=FIRST))
         if len(self.pool.rows) > BATCHES or self.stored > 2 * self.rows + SLACK:
             self._gather()
 

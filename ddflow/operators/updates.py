@@ -73,7 +73,10 @@ class Updates(NamedTuple):
         fields = list(schema)
         if time_type is not None:
             stamps = np.empty(self.ranks.size, np.int64)
-            look_up(plainly(self.ranks), self.times, stamps)  # they may be mapped
+            if self.times.size == 1:
+                stamps.fill(self.times[0])
+            else:
+                look_up(plainly(self.ranks), self.times, stamps)  # they may be mapped
             columns.append(time_column(stamps, time_type))
             fields.append(pa.field(TIME, time_type, nullable=False))
         columns.append(pa.array(self.diffs))

@@ -24,8 +24,9 @@ from ddflow.connectors.protocol import Fragment, Sink
 from ddflow.errors import CorruptState, ReceiptsDisagree, StateRefused
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
-from ddflow.storage.naming import inside, names_in
+from ddflow.storage.naming import inside
 from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.sheets import read
 
 MOST = 3
 """How many files a message lists."""
@@ -144,7 +145,7 @@ def followed(
 
 def named(store: Store, inventory: Blob) -> frozenset[str]:
     """The names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
-    return frozenset(names_in(store.map(inventory)))
+    return frozenset(read(store, inventory).names)
 
 
 def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:

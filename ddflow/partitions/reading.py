@@ -43,7 +43,6 @@ from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
-from ddflow.storage.naming import names_in
 from ddflow.storage.protocol import Store
 from ddflow.trace.joined import misplaced
 
@@ -103,7 +102,7 @@ class Share(Reading):
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan, stage: int, number: int) -> None:
         stored = StoredInventory.read(store, manifest.inventories[stage * manifest.partitions + number])
-        store.ahead(names_in(stored.data))
+        store.ahead(stored.text.names)
         graph = StageGraph(cut(flow), stage, Secret(*manifest.secret))
         super().__init__(Dataflow(flow, graph, Budget(None, None)))
         ids = node_ids(flow)

@@ -179,7 +179,6 @@ class _ShareWriter:
         """It as an inventory has it, when all is written.  O(files)."""
         self.write()
         lower, upper, since = map(int, description)
-        parts = [(number, 0, each.rows) for number, each in enumerate(self.written)]
         return ArrangementRecord(
             since=int(old.since),
             upper=int(old.upper),
@@ -187,15 +186,14 @@ class _ShareWriter:
             keys=self.keys,
             tombstones=self.deleted if old.keeps else 0,
             lapsed=0,
-            shapes=[self.schema.names] if parts else [],
-            batches=self.written,
-            items=[RunRecord(lower, upper, since, parts)] if parts else [],
+            shapes=[self.schema.names] if self.written else [],
+            items=[RunRecord(lower, upper, since, 0, self.written)] if self.written else [],
         )
 
 
 def without_versions(given: ArrangementRecord) -> ArrangementRecord:
     """What an arrangement says that gives nothing.  O(1)."""
-    return changed(given, latest=NEVER, keys=0, tombstones=0, shapes=[], batches=[], items=[])
+    return changed(given, latest=NEVER, keys=0, tombstones=0, shapes=[], items=[])
 
 
 def _piece(old: Arrangement, memory: int) -> int:

@@ -5,8 +5,8 @@ read one old partition. A key is in one share, so runs of several shares have no
 matter; but their ranges of identities overlap, so they are not one run. They become the inputs of a merge that has not
 begun, and a part that goes on with it merges them as it would any others: nothing is read or written here.
 
->>> run = RunRecord(lower=0, upper=7, since=3, parts=[(0, 0, 3)])
->>> merge = merged([run, RunRecord(lower=2, upper=5, since=4, parts=[(1, 0, 2)])])
+>>> run = RunRecord(lower=0, upper=7, since=3, begin=0, batches=[])
+>>> merge = merged([run, RunRecord(lower=2, upper=5, since=4, begin=0, batches=[])])
 >>> [(each.lower, each.upper) for each in (merge.output, *merge.inputs)], merge.output.since
 ([(0, 7), (0, 7), (7, 7)], 4)
 """
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ddflow.dataflow.inflow import add
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord
-from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
+from ddflow.trace.records import ArrangementRecord, MergeRecord, RunRecord
 
 
 def joined(shares: Sequence[Inventory]) -> Inventory:
@@ -53,13 +53,9 @@ def _operator(given: Sequence[OperatorRecord]) -> OperatorRecord:
 
 
 def _arrangement(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
-    """One arrangement of the runs of all; each has one run or none."""
-    batches, runs = list[BatchRecord](), list[RunRecord]()
-    for each in given:
-        for item in each.items:
-            assert isinstance(item, RunRecord), "a task leaves no merge half done"
-            runs.append(replace(item, parts=[(at + len(batches), begin, end) for at, begin, end in item.parts]))
-        batches += each.batches
+    """One arrangement of the runs of all.  Each has one run, of the same shape, or none."""
+    runs = [run for each in given for run in each.runs]
+    assert len(runs) <= len(given), "a task leaves no merge half done"
     return ArrangementRecord(
         since=max(each.since for each in given),
         upper=max(each.upper for each in given),
@@ -68,7 +64,6 @@ def _arrangement(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
         tombstones=sum(each.tombstones for each in given),
         lapsed=0,
         shapes=next((each.shapes for each in given if each.shapes), []),
-        batches=batches,
         items=[*runs] if len(runs) < 2 else [merged(runs)],
     )
 
@@ -81,4 +76,4 @@ def merged(runs: Sequence[RunRecord]) -> MergeRecord:
     since = max(each.since for each in runs)
     first = replace(runs[0], lower=lower, upper=upper, since=since)
     others = [replace(each, lower=upper, upper=upper, since=since) for each in runs[1:]]
-    return MergeRecord([first, *others], RunRecord(lower, upper, since, []), whole=True, first=0, credit=0)
+    return MergeRecord([first, *others], RunRecord(lower, upper, since, 0, []), whole=True, first=0, credit=0)

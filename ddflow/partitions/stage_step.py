@@ -51,8 +51,8 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Output
-from ddflow.storage.naming import files_in
 from ddflow.storage.protocol import Blob
+from ddflow.storage.sheets import Sheets, Text
 from ddflow.time import CLOSED, NEVER
 
 
@@ -86,6 +86,7 @@ class StagePart:
             self.dataflow.budget.home = self.batch_store if self.dataflow.budget.spills else None
             for arranged in graph.arrangements.values():
                 arranged.slots.lasting = True
+            self.sheets = Sheets(store)
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
             if start.inventories:
                 self._fill(start)
@@ -103,17 +104,19 @@ class StagePart:
     def _fill(self, start: EpochStart) -> None:
         """Take up what the inventory says."""
         blob = start.inventories[self.stage][self.number]
-        what, given, _ = StoredInventory.read(self.store, blob)
-        own = _own(given, self.cut, self.stage)
-        data = encoded(own)
+        stored = StoredInventory.read(self.store, blob)
+        own = _own(stored.of, self.cut, self.stage)
+        # One engine's inventory is of all stages, and so are its sheets.
+        text = stored.text if own == stored.of else Text(encoded(own), ())
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         recovery.fill(
             self.dataflow,
-            [StoredInventory(what, own, data)],
+            [StoredInventory(stored.what, own, text)],
             self.batch_store,
             indexed=self.dataflow.budget.memory is None,
         )
-        self.at, self.names = blob.name, {each.name: each for each in files_in(data)}
+        self.sheets.resume(text)
+        self.at, self.names = blob.name, {each.name: each for each in text.files}
         self.batch_store.name(self.names)
 
     def close(self) -> None:
@@ -183,9 +186,9 @@ class StagePart:
         store, before = self.store, self.names
         outputs = self._put(start, step)
         data = encoded(_own(recovery.take(self.dataflow, self.batch_store), self.cut, self.stage))
-        blob = store.put("json", lambda sink: sink.write(data))
+        blob = self.sheets.put(data)
         store.sync()
-        self.names = {each.name: each for each in files_in(data)}
+        self.names = {each.name: each for each in Text(data, self.sheets.blobs).files}
         self.batch_store.name(self.names)
         self.at = blob.name
         greatest, horizons = ({}, {}) if self.stage else recovery.reached(self.dataflow)

@@ -33,6 +33,7 @@ from ddflow.errors import SpecError
 from ddflow.metrics import Metrics
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
+from ddflow.time import seconds
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
@@ -57,15 +58,17 @@ class EngineOptions:
         "rows" also lists every event with its verdict.
     retain : int
         How many times of history reads may go back, 0 or more.
-    threads : int
-        How many threads share the kernels of a step, 1 or more.  Results do not depend on it.
+    threads : int or "auto"
+        How many threads share the kernels of a step, 1 or more; "auto": as many as there are cores, at most 8.  A step
+        that is too small to gain by it is one thread's.  Results do not depend on it, nor does a state.
     secret : Secret, optional
         What identities are mixed with.  By default a fresh one; a state that exists keeps its own.
     outputs : str or path, optional
         Of a state: a folder, of this state alone, in which each epoch's updates appear as Parquet once it is committed.
         Without one, the state keeps them for as long as an epoch may be given again.
-    autocommit : bool
-        Of a state: whether every call is an epoch.  If not, `Engine.commit` makes one.
+    commit_every : str, optional
+        Of a state: when calls become an epoch.  "call": each of them, before it returns.  A span such as "50ms": all
+        calls within it, which `Step.committed` and `Engine.flush` wait for.  None: those before a `Engine.flush`.
     trust : {"owner", "group"}
         Of a state: "group" accepts a folder of another user, or one that others can write to.
     grace : float
@@ -101,10 +104,10 @@ class EngineOptions:
     spill: str | PathLike[str] | None = None
     verdicts: Literal["counts", "rows"] = "counts"
     retain: int = 0
-    threads: int = 1
+    threads: int | Literal["auto"] = "auto"
     secret: Secret | None = None
     outputs: str | PathLike[str] | None = None
-    autocommit: bool = True
+    commit_every: str | None = "call"
     trust: Literal["owner", "group"] = "owner"
     grace: float = GRACE
     verify: Literal["open", "lazy"] = "open"
@@ -118,15 +121,21 @@ class EngineOptions:
         ):
             if (given := getattr(self, name)) not in choices:
                 raise SpecError(f"{name}={given!r}", "that is no choice", "use {!r} or {!r}".format(*choices))
-        if self.state is None and (self.outputs is not None or not self.autocommit):
-            name = "outputs=" if self.outputs is not None else "autocommit="
+        if self.commit_every not in (None, "call") and not seconds(str(self.commit_every), "commit_every="):
+            raise SpecError("commit_every=0", "that is no span", "leave it out: every call is then an epoch")
+        if self.state is None and (self.outputs is not None or self.commit_every != "call"):
+            name = "outputs=" if self.outputs is not None else "commit_every="
             raise SpecError(name, "it has no effect without a state", "give the folder of a state too")
         check_target(self.outputs)  # before anything is made
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
+            if name == "threads" and given == "auto":
+                continue
             if isinstance(given, bool) or not isinstance(given, int) or given < least:
                 raise SpecError(
-                    f"{name}={given!r}", f"that is no number of {what}", f"give a whole number, {least} or more"
+                    f"{name}={given!r}",
+                    f"that is no number of {what}",
+                    f"give a whole number, {least} or more" + (', or "auto"' if name == "threads" else ""),
                 )
 
 

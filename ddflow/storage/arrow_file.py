@@ -37,6 +37,7 @@ from ddflow.storage.arrow_schema import found_schema
 from ddflow.storage.compressed import OPTIONS, decompressed, known
 from ddflow.storage.flatbuffer import FlatTable, Malformed, root
 
+PLAIN: Final = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False)
 MAGIC: Final = b"ARROW1"
 RATIO: Final = 1024
 """Rows that a byte of a file may stand for at most: some types need no bytes at all."""
@@ -77,8 +78,7 @@ def new_file(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.R
     """A writer of files that `read_batches` reads, whatever the environment says of Arrow's formats.  O(columns).
 
     ``compresses``: whether what it writes is `compressed`."""
-    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False)
-    return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else options)
+    return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else PLAIN)
 
 
 def restored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -139,7 +139,7 @@ class BatchStore(Closing):
 
     def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
         # Arrow writes twenty pieces a batch; of a small one they are put together where that costs no Python.
-        small = isinstance(batches, list) and pa.Table.from_batches(batches, schema).nbytes <= SMALL
+        small = isinstance(batches, list) and sum([batch.nbytes for batch in batches]) <= SMALL
 
         def arrow(sink: FileWriter) -> None:
             buffered = pa.BufferOutputStream() if small else None

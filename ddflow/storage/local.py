@@ -23,7 +23,6 @@ import builtins
 import contextlib
 import errno
 import os
-import re
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +33,7 @@ import pyarrow as pa
 from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StorageFailed, StorageFull
 from ddflow.storage.blob_folder import BlobFolder
 from ddflow.storage.disk import Disk
-from ddflow.storage.protocol import MANIFEST, NAME, Entry, Store, numbered
+from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, Entry, Store, numbered
 from ddflow.storage.scratch import ScratchStore, sweep
 from ddflow.storage.state_folder import INSIDE, StateFolder
 
@@ -42,7 +41,6 @@ FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
 AT_ONCE: Final = 8
 REMEDY: Final = "restore it from a copy, or go back with ddflow rollback"
-_NUMBER = re.compile(r"[0-9]{16}")
 _DISK = Disk()
 
 
@@ -70,6 +68,8 @@ class LocalStore(BlobFolder, Store):
         self.site: StateFolder = site
         self.readonly, self._process = readonly, os.getpid()
         self._held: dict[str, pa.Buffer] = {}
+        self._marked = -1
+        """The number that this writer has marked last: its mark is renamed, so that there is always one."""
         if not readonly:
             self.site.prove(self.nonce)
             self.site.sweep(self.site.below("manifests"))
@@ -169,7 +169,12 @@ class LocalStore(BlobFolder, Store):
     def mark(self, number: int) -> None:
         """An empty file of that number, instead of those before.  O(1); not synced."""
         self._must_write()
+        before, self._marked = self._marked, number
         with self.site.guarded(f"mark {number}"):
+            if before >= 0:
+                with contextlib.suppress(FileNotFoundError):  # another writer has marked a greater one
+                    self.disk.rename(self._path("marks", before), self._path("marks", number))
+                    return
             with contextlib.suppress(FileExistsError):
                 self.disk.close(self.disk.create(self._path("marks", number), self.site.file_mode))
             for other in self._numbered("marks"):
@@ -199,7 +204,8 @@ class LocalStore(BlobFolder, Store):
         self._held.clear()
 
     def _must_write(self) -> None:
-        super()._must_write()
+        if self.readonly or self._closed or self._broken:
+            super()._must_write()
         if os.getpid() != self._process:  # two processes would give the same names
             raise EngineClosed(
                 f"write to the state {self.where}",
@@ -229,8 +235,8 @@ class LocalStore(BlobFolder, Store):
         return numbered(folder, names, self.where)
 
     def _path(self, folder: str, number: int) -> str:
-        name = f"{number:016d}"
-        if not _NUMBER.fullmatch(name):
+        name = f"{number:0{DIGITS}d}"
+        if number < 0 or len(name) > DIGITS:
             raise ValueError(f"{number} is no number of a manifest")
         return self.site.below(folder, name)
 

@@ -56,7 +56,7 @@ __all__ = [
     "newest",
 ]
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """What `Manifest.encode` writes, and the only one that is read."""
 
 INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)

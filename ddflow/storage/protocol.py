@@ -38,7 +38,8 @@ MANIFEST: Final = 1 << 28
 RESTORE: Final = "restore it from a copy, go back with ddflow rollback, or replay the log into a new state"
 """What to do about a file of a state that is damaged."""
 
-_NUMBER = re.compile(r"[0-9]{16}")
+DIGITS: Final = 16
+"""Of the name of a manifest, or of a mark."""
 
 
 class Blob(NamedTuple):
@@ -235,7 +236,8 @@ def numbered(folder: str, names: Iterable[str], where: str) -> list[int]:
 
     Raises `CorruptState` for one that no manifest can have.
     """
-    found = sorted(map(int, filter(_NUMBER.fullmatch, names)))
+    found = [int(name) for name in names if len(name) == DIGITS and name.isascii() and name.isdigit()]
+    found.sort()
     if found and found[-1] > GREATEST:
         raise CorruptState(
             f"{folder}/{found[-1]} of {where}",

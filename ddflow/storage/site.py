@@ -15,6 +15,8 @@ that is made is durable before one is made in it.  It does not know what files m
 (None, b'four', 4)
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -22,6 +24,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import TracebackType
 from typing import Any, Final
 
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
@@ -43,6 +46,26 @@ NOT_OURS: Final = {
 }
 """What the disk says of a folder that cannot be used as one of ours."""
 _NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
+
+
+class Guarded:
+    """A block in which what the disk refuses is an error of ours; no generator, because a commit has twenty of them."""
+
+    __slots__ = ("opening", "site", "what")
+
+    def __init__(self, site: Site, what: str, opening: bool) -> None:
+        self.site, self.what, self.opening = site, what, opening
+
+    def __enter__(self) -> None:
+        """Nothing to begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if not isinstance(error, OSError) or isinstance(error, DdflowError):
+            return
+        if self.opening and error.errno in NOT_OURS:
+            why = f"it cannot be used ({error.strerror}: {error.filename})"
+            raise self.site.refused(why, "give a folder that you may read and write") from None
+        raise self.site.failure(self.what, error) from None
 
 
 class Site:
@@ -69,18 +92,9 @@ class Site:
         """The refusal to open it."""
         return StateRefused(f"open {self.what} {self.path}", found, remedy)
 
-    @contextmanager
-    def guarded(self, what: str, opening: bool = False) -> Iterator[None]:
-        """Whatever the disk refuses inside gets its error; others are as they are."""
-        try:
-            yield
-        except DdflowError:
-            raise
-        except OSError as error:
-            if opening and error.errno in NOT_OURS:
-                why = f"it cannot be used ({error.strerror}: {error.filename})"
-                raise self.refused(why, "give a folder that you may read and write") from None
-            raise self.failure(what, error) from None
+    def guarded(self, what: str, opening: bool = False) -> Guarded:
+        """For a ``with``: whatever the disk refuses inside gets its error; others are as they are."""
+        return Guarded(self, what, opening)
 
     def failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
         """What to raise when the disk refuses ``what``, which needs so many bytes."""
@@ -113,8 +127,10 @@ class Site:
 
         O(bytes), and a sync where the site is ``durable``.  Raises what `failure` gives, and what ``write`` raises.
         """
-        with self.guarded(what):
+        try:
             file = self.disk.create(path, self.file_mode)
+        except OSError as error:
+            raise self.failure(what, error) from None
         sink = FileWriter(partial(self.disk.write, file))
         try:
             try:
@@ -127,11 +143,13 @@ class Site:
                 # Its traceback holds Arrow's writer, which holds the sink where the collector does not see it.
                 failure, sink.failure = sink.failure, None
                 raise self.failure(what, failure, max(sink.wanted, sink.size)) from None
-            with self.guarded(what):
+            try:
                 if self.durable:
                     self.disk.fsync(file)
                 file, done = -1, file
                 self.disk.close(done)
+            except OSError as error:
+                raise self.failure(what, error) from None
         except BaseException:
             if file >= 0:
                 with contextlib.suppress(OSError):
@@ -142,8 +160,12 @@ class Site:
 
     def unlink(self, path: str, what: str) -> None:
         """Unlink a file; one that is not there is as good as unlinked.  O(1)."""
-        with self.guarded(what), contextlib.suppress(FileNotFoundError):
+        try:
             self.disk.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self.failure(what, error) from None
 
     def tidy(self, path: str) -> None:
         """Unlink what is worth nothing; if it stays, it is garbage."""

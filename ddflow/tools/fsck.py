@@ -1,10 +1,9 @@
 """Fsck: every byte of a state read and compared, and whether what they say fits together.
 
-Invariant: it ends with a report, whatever the files are; it lists all that is wrong, not the first thing only, and
-changes nothing. A writer may go on meanwhile, so what lies in the store is listed before the manifests are read, and
-what is missing from a manifest that was swept since is no problem; one damaged file must not hide another, so each is
-compared by itself before any of them is understood; and checksums do not say that what was written is right, which is
-looked at last (``restored``).
+Invariant: it ends with a report, whatever the files are; it lists all that is wrong, and changes nothing. A writer may
+go on meanwhile, so what lies in the store is listed before the manifests are read, and what a swept manifest misses is
+no problem; one damaged file must not hide another, so each is compared by itself before any of them is understood; and
+checksums do not say that what was written is right, which is looked at last (``restored``).
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -24,7 +23,8 @@ looked at last (``restored``).
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from functools import partial
+from typing import Final, cast
 
 import pyarrow as pa
 
@@ -47,9 +47,10 @@ from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
-from ddflow.storage.naming import files_in, inside
+from ddflow.storage.naming import inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
+from ddflow.storage.sheets import unfolded
 from ddflow.storage.site import TEMPORARY
 from ddflow.storage.state_folder import INSIDE
 from ddflow.tools.report import Report
@@ -187,31 +188,33 @@ class _Check:
     def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> StoredInventory | None:
         """An inventory and all that it names, looked at; None where it cannot be read."""
         part, number = manifest.inventories[place], manifest.number
-        self.named.add(part.name)
-        stored = None
-        with self._guard(f"blobs/{part.name}", number):
-            whole = self._compare(part, number)
-            if whole is None:
-                self.all_named = False
-                return None
-            try:
-                stored = StoredInventory.parse(whole, f"the file {part.name} of {self.store.where}")
-            except BaseException:
-                self.all_named = False
-                raise
-            for blob in files_in(whole):
-                self.named.add(blob.name)
-                self._compare(blob, number)
-            Examination(
-                manifest,
-                place % manifest.partitions,
-                self._operators(manifest, flow),
-                self.batch_store,
-                lambda: self._guard(f"blobs/{part.name}", number),
-                self.seen,
-                newest,
-            ).run(stored)
+        stored, guard = cast(StoredInventory | None, None), partial(self._guard, f"blobs/{part.name}", number)
+        with guard():
+            stored = self._stored(part, number)
+        if stored is None:
+            self.all_named = False
+            return None
+        for blob in stored.text.files:
+            self.named.add(blob.name)
+            self._compare(blob, number)
+        with guard():
+            at, operators = place % manifest.partitions, self._operators(manifest, flow)
+            Examination(manifest, at, operators, self.batch_store, guard, self.seen, newest).run(stored)
         return stored
+
+    def _stored(self, part: Blob, number: int) -> StoredInventory | None:
+        """An inventory; None where it, or a sheet of it, is not what was put.  All of them are compared."""
+
+        def fetch(blob: Blob) -> bytes | pa.Buffer:
+            self.named.add(blob.name)
+            return self._compare(blob, number) or b""
+
+        text = unfolded(fetch(part), self._what(part), fetch)
+        whole = all(self.compared[each] is not None for each in (part, *text.sheets))
+        return StoredInventory.parse(text, self._what(part)) if whole else None
+
+    def _what(self, blob: Blob) -> str:
+        return f"the file {blob.name} of {self.store.where}"
 
     def _plan(self, manifest: Manifest) -> Plan | None:
         """The flow that a manifest's state was made by; None where its own has functions, or is damaged."""
@@ -300,8 +303,7 @@ class _Check:
             return None
         self.seen.add(blob.name)
         with self._guard(f"blobs/{blob.name}", manifest.number):
-            what = f"the file {blob.name} of {self.store.where}"
-            return sum(int(batch.num_rows) for batch in read_batches(whole, schema, None, what))
+            return sum(int(batch.num_rows) for batch in read_batches(whole, schema, None, self._what(blob)))
         return None
 
     def _fragment(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
@@ -321,11 +323,9 @@ class _Check:
         return None
 
     def _garbage(self, entries: list[Entry]) -> None:
-        if not self.all_named:
-            self.report.garbage = self.report.garbage_bytes = None
-            return
         left = [entry for entry in entries if entry.name not in self.named]
-        self.report.garbage, self.report.garbage_bytes = len(left), sum(entry.length for entry in left)
+        found = len(left), sum(entry.length for entry in left)
+        self.report.garbage, self.report.garbage_bytes = found if self.all_named else (None, None)
 
 
 def manifest_file(number: int) -> str:

@@ -34,7 +34,6 @@ from ddflow.plan.rebuild import inputs
 from ddflow.plan.record import Record
 from ddflow.storage.feeding import Fed
 from ddflow.storage.manifest import Epoch, Manifest, at
-from ddflow.storage.naming import files_in
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Store
 from ddflow.trace.records import ArrangementRecord, RunRecord
@@ -96,7 +95,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.inventories)}
         for place, part in enumerate(manifest.inventories):
             stored = StoredInventory.read(store, part)
-            files = {blob.name: blob.length for blob in files_in(stored.data)}
+            files = {blob.name: blob.length for blob in stored.text.files}
             stage, number = divmod(place, manifest.partitions)
             within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
             out["parts"].append(within | _fill(out, stored.of, manifest, store.where))
@@ -172,16 +171,14 @@ def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: 
 
 def _arranged(given: ArrangementRecord) -> dict[str, int]:
     """The figures of one arrangement."""
-    merges = [item for item in given.items if not isinstance(item, RunRecord)]
-    runs = [item for item in given.items if isinstance(item, RunRecord)]
-    runs += [run for merge in merges for run in (*merge.inputs, merge.output)]
+    merges = sum(not isinstance(item, RunRecord) for item in given.items)
     files = {blob.name: blob.length for batch in given.batches for blob in (batch.file, batch.bloom) if blob}
     return {
         "keys": given.keys,
         "tombstones": given.tombstones - given.lapsed,
-        "versions": sum(end - begin for run in runs for _, begin, end in run.parts),
-        "runs": sum(bool(run.parts) for run in runs),
-        "merges": len(merges),
+        "versions": sum(batch.rows for batch in given.batches) - sum(run.begin for run in given.runs),
+        "runs": sum(bool(run.batches) for run in given.runs),
+        "merges": merges,
         "files": len(files),
         "bytes": sum(files.values()),
     }

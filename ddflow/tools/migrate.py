@@ -175,11 +175,11 @@ def replay(
     """As `migrate`, of a log that ``feed`` replays; where the block fails, the new state goes as if it never was."""
     with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
         wanted = _wanted(old, flow, output, whole)
-        with _fresh(new_state, trust) as store, flow.open(store, memory=memory, autocommit=False) as engine:
+        with _fresh(new_state, trust) as store, flow.open(store, memory=memory, commit_every=None) as engine:
             both = not flow.holds_back and not old.flow.holds_back
             feed(engine, old.last + 1 if both and old.last > NEVER else 1, Told(old, flow))
             _close(engine, old)
-            engine.commit()
+            engine.flush()
             tables = {name: _net(name, old if same else None, engine) for name, same in wanted.items()}
             other = [name for name, same in wanted.items() if not same]
             yield Migrated(
@@ -202,7 +202,7 @@ def _fed(log: Iterable[Mapping[str, Any]]) -> Feed:
                 time += 1
                 last = not following and number == len(calls)
                 _call(engine, inputs, max(time, least) if last else time)
-            engine.commit()
+            engine.flush()
             calls = following
 
     return feed

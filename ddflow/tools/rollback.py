@@ -38,6 +38,7 @@ from ddflow.storage.manifest_log import digest, published
 from ddflow.storage.naming import inside, renamed
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.sheets import read
 
 _RECEIPTS: Final = Decoder(tuple[Epoch, ...])
 
@@ -188,7 +189,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
     made: dict[str, Blob] = {}
     try:
         for blob in [*blobs_of(store, old)]:
-            if blob.name not in made and inside(blob) and blob not in old.inventories:
+            if blob.name not in made and blob.name.endswith(".arrow"):
                 made[blob.name] = _copy(store, blob)
         parts = tuple(_rewritten(store, part, made) for part in old.inventories)
         made |= {blob.name: blob for blob in parts}
@@ -234,8 +235,8 @@ def _copy(store: Store, blob: Blob) -> Blob:
 
 
 def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
-    """A partition's inventory, with the names of the copies."""
-    data = renamed(store.map(part), made)
+    """A partition's inventory, with the names of the copies; in one file, which commits cut into sheets again."""
+    data = renamed(read(store, part).data, made)
     return store.put("json", lambda sink: sink.write(data))
 
 

@@ -22,13 +22,14 @@ import numpy as np
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.columns import threads as threads
+from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spilling import make_room
 from ddflow.kernels.background import note_filled
 from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.interpret import PATIENCE
 from ddflow.kernels.warmup import entries, is_ready, watched
+from ddflow.operators.upsert.resolution import EMITTED
 from ddflow.storage.memory import MemoryStore
 
 Progress = Callable[[int, int, str], None]
@@ -139,7 +140,7 @@ def _by_time() -> Iterator[str]:
     flow.output("counts", readings.project(["value"]).count())
     with flow.open(threads=2) as engine:
         for time in range(0, 120, 10):
-            draw, n = np.random.default_rng(time), 400 if time else 4 * threads.LEAST
+            draw, n = np.random.default_rng(time), 400 if time else 6 * WAKING // EMITTED
             at = pa.array(draw.integers(max(time - 5, 0), time + 10, n)).cast(pa.timestamp("us"))
             key, value = draw.integers(0, 2000, n), pa.array(draw.integers(0, 9, n), pa.int32())
             engine.push({"readings": pa.table({"key": key, "value": value, "at": at})})

@@ -8,6 +8,7 @@ on disk, range by range, and the index lets go of those keys; there they are sea
 index, then on disk from the newest run to the oldest. An arrangement does not resolve, and does not know its operator.
 
 >>> import numpy as np, pyarrow as pa
+>>> from ddflow.trace.batch import Batch
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)
 >>> zero = np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,15 +31,17 @@ import pyarrow as pa
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.rows import RowPool, Rows, gather
+from ddflow.columns.threads import Threads
 from ddflow.errors import NotReadable
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
-from ddflow.trace.batch import Batch, starts
-from ddflow.trace.index import Index
-from ddflow.trace.merge import END, Lapse, RunMerge, by_sorting
-from ddflow.trace.run import Part, Run, Slots
+from ddflow.trace.batch import starts
+from ddflow.trace.change import Change
+from ddflow.trace.index import Index, Write
+from ddflow.trace.merge import Lapse, RunMerge, by_sorting
+from ddflow.trace.run import END, Part, Run, Slots
 from ddflow.trace.spill import find, spilled
 from ddflow.trace.spine import Spine
 
@@ -46,30 +49,6 @@ FAN = 4
 """How many runs of about one size are merged on disk: each is one more place to search."""
 PIECE = 1 << 19
 """Versions that a read at an older time, or on disk, looks at together."""
-
-
-class Change(NamedTuple):
-    """What one step does to a range of identities: its versions, and which of them are current after it."""
-
-    batch: Batch
-    """The versions, in memory or in files."""
-    value: Words
-    """uint64[n]: what counts in "did it change", for the index."""
-    last: Ints
-    """int64[keys]: the place of each key's last version, ascending; -1 for a key that did not change."""
-    place: Ints
-    """int64[keys]: where `Arrangement.seek` found the keys in the index."""
-    built: int
-    """The number of the index's table at that time."""
-    live_added: int
-    """How many more keys are live than before."""
-    tombstones_added: int
-    """How many more hold an order and no row."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that taking it in will add; none of a batch in files."""
-        return self.batch.nbytes if self.batch.mapped is None else 0
 
 
 class Arrangement:
@@ -82,15 +61,20 @@ class Arrangement:
         self.slots = Slots(schema)
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
-        self.keys, self.tombstones_counted, self.written, self.piece = 0, 0, 0, PIECE
+        self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
+
+    def share(self, threads: Threads) -> None:
+        """Let threads share the work; results do not depend on it."""
+        self.slots.pool.threads = threads
+        self.index.share(threads)
 
     def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
         """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
 
         O(keys) expected; in memory but for those that are on disk, about 40 ns for each and run there.
         """
-        prior = self.index.seek(high, low, starts, arena, self.slots.pool.threads)
+        prior = self.index.seek(high, low, starts, arena)
         if self._lower():
             self._seek_on_disk(prior, high, low, starts)
         return prior
@@ -132,35 +116,38 @@ class Arrangement:
         """
         # From then on nothing was written yet: the new run's description begins there.
         lower = (self.spine if self.spine.items else self.on_disk).upper
-        self.upper = advance(self.upper, upper)
-        self.since = max(self.since, since)
+        self.upper, self.since = advance(self.upper, upper), max(self.since, since)
         changes = [change for change in changes if change.batch.high.size]
         paid = entries = 0
         for change in changes:
             self.latest = max(self.latest, int(change.batch.time.max()))
-            self.keys, self.tombstones_counted = (
-                self.keys + change.live_added,
-                self.tombstones_counted + change.tombstones_added,
-            )
+            self.keys += change.live_added
+            self.tombstones_counted += change.tombstones_added
             paid += change.batch.high.size
             entries += change.last.size if change.batch.mapped is None else 0
         self.written += paid
         if changes:
             self.index.room(entries)
-            run = Run(Description(lower, upper, NEVER), [self._put(change) for change in changes])
+            run = Run(Description(lower, upper, NEVER), self._taken(changes))
             (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
         self.spine.plan(self.index.used if self.lapse is None else self._needed, not self._lower())
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
-    def _put(self, change: Change) -> Part:
-        batch, value, last, place, built, _, _ = change
-        if self.slots.lasting and batch.mapped is None:
-            batch = replace(batch, value=value)  # for the file that a commit will write
-        part = self.slots.put(batch)
-        if batch.mapped is None:
-            self.index.write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
-        return part
+    def _taken(self, changes: list[Change]) -> list[Part]:
+        """Give the batches of some changes their slots, and the index what is in memory."""
+        parts, writes = list[Part](), list[Write]()
+        for batch, value, last, place, built, *_ in changes:
+            if self.slots.lasting and batch.mapped is None:
+                batch = replace(batch, value=value)  # for the file that a commit will write
+            part = self.slots.put(batch)
+            parts.append(part)
+            if batch.mapped is None:
+                writes.append(
+                    Write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
+                )
+        self.index.write(*writes)
+        return parts
 
     def stored(self, change: Change, batch_store: BatchStore) -> Change:
         """The same change in files, to go on disk at once; `spill` with no share must have come before the step.
@@ -217,17 +204,13 @@ class Arrangement:
         self._flush(None if self.nbytes > share else paid)
         # What came in while a flush was under way is another's.
         if not self._flushing and self.nbytes * 4 > share * 3 and self.spine.items:
-            self.spine.work(None, self.slots, self.index, self.since, settled)
             self.index.keep_deletions()
             self.spine.keeps = True
-            runs = [item for item in self.spine.items if isinstance(item, Run)]
-            self.spine.items[:] = [RunMerge(runs, not self.on_disk.items, target)]
+            self.spine.items[:] = [RunMerge(self.spine.loose(), not self.on_disk.items, target)]
             self._flush(None if self.nbytes > share else paid)
         self.on_disk.plan(self._needed, True, target)
         self.on_disk.work(paid, self.slots, None, self.since, settled)
         self._paid_on_disk = self.written
-
-    _paid_on_disk = 0
 
     @property
     def _flushing(self) -> bool:

@@ -6,21 +6,24 @@ then on. A merge half done is kept half done: the inventory says where the remai
 index is not kept. It is made again from the versions, oldest run first, unless there is a budget; then all runs go on
 disk, where they are searched. All values from a file are checked before a kernel sees them.
 
+>>> from ddflow.storage.fields import Decoder, decoded
 >>> from ddflow.storage.memory import MemoryStore
->>> from ddflow.trace.arrangement import Change
+>>> from ddflow.trace.change import Change
 >>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
 >>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
 >>> arranged.apply([change], upper=4, since=3)
->>> record, again = take(arranged, batch_store), Arrangement(schema, wide=False, words=0)
+>>> record = decoded(Decoder(ArrangementRecord), encoded(take(arranged, batch_store)), "an example")
+>>> again = Arrangement(schema, wide=False, words=0)
 >>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
 >>> restore(again, record, "an example", batch_store, indexed=True, made=made)
 >>> again.read().to_pylist(), again.upper, again.keys
 ([{'k': 1}], 4, 1)
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -28,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from msgspec.structs import replace as changed
+from msgspec import Raw
 
 from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
@@ -36,7 +39,7 @@ from ddflow.errors import CorruptState, cut
 from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
 from ddflow.storage.batch_store import BatchStore, StoredBatch, StoredBlob
-from ddflow.storage.fields import MEND
+from ddflow.storage.fields import MEND, encoded
 from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
@@ -49,11 +52,11 @@ from ddflow.trace.spill import WORDS, BatchFiles, BloomFilter, filtered, spilled
 
 
 class Written:
-    """The file of a resident batch.  ``names``: of its payload's columns.  ``record``: as an inventory says it."""
+    """The file of a resident batch.  ``names``: of its payload's columns.  ``record``: what an inventory says of it."""
 
     def __init__(self, columns: StoredBlob, layout: Layout, names: list[str]) -> None:
         self.columns, self.layout, self.names = columns, layout, names
-        self.record: BatchRecord | None = None
+        self.record: Raw | None = None
 
     def drop(self) -> None:
         """Let it go."""
@@ -66,29 +69,23 @@ class Written:
 
 
 def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
-    """Write what is in no file yet; the arrangement as a record.  O(bytes not written yet + batches).
+    """Write what is in no file yet; the arrangement as a record, to be written.  O(bytes not written yet + batches).
 
-    Raises `StorageFull`, `StorageFailed`; the arrangement is then as before.
+    What it says of batches is JSON already, which is made once.  Raises `StorageFull`, `StorageFailed`; the arrangement
+    is then as before.
     """
-    slots, numbers = arranged.slots, dict[int, int]()
-    shapes, batches = list[list[str]](), list[BatchRecord]()
-    for slot, batch in enumerate(slots.by_slot):
-        if batch is not None:
-            numbers[slot] = len(batches)
-            file = batch.mapped or slots.files.get(slot)
-            record = None if file is None else file.record
-            if file is None or record is None or shapes[record.shape : record.shape + 1] != [file.names]:
-                record = _batch(slots, slot, batch, batch_store, shapes)
-            batches.append(record)
-
+    slots, by_slot, files = arranged.slots, arranged.slots.by_slot, arranged.slots.files
     items = list[RunRecord | MergeRecord]()
     for item in (*arranged.on_disk.items, *arranged.spine.items):
         runs = list[RunRecord]()
         for run in [item] if isinstance(item, Run) else [*item.inputs, item.output]:
-            parts = []
-            for slot, begin, end in run.parts:
-                parts.append((numbers[slot], begin, end))
-            runs.append(RunRecord(*run.description, parts))
+            batches: list[Any] = []
+            for slot, _, _ in run.parts:
+                file = files.get(slot) or by_slot[slot].mapped  # type: ignore[union-attr]
+                record = None if file is None else file.record
+                batches.append(_batch(slots, slot, batch_store) if record is None else record)
+            # A merge takes from the front, so no other part begins or ends within its batch.
+            runs.append(RunRecord(*run.description, run.parts[0].begin if run.parts else 0, batches))
         if isinstance(item, Run):
             items += runs
         else:
@@ -100,27 +97,24 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
         keys=int(arranged.keys),
         tombstones=int(arranged.tombstones),
         lapsed=int(arranged.lapsed),
-        shapes=shapes,
-        batches=batches,
+        shapes=[*slots.shapes],
         items=items,
     )
 
 
-def _batch(slots: Slots, slot: int, batch: Batch, batch_store: BatchStore, shapes: list[list[str]]) -> BatchRecord:
-    """A batch as a record, written to a file where it is in none."""
+def _batch(slots: Slots, slot: int, batch_store: BatchStore) -> Raw:
+    """A batch as the JSON of its record, which stays as it is; written to a file where it is in none."""
+    batch = slots[slot]
     file: BatchFiles | Written | None = batch.mapped or slots.files.get(slot)
     if file is None:
-        record, layout = filed(batch, batch_store.compresses)
-        file = Written(batch_store.save(record), layout, batch.rows.table.schema.names)
+        columns, layout = filed(batch, batch_store.compresses)
+        file = Written(batch_store.save(columns), layout, batch.rows.table.schema.names)
         slots.wrote(slot, file)
-    if file.names not in shapes:
-        shapes.append(file.names)
-    shape = shapes.index(file.names)
-    if file.record is None:
-        bloom = file.words.blob if isinstance(file, BatchFiles) else None
-        file.record = BatchRecord(file.columns.blob, len(batch), bloom, file.layout, shape)
-    elif file.record.shape != shape:
-        file.record = changed(file.record, shape=shape)
+    if file.names not in slots.shapes:
+        slots.shapes.append(file.names)
+    bloom = file.words.blob if isinstance(file, BatchFiles) else None
+    record = BatchRecord(file.columns.blob, len(batch), bloom, file.layout, slots.shapes.index(file.names))
+    file.record = Raw(encoded(record))
     return file.record
 
 
@@ -147,18 +141,16 @@ def restore(
     arranged.slots.lasting = True
     arranged.since, arranged.upper, arranged.latest = given.since, given.upper, given.latest
     shapes = [_fields(names, arranged.schema, what) for names in given.shapes]
+    held.reshape([*given.shapes])
+    if (batches := sum(len(run.batches) for run in given.runs)) >= SLOTS:
+        raise _wrong(what, f"it has {batches:,} batches")
     searched = not indexed and sieved
-    slots = [held.slot(each) for each in given.batches]
-    loaded = [
-        (arranged.slots[slot], None)
-        if slot is not None
-        else _load(each, shapes, batch_store, arranged, made, searched, home, what)
-        for each, slot in zip(given.batches, slots, strict=True)
-    ]
-    if len(loaded) >= SLOTS:
-        raise _wrong(what, f"it has {len(loaded):,} batches")
+
+    def load(record: BatchRecord) -> tuple[Batch, Any]:
+        return _load(record, shapes, batch_store, arranged, made, searched, home, what)
+
     target = None if indexed else partial(spilled, batch_store=batch_store)
-    items = _Items(arranged, loaded, slots, target, batch_store if sieved else None, indexed, what)
+    items = _Items(arranged, held, load, target, batch_store if sieved else None, indexed, what)
     made_again = [items.item(each) for each in given.items]
     arranged.spine.items[:], arranged.on_disk.items[:] = (made_again, []) if indexed else ([], made_again)
     items.check()
@@ -176,23 +168,21 @@ def restore(
 
 
 class _Items:
-    """Runs and merges of an inventory, whose batches get their numbers as they are named.
-
-    ``slots``: where a batch has one already."""
+    """Runs and merges of an inventory, whose batches are loaded as they are named, where they are not ``held``."""
 
     def __init__(
         self,
         arranged: Arrangement,
-        loaded: list[tuple[Batch, Any]],
-        slots: list[int | None],
+        held: Held,
+        load: Callable[[BatchRecord], tuple[Batch, Any]],
         target: Any,
         batch_store: BatchStore | None,
         indexed: bool,
         what: str,
     ) -> None:
-        self.arranged, self.loaded, self.slots, self.target, self.what = arranged, loaded, slots, target, what
-        self.batch_store, self.indexed = batch_store, indexed
-        self.used: set[int] = set()
+        self.arranged, self.held, self.load, self.target = arranged, held, load, target
+        self.batch_store, self.indexed, self.what = batch_store, indexed, what
+        self.used: set[str] = set()
         self.versions = 0
 
     def item(self, record: RunRecord | MergeRecord) -> Run | RunMerge:
@@ -211,8 +201,10 @@ class _Items:
 
     def _run(self, record: RunRecord) -> Run:
         parts: list[Part] = []
-        for number, begin, end in record.parts:
-            part = self._part(number, begin, end)
+        if record.begin and not record.batches:
+            raise _wrong(self.what, f"a run without batches begins at row {record.begin:,}")
+        for each in record.batches:
+            part = self._part(each, 0 if parts else record.begin)
             if parts and self._high(parts[-1], -1) >= self._high(part, 0):
                 raise _wrong(self.what, "the files of a run overlap")
             parts.append(part)
@@ -222,30 +214,30 @@ class _Items:
     def _high(self, part: Part, at: int) -> int:
         return int(self.arranged.slots[part.slot].high[part.begin if at == 0 else part.end - 1])
 
-    def _part(self, number: int, begin: int, end: int) -> Part:
-        if number >= len(self.loaded) or number in self.used:
-            raise _wrong(self.what, f"the batch {number} is not there, or is used twice")
-        self.used.add(number)
-        (batch, file), held = self.loaded[number], self.slots[number]
-        if not begin < end <= len(batch):
-            raise _wrong(self.what, f"rows {begin} to {end} of a batch of {len(batch):,}")
-        if held is not None:
-            return Part(held, begin, end)
+    def _part(self, record: BatchRecord, begin: int) -> Part:
+        if record.file.name in self.used:
+            raise _wrong(self.what, f"it names the file {record.file.name} twice")
+        self.used.add(record.file.name)
+        if begin >= record.rows:
+            raise _wrong(self.what, f"a run begins at row {begin:,} of a batch of {record.rows:,}")
+        if (slot := self.held.slot(record)) is not None:
+            if len(self.arranged.slots[slot]) != record.rows:
+                raise _wrong(self.what, f"it says {record.rows:,} rows of {record.file.name}, which has others")
+            return Part(slot, begin, record.rows)
+        batch, file = self.load(record)
         if not self.indexed and batch.mapped is None and self.batch_store is not None:
             batch = replace(batch, mapped=filtered(file.columns, file.layout, self.batch_store).mapped)
         slot = self.arranged.slots.put(batch).slot
         if batch.mapped is None:
             self.arranged.slots.files[slot] = file
-        return Part(slot, begin, end)
+        return Part(slot, begin, len(batch))
 
     def _meet(self, descriptions: list[Description]) -> None:
         if not all(older.meets(newer) for older, newer in pairwise(descriptions)):
             raise _wrong(self.what, "its runs leave out times, or overlap")
 
     def check(self) -> None:
-        """Raise `CorruptState` unless every batch is used, and every time is spoken of once."""
-        if len(self.used) != len(self.loaded):
-            raise _wrong(self.what, "it names batches that no run has")
+        """Raise `CorruptState` unless every time is spoken of once."""
         items = self.arranged.spine.items or self.arranged.on_disk.items
         self._meet([(each if isinstance(each, Run) else each.output).description for each in items])
 

@@ -30,7 +30,7 @@ from ddflow.columns.hashing import Ints
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.index import Index
+from ddflow.trace.index import Index, Write
 from ddflow.trace.records import BatchRecord
 from ddflow.trace.run import LASTS, Part, Run, lasts
 
@@ -57,6 +57,16 @@ class Held:
         """Where the batch of a record is held, which it is asked for once; None where it is to be read.  O(1)."""
         bloom = "" if self.indexed or record.bloom is None else record.bloom.name
         return self._named.pop((record.file.name, bloom), None)
+
+    def reshape(self, shapes: list[list[str]]) -> None:
+        """Take an inventory's list of the columns that payloads have or had.  O(files held) where the order is new."""
+        slots = self.arranged.slots
+        if shapes[: len(slots.shapes)] != slots.shapes:
+            # What was said of a file named its columns by their number.
+            for slot in self.slots:
+                if (file := slots[slot].mapped or slots.files.get(slot)) is not None:
+                    file.record = None
+        slots.shapes = shapes
 
     def reindex(self) -> None:
         """Make the index fit what the arrangement holds now, and let go of what it holds no more.
@@ -132,4 +142,4 @@ def index_run(arranged: Arrangement, run: Run) -> None:
         batch = arranged.slots[part.slot]
         columns = batch.high, batch.low, batch.value, batch.live, batch.order
         for last in lasts(batch, part):
-            index.write(np.full(last.size, -1), index.built, last, *columns, part.slot)
+            index.write(Write(np.full(last.size, -1), index.built, last, *columns, part.slot))

@@ -9,16 +9,23 @@ that makes room.
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
 >>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
 >>> index.room(2)
->>> index.write(np.array([-1, -1]), index.built, both, high, none, high, np.ones(2, np.uint8), np.empty((2, 0)), slot=3)
+>>> columns = high, none, high, np.ones(2, np.uint8), np.empty((2, 0), np.int64)
+>>> index.write(Write(np.array([-1, -1]), index.built, both, *columns, slot=3))
 >>> prior = index.seek(high, none, both)
 >>> (prior.reference & ~(OCCUPIED | LIVE)).tolist() == [3 << 40, (3 << 40) + 1], len(index)
 (True, 2)
 """
 
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
+from ddflow.columns.sorting import RESOLVED
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import index as kernels
 from ddflow.kernels.evict import evict
@@ -26,19 +33,50 @@ from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 
 SPARE, LEAST, LOAD, CROWDED = 256, 1024, 0.7, 0.85
-"""Spare slots at the end, the fewest others, how full they are made, how full some may be while the rest are let go."""
+"""Spare slots of a shard, the fewest others, how full they are made, how full some may be while the rest are let go."""
+SHARED = 1 << 16
+IDENTITIES = 1 << 64
+WALKED = 8
+"""Nanoseconds that an entry takes, about, where a table is walked from front to back."""
 EVERY: Flags = np.empty(0, np.uint8)
+
+
+class Write(NamedTuple):
+    """The last version of each of some keys, by ascending identities, for `Index.write`."""
+
+    place: Ints
+    """int64[keys]: where `Index.seek` found the keys, -1 where it did not."""
+    built: int
+    """The number of the table at that time; in another they are looked for again."""
+    last: Ints
+    """int64[keys]: versions, -1 for none; the columns below are by version."""
+    high: Words
+    low: Words
+    value: Words
+    live: Flags
+    order: Ints
+    slot: int
+    """The slot of the batch that the versions are in."""
 
 
 class Index:
     """``wide``: identities are two words.  ``words``: order words an entry."""
 
+    shared = SHARED
+    """Slots from which on a table has a shard for each thread."""
+
     def __init__(self, wide: bool, words: int, keeps: bool = True) -> None:
         self.wide, self.words, self.keeps = wide, words, keeps
-        self.width = 3 + wide + words
+        self.share(ALONE)
+        self.width, self.shards = 3 + wide + words, 1
         self.capacity, self.spare, self.used, self.built = LEAST, SPARE, 0, 0
         self.tombstones, self.parted = False, 0
         self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
+        self._cut = np.uint64(LEAST), np.uint64(1)
+
+    def share(self, threads: Threads) -> None:
+        """Let threads share the work; results do not depend on it."""
+        self.threads, self.least = threads, threads.least(RESOLVED)
 
     def __len__(self) -> int:
         return self.used
@@ -48,66 +86,63 @@ class Index:
         """Bytes of the table, free slots included."""
         return int(self.table.nbytes)
 
-    def seek(
-        self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, threads: Threads = ALONE
-    ) -> Prior:
+    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
         """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
         empty = arena.room(n)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
 
-        def seek(begin: int, end: int) -> None:
-            span = prior.span(begin, end)
-            kernels.seek(self.table, np.uint64(self.capacity), high, low, starts[begin:end], *span)
+        if n < self.least:
+            kernels.seek(
+                self.table, *self._cut, high, low, starts, prior.place, prior.reference, prior.value, prior.order
+            )
+            return prior
 
-        threads.over(n, seek)
+        def seek(begin: int, end: int) -> None:
+            place, reference, value, order = prior.span(begin, end)
+            kernels.seek(self.table, *self._cut, high, low, starts[begin:end], place, reference, value, order)
+
+        self.threads.over(n, seek, RESOLVED)
         return prior
 
-    def write(
-        self,
-        place: Ints,
-        built: int,
-        last: Ints,
-        high: Words,
-        low: Words,
-        value: Words,
-        live: Flags,
-        order: Ints,
-        slot: int,
-    ) -> None:
-        """Put the last version of each key, replacing what it held.
+    def write(self, *writes: Write) -> None:
+        """Put the last version of each key, replacing what it held.  `room` was made before.  O(keys) expected.
 
-        ``place``: int64[keys], where `seek` found the keys, when ``built`` was the number of this table (else they are
-        looked for again).  ``last``: int64[keys], versions, -1 for none; the columns are by version.  ``slot``: of the
-        batch that they are in.  `room` was made before.  O(keys) expected.
+        Writes to shards of their own are done side by side; all are of other keys.
         """
-        # A deletion that nobody need be told of points at nothing, so that merges may drop its version.
-        tag, tombstone = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
+        apart = self.shards > 1 and len(writes) > 1 and self._apart(writes)
         while True:
-            here = place if built == self.built else np.full(last.size, -1)
-            added = kernels.write(
-                self.table,
-                np.uint64(self.capacity),
-                here,
-                last,
-                high,
-                low,
-                value,
-                live,
-                order,
-                tag,
-                np.int64(LIVE),
-                tombstone,
-            )
-            if added >= 0:
-                self.used += added
+            added = self.threads.each(self._write, [*zip(writes)]) if apart else list(map(self._write, writes))
+            if min(added, default=0) >= 0:
+                self.used += sum(added)
                 return
             self.spare *= 2
-            self._rebuild(self.capacity)
+            self._rebuild(self.capacity * self.shards)
+
+    def _write(self, write: Write) -> int:
+        """How many keys are new, or -1 where there was no room."""
+        place, built, last, high, low, value, live, order, slot = write
+        # A deletion that nobody need be told of points at nothing, so that merges may drop its version.
+        tag, tombstone = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
+        here = place if built == self.built else np.full(last.size, -1)
+        return int(
+            kernels.write(
+                self.table, *self._cut, here, last, high, low, value, live, order, tag, np.int64(LIVE), tombstone
+            )
+        )
+
+    def _apart(self, writes: Sequence[Write]) -> bool:
+        """Whether no two writes, by ascending identities, are to one shard."""
+        some = [each.high for each in writes if each.high.size]
+        ends = [(int(high[0]) * self.shards >> 64, int(high[-1]) * self.shards >> 64) for high in some]
+        return all(one[1] < other[0] for one, other in pairwise(ends))
 
     def redirect(self, places: Ints, references: Ints) -> None:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
-        kernels.redirect(self.table, places, references, np.uint64(OCCUPIED | LIVE))
+        flags = np.uint64(OCCUPIED | LIVE)
+        self.threads.over(
+            places.size, lambda a, b: kernels.redirect(self.table, places[a:b], references[a:b], flags), WALKED
+        )
 
     def drop_tombstones(self, places: Ints) -> None:
         """Let the entries at ``places``, of deleted keys, point at nothing; they go when the table is rebuilt."""
@@ -117,7 +152,7 @@ class Index:
     def evict(self, first: int, last: int, members: Flags) -> None:
         """Take out the entries of a range of identities that point into some batches.  O(slots of the range)."""
         end = np.uint64((last + 1) & (2**64 - 1))
-        gone = evict(self.table, np.uint64(self.capacity), np.uint64(first), end, members)
+        gone = evict(self.table, *self._cut, np.uint64(first), end, members)
         self.used -= gone
         # Behind the range entries stand as close as before, until all that are to go are gone.
         self.parted = self.parted + gone if end else 0
@@ -138,21 +173,21 @@ class Index:
 
         ``members``: only those that point into these batches.  O(slots of the range).
         """
+        mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
+        count = len(self.threads.spans((self.used * (last - first + 1)) >> 64, WALKED))
+        cuts = [first + (last - first + 1) * i // count for i in range(count + 1)]
+        found = self.threads.each(self._walk, [(mask, members, a, b - 1) for a, b in pairwise(cuts)])
+        if count == 1:
+            return found[0]
+        return np.concatenate([one[0] for one in found]), np.concatenate([one[1] for one in found])
+
+    def _walk(self, mask: np.uint64, members: Flags, first: int, last: int) -> tuple[Ints, Ints]:
+        """The references and places of a range."""
         room = min(self.used, ((last - first) * self.table.shape[0] >> 64) + 2 * self.spare) + 2
         while True:
             references, places = np.empty(room, np.int64), np.empty(room, np.int64)
-            mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
-            n = kernels.walk(
-                self.table,
-                np.uint64(self.capacity),
-                self.wide,
-                mask,
-                members,
-                np.uint64(first),
-                np.uint64(last),
-                references,
-                places,
-            )
+            ends = np.uint64(first), np.uint64(last)
+            n = kernels.walk(self.table, *self._cut, self.wide, mask, members, *ends, references, places)
             if n >= 0:
                 return references[:n], places[:n]
             room = self.used + 2
@@ -166,13 +201,18 @@ class Index:
             np.empty(m, np.uint64),
             np.empty((m, self.words), np.int64),
         )
-        kernels.entries(self.table, places, *out)
+
+        def span(begin: int, end: int) -> None:
+            here = slice(begin, end)
+            kernels.entries(self.table, places[here], out[0][here], out[1][here], out[2][here], out[3][here])
+
+        self.threads.over(m, span, WALKED)
         return out
 
     def keep_deletions(self) -> None:
         """From now on a deleted key keeps its entry: what lies on disk may still hold it.  O(capacity), once."""
         if not self.keeps or self.tombstones:
-            self._rebuild(self.capacity)
+            self._rebuild(self.capacity * self.shards)
             self.keeps = True
 
     def room(self, more: int) -> None:
@@ -182,13 +222,13 @@ class Index:
         table that was made for it alone, and each of its keys would be looked for through all of those before it.
         Amortised O(keys).
         """
-        need = self._slots(self.used, more)
-        if need > self.capacity:
+        need, held = self._slots(self.used, more), self.capacity * self.shards
+        if need > held:
             if self.tombstones or not self.keeps:
                 # What is let go now leaves room: else a table of ever new keys would grow for ever.
                 need = self._slots(int((self.table[:, kernels.REF] & self._kept != 0).sum()), more)
-            few = need <= self.capacity // 2
-            self._rebuild(self.capacity if few else max(need, self.capacity + self.capacity // 2))
+            few = need <= held // 2
+            self._rebuild(held if few else max(need, held + held // 2))
 
     def _slots(self, used: int, more: int) -> int:
         """How many slots so many entries and keys need."""
@@ -199,19 +239,23 @@ class Index:
         """Bits of which a reference has one, unless it is of a deleted key that need not be known."""
         return np.uint64(LIVE | (SLOTS << SLOT if self.keeps else 0))
 
-    def _rebuild(self, capacity: int) -> None:
+    def _rebuild(self, homes: int) -> None:
         """Into another table, without the deleted keys whose order need not be kept.
 
         There is room by count; where it runs out all the same, identities crowd the end, and more spare slots help
         where more capacity would not.
         """
-        keep = self._kept
+        keep, shards = self._kept, self.threads.size if homes >= self.shared else 1
+        capacity, bounds = -(-homes // shards), [-(-IDENTITIES * i // shards) for i in range(shards + 1)]
         while True:
-            table = np.empty((capacity + self.spare, self.width), np.uint64)
-            table.fill(0)
-            used = kernels.rebuild(self.table, table, np.uint64(capacity), self.wide, keep)
-            if used >= 0:
-                self.table, self.capacity, self.used = table, capacity, used
+            table = np.empty((shards * (capacity + self.spare), self.width), np.uint64)
+            cut = *self._cut, table, np.uint64(capacity), np.uint64(shards)
+            ends = [(np.uint64(first), np.uint64(end - 1)) for first, end in pairwise(bounds)]
+            rebuild = partial(kernels.rebuild, self.table, *cut)
+            used = self.threads.each(rebuild, [(*each, self.wide, keep) for each in ends])
+            if min(used) >= 0:
+                self.table, self.capacity, self.shards, self.used = table, capacity, shards, sum(used)
+                self._cut = cut[-2:]
                 self.built += 1
                 self.tombstones = False
                 return
@@ -226,7 +270,9 @@ class Index:
         columns = [kernels.ID, kernels.LOW] if self.wide else [kernels.ID]
         # No identity has two entries.
         assert len(np.unique(ids[:, columns], axis=0)) == self.used
-        # Each entry stands at or after its home, with no hole between.
+        # Each entry stands at or after its home in its shard, with no hole between.
+        slots = self.table.shape[0] // self.shards
         for slot in np.flatnonzero(taken):
-            home = (int(self.table[slot, kernels.ID]) * self.capacity) >> 64
-            assert home <= slot and taken[home : slot + 1].all(), (home, slot)
+            shard, rest = divmod(int(self.table[slot, kernels.ID]) * self.shards, IDENTITIES)
+            home = shard * slots + (rest * self.capacity >> 64)
+            assert home <= slot < (shard + 1) * slots and taken[home : slot + 1].all(), (home, slot)

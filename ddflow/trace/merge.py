@@ -34,10 +34,8 @@ from ddflow.kernels.resolve import LIVE
 from ddflow.time import NEVER
 from ddflow.trace.batch import Batch, ends, same, starts
 from ddflow.trace.index import Index
-from ddflow.trace.run import Part, Run, Slots
+from ddflow.trace.run import END, Part, Run, Slots
 
-END = 2**64 - 1
-"""The greatest identity."""
 Target = Callable[[Batch], Batch]
 """Where output goes: gives the batch back, mapped, or as it is."""
 

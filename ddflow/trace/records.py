@@ -1,16 +1,18 @@
 """An arrangement as an inventory holds it: its runs, its merges under way, and the files of its batches.
 
-Invariant: every number is an int64 in its range, or a uint64, and every file has a name that a store gives. Whether
-batches are there, and runs follow each other, is looked at where an arrangement is restored (``checkpoint``).
+Invariant: every number is an int64 in its range, or a uint64, and every file has a name that a store gives. What is
+said of a batch is the same wherever it stands, and stands in one place, so that it is written once (``sheets``).
+Whether runs follow each other is looked at where an arrangement is restored (``checkpoint``).
 
 >>> from ddflow.storage.fields import Decoder, decoded, encoded
->>> run = RunRecord(lower=0, upper=7, since=0, parts=[(0, 0, 3)])
+>>> run = RunRecord(lower=0, upper=7, since=0, begin=0, batches=[])
 >>> encoded(run)
-b'{"type":"run","lower":0,"upper":7,"since":0,"parts":[[0,0,3]]}'
+b'{"type":"run","lower":0,"upper":7,"since":0,"begin":0,"batches":[]}'
 >>> decoded(Decoder(RunRecord | MergeRecord), encoded(MergeRecord([run], run, True, 2**64 - 1, -5)), "m").credit
 -5
 """
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from msgspec import Meta
@@ -20,13 +22,25 @@ from ddflow.storage.protocol import Blob
 from ddflow.trace.batch_file import Layout
 
 
+class BatchRecord(Strict, frozen=True):
+    """The file of a batch.  ``rows``: how many.  ``bloom``: the file of its Bloom filter.  ``shape``: which of the
+    arrangement's ``shapes`` its payload has."""
+
+    file: Blob
+    rows: Positive
+    bloom: Blob | None
+    layout: Layout
+    shape: Natural
+
+
 class RunRecord(Strict, frozen=True, tag="run"):
-    """A run.  ``parts``: of each the number of its batch, and where its rows begin and end."""
+    """A run.  ``begin``: the first row of its first batch that a merge has not taken.  ``batches``: in their order."""
 
     lower: Instant
     upper: Instant
     since: Instant
-    parts: list[tuple[Natural, Natural, Natural]]
+    begin: Natural
+    batches: list[BatchRecord]
 
 
 class MergeRecord(Strict, frozen=True, tag="merge"):
@@ -43,20 +57,9 @@ class MergeRecord(Strict, frozen=True, tag="merge"):
             raise ValueError(f"its first identity is {self.first}, of which there is none")
 
 
-class BatchRecord(Strict, frozen=True):
-    """The file of a batch.  ``rows``: how many.  ``bloom``: the file of its Bloom filter.  ``shape``: which of the
-    arrangement's ``shapes`` its payload has."""
-
-    file: Blob
-    rows: Positive
-    bloom: Blob | None
-    layout: Layout
-    shape: Natural
-
-
 class ArrangementRecord(Strict, frozen=True):
-    """An arrangement.  ``shapes``: the columns that payloads have.  ``batches``: by number.  ``items``: runs and merges
-    in the order of their times."""
+    """An arrangement.  ``shapes``: the columns that payloads have or had.  ``items``: runs and merges in the order of
+    their times."""
 
     since: Instant
     upper: Instant
@@ -65,5 +68,16 @@ class ArrangementRecord(Strict, frozen=True):
     tombstones: Natural
     lapsed: Natural
     shapes: list[list[str]]
-    batches: list[BatchRecord]
     items: list[RunRecord | MergeRecord]
+
+    @property
+    def runs(self) -> Iterator[RunRecord]:
+        """All runs, also those of merges."""
+        for item in self.items:
+            yield from [item] if isinstance(item, RunRecord) else [*item.inputs, item.output]
+
+    @property
+    def batches(self) -> Iterator[BatchRecord]:
+        """All batches."""
+        for run in self.runs:
+            yield from run.batches

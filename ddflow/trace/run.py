@@ -27,6 +27,8 @@ from ddflow.kernels.gather import SLOT
 from ddflow.time import Description
 from ddflow.trace.batch import Batch, ends
 
+END = 2**64 - 1
+"""The greatest identity."""
 LASTS = 1 << 16
 """Versions that `lasts` looks at together."""
 
@@ -56,6 +58,7 @@ class Slots:
     """The batches of an arrangement by number; 0 is left to the events of the step at hand.
 
     ``lasting``: whether commits write them to files.  ``files``: by number, those of resident ones that were written.
+    ``shapes``: the columns that payloads in files have or had; one is added where it is new, and none goes.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -66,6 +69,7 @@ class Slots:
         self.resident = self.mapped = 0
         self.lasting = False
         self.files: dict[int, Any] = {}
+        self.shapes: list[list[str]] = []
 
     def __getitem__(self, slot: int) -> Batch:
         batch = self.by_slot[slot]
@@ -146,6 +150,9 @@ class Run:
 
         O(parts taken + log rows).  The batches stay readable through what the caller holds of them.
         """
+        if last == END:
+            taken, self.parts, self.size = self.parts, [], 0
+            return taken
         taken = []
         while self.parts:
             part = self.parts[0]

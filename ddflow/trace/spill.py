@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Raw
 
 from ddflow.columns.hashing import Ints, Narrow, Words, view
 from ddflow.errors import CorruptState
@@ -29,7 +30,6 @@ from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.storage.closing import on_failure
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, filed, unfiled
-from ddflow.trace.records import BatchRecord
 
 WORDS: Final = "words"
 """The column of a filter's file."""
@@ -73,13 +73,13 @@ class BloomFilter(NamedTuple):
 class BatchFiles:
     """The files of one batch: its columns, and its filter.
 
-    ``layout``: what the columns are.  ``names``: the payload's.  ``record``: as an inventory says it.
+    ``layout``: what the columns are.  ``names``: the payload's.  ``record``: what an inventory says of it.
     """
 
     def __init__(self, columns: StoredBatch, layout: Layout, words: StoredBatch, bloom: BloomFilter) -> None:
         self.columns, self.layout, self.words, self.bloom = columns, layout, words, bloom
         self.nbytes = columns.nbytes + words.nbytes
-        self.record: BatchRecord | None = None
+        self.record: Raw | None = None
         self.names = columns.batch.schema.names[len(layout.own) + bool(layout.words) :]
 
     def drop(self) -> None:

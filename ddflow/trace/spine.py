@@ -1,8 +1,10 @@
 """The spine: the runs of one arrangement, oldest first, few and growing, and the merges that keep them so.
 
 Invariant: the descriptions of neighbours meet, and together they hold every version that a read at or after ``since``
-needs. No step may pay for a whole merge. So a merge is paid for as versions come in, ``EFFORT`` for each, piece by
-piece in the place of its inputs, and newer runs queue up behind it and may be merged among themselves meanwhile.
+needs. No step pays for a whole merge. So a merge is paid for as versions come in, ``EFFORT`` for each, piece by piece
+in the place of its inputs, and newer runs queue up behind it and may be merged among themselves meanwhile. A step goes
+through no more versions than all merges were paid for by it, or through one ``PIECE``, where that is more: merges whose
+pieces fall due in the same step take turns. A piece is a range of identities, so all versions of a key are in one.
 ``choose`` decides with sizes alone; `Spine.work` acts.
 
 >>> choose([1000, 10, 10], 900, 32) is None
@@ -18,7 +20,7 @@ True
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ddflow.time import NEVER
+from ddflow.time import NEVER, Description
 from ddflow.trace.index import Index
 from ddflow.trace.merge import Lapse, RunMerge, Target
 from ddflow.trace.run import Part, Run, Slots
@@ -129,22 +131,58 @@ class Spine:
         """Go on with the merges by what was paid, ``EFFORT`` for each version; None finishes them.
 
         ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
-        all.  The rest as in `Merge.advance`.  O(versions paid for), amortised.
+        all.  The rest as in `Merge.advance`.  O(versions paid for + `PIECE`).
         """
-        for at, merge in enumerate(self.items):
-            if not isinstance(merge, RunMerge) or (files is not None and files != (merge.target is not None)):
-                continue
+        chosen = [
+            (at, item)
+            for at, item in enumerate(self.items)
+            if isinstance(item, RunMerge) and (files is None or files == (item.target is not None))
+        ]
+        left = sum(item.owed for _, item in chosen) if paid is None else max(PIECE, EFFORT * paid * len(chosen))
+        for at, merge in chosen:
             owed = merge.owed
             merge.credit = owed if paid is None else merge.credit + EFFORT * paid
-            while owed and merge.credit >= min(PIECE, owed):
-                done, copied = merge.advance(
-                    min(merge.credit, self.most), slots, index, since, settled, self.keeps, self.lapse
-                )
-                merge.credit -= done
+            while owed and min(merge.credit, left) >= min(PIECE, owed):
+                rows = min(merge.credit, left, self.most)
+                done, copied = merge.advance(rows, slots, index, since, settled, self.keeps, self.lapse)
+                merge.credit, left = merge.credit - done, left - done
                 self.copied += copied
                 owed = merge.owed
             if not owed:
                 self.items[at] = merge.output
+
+    def settle(self, slots: Slots, index: Index, since: int, settled: bool) -> None:
+        """Merge the newest runs that are in no file yet into one, which becomes one file; `PIECE` versions at most.
+
+        O(their versions).
+        """
+        at, rows = len(self.items), 0
+        while at and isinstance(run := self.items[at - 1], Run) and (rows := rows + run.size) <= PIECE:
+            if any(part.slot in slots.files or slots[part.slot].mapped is not None for part in run.parts):
+                break
+            at -= 1
+        runs = [item for item in self.items[at:] if isinstance(item, Run)]
+        if len(runs) > 1:
+            self.items[at:] = [merge := RunMerge(runs, False)]
+            while merge.owed:
+                self.copied += merge.advance(PIECE, slots, index, since, settled, self.keeps)[1]
+            self.items[at] = merge.output
+            self.planned = min(self.planned, len(self.items))
+
+    def loose(self) -> list[Run]:
+        """All runs, as the inputs of one merge: those under way end where they are, and what they made is a run too.
+
+        O(runs).
+        """
+        runs = list[Run]()
+        for item in self.items:
+            if isinstance(item, RunMerge):
+                # What was made has no identity in common with what was not, so it may stand for no time of its own.
+                lower, _, since = item.output.description
+                runs += [Run(Description(lower, lower, since), item.output.parts), *item.inputs]
+            else:
+                runs.append(item)
+        return runs
 
     def _check(self, slots: Slots) -> None:
         """Assert the invariant."""

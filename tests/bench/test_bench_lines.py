@@ -81,6 +81,7 @@ SMALL = {
     "latency": ["--set", "keys=3000", "steps=10"],
     "footprint": ["--only", "workload=tiny"],
     "growth": ["--only", "keys=10000", "--set", "keys=2000"],
+    "scaling": ["--only", "step=100000", "line=upsert", "budget=None", "--set", "n=20000", "turns=1"],
     "durable": ["--only", "keys=100000", "--set", "keys=5000", "epochs=3"],
     "receipts": ["--only", "partitions=10", "--set", "partitions=3", "epochs=2"],
     "noops": ["--set", "commits=3"],
@@ -125,6 +126,12 @@ def test_latency_growth_and_footprint_are_held_to_what_was_asked() -> None:
     assert bar.met and bar.wanted == "1.75 times"
     held = [{"workload": "w1", "bytes_per_key": bytes_, "private_per_key": 150} for bytes_ in (100, 101)]
     assert [bar.met for bar in bars_of("footprint", held)] == [True, False]
+
+
+def test_threads_are_held_to_bare_loops_and_never_slower_than_one() -> None:
+    row = {"line": "upsert", "step": 100_000, "budget": None, "gain": 1.5, "bare_gain": 1.6, "of_bare": 1.5 / 1.6}
+    rows = [row, row | {"step": 10_000, "gain": 0.94}, row | {"budget": "128MB", "of_bare": 0.7}]
+    assert [bar.met for bar in bars_of("scaling", rows)] == [True, True, False, False, True]
 
 
 def test_a_large_run_is_held_to_its_peers_on_the_same_upserts_and_to_its_budget() -> None:

@@ -354,16 +354,16 @@ def test_the_folders_of_outputs_have_names_that_can_be_read(tmp_path: Path) -> N
 def test_no_pattern_of_parquet_files_finds_one_that_is_not_committed(tmp_path: Path) -> None:
     """Some readers' patterns take names that begin with a dot."""
     outputs = tmp_path / "outputs"
-    with flow().open(tmp_path / "state", outputs=outputs, autocommit=False) as engine:
+    with flow().open(tmp_path / "state", outputs=outputs, commit_every=None) as engine:
         step(engine, 1)
-        engine.commit()
+        engine.flush()
         step(engine, 2)
         there = str(outputs / "by_city-*" / "*.parquet")
         assert len(list((outputs / of("by city")).iterdir())) == 2
         assert duckdb.sql(f"select count(*) from read_parquet('{there}')").fetchall() == [(1,)]
         assert pl.scan_parquet(there).select(pl.len()).collect().item() == 1
         assert ds.dataset(outputs / of("by city"), format="parquet").count_rows() == 1
-        engine.commit()
+        engine.flush()
         page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
         (query,) = re.findall(r"^    DuckDB +(.*)$", page, re.MULTILINE)
         assert duckdb.sql(query.replace("'dir/", f"'{outputs}/")).fetchall() == [("Basel", 2, 1)]

@@ -95,12 +95,12 @@ def test_a_file_that_nobody_named_goes_when_it_is_old_and_older_than_the_newest_
 
 def test_a_state_without_a_commit_keeps_what_its_first_epoch_writes() -> None:
     store = MemoryStore()
-    with plan().open(store, autocommit=False) as engine:
+    with plan().open(store, commit_every=None) as engine:
         steps(engine, range(2))
         early = store.put("arrow", lambda sink: sink.write(b"of the first epoch"))
         age(store, 9 * DAY)
         assert gc(store.writer(), grace=0, orphans=0).files == 0 and early.name in store.shared.blobs
-        engine.commit()
+        engine.flush()
 
 
 def test_what_is_put_and_published_while_the_collector_looks_is_not_garbage() -> None:

@@ -174,11 +174,11 @@ def test_without_forgetting_history_stays_and_epochs_can_be_given_again() -> Non
 
 def test_what_is_not_committed_or_not_told_yet_must_be_first(tmp_path: Path) -> None:
     flow, state = plan(SPECS["the last wins"]), tmp_path / "state"
-    with flow.open(state, autocommit=False) as engine:
+    with flow.open(state, commit_every=None) as engine:
         engine.step(table(person(1, 1, False)), 1)
         with pytest.raises(SpecError, match="1 calls are not committed"):
             engine.compact()
-        engine.commit()
+        engine.flush()
         engine.compact()
     flow.output("ids", flow.inputs["people"].project(["id"]))
     with flow.open(state) as engine:

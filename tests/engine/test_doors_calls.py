@@ -66,9 +66,9 @@ def test_a_call_without_a_time_is_never_given_again_and_one_with_its_epoch_is(tm
 
 def test_calls_of_one_epoch_are_given_again_at_their_times() -> None:
     store = MemoryStore()
-    with opened(store, autocommit=False) as engine:
+    with opened(store, commit_every=None) as engine:
         steps = [engine.step(rows((1, "Bern"))), engine.step(rows((1, "Chur")), 5), engine.replace(rows((2, "Zug")))]
-        engine.commit()
+        engine.flush()
     with opened(store.writer()) as engine:
         for _ in range(2):
             assert stamped(engine.step(rows((1, "Bern")), epoch=1)) == stamped(steps[0])

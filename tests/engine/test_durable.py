@@ -44,6 +44,9 @@ from ddflow.trace.arrangement import Arrangement
 BOTH = pytest.mark.parametrize("name", CASES)
 MEDIA = pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in files"])
 
+EVERY = ["call", "1h", None]
+"""When calls are committed.  What waits for an hour to end is committed when the engine is closed."""
+
 
 def same(one: Any, other: Any) -> bool:
     """Whether a call that is given again returned what it had returned; who was resolved is not listed again."""
@@ -78,10 +81,10 @@ class Restarts:
         assert found == expected
         if expected is None:
             return
-        if not self.options["autocommit"]:
+        if not self.options["commit_every"]:
             self.again.append((call, expected))
             if self.data.draw(st.booleans()):
-                assert engine.commit() == engine.epoch
+                assert engine.flush() == engine.epoch
                 self.again.clear()
 
     def restart(self) -> None:
@@ -116,7 +119,7 @@ def restarted(media: list[Any]) -> Any:
             "verdicts": data.draw(st.sampled_from(["rows", "counts"])),
         }
         never = EngineDoor(scenario, shape, **options)
-        other = Restarts(data, scenario, medium, options | {"autocommit": data.draw(st.booleans())})
+        other = Restarts(data, scenario, medium, options | {"commit_every": data.draw(st.sampled_from(EVERY))})
         for call in played:
             other.call(call, quietly(never, call))
             if other.door.engine.dataflow.budget.home is not None:
@@ -209,12 +212,12 @@ def test_a_step_at_a_time_that_was_committed_is_told_again_without_its_number() 
 @BOTH
 def test_an_epoch_of_several_calls_is_told_again_call_by_call(name: str) -> None:
     case, store = CASES[name], MemoryStore()
-    door = case.open(store, autocommit=False)
+    door = case.open(store, commit_every=None)
     for epoch, calls in ((1, (1, 2)), (2, (3, 4))):
         for number in calls:
             case.agrees(door, perform(door, case.calls[number - 1], epoch), number)
-        assert door.engine.epoch == epoch - 1 and door.engine.commit() == epoch
-    door = case.open(store.writer(), autocommit=False)
+        assert door.engine.epoch == epoch - 1 and door.engine.flush() == epoch
+    door = case.open(store.writer(), commit_every=None)
     case.holds(door, 4)
     for _ in range(2):
         for epoch, calls in ((1, (1, 2)), (2, (3, 4))):
@@ -222,10 +225,10 @@ def test_an_epoch_of_several_calls_is_told_again_call_by_call(name: str) -> None
                 case.agrees(door, perform(door, case.calls[number - 1], epoch), number)
             with pytest.raises(ReplayMismatch, match="it was committed as"):
                 perform(door, case.calls[4], epoch)
-            assert door.engine.commit() == 2
-        door = case.open(store.writer(), autocommit=False)
+            assert door.engine.flush() == 2
+        door = case.open(store.writer(), commit_every=None)
     case.agrees(door, perform(door, case.calls[4], 3), 5)
-    assert door.engine.commit() == 3
+    assert door.engine.flush() == 3
     case.holds(door, 5)
 
 
@@ -300,20 +303,22 @@ def test_what_old_epochs_returned_is_deleted_when_they_cannot_be_given_again() -
 
 @BOTH
 @MEDIA
-def test_without_autocommit_nothing_is_there_until_the_commit_and_then_all_of_it(name: str, medium: Any) -> None:
+def test_without_commits_of_its_own_nothing_is_there_until_the_commit_and_then_all_of_it(
+    name: str, medium: Any
+) -> None:
     case, store = CASES[name], MemoryStore()
-    door = case.open(store, medium, autocommit=False)
-    assert door.engine.commit() == 0 and store.numbers() == [0]
+    door = case.open(store, medium, commit_every=None)
+    assert door.engine.flush() == 0 and store.numbers() == [0]
     for number in (1, 2):
         case.agrees(door, perform(door, case.calls[number - 1]), number)
     case.holds(door, 2)
     assert dd.read(store.writer(), "by_s").num_rows == 0 and door.engine.epoch == 0
     door.close()
-    door = case.open(store.writer(), medium, autocommit=False)
+    door = case.open(store.writer(), medium, commit_every=None)
     case.holds(door, 0)
     for number in (1, 2):
         case.agrees(door, perform(door, case.calls[number - 1]), number)
-    assert door.engine.commit() == door.engine.commit() == 1
+    assert door.engine.flush() == door.engine.flush() == 1
     case.agrees(door, perform(door, case.calls[2], 2), 3)
     with pytest.raises(EpochSkipped):
         perform(door, case.calls[3], 1)  # which is no time to look back
@@ -328,11 +333,11 @@ def test_without_autocommit_nothing_is_there_until_the_commit_and_then_all_of_it
 def test_commit_and_epochs_are_for_durable_state_only() -> None:
     door = EngineDoor(CASES["epochs"].scenario)
     with pytest.raises(SpecError, match="this engine's state is in memory"):
-        door.engine.commit()
+        door.engine.flush()
     with pytest.raises(SpecError, match="this engine's state is in memory and has no epochs"):
         CASES["epochs"].play(door, 1)
     assert door.engine.epoch == 0
-    for option in ({"autocommit": False}, {"outputs": "somewhere"}):
+    for option in ({"commit_every": None}, {"outputs": "somewhere"}):
         with pytest.raises(SpecError, match="it has no effect without a state"):
             EngineDoor(CASES["epochs"].scenario, **option)
 
@@ -361,11 +366,11 @@ def test_a_second_writer_fences_the_first_within_one_operation(tmp_path: Path, n
 
 def test_a_writer_that_is_overtaken_between_step_and_commit_publishes_nothing(tmp_path: Path) -> None:
     case, state = CASES["epochs"], tmp_path / "state"
-    first, second = case.open(state, autocommit=False), case.open(state)
+    first, second = case.open(state, commit_every=None), case.open(state)
     perform(first, case.calls[1])
     case.go(second, 1)
     with pytest.raises(Fenced, match="another writer has committed since this engine read manifest 0"):
-        first.engine.commit()
+        first.engine.flush()
     with pytest.raises(EngineClosed, match="a commit failed"):
         perform(first, case.calls[2])
     first.close()
@@ -380,15 +385,15 @@ def test_a_writer_that_is_overtaken_between_step_and_commit_publishes_nothing(tm
 @BOTH
 def test_outputs_in_a_folder_are_those_of_committed_epochs_and_only_they(tmp_path: Path, name: str) -> None:
     case, state, place = CASES[name], tmp_path / "state", tmp_path / "outputs"
-    door = case.open(state, outputs=place, autocommit=False)
+    door = case.open(state, outputs=place, commit_every=None)
     for epoch in range(1, len(case.calls) + 1):
         case.agrees(door, perform(door, case.calls[epoch - 1], epoch), epoch)
         assert len(shown(place, door)) == epoch - 1
-        door.engine.commit()
+        door.engine.flush()
         assert len(shown(place, door)) == epoch or not case.results[epoch].updates
         if epoch % 3 == 0:
             door.close()
-            door = case.open(state, outputs=place, autocommit=False)
+            door = case.open(state, outputs=place, commit_every=None)
         for before in range(1, epoch + 1):
             case.go(door, before)
     told = shown(place, door)

@@ -162,7 +162,7 @@ def refuses(case: Case, door: Any, forever: bool) -> int:
             case.go(door, epoch + 1)
             return epoch + 1
         return epoch
-    for act in (lambda: case.play(door, epoch + 1), engine.commit, lambda: engine.read("a")):
+    for act in (lambda: case.play(door, epoch + 1), engine.flush, lambda: engine.read("a")):
         with pytest.raises(EngineClosed, match="a commit failed"):
             act()
     return epoch

@@ -57,7 +57,7 @@ def refusing(at: int) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in files"])
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("by_hand", [False, True], ids=["autocommit", "by hand"])
+@pytest.mark.parametrize("by_hand", [False, True], ids=["by call", "by hand"])
 def test_an_array_that_is_refused_leaves_the_state_whole(name: str, medium: Any, by_hand: bool, tmp_path: Path) -> None:
     with tight.tiny():
         case, spills, at, states = SMALL[name], Spills(tmp_path), 0, set()
@@ -65,12 +65,12 @@ def test_an_array_that_is_refused_leaves_the_state_whole(name: str, medium: Any,
         before = begun(case, last - 1, spills, medium)
         while True:
             disk = copied(before)
-            door = case.open(local(disk), autocommit=not by_hand, **spills.options(medium))
+            door = case.open(local(disk), commit_every=None if by_hand else "call", **spills.options(medium))
             error = None
             with refusing(at) as asked:
                 try:
                     step = case.play(door, last)
-                    assert door.engine.commit() == last
+                    assert door.engine.flush() == last
                 except Exception as caught:
                     error = caught
             where = f"array {at}, {asked[at : at + 1]}: {error!r}"
@@ -97,14 +97,14 @@ def goes_on_or_refuses(case: Any, door: Any, last: int, where: str) -> None:
     epoch, engine = door.engine.epoch, door.engine
     assert epoch == last - 1, where
     if engine.dataflow.guard.state != "open":
-        for act in (lambda: case.play(door, last), engine.commit, lambda: engine.read("a")):
+        for act in (lambda: case.play(door, last), engine.flush, lambda: engine.read("a")):
             with pytest.raises(EngineClosed):
                 act()
         return
     door.engine._check()
     case.holds(door, last - 1)
     case.agrees(door, case.play(door, last), last)
-    engine.commit()
+    engine.flush()
     case.holds(door, last)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import gc
 import io
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -22,14 +23,14 @@ import tight
 import xxhash
 from chance import sample, seeded
 from durable_case import CASES, TIGHT, Case
-from msgspec import to_builtins
 from msgspec.structs import replace
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 from ddflow.engine import checkpoint as recovery
-from ddflow.engine import commits as durable
 from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
+from ddflow.storage import sheets
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.fields import encoded
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.protocol import Blob
@@ -282,7 +283,9 @@ def changed_inventory(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPa
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         real = recovery.take
-        patch.setattr(recovery, "take", lambda engine, batch_store: change(to_builtins(real(engine, batch_store))))
+        patch.setattr(
+            recovery, "take", lambda engine, batch_store: change(json.loads(encoded(real(engine, batch_store))))
+        )
 
     return plant
 
@@ -292,7 +295,7 @@ def whole_inputs(given: Any) -> Any:
     for input in given["inputs"].values():
         for item in input["rows"]["items"]:
             for each in item.get("inputs", []):
-                each["parts"] = [[number, 0, end] for number, _, end in each["parts"]]
+                each["begin"] = 0
     return given
 
 
@@ -306,12 +309,12 @@ def whole_runs(given: Any) -> Any:
 
 def forgotten_file(patch: pytest.MonkeyPatch) -> None:
     """One file of the inventory is not counted among those that the manifest names."""
-    real = durable.names_in
+    real = sheets.names_in
 
     def named(value: Any) -> set[str]:
         return set(sorted(real(value))[1:])
 
-    patch.setattr(durable, "names_in", named)
+    patch.setattr(sheets, "names_in", named)
 
 
 def told_too_early(patch: pytest.MonkeyPatch) -> None:

@@ -382,7 +382,7 @@ calls = [
 ]
 if state:
     snapshot = dd.Snapshot.open(*state)
-    calls += [lambda: snapshot.read("out"), engine.commit, lambda: engine.replace("s", pa.table({"id": [1]}), time=3)]
+    calls += [lambda: snapshot.read("out"), engine.flush, lambda: engine.replace("s", pa.table({"id": [1]}), time=3)]
 inside = engine.dataflow.guard.use("a call of another thread")  # its thread is not in the child, so it never ends
 if not os.fork():
     signal.alarm(60)

@@ -414,13 +414,13 @@ def test_two_inputs_are_told_apart_and_uncommitted_calls_are_committed_first() -
     flow = dd.Flow()
     for name in ("one", "two"):
         flow.output(f"{name}s", flow.upserts(name, {"id": pa.int64(), "n": pa.int8()}, dd.Upsert(key="id")))
-    with flow.open(MemoryStore(), autocommit=False) as engine:
+    with flow.open(MemoryStore(), commit_every=None) as engine:
         with pytest.raises(SpecError, match=r"say of which: \{'one': \{column: type\}\}"):
             engine.evolve({"n": pa.int64()})
         engine.step({"one": pa.table({"id": [1]})}, 1)
         with pytest.raises(SpecError, match="commit them first"):
             engine.evolve({"two": {"n": pa.int64()}})
-        engine.commit()
+        engine.flush()
         engine.evolve({"two": {"n": pa.int64()}})
         assert [engine.flow.inputs[name].schema.field("n").type for name in ("one", "two")] == [pa.int8(), pa.int64()]
 

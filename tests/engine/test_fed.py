@@ -107,15 +107,15 @@ def recut(log: list[Any], chance: random.Random) -> list[Any]:
 def made(spec: dd.Upsert, ways: Calls, chance: random.Random, store: MemoryStore) -> list[Any]:
     """A state that was fed so, opened and committed now and then; its log, marked in full."""
     log: list[Any] = []
-    engine = plan(spec).open(store, autocommit=False, retain=99)
+    engine = plan(spec).open(store, commit_every=None, retain=99)
     for time, way in enumerate(ways, 1):
         log.append(call(engine, way, time))
         if chance.random() < 0.6:
-            engine.commit()
+            engine.flush()
             if chance.random() < 0.4:
                 engine.close()
-                engine = plan(spec).open(store.writer(), autocommit=False, retain=99)
-    engine.commit()
+                engine = plan(spec).open(store.writer(), commit_every=None, retain=99)
+    engine.flush()
     engine.close()
     return log
 
@@ -236,13 +236,13 @@ def test_one_call_of_a_log_may_bring_events_and_full_contents_of_several_inputs(
     for name in ("a", "b", "c"):
         flow.output(f"{name}s", flow.upserts(name, SCHEMA, ARRIVAL))
     first, then = {"a": one(1, 2), "b": one(1), "c": one(5)}, {"a": one(2), "b": one(2), "c": one(6)}
-    with flow.open(old, autocommit=False) as engine:
+    with flow.open(old, commit_every=None) as engine:
         engine.step(first, 1)
-        engine.commit()
+        engine.flush()
         engine.step({"b": then["b"]}, 2)
         engine.replace("a", then["a"], 3)
         engine.replace("c", then["c"], 4)
-        engine.commit()
+        engine.flush()
     done = dd.migrate(old, new, flow, [first, then])
     assert (done.epoch, done.last) == (2, 5) and not any(net.num_rows for net in done.tables.values())
     fed, again = newest(old), newest(new)

@@ -25,8 +25,9 @@ from ddflow import errors
 from ddflow.columns.rows import Rows
 from ddflow.engine.scd2 import versions as versions_of
 from ddflow.storage.memory import MemoryStore
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
+from ddflow.trace.change import Change
 
 PEOPLE = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
 TIMES = ["valid_from", "valid_to", "current"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddflow.kernels.evict import evict
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.kernels.index import ID, LOW, REF, seek
+from ddflow.kernels.index import ID, LOW, ONE, REF, seek
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 
 pytestmark = pytest.mark.kernels
@@ -63,7 +63,7 @@ class Table:
             for key, (_, reference, _) in self.twin.items()
             if begin <= key[0] < (end or 2**64) and gone[reference >> SLOT & SLOTS]
         ]
-        n = evict(self.words, self.capacity, np.uint64(begin), np.uint64(end), np.array(gone, np.uint8))
+        n = evict(self.words, self.capacity, ONE, np.uint64(begin), np.uint64(end), np.array(gone, np.uint8))
         assert n == len(leaving)
         for key in leaving:
             del self.twin[key]
@@ -81,7 +81,7 @@ class Table:
         place, reference, value = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.uint64)
         order = np.empty((n, 1), np.int64)
         starts = np.arange(n, dtype=np.int32)
-        seek(self.words, self.capacity, *self.columns(keys), starts, place, reference, value, order)
+        seek(self.words, self.capacity, ONE, *self.columns(keys), starts, place, reference, value, order)
         rows = zip(value.tolist(), reference.tolist(), order[:, 0].tolist(), strict=True)
         assert [row if row[1] else None for row in rows] == [self.twin.get(key) for key in keys]
 

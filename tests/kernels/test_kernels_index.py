@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddflow.columns.threads import Threads
 from ddflow.kernels import index as kernels
 from ddflow.kernels.gather import SLOT, SLOTS
+from ddflow.kernels.index import ONE
 from ddflow.kernels.resolve import LIVE, OCCUPIED
-from ddflow.trace.index import Index
+from ddflow.trace.index import Index, Write
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
@@ -65,18 +67,10 @@ def put(
     live = [entries[key][1] == last for key, last in zip(rows, newest, strict=True)]
     place, built = index.seek(*columns(keys, index.wide), starts(len(keys))).place, index.built
     if stale:
-        index._rebuild(index.capacity + 1)
+        index._rebuild(index.capacity * index.shards + 1)
     index.room(len(last))
-    index.write(
-        place,
-        built,
-        np.array(last, np.int64),
-        *columns(rows, index.wide),
-        np.array(value, np.uint64),
-        np.array(live, np.uint8),
-        order,
-        slot,
-    )
+    cells = np.array(value, np.uint64), np.array(live, np.uint8), order
+    index.write(Write(place, built, np.array(last, np.int64), *columns(rows, index.wide), *cells, slot))
     return out
 
 
@@ -84,8 +78,10 @@ def found(index: Index, keys: list[Key]) -> list[Entry | None]:
     """What the index knows of some keys; of one that it does not know, the slot it names is the one for it."""
     held = index.seek(*columns(keys, index.wide), starts(len(keys)))
     for (high, _), place, reference in zip(keys, held.place.tolist(), held.reference.tolist(), strict=True):
-        home = high * index.capacity >> 64
-        taken = index.table[home:, kernels.REF] != 0
+        slots = index.table.shape[0] // index.shards
+        shard, rest = divmod(high * index.shards, 1 << 64)
+        home = shard * slots + (rest * index.capacity >> 64)
+        taken = index.table[home : (shard + 1) * slots, kernels.REF] != 0
         if not reference:
             assert place == (home + int(taken.argmin()) if not taken.all() else -1)
     rows = zip(held.value.tolist(), held.reference.tolist(), map(tuple, held.order.tolist()), strict=True)
@@ -97,6 +93,21 @@ def seen(index: Index, entry: Entry | None) -> Entry | None:
     return entry if entry is not None and (index.keeps or entry[1] & LIVE) else None
 
 
+SHARDS = st.sampled_from([1, 3])
+CREW = Threads(3)
+CREW.waking = 1  # all work is shared
+
+
+def cut(index: Index, shards: int) -> Index:
+    """An index whose table is cut, for threads that share all of its work."""
+    if shards > 1:
+        index.share(CREW)
+        index.shared = 0
+        index._rebuild(index.capacity)
+        assert index.shards == shards
+    return index
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[bool, int, list[dict[Key, Put]]]:
     """Wide or not, the number of order words, and some writes."""
@@ -106,12 +117,12 @@ def batches(draw: st.DrawFn) -> tuple[bool, int, list[dict[Key, Put]]]:
     return wide, words, draw(st.lists(st.dictionaries(keys, entries, max_size=12), min_size=1, max_size=5))
 
 
-@given(batches(), st.lists(highs, max_size=8), st.booleans(), st.booleans())
+@given(batches(), st.lists(highs, max_size=8), st.booleans(), st.booleans(), SHARDS)
 def test_what_was_written_last_is_found_and_nothing_else(
-    drawn: tuple[bool, int, list[dict[Key, Put]]], absent: list[int], keeps: bool, stale: bool
+    drawn: tuple[bool, int, list[dict[Key, Put]]], absent: list[int], keeps: bool, stale: bool, shards: int
 ) -> None:
     wide, words, writes = drawn
-    index, twin = Index(wide, words, keeps), dict[Key, Entry]()
+    index, twin = cut(Index(wide, words, keeps), shards), dict[Key, Entry]()
     others = [(high, 0) for high in absent]
     for slot, entries in enumerate(writes, 1):
         twin |= put(index, entries, slot, others, stale)
@@ -124,12 +135,12 @@ def test_what_was_written_last_is_found_and_nothing_else(
     assert index.walk(live=True)[0].tolist() == live
 
 
-@given(batches(), st.sets(st.integers(0, 5)), highs, highs)
+@given(batches(), st.sets(st.integers(0, 5)), highs, highs, SHARDS)
 def test_a_walk_gives_the_entries_of_a_range_and_of_some_batches_in_the_order_of_identities(
-    drawn: tuple[bool, int, list[dict[Key, Put]]], slots: set[int], one: int, other: int
+    drawn: tuple[bool, int, list[dict[Key, Put]]], slots: set[int], one: int, other: int, shards: int
 ) -> None:
     wide, words, writes = drawn
-    index, twin = Index(wide, words), dict[Key, Entry]()
+    index, twin = cut(Index(wide, words), shards), dict[Key, Entry]()
     for slot, entries in enumerate(writes, 1):
         twin |= put(index, entries, slot)
     members = np.array([slot in slots for slot in range(6)], np.uint8)
@@ -160,12 +171,12 @@ def test_a_walk_gives_the_entries_of_a_range_and_of_some_batches_in_the_order_of
             assert list(map(tuple, order.tolist())) == [twin[key][2] for key in keys]
 
 
-@given(batches())
+@given(batches(), SHARDS)
 def test_redirected_entries_point_elsewhere_and_keep_their_flags(
-    drawn: tuple[bool, int, list[dict[Key, Put]]],
+    drawn: tuple[bool, int, list[dict[Key, Put]]], shards: int
 ) -> None:
     wide, words, writes = drawn
-    index, twin = Index(wide, words), dict[Key, Entry]()
+    index, twin = cut(Index(wide, words), shards), dict[Key, Entry]()
     for slot, entries in enumerate(writes, 1):
         twin |= put(index, entries, slot)
     keys = sorted(twin)
@@ -225,16 +236,16 @@ def test_from_the_moment_that_deletions_are_kept_they_stay_and_those_before_are_
     index._check()
     assert index.walk(live=False)[0].tolist() == [FLAGS | 1 << SLOT | 1]
     put(index, {(9, 0): (0, False, (), 0)}, 2)
-    index._rebuild(index.capacity)
+    index._rebuild(index.capacity * index.shards)
     assert index.walk(live=False)[0].tolist() == [OCCUPIED | 2 << SLOT]
 
 
-@given(batches(), highs, highs, st.sets(st.integers(1, 5)))
+@given(batches(), highs, highs, st.sets(st.integers(1, 5)), SHARDS)
 def test_what_is_evicted_is_found_no_more_and_a_step_that_looked_before_writes_as_if_it_looked_after(
-    drawn: tuple[bool, int, list[dict[Key, Put]]], one: int, other: int, slots: set[int]
+    drawn: tuple[bool, int, list[dict[Key, Put]]], one: int, other: int, slots: set[int], shards: int
 ) -> None:
     wide, words, writes = drawn
-    index, twin = Index(wide, words), dict[Key, Entry]()
+    index, twin = cut(Index(wide, words), shards), dict[Key, Entry]()
     for slot, entries in enumerate(writes, 1):
         twin |= put(index, entries, slot)
     keys, (first, last) = sorted(twin), sorted([one, other])
@@ -246,9 +257,17 @@ def test_what_is_evicted_is_found_no_more_and_a_step_that_looked_before_writes_a
     assert len(index) == n - len(leaving)
     value, order = np.arange(n).astype(np.uint64), np.zeros((n, words), np.int64)
     index.room(n)
-    index.write(held.place, built, np.arange(n), *columns(keys, wide), value, np.ones(n, np.uint8), order, 9)
+    cells = value, np.ones(n, np.uint8), order
+    halves = [slice(0, n // 2), slice(n // 2, n)]
+    high, low = columns(keys, wide)
+    writes = [
+        Write(held.place[h], built, np.arange(n)[h] - (h.start or 0), high[h], low[h], *(c[h] for c in cells), 9 + i)
+        for i, h in enumerate(halves)
+    ]
+    index.write(*writes)
     index._check()
-    assert found(index, keys) == [(i, FLAGS | 9 << SLOT | i, (0,) * words) for i in range(n)]
+    places = [(9, i) for i in range(n // 2)] + [(10, i) for i in range(n - n // 2)]
+    assert found(index, keys) == [(i, FLAGS | s << SLOT | r, (0,) * words) for i, (s, r) in enumerate(places)]
 
 
 def test_a_table_that_is_full_says_so_and_writing_again_into_a_larger_one_is_harmless() -> None:
@@ -256,10 +275,12 @@ def test_a_table_that_is_full_says_so_and_writing_again_into_a_larger_one_is_har
     table, larger = np.zeros((2, 3), np.uint64), np.zeros((8, 3), np.uint64)
     home, last, live = np.full(3, -1), np.arange(3), np.ones(3, np.uint8)
     rest = (home, last, high, none, high, live, order, np.int64(OCCUPIED), np.int64(LIVE), np.int64(0))
-    assert kernels.write(table, np.uint64(2), *rest) == -1
-    assert kernels.rebuild(table, np.zeros((1, 3), np.uint64), np.uint64(1), False, np.uint64(OCCUPIED)) == -1
-    assert kernels.rebuild(table, larger, np.uint64(4), False, np.uint64(OCCUPIED)) == 2
-    assert kernels.write(larger, np.uint64(4), *rest) == 1
+    two, four, whole = (np.uint64(2), ONE), (np.uint64(4), ONE), (np.uint64(0), np.uint64(TOP))
+    assert kernels.write(table, *two, *rest) == -1
+    small = np.zeros((1, 3), np.uint64)
+    assert kernels.rebuild(table, *two, small, ONE, ONE, *whole, False, np.uint64(OCCUPIED)) == -1
+    assert kernels.rebuild(table, *two, larger, *four, *whole, False, np.uint64(OCCUPIED)) == 2
+    assert kernels.write(larger, *four, *rest) == 1
     assert sorted(larger[larger[:, kernels.REF] != 0, kernels.ID].tolist()) == [1, 2, 3]
 
 
@@ -268,5 +289,5 @@ def test_a_walk_without_room_says_so() -> None:
     ends = np.uint64(0), np.uint64(TOP)
     for room in (0, 1, 2):
         out = np.empty(room, np.int64), np.empty(room, np.int64)
-        n = kernels.walk(table, np.uint64(1), False, np.uint64(1), np.empty(0, np.uint8), *ends, *out)
+        n = kernels.walk(table, ONE, ONE, False, ONE, np.empty(0, np.uint8), *ends, *out)
         assert n == (2 if room == 2 else -1)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import random
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import tight
 from msgspec.structs import replace
 from parts_by_hand import Hands
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import ParquetSink
+from ddflow.dataflow.batcher import PendingRecord
 from ddflow.engine.garbage import names_of
+from ddflow.engine.inventory import InputRecord, Inventory
 from ddflow.errors import (
     CorruptState,
     EpochSkipped,
@@ -42,7 +46,9 @@ from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.naming import inside
 from ddflow.storage.protocol import Blob
+from ddflow.storage.sheets import read
 from ddflow.time import CLOSED, NEVER
+from ddflow.trace.records import ArrangementRecord
 
 ROWS = ({"orders": 3}, {"orders": "ab" * 16})
 
@@ -56,6 +62,13 @@ def flow_of(columns: dict[str, pa.DataType] | None = None, counted: bool = False
     if counted:
         flow.output("by_city", orders.count("city"))
     return flow
+
+
+def naming(batch: Blob) -> Inventory:
+    """An inventory that names one file."""
+    waiting = PendingRecord(batch, 1, 0, advanced=False, final=False, columns=[], compressed=False)
+    nothing = ArrangementRecord(NEVER, NEVER, NEVER, 0, 0, 0, [], [])
+    return Inventory({"orders": InputRecord(1, NEVER, nothing, [waiting])}, {}, {})
 
 
 class Tasks:
@@ -81,7 +94,7 @@ class Tasks:
             number=number,
             started_from=start.digest,
             nonce=self.store.nonce,
-            inventory=self.put(encoded({"file": batch})),
+            inventory=self.put(encoded(naming(batch))),
             outputs=outputs,
             rows=came[0],
             digests=came[1],
@@ -279,11 +292,20 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
         assert shown.exists()
 
 
-def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
+@pytest.mark.parametrize("sheets", [False, True])
+def test_names_are_those_of_the_version_and_what_is_over_goes(sheets: bool) -> None:
+    """Also where the inventories of parts are in sheets."""
+    with tight.tiny() if sheets else nullcontext():
+        assert (names_are_right() > 0) == sheets
+
+
+def names_are_right() -> int:
+    """Thirty epochs of parts that are kept open, stay behind, or are not; how many sheets there were."""
+    seen = 0
     store, chance = MemoryStore(), random.Random(4)
     flow = flow_of(counted=True, order_by="at")
     hands = Hands(flow, store, 3, chance, grace=0, keep=3)
-    for n in range(12):
+    for n in range(30):
         rows = [chance.randrange(40) for _ in range(chance.choice([0, 5, 30]))]
         table = pa.table(
             {"id": rows, "city": [f"c{r % 7}" for r in rows], "at": [n] * len(rows)},
@@ -292,14 +314,17 @@ def test_names_are_those_of_the_version_and_what_is_over_goes() -> None:
         hands.epoch({"orders": table})
         manifest, manifest_log = hands.coordinator.manifest, hands.coordinator.log.manifest_log
         assert manifest_log.names == names_of(store, manifest)
+        seen += sum(len(read(store, part).sheets) for part in manifest.inventories)
+        assert dd.fsck(store.writer()).ok
         kept = set().union(*(names_of(store, at(store, number)) for number in store.numbers()))
         assert kept <= set(store.shared.blobs) and len(store.numbers()) <= 3
-        if n % 4 == 3:
+        if n % 10 == 9:
             hands.close()
             hands = Hands(flow, store.writer(), None, chance, grace=0, keep=3)
             assert hands.coordinator.partitions == 3
             assert hands.coordinator.log.manifest_log.names == names_of(store, manifest)
-    assert [each.epoch for each in manifest.receipts] == [10, 11, 12]
+    assert [each.epoch for each in manifest.receipts] == [28, 29, 30]
+    return seen
 
 
 def test_a_batch_is_taken_once_and_in_its_turn() -> None:

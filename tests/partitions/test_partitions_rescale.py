@@ -178,7 +178,9 @@ def test_rescaled_any_number_of_times_it_goes_on_as_if_it_had_not_been(
         options = {"retain": data.draw(st.sampled_from([0, 2, FOREVER])), "verdicts": "counts"}
         with tiny():
             never = EngineDoor(scenario, shape, **options)
-            other = Rescales(data, scenario, medium, options | {"autocommit": data.draw(st.booleans())})
+            other = Rescales(
+                data, scenario, medium, options | {"commit_every": data.draw(st.sampled_from(["call", None]))}
+            )
             for call in played:
                 other.call(call, quietly(never, call))
                 if other.door.engine.dataflow.budget.home is not None:
@@ -368,7 +370,7 @@ def test_who_commits_first_wins_and_the_other_is_fenced_and_leaves_nothing(tmp_p
         with pytest.raises(Fenced):
             rescaler.finish(some)
         rescale(state, 1)  # which it has: nothing is done, and nobody is fenced
-        door.engine.commit()
+        door.engine.flush()
         rescale(state, 3)
         with pytest.raises(Fenced):
             door.engine.step({}, door.engine.last + 1)

@@ -23,13 +23,15 @@ from msgspec.structs import replace
 
 import ddflow as dd
 from ddflow.errors import DdflowError
+from ddflow.storage import sheets
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import FORMAT, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
+from ddflow.storage.sheets import Sheets, read
 
 HERE = Path(__file__).parent.parent
-KINDS = ("plain", "ranked", "held-back", "spilled", "compressed")
+KINDS = ("plain", "ranked", "held-back", "spilled", "compressed", "sheets")
 ODD = (
     0,
     1,
@@ -96,6 +98,25 @@ def mutated(given: Any, rng: random.Random) -> Any:
     return given
 
 
+def in_sheets(store: MemoryStore, data: bytes, rng: random.Random) -> Blob:
+    """A text in sheets, of which now and then one is named twice, or not, or elsewhere."""
+    cut = Sheets(store)
+    for _ in range(4):
+        blob = cut.put(data)
+    lines = store.map(blob).to_pybytes().split(b"\n")
+    if len(lines) > 2 and rng.random() < 0.5:
+        at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+        match rng.randrange(3):
+            case 0:
+                lines[at] = lines[other]
+            case 1:
+                lines[at], lines[other] = lines[other], lines[at]
+            case 2:
+                del lines[at]
+        return store.put("json", lambda sink: sink.write(b"\n".join(lines)))
+    return blob
+
+
 def attack(kind: str, folder: Path, seeds: range) -> None:
     """Open, read, step and check a state under each seed's inventory."""
     from test_golden import events, plan
@@ -104,17 +125,17 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
     manifest = newest(store)
     assert manifest is not None
     [part] = manifest.inventories
-    inventory = json.loads(store.map(part).to_pybytes())
+    inventory = json.loads(read(store, part).data)
     shared = MemoryStore().shared
     for entry in store.list():
         shared.blobs[entry.name] = (folder / "blobs" / entry.name).read_bytes(), 0.0
     for seed in seeds:
         print(seed, flush=True)
         rng = random.Random(seed)
-        data = json.dumps(mutated(inventory, rng)).encode()
+        data = json.dumps(mutated(inventory, rng), separators=(",", ":")).encode()
         memory = MemoryStore()
         memory.shared.blobs = dict(shared.blobs)
-        blob: Blob = memory.put("json", lambda sink, data=data: sink.write(data))
+        blob: Blob = Sheets(memory).put(data) if kind != "sheets" else in_sheets(memory, data, rng)
         assert memory.publish(0, replace(manifest, number=0, inventories=(blob,)).encode())
         memory.mark(0)
         try:
@@ -167,4 +188,5 @@ def test_very_many_made_up_inventories(kind: str, tmp_path: Path) -> None:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_DATA, (3 << 30, 3 << 30))
     pa.set_cpu_count(1)
+    sheets.INLINE = sheets.EDGE = sheets.FEWEST = 2  # type: ignore[misc]
     attack(sys.argv[1], Path(sys.argv[2]), range(int(sys.argv[3]), int(sys.argv[4])))

@@ -265,8 +265,8 @@ def test_another_format_is_told_from_damage() -> None:
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
     data = typical().encode()
-    damaged = refusal(data.replace(b"manifest 6", b"manifest 7", 1))
-    assert FORMAT == 6 and "its header says" in damaged.found and "checksum" in damaged.found
+    damaged = refusal(data.replace(b"manifest 7", b"manifest 6", 1))
+    assert FORMAT == 7 and "its header says" in damaged.found and "checksum" in damaged.found
 
 
 @pytest.mark.parametrize(

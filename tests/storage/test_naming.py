@@ -21,6 +21,7 @@ from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.naming import files_in, names_in, renamed
 from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.sheets import read
 
 FILE = '["00ff00ff00ff00ff-9.arrow",4,"AAAAAAAAAAAAAAAAAAAAAA=="]'
 ODD = [FILE, "00ff00ff00ff00ff-9.arrow", f'x",{FILE},"', "\\" + FILE, 'tab\t"quote"']
@@ -45,7 +46,7 @@ def agrees(store: Store) -> int:
     assert manifest is not None
     total = 0
     for part in manifest.inventories:
-        data = store.map(part).to_pybytes()
+        data = read(store, part).data
         expected = list(blobs(StoredInventory.read(store, part).of))
         assert sorted(files_in(data)) == sorted(expected)
         assert names_in(data) == {blob.name for blob in expected}

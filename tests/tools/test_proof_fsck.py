@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from msgspec.structs import replace
 from proof_case import EPOCH, HELD, WIDE, events, feed, files, lie, named, plan, rewritten
 
 import ddflow as dd
+from ddflow.engine.inventory import StoredInventory
+from ddflow.storage import sheets
+from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.report import Report
@@ -27,12 +30,16 @@ SEED = 20
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two states: of which one has files of every kind in it, and one its outputs beside it."""
+    """A folder with states that have files of every kind in them; of one the outputs are beside it."""
     place = tmp_path_factory.mktemp("whole")
     steps = events(SEED)
     feed(place / "state", steps, retain=1000)
     # With a budget all runs are on disk, and have Bloom filters; a further epoch writes some.
     feed(place / "state", events(SEED + 1, 2, first=6), memory="16MB")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("INLINE", "EDGE", "FEWEST"):
+            patch.setattr(sheets, name, 2)
+        feed(place / "sheets", events(SEED, 20), retain=1000)
     feed(place / "held", steps, HELD)
     feed(place / "beside", steps, outputs=place / "outputs")
     return place
@@ -50,19 +57,18 @@ def kinds(state: Path) -> dict[str, list[Path]]:
     blobs = state / "blobs"
     manifests = sorted((state / "manifests").iterdir(), reverse=True)
     outputs = {file for r in told["receipts"] for c in r["calls"] for f in c["outputs"].values() for file in f["files"]}
-    inventories = sorted(blobs.glob("*.json"), key=os.path.getmtime, reverse=True)
-    inventory = json.loads(
-        max(inventories, key=lambda path: json.loads(path.read_bytes())["totals"].get("applied", 0)).read_bytes()
-    )
-    batches = [each for c in inventory["inputs"].values() for each in c["rows"]["batches"]]
-    batches += [each for c in inventory["operators"].values() for each in c["arrangements"][0]["batches"]]
-    runs = [each for c in inventory["inputs"].values() for each in c["runs"]]
+    with closing(LocalStore(state, readonly=True)) as store:
+        inventories = [at(store, number).inventories for number in reversed(store.numbers())]
+        stored = StoredInventory.read(store, inventories[0][0])
+    batches = [each for c in stored.of.inputs.values() for each in c.rows.batches]
+    batches += [each for c in stored.of.operators.values() for each in c.arrangements[0].batches]
     return {
         "manifest": manifests,
-        "inventory": inventories,
-        "batch": [blobs / each["file"][0] for each in batches],
-        "bloom": [blobs / each["bloom"][0] for each in batches if each["bloom"]],
-        "pending": [blobs / each["file"][0] for each in runs],
+        "inventory": [blobs / each.name for parts in inventories for each in parts],
+        "sheet": [blobs / each.name for each in stored.text.sheets],
+        "batch": [blobs / each.file.name for each in batches],
+        "bloom": [blobs / each.bloom.name for each in batches if each.bloom],
+        "pending": [blobs / each.file.name for c in stored.of.inputs.values() for each in c.runs],
         "output": [blobs / name for name in sorted(outputs) if (blobs / name).exists()],
     }
 
@@ -97,8 +103,9 @@ def test_honest_states_whose_merges_are_half_done_are_whole(seed: int, monkeypat
 
 def test_the_kinds_of_files_that_are_damaged_below_are_all_there(whole: Path) -> None:
     assert all(kinds(whole / "state")[kind] for kind in ("manifest", "inventory", "batch", "bloom", "output"))
+    assert len(kinds(whole / "sheets")["sheet"]) > 1
     assert kinds(whole / "held")["pending"]
-    for state in ("state", "held", "beside"):
+    for state in ("state", "held", "beside", "sheets"):
         assert dd.fsck(whole / state).ok, str(dd.fsck(whole / state))
 
 
@@ -132,12 +139,12 @@ def folder(path: Path, rng: random.Random) -> None:
 DAMAGE = [flip, cut, extend, zero, lose, folder]
 
 
-@pytest.mark.parametrize("kind", ["manifest", "inventory", "batch", "bloom", "pending", "output"])
+@pytest.mark.parametrize("kind", ["manifest", "inventory", "sheet", "batch", "bloom", "pending", "output"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_damage_to_every_kind_of_file_is_told_with_its_name(
     whole: Path, tmp_path: Path, kind: str, damage: Any
 ) -> None:
-    origin = whole / ("held" if kind == "pending" else "state")
+    origin = whole / {"pending": "held", "sheet": "sheets"}.get(kind, "state")
     rng = random.Random(f"{kind}{damage.__name__}")
     for trial, path in enumerate(kinds(origin)[kind][:2]):
         state = tmp_path / f"{trial}"
@@ -233,9 +240,14 @@ def _rows(inventory: Any) -> Any:
     return inventory["inputs"]["orders"]["rows"]
 
 
+def _batch(inventory: Any) -> Any:
+    """What it says of the oldest batch."""
+    return _rows(inventory)["items"][0]["batches"][0]
+
+
 def _file(inventory: Any, store: MemoryStore, column: int, change: Any) -> None:
     """Rewrite a column of the oldest batch's file."""
-    batch = _rows(inventory)["batches"][0]
+    batch = _batch(inventory)
 
     def changed(table: pa.Table) -> pa.Table:
         at = column % table.num_columns
@@ -254,12 +266,12 @@ LIES = {
     "a time of the future": lambda i, s: _rows(i).update(upper=99),
     "an input that is not there": lambda i, s: i["inputs"].update(other=i["inputs"]["orders"]),
     "a count that is not there": lambda i, s: i["operators"].clear(),
-    "rows that are not there": lambda i, s: _rows(i)["batches"][0].update(rows=10**12),
-    "a file that is none": lambda i, s: _rows(i)["batches"][0].update(file=["x", 1, "y"]),
+    "rows that are not there": lambda i, s: _batch(i).update(rows=10**12),
+    "a file that is none": lambda i, s: _batch(i).update(file=["x", 1, "y"]),
     "a batch used twice": lambda i, s: _rows(i)["items"].append(_rows(i)["items"][-1]),
     "no totals": lambda i, s: i.pop("totals"),
     "numbers that are none": lambda i, s: i["inputs"]["orders"].update(arrived="many"),
-    "a Bloom filter of another": lambda i, s: _rows(i)["batches"][0].update(bloom=_sieve(s, _rows(i)["batches"][0])),
+    "a Bloom filter of another": lambda i, s: _batch(i).update(bloom=_sieve(s, _batch(i))),
 }
 
 

@@ -191,7 +191,7 @@ def test_a_row_that_a_lie_put_into_the_state_is_found() -> None:
     assert before.ok
 
     def tell(inventory: Any) -> None:
-        batch = inventory["inputs"]["orders"]["rows"]["batches"][0]
+        batch = inventory["inputs"]["orders"]["rows"]["items"][0]["batches"][0]
         batch["file"] = rewritten(
             store,
             batch["file"],
@@ -208,7 +208,7 @@ def test_a_count_that_is_not_that_of_its_rows_is_found() -> None:
     feed(store, steps)
 
     def tell(inventory: Any) -> None:
-        batch = next(iter(inventory["operators"].values()))["arrangements"][0]["batches"][0]
+        batch = next(iter(inventory["operators"].values()))["arrangements"][0]["items"][0]["batches"][0]
         batch["file"] = rewritten(
             store,
             batch["file"],
@@ -227,7 +227,7 @@ def test_rows_out_of_place_are_a_corrupt_state() -> None:
     feed(store, steps)
 
     def tell(inventory: Any) -> None:
-        batch = inventory["inputs"]["orders"]["rows"]["batches"][0]
+        batch = inventory["inputs"]["orders"]["rows"]["items"][0]["batches"][0]
         batch["file"] = rewritten(
             store,
             batch["file"],

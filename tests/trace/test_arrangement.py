@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ddflow.columns.hashing import NONE
@@ -23,8 +23,9 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.scratch import ScratchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace import spine as spines
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
+from ddflow.trace.change import Change
 from ddflow.trace.merge import RunMerge
 from ddflow.trace.run import Run, Slots
 from ddflow.trace.spine import EFFORT, FAN, GARBAGE, Spine, choose
@@ -235,7 +236,7 @@ def test_merges_that_go_on_beside_steps_change_no_read_whatever_is_done_of_them_
                 beside += bool(spine.merges)
             twin.assert_seeks(keys)
         twin.assert_reads_since()
-        assert beside and spine.copied  # there was something to go on with, or this test shows nothing
+        assume(beside and spine.copied)  # there was something to go on with, as in all but one life in 300
         spine.work(None, twin.arranged.slots, twin.arranged.index, since, twin.arranged.latest <= since)
         assert not spine.owed and not spine.merges
         twin.arranged._check()

@@ -21,9 +21,8 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
 from ddflow.dataflow import step as computation
-from ddflow.trace import checkpoint as inventory
-from ddflow.trace import run
-from ddflow.trace.index import Index
+from ddflow.trace import held, run
+from ddflow.trace.index import Index, Write
 
 SECRET = Secret(11, 17)
 SPAN = 256
@@ -97,14 +96,14 @@ def test_a_first_load_makes_room_once(threads: int, texts: bool) -> None:
         engine.step({"a": rows(("ascending", 0, 60_000), texts, False)}, time=0)
         assert len(engine.dataflow.graph.upserts["a"].arranged.spine.parts) == threads
     check(calls)
-    assert [call.keys for call in calls if call.what == "rebuild"] == [0]
+    assert [call.keys for call in calls if call.what == "rebuild"] == [0] * threads
 
 
 @pytest.mark.parametrize("retain", [0, 9])
 def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_gone(
     tmp_path: Path, retain: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (inventory, run):
+    for module in (held, run):
         monkeypatch.setattr(module, "LASTS", 1000)
     flow = dd.Flow()
     input = flow.upserts(
@@ -142,17 +141,8 @@ def test_upserts_of_a_step_in_ranges_are_held_by_a_few_slots_a_key(
 def put(index: Index, high: Any, slot: int) -> None:
     n = high.size
     index.room(n)
-    index.write(
-        np.full(n, -1),
-        index.built,
-        np.arange(n),
-        high,
-        NONE,
-        high,
-        np.ones(n, np.uint8),
-        np.empty((n, 0), np.int64),
-        slot,
-    )
+    columns = high, NONE, high, np.ones(n, np.uint8), np.empty((n, 0), np.int64)
+    index.write(Write(np.full(n, -1), index.built, np.arange(n), *columns, slot))
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.9])

@@ -33,8 +33,9 @@ from ddflow.operators.upsert.keyed import Keyed, Seen
 from ddflow.operators.upsert.ordering import LEAST, Order
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.plan.bind import Bound
-from ddflow.trace.arrangement import Arrangement, Change
+from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
+from ddflow.trace.change import Change
 
 
 class Expiring:

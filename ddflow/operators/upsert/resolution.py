@@ -28,7 +28,7 @@ import pyarrow as pa
 from ddflow.columns.arena import SMALL, Arena
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
 from ddflow.columns.rows import RowPool, Rows, View, gathered, width
-from ddflow.columns.sorting import Sorted
+from ddflow.columns.sorting import Sorted, shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
 from ddflow.kernels.emit import emit as emit_updates
@@ -37,8 +37,11 @@ from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Outcomes, Rules,
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.state import UpsertState
-from ddflow.trace.arrangement import Change
 from ddflow.trace.batch import Batch, same
+from ddflow.trace.change import Change
+
+EMITTED = 4
+"""Nanoseconds that the updates of an event take, about."""
 
 
 class Weighed(Protocol):
@@ -120,7 +123,7 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
         return resolve_keys(mine, prior.span(begin, end), weighed.rules, out.span(at, to, begin, end))
 
     threads = ALONE if out.winner.size else state.threads
-    spans = threads.spans(starts.size - 1)
+    spans = shards(by, threads)
     done = threads.each(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, weighed.rules, out)]
     for _, _, refused, _, _ in done:
         if refused >= 0:
@@ -134,9 +137,9 @@ def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
     n = sum(map(itemgetter(0), resolved.done))
     empty = arena.room(n)
     about, diffs, ranks = empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32)
-    spans, parts = threads.spans(outcome.size), [(0, outcome.size, 0, n)]
+    spans, parts = threads.spans(outcome.size, EMITTED), [(0, outcome.size, 0, n)]
     if len(spans) > 1:
-        ends = np.cumsum([0, *threads.each(lambda a, b: tally(outcome[a:b], mark[a:b]), spans)]).tolist()
+        ends = np.cumsum([0, *(tally(outcome[a:b], mark[a:b]) for a, b in spans)]).tolist()
         parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
 
     def span(a: int, b: int, begin: int, end: int) -> Ints:
@@ -211,10 +214,8 @@ class Resolution:
     @cached_property
     def changes(self) -> list[Change]:
         """What the state must take in, by ascending identities.  O(versions)."""
-        return [
-            self._change(begin, end, *done[1::2], done[4])
-            for (begin, end), done in zip(self.resolved.spans, self.resolved.done, strict=True)
-        ]
+        both = zip(self.resolved.spans, self.resolved.done, strict=True)
+        return self.upsert.threads.each(self._change, [(*span, *done[1::2], done[4]) for span, done in both])
 
     def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
         """What a span of keys brings."""

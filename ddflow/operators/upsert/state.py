@@ -50,12 +50,12 @@ class UpsertState(Readable):
         self.wide, self.arena = is_wide(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
-        self.arranged.slots.pool.threads = threads
+        self.arranged.share(threads)
         expires = bound.spec.expiry is not None
-        self.keys, self.identified = RowHashes(bound.key_schema, secret), bound.key_schema
+        self.keys, self.identified = RowHashes(bound.key_schema, secret, threads), bound.key_schema
         self.expiring = Expiring(bound, self.order, self.arranged, self.keys) if expires else None
         row = bound.row_schema
-        self.values = RowHashes(pa.schema([row.field(name) for name in bound.tracked]), secret)
+        self.values = RowHashes(pa.schema([row.field(name) for name in bound.tracked]), secret, threads)
         self.given = [*row.names, *(bound.spec.order_by if self.order.hidden else ())]
         """The columns of events that are stored."""
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, value_hashes
-from ddflow.columns.rows import dense_ranks
+from ddflow.columns.ranking import dense_ranks
 from ddflow.errors import IllegalTransition, ListTooLong, SpecError
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, machine, records

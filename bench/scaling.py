@@ -1,0 +1,115 @@
+"""Scaling: what more threads gain, beside what bare loops gain by them in the same minutes.
+
+Invariant: one process takes turns: a bare loop alone and as many of them as there are threads, each over events of its
+own; then ddflow with one thread and with several, in turns. So a busy machine, or cores that share a cache, slow both
+down. ``of_bare`` is the quotient of the two gains, and what a bar can be about. Updates are compared: they are the same
+bits for any number of threads. Limits: bare loops share nothing, so they gain what the machine has, and no engine more.
+
+>>> sample = BENCH.measure(line="upsert", step=1000, n=20_000, budget=None, threads=2, turns=1)
+>>> sample["gain"] > 0, len(sample["rates"]), len(sample["gains"])
+(True, 2, 1)
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from typing import Any
+
+import ours
+import pyarrow as pa
+import workloads
+from limit import limit
+from report import Bar, Row, within
+from runner import Bench, Job
+
+OF_BARE, OF_BARE_BUDGET, LEAST = 0.9, 0.75, 0.95
+N, BARE = 4_000_000, 1_000_000
+LINES = [
+    ("upsert", 10_000, 1_000_000, None),
+    ("upsert", 100_000, N, None),
+    ("upsert", 1_000_000, N, None),
+    ("upsert", 10_000_000, 10_000_000, None),
+    ("filter", 100_000, N, None),
+    ("count", 100_000, N, None),
+    ("upsert", 1_000_000, N, "128MB"),
+]
+
+
+class Scaling(Bench):
+    """The jobs: a line and a size of steps each."""
+
+    name = "scaling"
+    about = "Scaling: several threads beside one, and bare loops beside one of them, in the same minutes."
+    figures = ("gain", "of_bare")
+    quick = ({"step": "100000", "line": "upsert", "budget": "None"}, {"n": "200000", "turns": "1"})
+    columns = (
+        "line {line} | events a step {step:,} | budget {budget} | threads {threads} | M upserts/s, one thread "
+        "{alone:.2f} | several {shared:.2f} | gain {gain:.2f} | of bare loops {bare_gain:.2f} | quotient {of_bare:.2f}"
+    )
+
+    def jobs(self) -> list[Job]:
+        keys = "line", "step", "n", "budget"
+        return [Job(dict(zip(keys, each, strict=True)) | {"threads": 2, "turns": 5}) for each in LINES]
+
+    def measure(self, line: str, step: int, n: int, budget: str | None, threads: int, turns: int) -> dict[str, Any]:
+        """Take turns, the first of which is not counted; AssertionError where the updates of two turns differ."""
+        ours.warm()
+        events = workloads.build(workloads.Shape(n, max(n // 10, 1000)))
+        bare = [workloads.build(workloads.Shape(min(BARE, n), 100_000, seed=i)) for i in range(threads)]
+        rates: dict[int, list[float]] = {1: [], threads: []}
+        gains, seen = list[float](), set[int]()
+        for turn in range(turns + 1):
+            alone, together = _bare(bare[:1]), _bare(bare)
+            gains += [threads * alone / together] * (turn > 0)
+            for size, found in rates.items():
+                seconds, checksum = _taken(events, line, step, budget, size)
+                seen.add(checksum)
+                found += [n / seconds / 1e6] * (turn > 0)
+        assert len(seen) == 1, f"the updates differ between turns: {seen}"
+        one, several, bare_gain = median(rates[1]), median(rates[threads]), median(gains)
+        return {
+            "alone": one,
+            "shared": several,
+            "gain": several / one,
+            "bare_gain": bare_gain,
+            "of_bare": several / one / bare_gain,
+            "rates": [rates[1], rates[threads]],
+            "gains": gains,
+        }
+
+    def bars(self, result: Row) -> Iterator[Bar]:
+        """Of what bare loops gain; and nothing may be slower than with one thread."""
+        for row in result["results"]:
+            name = f"{row['line']}, {row['step']:,} a step{', ' + row['budget'] if row['budget'] else ''}"
+            said = f"{row['gain']:.2f}, bare loops {row['bare_gain']:.2f}"
+            if row["step"] >= 100_000:
+                wanted = OF_BARE_BUDGET if row["budget"] else OF_BARE
+                yield within(f"two threads: {name}", said, f"{wanted} of bare", row["of_bare"] >= wanted)
+            yield within(f"not slower: {name}", f"{row['gain']:.2f}", f"{LEAST}", row["gain"] >= LEAST)
+
+
+def _bare(events: list[pa.Table]) -> float:
+    """Seconds that bare loops take, a thread each."""
+    with ThreadPoolExecutor(len(events)) as pool:
+        begun = time.perf_counter()
+        list(pool.map(limit, events))
+        return time.perf_counter() - begun
+
+
+def _taken(events: pa.Table, line: str, step: int, budget: str | None, threads: int) -> tuple[float, int]:
+    """Seconds of the steps, and the checksum of their updates."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {} if budget is None else {"memory": budget, "spill": folder}
+        with ours.plan(events.schema, line).open(threads=threads, **options) as engine:
+            begun = time.perf_counter()
+            tables = list(ours.in_steps(engine, events, step))
+            seconds = time.perf_counter() - begun
+            ours.check_verdicts(engine, events.num_rows)
+            return seconds, workloads.checksum(tables)
+
+
+BENCH = Scaling()

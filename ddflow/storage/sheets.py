@@ -1,0 +1,179 @@
+"""Sheets: the text of an inventory in several files, so that a commit writes what changed and not all of it again.
+
+Invariant: the text that `read` gives is the one that `Sheets.put` was given, byte for byte, whatever was cut where. A
+file of text may have lines that name other files, its *sheets*; each stands for the text of that sheet, which may have
+such lines itself. An inventory of `INLINE` files or fewer is one file without such a line. In a longer one, the places
+to cut are told by the names of the files in it, and not by where these stand. So most of a text that has changed here
+and there is cut as before, and a piece that the version before has as a sheet is named again. Only what was the same
+twice becomes a sheet, because what changes with every commit would be a file more each time. The lines that are left,
+names of sheets among them, are cut in the same way until they are few: a tree whose depth is the logarithm of the
+files. A commit writes `FRESH` new sheets at most, so that a text that is new as a whole is cut over the next commits.
+A sheet is immutable and a file like any other: named with its length and digest, and garbage when nobody names it.
+What the text says is not known here.
+
+>>> from ddflow.storage.memory import MemoryStore
+>>> store = MemoryStore()
+>>> files = [b'{"file":["00ff00ff00ff00ff-%d.arrow"]},' % n for n in range(1000)]
+>>> sheets = Sheets(store)
+>>> lengths = [sheets.put(b"[" + b"".join(files) + b"%d]" % n).length for n in range(20)]
+>>> last = sheets.put(b"[" + b"".join(files) + b"]")
+>>> lengths[0], last.length < 4000, 20 < len(sheets.blobs) < 60
+(39893, True, True)
+>>> read(store, last).data == b"[" + b"".join(files) + b"]"
+True
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import xxhash
+from msgspec.json import Decoder
+
+from ddflow.errors import CorruptState, cut
+from ddflow.storage.fields import MEND, REFUSALS, encoded
+from ddflow.storage.naming import files_in, names_in
+from ddflow.storage.protocol import Blob, Blobs, Store
+
+INLINE: Final = 128
+"""Files, or sheets, that a text names in itself."""
+EDGE: Final = 32
+"""How many of those a sheet has, about."""
+FEWEST, MOST = 8, 128
+"""How many at least, and at most."""
+FRESH: Final = 4
+"""Sheets that a commit writes at most."""
+DEEPEST: Final = 16
+"""Sheets within each other: more than any text of ours has."""
+
+_FILE: Final = b'{"file":'
+"""What the record of a file begins with; in a text of a user the quotes would be escaped."""
+_NAMED: Final = 64
+"""Bytes of a line in which the name of its file is."""
+_BLOB: Final = Decoder(Blob)
+
+
+class Text(NamedTuple):
+    """``data``: the text as a whole.  ``sheets``: the files that it was in, but for the first."""
+
+    data: bytes
+    sheets: Sequence[Blob]
+
+    @property
+    def files(self) -> list[Blob]:
+        """All files that it names: its sheets, then the others in their order.  O(bytes)."""
+        return [*self.sheets, *files_in(self.data)]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of those.  O(bytes)."""
+        return names_in(self.data).union(sheet.name for sheet in self.sheets)
+
+
+Fetch = Callable[[Blob], Any]
+"""The bytes of a sheet, compared with its digest; raises `CorruptState`."""
+
+
+def read(store: Store, blob: Blob) -> Text:
+    """The text of a file and of its sheets.  O(bytes).  Raises `CorruptState`, naming the file."""
+
+    def fetch(sheet: Blob) -> Any:
+        store.ahead([sheet.name])
+        return store.map(sheet)
+
+    return unfolded(store.map(blob), f"the file {blob.name} of {store.where}", fetch)
+
+
+def unfolded(data: Any, what: str, fetch: Fetch) -> Text:
+    """The text that begins with these bytes.  ``what``: where they stand, for messages.  As `read`."""
+    sheets: dict[str, Blob] = {}
+
+    def pieces(data: bytes, depth: int) -> Iterator[bytes]:
+        for number, piece in enumerate(data.split(b"\n")):
+            if number % 2 == 0:
+                yield piece
+                continue
+            sheet = _named(piece, what)
+            if sheet.name in sheets:
+                raise CorruptState(what, f"it names the sheet {sheet.name} twice", MEND)
+            if depth == DEEPEST:
+                raise CorruptState(what, f"it has more than {DEEPEST} sheets within each other", MEND)
+            sheets[sheet.name] = sheet
+            yield from pieces(bytes(fetch(sheet)), depth + 1)
+
+    return Text(b"".join(pieces(bytes(data), 0)), tuple(sheets.values()))
+
+
+def _named(line: bytes, what: str) -> Blob:
+    """The sheet that a line names."""
+    try:
+        blob = _BLOB.decode(line)
+    except REFUSALS as error:
+        raise CorruptState(what, f"a line of it names no sheet: {cut(str(error))}", MEND) from None
+    if not blob.name.endswith(".json"):
+        raise CorruptState(what, f"it names {blob.name} as a sheet", MEND)
+    return blob
+
+
+class Sheets:
+    """The sheets of one inventory, from one version to the next.  ``blobs``: those of the last one.  ``names``: of all
+    files that its text names."""
+
+    def __init__(self, store: Blobs) -> None:
+        self.store, self.blobs, self.names = store, list[Blob](), set[str]()
+        self._seen: dict[bytes, set[str]] = {}
+        """By the digests of the pieces that the last text had, sheets and others, the names of the files in them."""
+
+    def resume(self, text: Text) -> None:
+        """Go on from a version that was read.  O(bytes)."""
+        self.blobs = [*text.sheets]
+        self._folded(text.data, 0)
+
+    def put(self, data: bytes) -> Blob:
+        """Write a text, and the sheets that are new; the file that it begins with.  O(bytes) to look at them.
+
+        Writes O(changes + log files) bytes.  Raises what `Blobs.put` does: no more may be put then.
+        """
+        return self._put(self._folded(data, FRESH))
+
+    def _put(self, text: bytes) -> Blob:
+        return self.store.put("json", lambda sink: sink.write(text))
+
+    def _folded(self, data: bytes, fresh: int) -> bytes:
+        """The text with names of sheets, of which ``fresh`` may be new."""
+        if data.count(_FILE) < INLINE:
+            self.blobs, self.names, self._seen = [], names_in(data), {}
+            return data
+        known, kept, seen = {each.digest: each for each in self.blobs}, list[Blob](), dict[bytes, set[str]]()
+        first, *rest = data.split(_FILE)
+        lines, level = [first, *[_FILE + each for each in rest]], 0
+        while len(lines) > INLINE:
+            out = list[bytes]()
+            for piece in _pieces(lines, level):
+                text = b"".join(piece)
+                digest = xxhash.xxh3_128_digest(text)
+                before, sheet = self._seen.get(digest), known.get(digest)
+                seen[digest] = names_in(text) if before is None else before
+                if sheet is None and fresh and before is not None and len(piece) >= FEWEST:
+                    sheet, fresh = self._put(text), fresh - 1
+                if sheet is None:
+                    out += piece
+                else:
+                    kept.append(sheet)
+                    out.append(b"\n%b\n" % encoded(sheet))
+            if len(out) == len(lines):
+                break
+            lines, level = out, level + 1
+        self.names = {sheet.name for sheet in kept}.union(*seen.values())
+        self.blobs, self._seen = kept, seen
+        return b"".join(lines)
+
+
+def _pieces(lines: list[bytes], level: int) -> Iterator[list[bytes]]:
+    """Lines in groups, each of which ends with a line whose name says so.  O(lines).
+
+    ``level``: of the tree, so that what ended a group does not end one above it."""
+    begin, hashed = 0, xxhash.xxh32_intdigest
+    for end in [n for n, line in enumerate(lines, 1) if not hashed(line[:_NAMED], level) % EDGE] + [len(lines)]:
+        for at in range(begin, end, MOST):
+            yield lines[at : min(at + MOST, end)]
+        begin = end

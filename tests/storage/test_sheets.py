@@ -1,0 +1,188 @@
+"""Sheets: any text comes back, whatever of it was cut where; what is written is what changed; lies are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from chance import effort
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from ddflow.errors import CorruptState
+from ddflow.storage import sheets as module
+from ddflow.storage.fields import encoded
+from ddflow.storage.memory import MemoryStore
+from ddflow.storage.naming import files_in
+from ddflow.storage.protocol import Blob
+from ddflow.storage.sheets import DEEPEST, Sheets, read, unfolded
+
+
+class Counting(MemoryStore):
+    """How many blobs were put, and of how many bytes."""
+
+    puts = written = 0
+
+    def put(self, ending: str, write: Any) -> Blob:
+        blob = super().put(ending, write)
+        self.puts, self.written = self.puts + 1, self.written + blob.length
+        return blob
+
+
+@contextmanager
+def tiny() -> Iterator[None]:
+    """Sheets of two files or so."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in (("INLINE", 2), ("EDGE", 2), ("FEWEST", 2), ("MOST", 5)):
+            patch.setattr(module, name, size)
+        yield
+
+
+def named(numbers: list[int]) -> list[bytes]:
+    """Records of files."""
+    return [b'{"file":%b,"rows":3},' % encoded(Blob(f"{n:016x}-{n}.arrow", n, bytes(16))) for n in numbers]
+
+
+def text(numbers: list[int], more: str = "") -> bytes:
+    """An inventory, as far as it matters here: something that changes, and files."""
+    return encoded(more) + b"[" + b"".join(named(numbers)) + b"]"
+
+
+@effort(300)
+@given(data=st.data())
+def test_any_text_comes_back_and_every_sheet_and_file_is_known(data: st.DataObject) -> None:
+    with tiny():
+        changed_and_read(data)
+
+
+def changed_and_read(data: st.DataObject) -> None:
+    """A text that changes, put and read, by one engine or several."""
+    store, numbers, following = Counting(), list(range(data.draw(st.integers(0, 60)))), 1000
+    sheets, blob = Sheets(store), None
+    for _ in range(data.draw(st.integers(1, 12))):
+        match data.draw(st.sampled_from(["add", "take", "replace", "none", "reopen"])):
+            case "add":
+                more = data.draw(st.integers(1, 9))
+                numbers, following = [*numbers, *range(following, following + more)], following + more
+            case "take" if numbers:
+                at = data.draw(st.integers(0, len(numbers) - 1))
+                del numbers[at : at + data.draw(st.integers(1, 9))]
+            case "replace" if numbers:
+                numbers[data.draw(st.integers(0, len(numbers) - 1))], following = following, following + 1
+            case "reopen":
+                sheets = Sheets(store)
+                if blob is not None:
+                    sheets.resume(read(store, blob))
+        written = text(numbers, data.draw(st.text(max_size=5)))
+        blob = sheets.put(written)
+        again = read(store, blob)
+        assert again.data == written
+        assert sorted(again.sheets) == sorted(sheets.blobs)
+        assert again.names == sheets.names == {each.name for each in again.files}
+        assert [each.length for each in files_in(again.data)] == numbers
+    event("in sheets" if sheets.blobs else "in one file")
+    event("a sheet of sheets" if any(b"\n" in store.map(each).to_pybytes() for each in sheets.blobs) else "flat")
+
+
+def test_a_text_of_few_files_is_one_file_as_it_is() -> None:
+    store = Counting()
+    sheets = Sheets(store)
+    few = text(list(range(module.INLINE - 1)))
+    for _ in range(5):
+        blob = sheets.put(few)
+        assert store.map(blob).to_pybytes() == few and not sheets.blobs
+    assert store.puts == 5
+
+
+@pytest.mark.parametrize("files", [500, 2_000, 8_000, 32_000])
+def test_a_change_costs_its_logarithm(files: int) -> None:
+    store, numbers = Counting(), list(range(files))
+    sheets = Sheets(store)
+    while True:
+        before = len(sheets.blobs)
+        sheets.put(text(numbers))
+        if len(sheets.blobs) == before > 0:
+            break
+    assert len(sheets.blobs) < files / 12
+    store.puts = store.written = 0
+    for round_ in range(40):
+        numbers.append(10**6 + round_)  # at the end, at the front, and in the middle
+        del numbers[0]
+        numbers[len(numbers) // 2] = 10**7 + round_
+        sheets.put(text(numbers, str(round_)))
+    line = len(named([1])[0])
+    assert store.written / 40 < line * (module.INLINE + 3 * module.MOST)
+    assert store.puts < 40 * 2  # a sheet stays inline for as long as it changes
+    assert read(store, sheets.put(text(numbers))).data == text(numbers)
+
+
+def test_a_text_that_is_new_is_cut_over_several_commits() -> None:
+    store = Counting()
+    sheets, new = Sheets(store), text(list(range(3_000)))
+    counts = []
+    for _ in range(60):
+        before = store.puts
+        sheets.put(new)
+        counts.append(store.puts - before - 1)
+    assert counts[0] == 0 and max(counts) == module.FRESH and counts[-1] == 0
+
+
+def test_a_sheet_that_is_named_no_more_is_written_again_under_another_name() -> None:
+    """Its file may be gone by then."""
+    sheets, one, other = Sheets(Counting()), text(list(range(20))), text(list(range(100, 120)))
+    with tiny():
+        for _ in range(8):
+            sheets.put(one)
+        first = set(sheets.blobs)
+        for _ in range(8):
+            sheets.put(other)
+        for _ in range(8):
+            sheets.put(one)
+    assert first and sheets.blobs and not first & set(sheets.blobs)
+
+
+def line(blob: Blob) -> bytes:
+    return b"\n%b\n" % encoded(blob)
+
+
+def put(store: MemoryStore, data: bytes, ending: str = "json") -> Blob:
+    return store.put(ending, lambda sink: sink.write(data))
+
+
+def test_what_is_no_text_in_sheets_is_refused_by_name() -> None:
+    store = MemoryStore()
+    sheet = put(store, b"[1]")
+    assert read(store, put(store, line(sheet))).data == b"[1]"
+    bad = {
+        "twice": line(sheet) * 2,
+        "a line of it names no sheet": b"a\nb",
+        "which": b"\n[1]\n",
+        "Expected": b"\n" + encoded([sheet.name, -1, sheet.digest]) + b"\n",
+        "as a sheet": line(put(store, b"[1]", "arrow")),
+    }
+    for number, (found, data) in enumerate(bad.items()):
+        blob = put(store, data)
+        with pytest.raises(CorruptState) as caught:
+            read(store, blob)
+        assert blob.name in caught.value.asked, number
+        assert found in caught.value.found or found == "which", caught.value
+    lost = Blob("00ff00ff00ff00ff-1.json", 3, sheet.digest)
+    with pytest.raises(CorruptState, match=r"00ff00ff00ff00ff-1.json.*it is missing"):
+        read(store, put(store, line(lost)))
+    with pytest.raises(CorruptState, match=rf"{sheet.name}.*checksum"):
+        read(store, put(store, line(sheet._replace(digest=bytes(16)))))
+
+
+def test_sheets_in_a_circle_and_too_deep_are_refused() -> None:
+    """No digest is known that makes either by itself; a store that lies could."""
+    one, other = (Blob(f"00ff00ff00ff00ff-{n}.json", 3, bytes(16)) for n in (1, 2))
+    with pytest.raises(CorruptState, match="twice"):
+        unfolded(line(one), "an example", lambda sheet: line(other if sheet == one else one))
+
+    def deeper(sheet: Blob) -> bytes:
+        return line(Blob(f"00ff00ff00ff00ff-{int(sheet.name[17:-5]) + 1}.json", 3, bytes(16)))
+
+    with pytest.raises(CorruptState, match=f"more than {DEEPEST} sheets within each other"):
+        unfolded(line(one), "an example", deeper)
