@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -88,26 +88,51 @@ def plainly(array: Array) -> Array:
     return array if array.flags.writeable else np.asarray(_Memory(array))
 
 
-class Rows:
-    """A table of one chunk a column, and where each column's buffers are.
+class Moved(NamedTuple):
+    """Columns, and how a value of each is moved (`layout`): chosen once for all rows that have them."""
 
-    ``table``: the rows.  ``filled``: columns whose nulls nobody will look at (only deletions have them), so that what
-    is gathered from them needs no validity.  ``addresses``: uint64[columns, 3]: validity bitmap (0 when no value is
-    null), values or offsets, bytes; ``firsts``: int64[columns, 2]: the bit numbers of row 0 in validity and in boolean
-    values.  O(columns) to make.
+    schema: pa.Schema
+    names: list[str]
+    layouts: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> Moved:
+        """The columns of a schema.  O(columns)."""
+        return cls(schema, schema.names, [layout(field.type) for field in schema])
+
+
+class Rows:
+    """Columns of one chunk each, and where their buffers are.
+
+    ``filled``: columns whose nulls nobody will look at (only deletions have them), so that what is gathered from them
+    needs no validity.  ``addresses``: uint64[columns, 3]: validity bitmap (0 when no value is null), values or offsets,
+    bytes; ``firsts``: int64[columns, 2]: the bit numbers of row 0 in validity and in boolean values.  ``holes``: a bit
+    for each column that has a validity bitmap.  O(columns) to make.
     """
 
-    __slots__ = ("addresses", "columns", "firsts", "table")
+    __slots__ = ("_table", "addresses", "columns", "firsts", "holes", "schema", "size")
 
     def __init__(self, table: pa.Table | pa.RecordBatch, filled: Container[str] = ()) -> None:
-        self.table = table
-        self.columns = table.columns if isinstance(table, pa.RecordBatch) else arrays(table)
-        self.addresses = np.zeros((len(self.columns), 3), np.uint64)
-        self.firsts = np.zeros((len(self.columns), 2), np.int64)
-        for i, (field, column) in enumerate(zip(table.schema, self.columns, strict=True)):
-            buffers, start, (how, wide) = column.buffers(), column.offset, layout(field.type)
-            if column.null_count and field.name not in filled:
+        self._table: pa.Table | pa.RecordBatch | None = table
+        columns = table.columns if isinstance(table, pa.RecordBatch) else arrays(table)
+        self._lay(columns, Moved.of(table.schema), table.num_rows, filled)
+
+    @classmethod
+    def of(cls, columns: list[pa.Array], moved: Moved, size: int, filled: Container[str] = ()) -> Rows:
+        """So many rows of some columns; a table of them is made when somebody asks for it."""
+        out = object.__new__(cls)
+        out._table = None
+        out._lay(columns, moved, size, filled)
+        return out
+
+    def _lay(self, columns: list[pa.Array], moved: Moved, size: int, filled: Container[str]) -> None:
+        self.columns, self.schema, self.size, self.holes = columns, moved.schema, size, 0
+        self.addresses, self.firsts = np.zeros((len(columns), 3), np.uint64), np.zeros((len(columns), 2), np.int64)
+        for i, (column, name, (how, wide)) in enumerate(zip(columns, moved.names, moved.layouts, strict=True)):
+            buffers, start = column.buffers(), column.offset
+            if column.null_count and name not in filled:
                 self.addresses[i, 0], self.firsts[i, 0] = address(buffers[0]), start
+                self.holes |= 1 << i
             if how == BITS:
                 self.firsts[i, 1] = start
             if how != OTHER and buffers[1] is not None:
@@ -115,8 +140,15 @@ class Rows:
             if how == BYTES and buffers[2] is not None:
                 self.addresses[i, 2] = buffers[2].address
 
+    @property
+    def table(self) -> pa.Table | pa.RecordBatch:
+        """The rows."""
+        if self._table is None:
+            self._table = pa.RecordBatch.from_arrays(self.columns, schema=self.schema)
+        return self._table
+
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return self.size
 
     @property
     def nbytes(self) -> int:
@@ -128,13 +160,14 @@ class RowPool:
     """What references point into: rows by batch number, and their addresses by column, as the kernels want them.
 
     ``schema``: the columns, the same for all.  Room for batches grows; a number that was dropped may be used again.
+    ``holes``: a bit for each column that has, or had, a null anywhere.
     """
 
     def __init__(self, schema: pa.Schema, rows: Sequence[Rows | None] = ()) -> None:
-        self.schema = schema
+        self.schema, self.moved = schema, Moved.of(schema)
         self.at = {name: i for i, name in enumerate(schema.names)}
         self.rows: list[Rows | None] = []
-        self.threads = ALONE
+        self.threads, self.holes = ALONE, 0
         self.addresses = np.zeros((len(schema), 3, 16), np.uint64)
         self.firsts = np.zeros((len(schema), 2, 16), np.int64)
         for i, each in enumerate(rows):
@@ -150,11 +183,13 @@ class RowPool:
         self.rows[number] = rows
         self.addresses[:, :, number] = 0 if rows is None else rows.addresses
         self.firsts[:, :, number] = 0 if rows is None else rows.firsts
+        self.holes |= 0 if rows is None else rows.holes
 
     def beside(self, events: Rows) -> RowPool:
         """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
         out = object.__new__(RowPool)
-        out.schema, out.at, out.threads, out.rows = self.schema, self.at, self.threads, [events, *self.rows[1:]]
+        out.schema, out.moved, out.at, out.threads = self.schema, self.moved, self.at, self.threads
+        out.rows, out.holes = [events, *self.rows[1:]], self.holes | events.holes
         out.addresses, out.firsts = self.addresses.copy(), self.firsts.copy()
         out.addresses[:, :, 0], out.firsts[:, :, 0] = events.addresses, events.firsts
         return out
@@ -267,7 +302,7 @@ def _laid_out(pool: RowPool, references: Array, field: pa.Field) -> tuple[pa.Arr
     bases, firsts = pool.addresses[at], pool.firsts[at]
     validity, nulls = None, 0
     work: Work | None = None
-    if field.nullable and bases[0].any():
+    if field.nullable and pool.holes >> at & 1 and bases[0].any():
         bits = np.empty((n + 7) // 8, np.uint8)
         nulls = gather_bits(references, bases[0], firsts[0], bits)
         validity = pa.py_buffer(bits)

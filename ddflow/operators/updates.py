@@ -28,6 +28,8 @@ from ddflow.kernels.accumulate import net
 from ddflow.kernels.emit import look_up
 from ddflow.kernels.sort import order_by_rank
 
+INT64, DIFFS = pa.int64(), pa.field(DIFF, pa.int64(), nullable=False)
+
 
 def ints(*values: int) -> Ints:
     """A short int64 array."""
@@ -79,8 +81,8 @@ class Updates(NamedTuple):
                 look_up(plainly(self.ranks), self.times, stamps)  # they may be mapped
             columns.append(time_column(stamps, time_type))
             fields.append(pa.field(TIME, time_type, nullable=False))
-        columns.append(pa.array(self.diffs))
-        fields.append(pa.field(DIFF, pa.int64(), nullable=False))
+        columns.append(pa.Array.from_buffers(INT64, self.diffs.size, [None, pa.py_buffer(self.diffs)], 0))
+        fields.append(DIFFS)
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
     def between(self, begin: int, end: int) -> Updates:
@@ -94,9 +96,8 @@ class Updates(NamedTuple):
 
 def time_column(times: Ints, kind: pa.DataType) -> pa.Array:
     """int64 times in the type of the column they came from."""
-    if kind == pa.int64():
-        return pa.array(times)
-    return pa.array(times.astype(np.int32)).view(kind) if kind.bit_width == 32 else pa.array(times).view(kind)
+    values = times.astype(np.int32) if kind.bit_width == 32 else np.ascontiguousarray(times)
+    return pa.Array.from_buffers(kind, times.size, [None, pa.py_buffer(values)], 0)
 
 
 def consolidated(updates: Updates, secret: Secret) -> Updates:
