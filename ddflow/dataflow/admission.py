@@ -43,8 +43,8 @@ class Admitted(NamedTuple):
     """How many rows came, with those that do not go on."""
     counts: dict[str, int]
     """Those, by verdict."""
-    refused: pa.RecordBatch
-    """Their rows."""
+    refused: pa.RecordBatch | None
+    """Their rows, None where there are none."""
     codes: Ints
     """Their verdicts' codes."""
     arrival: Ints
@@ -119,7 +119,7 @@ class Admission:
             events = Events(rows, times, original, arrival)
             if times is not original or not ascending:
                 events = events.in_order()
-            return Admitted(events, n, {}, rows.slice(0, 0), NOTHING, NOTHING, greatest)
+            return Admitted(events, n, {}, None, NOTHING, NOTHING, greatest)
         keep, drop = np.flatnonzero(codes < 0), np.flatnonzero(codes >= 0)
         events = Events(rows.take(pa.array(keep)), times[keep], original[keep], arrival[keep])
         gone = codes[drop]

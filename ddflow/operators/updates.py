@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities
+from ddflow.columns.layout import plainly
 from ddflow.columns.names import DIFF, TIME
-from ddflow.columns.rows import plainly, shown_row
+from ddflow.columns.rows import View, shown_row
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow
@@ -69,10 +70,13 @@ class Updates(NamedTuple):
         ranks, diffs = np.cumsum(new, dtype=np.int32) - np.int32(1), np.array(one_chunk(table.column(DIFF)), np.int64)
         return cls(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
 
-    def to_table(self, schema: pa.Schema, time_type: pa.DataType | None) -> pa.Table:
-        """The rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; the rows are not copied."""
-        columns = list(map(self.rows.column, schema.names))
-        fields = list(schema)
+    def to_table(self, schema: pa.Schema, time_type: pa.DataType | None, shown: pa.Schema | None = None) -> pa.Table:
+        """The rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; the rows are not copied.
+
+        ``shown``: the schema of the table, where that is known.
+        """
+        names = schema.names
+        columns = self.rows.chosen(names) if isinstance(self.rows, View) else list(map(self.rows.column, names))
         if time_type is not None:
             stamps = np.empty(self.ranks.size, np.int64)
             if self.times.size == 1:
@@ -80,10 +84,11 @@ class Updates(NamedTuple):
             else:
                 look_up(plainly(self.ranks), self.times, stamps)  # they may be mapped
             columns.append(time_column(stamps, time_type))
-            fields.append(pa.field(TIME, time_type, nullable=False))
         columns.append(pa.Array.from_buffers(INT64, self.diffs.size, [None, pa.py_buffer(self.diffs)], 0))
-        fields.append(DIFFS)
-        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        if shown is None:
+            times = [] if time_type is None else [pa.field(TIME, time_type, nullable=False)]
+            shown = pa.schema([*schema, *times, DIFFS])
+        return pa.Table.from_arrays(columns, schema=shown)
 
     def between(self, begin: int, end: int) -> Updates:
         """The updates [begin, end), without a copy.  They need not be in the order of times."""

@@ -27,7 +27,8 @@ import pyarrow as pa
 
 from ddflow.columns.arena import SMALL, Arena
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
-from ddflow.columns.rows import RowPool, Rows, View, gathered, width
+from ddflow.columns.layout import width
+from ddflow.columns.rows import RowPool, Rows, View, laid
 from ddflow.columns.sorting import Sorted, shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
@@ -183,10 +184,11 @@ class Resolution:
     def near(self, name: str) -> pa.Array | None:
         """A column of the updates from the events that caused them, where these hold the very same values.
 
-        None where they need not, or for a type of another width than 64 bits.  O(events).
+        None for few, where they need not, or for a type of another width than 64 bits.  O(events).
         """
         column = self.weighed.column(name) if name in self.upsert.exact else None
-        if column is None or width(column.type) != 8 or column.null_count:
+        # A few are gathered with the other columns, all in one kernel.
+        if column is None or self.emitted.diffs.size < SMALL or width(column.type) != 8 or column.null_count:
             return None
         out = np.empty(self.emitted.diffs.size, np.uint64)
         start = column.buffers()[1].address + 8 * column.offset
@@ -215,9 +217,10 @@ class Resolution:
     def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
         """What a span of keys brings."""
         at = int(self.weighed.by.starts[begin])
-        out = self.resolved.out.span(at, at + versions, begin, end)
+        out, whole = self.resolved.out, len(self.resolved.spans) == 1 and versions == self.resolved.out.high.size
+        out = out if whole else out.span(at, at + versions, begin, end)
         order, moved = self.upsert.order, self.pool.moved
-        columns = gathered(self.pool, out.row, self.upsert.bound.row_schema)
+        columns = laid(self.pool, out.row, self.upsert.stored)
         for field in order.hidden:
             columns.append(self.weighed.hidden(field.name).take(pa.array(out.event)))
         rows = Rows.of(columns, moved, versions)

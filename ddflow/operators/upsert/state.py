@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, is_wide, value_hashes
-from ddflow.columns.rows import plainly
+from ddflow.columns.layout import plainly
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
 from ddflow.columns.threads import ALONE, Threads
@@ -59,6 +59,8 @@ class UpsertState(Readable):
         self.expiring = Expiring(bound, self.order, self.arranged, self.keys) if expires else None
         row = bound.row_schema
         self.values = RowHashes(pa.schema([row.field(name) for name in bound.tracked]), secret, threads)
+        self.stored = list(row)
+        """The row's columns."""
         self.given = [*row.names, *(bound.spec.order_by if self.order.hidden else ())]
         """The columns of events that are stored."""
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
