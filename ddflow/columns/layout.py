@@ -11,6 +11,7 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -101,3 +102,8 @@ class Laid(NamedTuple):
 
 
 Column = pa.Array | Laid
+
+
+def arrayed(columns: Iterable[Column]) -> list[pa.Array]:
+    """Columns as Arrow has them.  O(columns)."""
+    return [each.array if isinstance(each, Laid) else each for each in columns]

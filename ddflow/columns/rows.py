@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.layout import BITS, BYTES, OTHER, WORDS, Array, Column, Laid, Moved, address
+from ddflow.columns.layout import BITS, BYTES, OTHER, WORDS, Array, Column, Laid, Moved, address, arrayed
 from ddflow.columns.schema import arrays
 from ddflow.columns.threads import ALONE
 from ddflow.errors import TooLarge
@@ -78,7 +78,7 @@ class Rows:
     def columns(self) -> list[pa.Array]:
         """The columns."""
         if self._columns is None:
-            self._columns = [each.array if isinstance(each, Laid) else each for each in self._given]
+            self._columns = arrayed(self._given)
         return self._columns
 
     @property
@@ -214,7 +214,7 @@ def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
 
 def gathered(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
     """The columns of `gather`: of a schema, or of some fields."""
-    return [each.array if isinstance(each, Laid) else each for each in laid(pool, references, fields)]
+    return arrayed(laid(pool, references, fields))
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:

@@ -118,7 +118,8 @@ class Dataflow:
         self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Look] | None = None
     ) -> dict[str, Inflow]:
         """Room made, and the rows of each input admitted.  ``looks``: by input, what is shown all rows."""
-        make_room(self.budget, self.graph, self.batchers)
+        if self.budget.home is not None:
+            make_room(self.budget, self.graph, self.batchers)
         return {name: self.inflow(name, rows, time, looks[name] if looks else None) for name, rows in inputs.items()}
 
     def inflow(self, name: str, rows: Any, time: int | None, look: Look | None) -> Inflow:

@@ -128,7 +128,8 @@ class Arrangement:
             paid += change.batch.high.size
             entries += change.last.size if change.batch.mapped is None else 0
         self.written += paid
-        self.slots.pool.put(0, None)
+        if self.slots.pool.rows[0] is not None:
+            self.slots.pool.put(0, None)
         if changes:
             self.index.room(entries)
             run = Run(Description(lower, upper, NEVER), self._taken(changes))

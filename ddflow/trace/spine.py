@@ -133,11 +133,12 @@ class Spine:
         ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
         all.  The rest as in `Merge.advance`.  O(versions paid for + `PIECE`).
         """
-        chosen = [
-            (at, item)
-            for at, item in enumerate(self.items)
-            if isinstance(item, RunMerge) and (files is None or files == (item.target is not None))
-        ]
+        chosen = []
+        for at, item in enumerate(self.items):
+            if isinstance(item, RunMerge) and (files is None or files == (item.target is not None)):
+                chosen.append((at, item))
+        if not chosen:
+            return
         left = sum(item.owed for _, item in chosen) if paid is None else max(PIECE, EFFORT * paid * len(chosen))
         for at, merge in chosen:
             owed = merge.owed
