@@ -5,7 +5,7 @@ moved by kernels; every other type is left to Arrow's ``take``. It is asked of a
 
 >>> layout(pa.int32()) == (WORDS, 4), layout(pa.string()) == (BYTES, 4)
 (True, True)
->>> Moved.of(pa.schema({"flag": pa.bool_()})).layouts == [(BITS, 0)]
+>>> Layouts.of(pa.schema({"flag": pa.bool_()})).ways == [(BITS, 0)]
 True
 """
 
@@ -74,15 +74,15 @@ def plainly(array: Array) -> Array:
     return array if array.flags.writeable else np.asarray(_Memory(array))
 
 
-class Moved(NamedTuple):
+class Layouts(NamedTuple):
     """Columns, and how a value of each is moved (`layout`): chosen once for all rows that have them."""
 
     schema: pa.Schema
     names: list[str]
-    layouts: list[tuple[int, int]]
+    ways: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> Moved:
+    def of(cls, schema: pa.Schema) -> Layouts:
         """The columns of a schema.  O(columns)."""
         return cls(schema, schema.names, [layout(field.type) for field in schema])
 
@@ -95,15 +95,10 @@ class Laid(NamedTuple):
     buffers: list[pa.Buffer | None]
     null_count: int
 
-    @property
-    def array(self) -> pa.Array:
-        """It as Arrow has it.  O(1)."""
-        return pa.Array.from_buffers(self.kind, self.size, self.buffers, self.null_count)
-
 
 Column = pa.Array | Laid
 
 
 def arrayed(columns: Iterable[Column]) -> list[pa.Array]:
     """Columns as Arrow has them.  O(columns)."""
-    return [each.array if isinstance(each, Laid) else each for each in columns]
+    return [pa.Array.from_buffers(*each) if isinstance(each, Laid) else each for each in columns]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.layout import BITS, BYTES, OTHER, WORDS, Array, Column, Laid, Moved, address, arrayed
+from ddflow.columns.layout import BITS, BYTES, OTHER, WORDS, Array, Column, Laid, Layouts, address, arrayed
 from ddflow.columns.schema import arrays
 from ddflow.columns.threads import ALONE
 from ddflow.errors import TooLarge
@@ -45,22 +45,22 @@ class Rows:
     def __init__(self, table: pa.Table | pa.RecordBatch, filled: Container[str] = ()) -> None:
         self._table: pa.Table | pa.RecordBatch | None = table
         columns = table.columns if isinstance(table, pa.RecordBatch) else arrays(table)
-        self._lay(columns, Moved.of(table.schema), table.num_rows, filled)
+        self._lay(columns, Layouts.of(table.schema), table.num_rows, filled)
 
     @classmethod
-    def of(cls, columns: Sequence[Column], moved: Moved, size: int, filled: Container[str] = ()) -> Rows:
+    def of(cls, columns: Sequence[Column], shape: Layouts, size: int, filled: Container[str] = ()) -> Rows:
         """So many rows of some columns; Arrow's arrays and a table of them are made when somebody asks for them."""
         out = object.__new__(cls)
         out._table = None
-        out._lay(columns, moved, size, filled)
+        out._lay(columns, shape, size, filled)
         return out
 
-    def _lay(self, columns: Sequence[Column], moved: Moved, size: int, filled: Container[str]) -> None:
+    def _lay(self, columns: Sequence[Column], shape: Layouts, size: int, filled: Container[str]) -> None:
         self._given = columns
         self._columns: list[pa.Array] | None = None
-        self.schema, self.size, self.holes, self.held = moved.schema, size, 0, 0
+        self.schema, self.size, self.holes, self.held = shape.schema, size, 0, 0
         self.addresses = np.zeros((len(columns), 5), np.uint64)
-        for i, (column, name, (how, wide)) in enumerate(zip(columns, moved.names, moved.layouts, strict=True)):
+        for i, (column, name, (how, wide)) in enumerate(zip(columns, shape.names, shape.ways, strict=True)):
             buffers, start = (column.buffers, 0) if isinstance(column, Laid) else (column.buffers(), column.offset)
             for buffer in buffers:
                 self.held += 0 if buffer is None else buffer.size
@@ -105,7 +105,7 @@ class RowPool:
     """
 
     def __init__(self, schema: pa.Schema, rows: Sequence[Rows | None] = ()) -> None:
-        self.schema, self.moved = schema, Moved.of(schema)
+        self.schema, self.shape = schema, Layouts.of(schema)
         self.at = {name: i for i, name in enumerate(schema.names)}
         self.rows: list[Rows | None] = []
         self.threads, self.holes = ALONE, 0
@@ -129,7 +129,7 @@ class RowPool:
     def beside(self, events: Rows) -> RowPool:
         """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
         out = object.__new__(RowPool)
-        out.schema, out.moved, out.at, out.threads = self.schema, self.moved, self.at, self.threads
+        out.schema, out.shape, out.at, out.threads = self.schema, self.shape, self.at, self.threads
         out.rows, out.holes = [events, *self.rows[1:]], self.holes | events.holes
         out.addresses = self.addresses.copy()
         out.addresses[:, :, 0] = events.addresses
@@ -184,8 +184,8 @@ class View:
                 else:
                     made[name] = column
         if missing:
-            for field, column in zip(missing, gathered(self.pool, self.references, missing), strict=True):
-                made[field.name] = column
+            for field, each in zip(missing, laid(self.pool, self.references, missing), strict=True):
+                made[field.name] = pa.Array.from_buffers(*each) if isinstance(each, Laid) else each
         return [made[name] for name in names]
 
     def take(self, places: pa.Array) -> View:
@@ -227,10 +227,10 @@ def laid(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[C
     columns: list[Column] = []
     plan: list[tuple[int, int, int, int]] = []
     read: list[pa.Buffer] = []
-    n, addresses, layouts = references.size, pool.addresses, pool.moved.layouts
+    n, addresses, ways = references.size, pool.addresses, pool.shape.ways
     for field in fields:
         at = pool.at[field.name]
-        how, wide = layouts[at]
+        how, wide = ways[at]
         # Arrays of numpy are from the system's heap, which keeps what steps before it gave back.
         bases, validity, nulls = addresses[at], None, 0
         if how == OTHER:

@@ -105,16 +105,16 @@ class RunningCount(Running):
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  O(updates).  Raises `CountOverflow`."""
-        updates, n, arena = inputs[0], inputs[0].diffs.size, self.arena
+        updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.arranged
         # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
-        groups = arrays(updates.rows, self.given.moved.names)
-        self.given.put(0, Rows.of(groups, self.given.moved, n))
+        groups = arrays(updates.rows, self.given.shape.names)
+        self.given.put(0, Rows.of(groups, self.given.shape, n))
         arena.reset()
         empty = arena.room(n)
         high, low = self.hashes.identities(groups, n)
         number, first = self._number(high, low, empty)
         by = sort(high.take(first), low.take(first) if low.size else low, arena)
-        prior = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         m = first.size
         counts: Ints = empty(m, np.int64)
         counts[by.permutation] = np.where(prior.reference & LIVE != 0, prior.value.view(np.int64), 0)
@@ -161,7 +161,7 @@ class RunningCount(Running):
             (values != 0).astype(np.uint8),
             NONE,
             np.empty((at.size, 0), np.int64),
-            Rows.of(self._columns(rows.take(order), values), self.arranged.slots.pool.moved, at.size),
+            Rows.of(self._columns(rows.take(order), values), self.arranged.slots.pool.shape, at.size),
         )
         return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
 

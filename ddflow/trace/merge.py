@@ -96,7 +96,7 @@ class Picked(NamedTuple):
     def batch(self, slots: Slots, values: bool) -> Batch:
         """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
         pool = slots.pool
-        rows = Rows.of(laid(pool, self.references, pool.schema), pool.moved, self.references.size)
+        rows = Rows.of(laid(pool, self.references, pool.schema), pool.shape, self.references.size)
         return Batch(self.high, self.low, self.time, self.live, self.value if values else NONE, self.order, rows)
 
 

@@ -118,8 +118,12 @@ class Spine:
             return
         while True:
             self.planned, self.fresh = len(self.items), 0
-            start = next((i + 1 for i in range(len(self.items) - 1, -1, -1) if isinstance(self.items[i], RunMerge)), 0)
-            runs = [item for item in self.items[start:] if isinstance(item, Run)]
+            start, runs = 0, list[Run]()
+            for at, item in enumerate(self.items):
+                if isinstance(item, Run):
+                    runs.append(item)
+                else:
+                    start, runs = at + 1, []
             first = choose([run.size for run in runs], needed if start == 0 else None, self.fan)
             if first is None:
                 return

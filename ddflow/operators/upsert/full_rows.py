@@ -39,7 +39,7 @@ class FullRows:
         order, events, expiring = state.order, keyed.events, state.expiring
         assert isinstance(order, Order)
         self.order, self.rows = order, events.rows
-        tracked = [keyed.columns[name] for name in state.bound.tracked]
+        tracked = list(map(keyed.columns.__getitem__, state.bound.tracked))
         self.value = state.values.values(tracked, events.times.size)
         self.words = order.of(events.rows, events.original, keyed.gone)
         if order.ranks:
@@ -51,15 +51,15 @@ class FullRows:
     def payload(self) -> Rows:
         """See `Weighed.payload`."""
         state, gone = self.state, self.keyed.gone
-        columns = [self.keyed.columns[name] for name in state.given]
-        moved = state.arranged.slots.pool.moved
+        columns = list(map(self.keyed.columns.__getitem__, state.given))
+        shape = state.arranged.slots.pool.shape
         # A retraction may take its key from the deletion, so there a null is looked at.
         nulls = [
             name
-            for name, column in zip(moved.names, columns, strict=True)
+            for name, column in zip(shape.names, columns, strict=True)
             if column.null_count and name not in state.exact and (gone | validity(column)).all()
         ]
-        return Rows.of(columns, moved, self.rows.num_rows, nulls)
+        return Rows.of(columns, shape, self.rows.num_rows, nulls)
 
     def column(self, name: str) -> pa.Array:
         """See `Weighed.column`."""

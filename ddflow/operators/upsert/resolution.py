@@ -219,11 +219,11 @@ class Resolution:
         at = int(self.weighed.by.starts[begin])
         out, whole = self.resolved.out, len(self.resolved.spans) == 1 and versions == self.resolved.out.high.size
         out = out if whole else out.span(at, at + versions, begin, end)
-        order, moved = self.upsert.order, self.pool.moved
+        order, shape = self.upsert.order, self.pool.shape
         columns = laid(self.pool, out.row, self.upsert.stored)
         for field in order.hidden:
             columns.append(self.weighed.hidden(field.name).take(pa.array(out.event)))
-        rows = Rows.of(columns, moved, versions)
+        rows = Rows.of(columns, shape, versions)
         words = self.weighed.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live
         time = same(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time

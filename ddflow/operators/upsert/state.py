@@ -78,7 +78,7 @@ class UpsertState(Readable):
         """
         arena, rows, bound = self.arena, events.rows, self.bound
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        keys = [columns[name] for name in self.keys.names]
+        keys = list(map(columns.__getitem__, self.keys.names))
         by = sort(*self.keys.identities(keys, rows.num_rows), arena, self.threads)
         gone, full = bound.deletes(rows), self.contents
         own = NOBODY if full is None else full
@@ -86,9 +86,10 @@ class UpsertState(Readable):
         absent = NOBODY_ELSE if plain else np.flatnonzero(events.arrival >= own)
         if absent.size:
             gone[absent] = 1
-        prior = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        arranged = self.arranged
+        prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         mark: Narrow = arena.empty(events.times.size, np.int32)
         marks(plainly(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
-        keyed = Keyed(events, columns, times, settled, by, prior, self.arranged.index.built, gone, absent, mark, full)
+        keyed = Keyed(events, columns, times, settled, by, prior, arranged.index.built, gone, absent, mark, full)
         return keyed if self.expiring is None else self.expiring.look(keyed)
