@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.rows import address, offset_width, plainly, width
+from ddflow.columns.layout import address, offset_width, plainly, width
 from ddflow.columns.schema import arrays, is_word, normal_type, plain
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import identity as kernels

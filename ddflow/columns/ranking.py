@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.rows import Array
+from ddflow.columns.layout import Array
 
 
 def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:

@@ -15,108 +15,81 @@ not known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from functools import cache
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as pat
 
+from ddflow.columns.layout import BITS, BYTES, OTHER, WORDS, Array, Column, Laid, Layouts, address, arrayed
 from ddflow.columns.schema import arrays
 from ddflow.columns.threads import ALONE
 from ddflow.errors import TooLarge
-from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_bytes, gather_sizes, gather_words
+from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_columns, gather_sizes
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Work = Callable[[int, int], None]
 MOVED = 8
 """Nanoseconds that it takes to gather a value, about."""
 
 
-WORDS, BYTES, BITS, OTHER = range(4)
-
-
-@cache
-def layout(kind: pa.DataType) -> tuple[int, int]:
-    """How a type is moved: WORDS and bytes a value, BYTES and bytes an offset, BITS, or OTHER (by Arrow)."""
-    if pat.is_string(kind) or pat.is_binary(kind):
-        return BYTES, 4
-    if pat.is_large_string(kind) or pat.is_large_binary(kind):
-        return BYTES, 8
-    if pat.is_boolean(kind):
-        return BITS, 0
-    if pat.is_nested(kind) or pat.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
-        return OTHER, 0
-    try:
-        bits = kind.bit_width
-    except ValueError:
-        return OTHER, 0
-    return (WORDS, bits // 8) if bits in (8, 16, 32) or (bits and bits % 64 == 0) else (OTHER, 0)
-
-
-def width(kind: pa.DataType) -> int:
-    """Bytes a value of a fixed-width type that kernels move, else 0."""
-    how, wide = layout(kind)
-    return wide if how == WORDS else 0
-
-
-def offset_width(kind: pa.DataType) -> int:
-    """Bytes an offset of a byte-string type, else 0."""
-    how, wide = layout(kind)
-    return wide if how == BYTES else 0
-
-
-def address(buffer: pa.Buffer | None) -> int:
-    """Where a buffer begins, 0 for none."""
-    return 0 if buffer is None else int(buffer.address)
-
-
-class _Memory:
-    """Memory as numpy imports it, and whose it is."""
-
-    def __init__(self, array: Array) -> None:
-        self.owner = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def plainly(array: Array) -> Array:
-    """The same memory as an array that kernels take for any other: numba would compile them anew for a read-only one.
-
-    It is not to be written to.  O(1).
-    """
-    return array if array.flags.writeable else np.asarray(_Memory(array))
-
-
 class Rows:
-    """A table of one chunk a column, and where each column's buffers are.
+    """Columns of one chunk each, and where their buffers are.
 
-    ``table``: the rows.  ``filled``: columns whose nulls nobody will look at (only deletions have them), so that what
-    is gathered from them needs no validity.  ``addresses``: uint64[columns, 3]: validity bitmap (0 when no value is
-    null), values or offsets, bytes; ``firsts``: int64[columns, 2]: the bit numbers of row 0 in validity and in boolean
-    values.  O(columns) to make.
+    ``filled``: columns whose nulls nobody will look at (only deletions have them), so that what is gathered from them
+    needs no validity.  ``addresses``: uint64[columns, 5]: validity bitmap (0 when no value is null), values or offsets,
+    bytes, and the bit numbers of row 0 in validity and in boolean values.  ``holes``: a bit for each column that has a
+    validity bitmap.  ``held``: bytes of the buffers.  O(columns) to make.
     """
 
-    __slots__ = ("addresses", "columns", "firsts", "table")
+    __slots__ = ("_columns", "_given", "_table", "addresses", "held", "holes", "schema", "size")
 
     def __init__(self, table: pa.Table | pa.RecordBatch, filled: Container[str] = ()) -> None:
-        self.table = table
-        self.columns = table.columns if isinstance(table, pa.RecordBatch) else arrays(table)
-        self.addresses = np.zeros((len(self.columns), 3), np.uint64)
-        self.firsts = np.zeros((len(self.columns), 2), np.int64)
-        for i, (field, column) in enumerate(zip(table.schema, self.columns, strict=True)):
-            buffers, start, (how, wide) = column.buffers(), column.offset, layout(field.type)
-            if column.null_count and field.name not in filled:
-                self.addresses[i, 0], self.firsts[i, 0] = address(buffers[0]), start
+        self._table: pa.Table | pa.RecordBatch | None = table
+        columns = table.columns if isinstance(table, pa.RecordBatch) else arrays(table)
+        self._lay(columns, Layouts.of(table.schema), table.num_rows, filled)
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], shape: Layouts, size: int, filled: Container[str] = ()) -> Rows:
+        """So many rows of some columns; Arrow's arrays and a table of them are made when somebody asks for them."""
+        out = object.__new__(cls)
+        out._table = None
+        out._lay(columns, shape, size, filled)
+        return out
+
+    def _lay(self, columns: Sequence[Column], shape: Layouts, size: int, filled: Container[str]) -> None:
+        self._given = columns
+        self._columns: list[pa.Array] | None = None
+        self.schema, self.size, self.holes, self.held = shape.schema, size, 0, 0
+        self.addresses = np.zeros((len(columns), 5), np.uint64)
+        for i, (column, name, (how, wide)) in enumerate(zip(columns, shape.names, shape.ways, strict=True)):
+            buffers, start = (column.buffers, 0) if isinstance(column, Laid) else (column.buffers(), column.offset)
+            for buffer in buffers:
+                self.held += 0 if buffer is None else buffer.size
+            if column.null_count and name not in filled:
+                self.addresses[i, 0], self.addresses[i, 3] = address(buffers[0]), start
+                self.holes |= 1 << i
             if how == BITS:
-                self.firsts[i, 1] = start
+                self.addresses[i, 4] = start
             if how != OTHER and buffers[1] is not None:
                 self.addresses[i, 1] = buffers[1].address + start * wide
             if how == BYTES and buffers[2] is not None:
                 self.addresses[i, 2] = buffers[2].address
 
+    @property
+    def columns(self) -> list[pa.Array]:
+        """The columns."""
+        if self._columns is None:
+            self._columns = arrayed(self._given)
+        return self._columns
+
+    @property
+    def table(self) -> pa.Table | pa.RecordBatch:
+        """The rows."""
+        if self._table is None:
+            self._table = pa.RecordBatch.from_arrays(self.columns, schema=self.schema)
+        return self._table
+
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return self.size
 
     @property
     def nbytes(self) -> int:
@@ -128,15 +101,15 @@ class RowPool:
     """What references point into: rows by batch number, and their addresses by column, as the kernels want them.
 
     ``schema``: the columns, the same for all.  Room for batches grows; a number that was dropped may be used again.
+    ``holes``: a bit for each column that has, or had, a null anywhere.
     """
 
     def __init__(self, schema: pa.Schema, rows: Sequence[Rows | None] = ()) -> None:
-        self.schema = schema
+        self.schema, self.shape = schema, Layouts.of(schema)
         self.at = {name: i for i, name in enumerate(schema.names)}
         self.rows: list[Rows | None] = []
-        self.threads = ALONE
-        self.addresses = np.zeros((len(schema), 3, 16), np.uint64)
-        self.firsts = np.zeros((len(schema), 2, 16), np.int64)
+        self.threads, self.holes = ALONE, 0
+        self.addresses = np.zeros((len(schema), 5, 16), np.uint64)
         for i, each in enumerate(rows):
             self.put(i, each)
 
@@ -146,17 +119,20 @@ class RowPool:
             self.rows.append(None)
         while number >= self.addresses.shape[2]:
             self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)], axis=2)
-            self.firsts = np.concatenate([self.firsts, np.zeros_like(self.firsts)], axis=2)
         self.rows[number] = rows
-        self.addresses[:, :, number] = 0 if rows is None else rows.addresses
-        self.firsts[:, :, number] = 0 if rows is None else rows.firsts
+        if rows is None:
+            self.addresses[:, :, number] = 0
+        else:
+            self.addresses[:, :, number] = rows.addresses
+            self.holes |= rows.holes
 
     def beside(self, events: Rows) -> RowPool:
         """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
         out = object.__new__(RowPool)
-        out.schema, out.at, out.threads, out.rows = self.schema, self.at, self.threads, [events, *self.rows[1:]]
-        out.addresses, out.firsts = self.addresses.copy(), self.firsts.copy()
-        out.addresses[:, :, 0], out.firsts[:, :, 0] = events.addresses, events.firsts
+        out.schema, out.shape, out.at, out.threads = self.schema, self.shape, self.at, self.threads
+        out.rows, out.holes = [events, *self.rows[1:]], self.holes | events.holes
+        out.addresses = self.addresses.copy()
+        out.addresses[:, :, 0] = events.addresses
         return out
 
 
@@ -190,25 +166,27 @@ class View:
     @property
     def columns(self) -> list[pa.Array]:
         """All columns.  O(n) each, once."""
-        made, near = self._made, self.near
-        missing = [name for name in self.schema.names if name not in made]
-        if near is not None:
-            made |= {name: column for name in missing if (column := near(name)) is not None}
-            missing = [name for name in missing if name not in made]
-        if missing:
-            columns = gathered(self.pool, self.references, pa.schema(map(self.schema.field, missing)))
-            made |= zip(missing, columns, strict=True)
-        return [made[name] for name in self.schema.names]
+        return self.chosen(self.schema.names)
 
     def column(self, name: str) -> pa.Array:
         """One column.  O(n), once."""
-        made = self._made.get(name)
-        if made is None:
-            made = self.near(name) if self.near is not None else None
-            if made is None:
-                made = gather_column(self.pool, self.references, self.schema.field(name))
-            self._made[name] = made
-        return made
+        return self.chosen([name])[0]
+
+    def chosen(self, names: Sequence[str]) -> list[pa.Array]:
+        """Some columns.  O(n) each, once."""
+        made, near = self._made, self.near
+        missing: list[pa.Field] = []
+        for name in names:
+            if name not in made:
+                column = None if near is None else near(name)
+                if column is None:
+                    missing.append(self.schema.field(name))
+                else:
+                    made[name] = column
+        if missing:
+            for field, each in zip(missing, laid(self.pool, self.references, missing), strict=True):
+                made[field.name] = pa.Array.from_buffers(*each) if isinstance(each, Laid) else each
+        return [made[name] for name in names]
 
     def take(self, places: pa.Array) -> View:
         """The rows at some places: nothing is gathered for it but what was before.  O(places)."""
@@ -222,7 +200,7 @@ class View:
 
     def select(self, names: Sequence[str]) -> pa.Table:
         """Some columns as a table."""
-        return pa.table([self.column(n) for n in names], schema=pa.schema([self.schema.field(n) for n in names]))
+        return pa.table(self.chosen(names), schema=pa.schema([self.schema.field(n) for n in names]))
 
 
 def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
@@ -234,76 +212,68 @@ def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(gathered(pool, references, schema), schema=schema)
 
 
-def gathered(pool: RowPool, references: Array, schema: pa.Schema) -> list[pa.Array]:
-    """The columns of `gather`."""
-    if len(schema) == 1:
-        return [gather_column(pool, references, schema.field(0))]
-    made = [_laid_out(pool, references, field) for field in schema]
-    works = [work for _, work in made if work is not None]
-
-    def span(begin: int, end: int) -> None:
-        for work in works:
-            work(begin, end)
-
-    pool.threads.over(references.size, span, MOVED * len(works))
-    return [column for column, _ in made]
+def gathered(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
+    """The columns of `gather`: of a schema, or of some fields."""
+    return arrayed(laid(pool, references, fields))
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:
     """One column of `gather`."""
-    column, work = _laid_out(pool, references, field)
-    if work is not None:
-        pool.threads.over(references.size, work, MOVED)
-    return column
+    return gathered(pool, references, [field])[0]
 
 
-def _laid_out(pool: RowPool, references: Array, field: pa.Field) -> tuple[pa.Array, Work | None]:
-    """One column of `gather`, and what writes its values for a span of the references where they are not yet there."""
-    kind, n, at = field.type, references.size, pool.at[field.name]
-    how, wide = layout(kind)
-    if how == OTHER:
-        return _take(pool.rows, references, at, kind), None
-    # Arrays of numpy are from the system's heap, which keeps what steps before it gave back.
-    bases, firsts = pool.addresses[at], pool.firsts[at]
-    validity, nulls = None, 0
-    work: Work | None = None
-    if field.nullable and bases[0].any():
-        bits = np.empty((n + 7) // 8, np.uint8)
-        nulls = gather_bits(references, bases[0], firsts[0], bits)
-        validity = pa.py_buffer(bits)
-    if how == BITS:
-        values = np.empty((n + 7) // 8, np.uint8)
-        gather_bits(references, bases[1], firsts[1], values)
-        buffers = [validity, pa.py_buffer(values)]
-    elif how == WORDS:
-        moved = pa.py_buffer(np.empty(n * wide, np.uint8))
-        start, size, first = moved.address, np.int64(wide), bases[1]
-        buffers = [validity, moved]
+def laid(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
+    """The columns of `gather`, for `Rows`."""
+    columns: list[Column] = []
+    plan: list[tuple[int, int, int, int]] = []
+    read: list[pa.Buffer] = []
+    n, addresses, ways = references.size, pool.addresses, pool.shape.ways
+    for field in fields:
+        at = pool.at[field.name]
+        how, wide = ways[at]
+        # Arrays of numpy are from the system's heap, which keeps what steps before it gave back.
+        bases, validity, nulls = addresses[at], None, 0
+        if how == OTHER:
+            columns.append(_take(pool.rows, references, at, field.type))
+            continue
+        if field.nullable and pool.holes >> at & 1 and bases[0].any():
+            bits = np.empty((n + 7) // 8, np.uint8)
+            nulls = gather_bits(references, bases[0], bases[3].view(np.int64), bits)
+            validity = pa.py_buffer(bits)
+        if how == WORDS:
+            moved = pa.py_buffer(np.empty(n * wide, np.uint8))
+            plan.append((at, wide, moved.address, 0))
+            buffers = [validity, moved]
+        elif how == BITS:
+            values = np.empty((n + 7) // 8, np.uint8)
+            gather_bits(references, bases[1], bases[4].view(np.int64), values)
+            buffers = [validity, pa.py_buffer(values)]
+        else:
+            ends = np.empty(n + 1, np.int64)
+            moved = _room(gather_sizes(references, bases[1], np.int64(wide), ends), wide, field.name)
+            read.append(pa.py_buffer(ends))
+            plan.append((at, wide, moved.address, read[-1].address))
+            buffers = [validity, read[-1] if wide == 8 else pa.py_buffer(ends.astype(np.int32)), moved]
+        columns.append(Laid(field.type, n, buffers, nulls))
+    if plan:
+        todo = np.array(plan, np.uint64)
 
-        def work(a: int, b: int) -> None:
-            gather_words(references[a:b], first, size, np.uint64(start + a * wide))
-    else:
-        ends, moved = _sized(references, bases[1], wide, field.name)
-        to, size, first, data = np.uint64(moved.address), np.int64(wide), bases[1], bases[2]
-        buffers = [validity, pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), moved]
+        def work(begin: int, end: int) -> None:
+            gather_columns(references[begin:end], addresses, todo, begin)
 
-        def work(a: int, b: int) -> None:
-            gather_bytes(references[a:b], first, data, size, ends[a : b + 1], to)
-
-    return pa.Array.from_buffers(kind, n, buffers, nulls), work
+        pool.threads.over(n, work, MOVED * len(plan))
+    return columns
 
 
-def _sized(references: Array, bases: Array, wide: int, name: str) -> tuple[Array, pa.Buffer]:
-    """Where gathered byte strings end, int64[n + 1], and room for their bytes."""
-    ends = np.empty(references.size + 1, np.int64)
-    total = gather_sizes(references, bases, np.int64(wide), ends)
+def _room(total: int, wide: int, name: str) -> pa.Buffer:
+    """Room for the bytes of gathered byte strings.  Raises `TooLarge` for more than their offsets reach."""
     if wide == 4 and total > 2**31 - 1:
         raise TooLarge(
             f"column {name!r} of one output",
             f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
             "take smaller steps, or declare the column large_string",
         )
-    return ends, pa.py_buffer(np.empty(total, np.uint8))
+    return pa.py_buffer(np.empty(total, np.uint8))
 
 
 def _take(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:

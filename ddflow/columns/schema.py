@@ -243,7 +243,11 @@ def one_batch(table: Any) -> pa.RecordBatch:
 
 def arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
     """The columns of a table, batch or view, or some of them, each as one array; no copy where it is one already."""
-    columns = rows.columns if names is None else map(rows.column, names)
+    columns: Any
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        columns = rows.columns if names is None else map(rows.column, names)
+    else:
+        columns = rows.columns if names is None else rows.chosen(names)
     return [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
 
 

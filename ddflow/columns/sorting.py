@@ -16,7 +16,7 @@ import numpy as np
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Narrow, Words
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, sort_buckets
+from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, sort_buckets, sort_rows
 
 FILLED, RESOLVED = 4, 25
 """Nanoseconds that it takes to put a row into its bucket, and to look a key up or resolve it, about."""
@@ -53,7 +53,11 @@ def sort(high: Words, low: Words, arena: Arena | None = None, threads: Threads =
     ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
     spans = threads.spans(n, FILLED)
     at = empty((len(spans), 1 << bits), np.int32)
-    size, written = np.int64(bits), (permutation, ids, seconds)
+    written = permutation, ids, seconds
+    if len(spans) == 1:
+        groups = sort_rows(high, low, bits, at, *written, starts)
+        return Sorted(permutation, ids, seconds, starts[: groups + 1])
+    size = np.int64(bits)
     threads.each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
     begin_buckets(at)
     rows = [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, (a, b) in enumerate(spans)]

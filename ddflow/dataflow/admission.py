@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Flags, Ints, validity, words
+from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.schema import conform, one_batch
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
+from ddflow.kernels.sort import extent
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.bind import Bound
 from ddflow.time import CLOSED, NEVER, shown
@@ -42,8 +43,8 @@ class Admitted(NamedTuple):
     """How many rows came, with those that do not go on."""
     counts: dict[str, int]
     """Those, by verdict."""
-    refused: pa.RecordBatch
-    """Their rows."""
+    refused: pa.RecordBatch | None
+    """Their rows, None where there are none."""
     codes: Ints
     """Their verdicts' codes."""
     arrival: Ints
@@ -59,8 +60,10 @@ class Admission:
         self.bound, self.arrived = bound, 0
         self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required
         self.certain = [field.name for field in bound.schema if not field.nullable]
-        self.key = () if bound.spec.null_key == "keep" else bound.spec.key
+        self.key = () if bound.spec.null_key == "keep" else [x for x in bound.spec.key if x not in self.certain]
         """The columns in which null makes an event bad."""
+        self.words = None if bound.spec.time is None else word_reader(bound.time_type)
+        """Reads the events' times."""
 
     def events(self, given: Any) -> pa.RecordBatch:
         """Rows in the columns of events; nothing is copied where they have those, in one chunk.  O(rows) else.
@@ -71,10 +74,12 @@ class Admission:
         table = given if isinstance(given, pa.Table) else to_table(given, self.what, schema)
         batches = table.to_batches() if table.schema.equals(schema) else []
         if len(batches) == 1 and not (self.certain and any(batches[0].column(x).null_count for x in self.certain)):
-            batch = pa.RecordBatch.from_arrays(batches[0].columns, schema=schema)
+            batch = batches[0]
+            if not batch.schema.equals(schema, check_metadata=True):
+                batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         else:
             batch = one_batch(conform(table, schema, self.what, self.required))
-        return self.bound.noted(batch, table.column_names)
+        return batch if self.bound.merging is None else self.bound.noted(batch, table.column_names)
 
     def admit(
         self,
@@ -95,22 +100,26 @@ class Admission:
         n, first = rows.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
         keyless = self._keyless(rows)
-        times = original = np.full(n, time) if time is not None else self._times(rows, keyless)
+        if time is None:
+            times, least, greatest, ascending = self._times(rows, keyless)
+        else:
+            times, least, greatest, ascending = np.empty(n, np.int64), time, time if n else NEVER, True
+            times.fill(time)
+        original = times
         if bound.spec.exclusive and bound.merging is not None:
             misordered = bound.merging.misordered(rows)
             keyless = misordered if keyless is None else keyless | misordered
         codes = None if keyless is None else np.where(keyless != 0, np.int8(BAD), np.int8(-1))
-        if time is None and n and int(original.min()) < frontier:
+        if time is None and least < frontier:
             codes = np.full(n, -1, np.int8) if codes is None else codes
             late = (original < frontier) & (codes < 0)
             if late.any():
                 times = self._late(late, original, frontier, codes)
         if codes is None or not (codes >= 0).any():
             events = Events(rows, times, original, arrival)
-            if time is None:
+            if times is not original or not ascending:
                 events = events.in_order()
-            greatest = int(original.max()) if n else NEVER
-            return Admitted(events, n, {}, rows.slice(0, 0), NOTHING, NOTHING, greatest)
+            return Admitted(events, n, {}, None, NOTHING, NOTHING, greatest)
         keep, drop = np.flatnonzero(codes < 0), np.flatnonzero(codes >= 0)
         events = Events(rows.take(pa.array(keep)), times[keep], original[keep], arrival[keep])
         gone = codes[drop]
@@ -128,8 +137,11 @@ class Admission:
                 return keyless
         return None
 
-    def _times(self, events: pa.RecordBatch, keyless: Flags | None) -> Ints:
-        """The events' times as int64.  Raises `SchemaMismatch` for a null, or a time that no event may have."""
+    def _times(self, events: pa.RecordBatch, keyless: Flags | None) -> tuple[Ints, int, int, bool]:
+        """The events' times as int64, the least, the greatest, and whether they ascend.
+
+        Raises `SchemaMismatch` for a null, or a time that no event may have.
+        """
         name = self.bound.spec.time
         assert name is not None
         column = events.column(name)
@@ -140,14 +152,16 @@ class Admission:
                 f"{name!r} is null in rows {rows[:5].tolist()}",
                 "every event needs a time: mend the rows; nothing was taken in",
             )
-        times = words(column).view(np.int64)
-        if times.size and int(times.max()) == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
+        assert self.words is not None
+        times = self.words(column).view(np.int64)
+        least, greatest, ascending = extent(times) if times.size else (CLOSED, NEVER, True)
+        if greatest == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
                 f"rows {beyond[:5].tolist()} have time {CLOSED}",
                 "that is the closed frontier itself; use smaller times",
             )
-        return times
+        return times, least, greatest, ascending
 
     def _null_keys(self, keyless: Any) -> None:
         """Raises `NullKey` when that is an error."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.rows import plainly
+from ddflow.columns.layout import plainly
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates
 from ddflow.storage.batch_store import BatchStore
@@ -47,10 +47,16 @@ class UpdateBuffer:
         ranks, diffs = (plainly(there.column(width + i).to_numpy()) for i in range(2))  # they are read-only
         return Updates(kept, ranks, diffs, updates.times)
 
-    def output(self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None) -> pa.Table:
-        """The pieces as one table in the order of times.  O(n)."""
+    def output(
+        self,
+        pieces: Sequence[Updates],
+        schema: pa.Schema,
+        time_type: pa.DataType | None,
+        shown: pa.Schema | None = None,
+    ) -> pa.Table:
+        """The pieces as one table in the order of times; the rest as in `Updates.to_table`.  O(n)."""
         if len(pieces) == 1:
-            return pieces[0].to_table(schema, time_type)
+            return pieces[0].to_table(schema, time_type, shown)
         return self.table(self._merged(pieces, schema, time_type))
 
     def table(self, tables: Iterable[pa.Table]) -> pa.Table:

@@ -52,10 +52,13 @@ class CallGuard:
 
     def alone(self, what: str) -> CallGuard:
         """The turn, taken, whatever the state.  Raises `ConcurrentUse`."""
+        return self._take(what, self.here)
+
+    def _take(self, what: str, here: bool) -> CallGuard:
         if not self._calls.acquire(blocking=False):
             raise ConcurrentUse(what, "another call is using this engine", "give every thread its own, or a lock")
         try:
-            self._turn.acquire(blocking=self.here)
+            self._turn.acquire(blocking=here)
         except BaseException:
             self._calls.release()
             raise
@@ -78,7 +81,7 @@ class CallGuard:
                 f"it was opened by process {self._process}, before this one was forked from it",
                 "open it again in this process",
             )
-        self.alone(what)
+        self._take(what, True)
         if self.state != "open":
             self.untold = None
             self._release()

@@ -18,8 +18,9 @@ start and ends in a receipt. A snapshot is one that takes no steps.
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
@@ -35,7 +36,7 @@ from ddflow.dataflow.holds import Holds
 from ddflow.dataflow.inflow import Inflow, add, flowing
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, verdict_rows
-from ddflow.dataflow.spilling import make_room, release
+from ddflow.dataflow.spilling import Release, make_room
 from ddflow.dataflow.step import Computation
 from ddflow.dataflow.verdicts import NAMES, Verdicts
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
@@ -46,6 +47,8 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER
 
+NOTHING: Final = np.zeros(len(NAMES), np.int64)
+"""No events, by verdict."""
 Look = Callable[[pa.RecordBatch], None]
 """Is shown rows as they came."""
 
@@ -115,7 +118,8 @@ class Dataflow:
         self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Look] | None = None
     ) -> dict[str, Inflow]:
         """Room made, and the rows of each input admitted.  ``looks``: by input, what is shown all rows."""
-        make_room(self.budget, self.graph, self.batchers)
+        if self.budget.home is not None:
+            make_room(self.budget, self.graph, self.batchers)
         return {name: self.inflow(name, rows, time, looks[name] if looks else None) for name, rows in inputs.items()}
 
     def inflow(self, name: str, rows: Any, time: int | None, look: Look | None) -> Inflow:
@@ -131,7 +135,7 @@ class Dataflow:
             given = {name: inflow.released for name, inflow in inflows.items()}
             return self.take(inflows, self.compute(given, time), time + 1, time)
         batchers = {name: inflow.batcher for name, inflow in inflows.items() if inflow.batcher is not None}
-        with release(CLOSED, batchers, self.graph.upserts, self.budget) as given:
+        with Release(CLOSED, batchers, self.graph.upserts, self.budget) as given:
             return self.take(inflows, self.compute(given, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, Inflow], to: int) -> Step:
@@ -144,9 +148,10 @@ class Dataflow:
     def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``."""
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
-        with release(to, batchers, self.graph.upserts, self.budget) as given:
-            seen = max((int(r.times[-1]) for r in given.values() if r.total), default=self.last)
-            last = max(self.last, seen) if to == CLOSED else to - 1
+        with Release(to, batchers, self.graph.upserts, self.budget) as given:
+            last = to - 1
+            if to == CLOSED:
+                last = max([self.last, *(int(r.times[-1]) for r in given.values() if r.total)])
             return self.take(inflows, self.compute(given, last), to, last)
 
     def close(self) -> None:
@@ -168,21 +173,24 @@ class Dataflow:
     def compute(self, given: Mapping[str, Released], last: int) -> ComputedStep:
         """Compute a step; nothing changes.  ``last``: the last time that it closes."""
         rows: dict[str, list[pa.Table]] = {}
-        sides, budget, since = SideOutputs(self.sides, self.time_type), self.budget, self.since_after(last)
+        budget, since = self.budget, self.since_after(last)
+        sides = SideOutputs(self.sides, self.time_type) if self.sides else None
 
         def observe(resolution: Resolution) -> None:
             bound = resolution.upsert.bound
-            sides.add(resolution)
+            if sides is not None:
+                sides.add(resolution)
             if self.lists:
                 rows.setdefault(bound.name, []).append(verdict_rows(bound, resolution))
 
-        given = self.graph.expiring(given, last, budget.rows(64) if budget.spills else None)
+        if self.graph.forgets:
+            given = self.graph.expiring(given, last, budget.rows(64) if budget.spills else None)
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         looks = observe if self.lists or self.sides else None
         computation = self.computation(self.graph, given, since, buffer, looks)
         if computation.many:
             make_room(budget, self.graph, {}, 0)
-        return ComputedStep(computation.run(), sides.tables() if self.sides else {}, rows, since)
+        return ComputedStep(computation.run(), {} if sides is None else sides.tables(), rows, since)
 
     def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, Inflow]) -> None:
         """Raise `BudgetExceeded` where there is nowhere to spill to, and taking it in would pass the budget."""
@@ -197,15 +205,17 @@ class Dataflow:
         """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
         self.check_budget(computed, inflows)
         counts: dict[str, int] = {}
-        for codes in computed.stepped.counts.values() if computed else ():
-            add(counts, dict(zip(NAMES, codes.tolist(), strict=True)))
+        if computed is not None and computed.stepped.counts:
+            counts = dict(zip(NAMES, sum(computed.stepped.counts.values(), NOTHING).tolist(), strict=True))
         self.guard.state = "interrupted"
         for name, inflow in inflows.items():
-            add(counts, inflow.counts)
+            if inflow.counts:
+                add(counts, inflow.counts)
             if self.holds_back and inflow.batcher is not None:
                 self.batchers[name] = inflow.batcher
-            self.admissions[name].arrived += inflow.rows
-            self.admissions[name].greatest = max(self.admissions[name].greatest, inflow.greatest)
+            admission = self.admissions[name]
+            admission.arrived += inflow.rows
+            admission.greatest = max(admission.greatest, inflow.greatest)
         if computed is not None:
             for batcher in self.batchers.values() if self.holds_back else ():
                 batcher.discard(frontier)
@@ -213,11 +223,12 @@ class Dataflow:
             self.frontier, self.last, self.since = frontier, last, computed.since
         add(self.totals, counts)
         pending = self.pending if self.holds_back else 0
-        arrived = sum(admission.arrived for admission in self.admissions.values())
+        arrived = sum([admission.arrived for admission in self.admissions.values()])
         assert arrived == sum(self.totals.values()) + pending, "events in are not resolved + pending"
-        with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
-            # And if there is none: the next call asks again, before it takes anything in.
-            make_room(self.budget, self.graph, self.batchers)
+        if self.budget.home is not None:
+            with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
+                # And if there is none: the next call asks again, before it takes anything in.
+                make_room(self.budget, self.graph, self.batchers)
         tables = {**self.nothing, **computed.stepped.outputs, **computed.sides} if computed else dict(self.nothing)
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])

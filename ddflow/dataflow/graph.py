@@ -83,6 +83,8 @@ class Graph:
     def __init__(self, plan: Plan, secret: Secret, winners: bool = True, threads: Threads = ALONE) -> None:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
         self.upserts = {name: RunningUpsert(each.bound, secret, threads) for name, each in plan.inputs.items()}
+        self.forgets = any(each.expiring is not None for each in self.upserts.values())
+        """Whether keys of an input expire."""
         self.needed, self.time_type = _needed(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, Running] = {}

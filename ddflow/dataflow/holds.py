@@ -76,7 +76,8 @@ class Holds:
     def least(self) -> int:
         """The least time that is held, `CLOSED` when none is.  O(log n) for each claim given up since it was asked."""
         with self._lock:
-            self._sweep()
+            if self._left:
+                self._sweep()
             return int(self._held[0][0]) if self._held else CLOSED
 
     def __len__(self) -> int:

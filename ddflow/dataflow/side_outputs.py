@@ -56,7 +56,8 @@ def verdict_rows(bound: Bound, of: Admitted | Resolution) -> pa.Table:
     columns of the order its key holds.  O(events)."""
     codes: np.ndarray[Any, Any]
     if isinstance(of, Admitted):
-        events, codes, arrival = of.refused, of.codes, of.arrival
+        events = of.events.rows.slice(0, 0) if of.refused is None else of.refused
+        codes, arrival = of.codes, of.arrival
         times = pa.nulls(len(arrival), bound.time_type)
         winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
     else:

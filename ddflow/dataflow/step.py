@@ -60,7 +60,8 @@ class Computation:
     ) -> None:
         self.graph, self.since, self.buffer, self.observe = graph, since, buffer, observe
         self.released: dict[str, Released] = {}
-        times, self.many = list[Ints](), False
+        self.many = False
+        times: list[Ints] = []
         for name, each in released.items():
             if each.total:
                 self.released[name] = each
@@ -125,7 +126,7 @@ class Computation:
         """The pieces of an output as one table."""
         shown, time_type = self.graph.shown[node], self.graph.time_type
         if shown.names[-1] == DIFF:
-            return self.buffer.output(pieces, node.schema, time_type)
+            return self.buffer.output(pieces, node.schema, time_type, shown)
         return self.buffer.output(pieces, pieces[0].rows.schema, time_type).select(shown.names)
 
     def _compute(self, node: Collection) -> None:

@@ -197,7 +197,8 @@ class Engine(Reading, Closing):
             if (again := calls.replayed(asked, epoch, {})) is not None:
                 return again
             advance(dataflow.frontier, to)
-            return calls.done(asked, combined(asked.kind, to, {}), dataflow.advance({}, to), ())
+            digest = "" if self.durable is None else combined(asked.kind, to, {})
+            return calls.done(asked, digest, dataflow.advance({}, to), ())
 
     def flush(self) -> int:
         """Commit the calls that are not committed yet as one epoch, state and outputs together.

@@ -130,16 +130,16 @@ def gather_sizes(references: Ints, bases: Words, wide: np.int64, ends: Ints) -> 
 
 
 @kernel
-def gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, ends: Ints, out: np.uint64) -> None:
+def gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, ends: np.uint64, out: np.uint64) -> None:
     """Copy the byte strings whose ends `gather_sizes` wrote.
 
-    references, bases, wide: as there.  data: uint64[batches], the address of each batch's bytes.  ends: int64[n + 1].
-    out: address of ends[n] writable bytes.  O(n + bytes).
+    references, bases, wide: as there.  data: uint64[batches], the address of each batch's bytes.  ends: address of
+    int64[n + 1].  out: address of ends[n] writable bytes.  O(n + bytes).
 
     >>> offsets, data = np.array([0, 2, 5], np.int32), np.frombuffer(b"abcde", np.uint8)
     >>> out, address = np.empty(3, np.uint8), lambda array: np.uint64(array.ctypes.data)
     >>> gather_bytes(np.array([1]), np.array([address(offsets)]), np.array([address(data)]), np.int64(4),
-    ...              np.array([0, 3]), address(out))
+    ...              address(np.array([0, 3])), address(out))
     >>> bytes(out)
     b'cde'
     """
@@ -150,7 +150,8 @@ def gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, en
             begin = load_u64(bases[batch] + np.uint64((r & ROWS) << 3))
         else:
             begin = load_u32(bases[batch] + np.uint64((r & ROWS) << 2))
-        at, to, size = data[batch] + begin, out + np.uint64(ends[i]), np.uint64(ends[i + 1] - ends[i])
+        first = load_u64(ends + np.uint64(i << 3))
+        at, to, size = data[batch] + begin, out + first, load_u64(ends + np.uint64((i + 1) << 3)) - first
         if size > np.uint64(64):
             copy_bytes(to, at, size)
             continue
@@ -160,3 +161,28 @@ def gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, en
         while size != np.uint64(0):
             store_u8(to, load_u8(at))
             at, to, size = at + np.uint64(1), to + np.uint64(1), size - np.uint64(1)
+
+
+@kernel
+def gather_columns(references: Ints, addresses: Words, plan: Words, begin: int) -> None:
+    """Copy the values of several columns.
+
+    references: int64[n], those from ``begin`` on of all.  addresses: uint64[columns, 5, batches], of which [c, 1] has
+    the addresses of each batch's first value or offset, [c, 2] of its bytes.  plan: uint64[m, 4]: which column, bytes a
+    value or an offset, the address of room for the values of all references, and that of the ends of byte strings that
+    `gather_sizes` wrote, 0 for fixed widths.  O(n) a column.
+
+    >>> source, out = np.array([7, 8, 9]), np.empty(2, np.int64)
+    >>> addresses, plan = np.zeros((1, 5, 1), np.uint64), np.array([[0, 8, out.ctypes.data, 0]], np.uint64)
+    >>> addresses[0, 1, 0] = source.ctypes.data
+    >>> gather_columns(np.array([2, 0]), addresses, plan, 0)
+    >>> out.tolist()
+    [9, 7]
+    """
+    for i in range(plan.shape[0]):
+        at, wide, out, ends = np.int64(plan[i, 0]), np.int64(plan[i, 1]), plan[i, 2], plan[i, 3]
+        if ends == np.uint64(0):
+            gather_words(references, addresses[at, 1], wide, out + np.uint64(begin * wide))
+        else:
+            first = ends + np.uint64(begin << 3)
+            gather_bytes(references, addresses[at, 1], addresses[at, 2], wide, first, out)

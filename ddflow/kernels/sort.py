@@ -221,6 +221,53 @@ def group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
 
 
 @kernel
+def sort_rows(
+    high: Words,
+    low: Words,
+    bits: int,
+    at: Narrow,
+    permutation: Narrow,
+    sorted_high: Words,
+    sorted_low: Words,
+    starts: Narrow,
+) -> int:
+    """Sort rows by identity, stably, in one span: all of the above; return how many keys there are.
+
+    high, low: uint64[n], low of size 0 for one-word identities.  at: int32[1, 2**bits], overwritten.  Written:
+    permutation int32[n], sorted_high, sorted_low uint64, starts int32[n + 1] as in `group_starts`.  O(n + 2**bits).
+
+    >>> ids, none = np.array([9, 4], np.uint64), np.empty(0, np.uint64)
+    >>> at, out, starts = np.empty((1, 2), np.int32), np.empty(2, np.int32), np.empty(3, np.int32)
+    >>> sort_rows(ids, none, 1, at, out, np.empty(2, np.uint64), none, starts), out.tolist()
+    (2, [1, 0])
+    """
+    size = np.int64(bits)
+    count_buckets(high, size, at[0])
+    begin_buckets(at)
+    fill_buckets(high, low, np.int64(0), size, at[0], permutation, sorted_high, sorted_low)
+    sort_buckets(at[0], np.int64(0), np.int64(at.shape[1]), permutation, sorted_high, sorted_low)
+    return group_starts(sorted_high, sorted_low, starts)
+
+
+@kernel
+def extent(words: Ints) -> tuple[int, int, bool]:
+    """The least and the greatest of some words, and whether they ascend.
+
+    words: int64[n], at least one.  O(n).
+
+    >>> extent(np.array([4, 9, 2]))
+    (2, 9, False)
+    """
+    least: Any = words[0]
+    greatest: Any = words[0]
+    ascending = True
+    for i in range(1, words.size):
+        ascending = ascending and words[i] >= words[i - 1]
+        least, greatest = min(least, words[i]), max(greatest, words[i])
+    return least, greatest, ascending
+
+
+@kernel
 def order_by_rank(ranks: Narrow, second: Ints, size: np.int64, out: Ints) -> None:
     """Write the stable order of rows by (rank, second) for small ranks: a counting sort.
 

@@ -24,8 +24,9 @@ import pyarrow as pa
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words, is_wide
+from ddflow.columns.layout import Column, Laid, arrayed
 from ddflow.columns.names import check_names, column_names, did_you_mean
-from ddflow.columns.rows import Rows
+from ddflow.columns.rows import RowPool, Rows, laid
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import SpecError
@@ -99,18 +100,21 @@ class RunningCount(Running):
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
         self.arrangements, self.arena = (Arrangement(self.schema, is_wide(groups), 0),), Arena()
         self.tracked, self.hashes, self.identified = [name], RowHashes(groups, secret), groups
+        self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
+        """The groups of the updates at hand, as number 0, and their columns, in whose schema null may not be meant."""
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  O(updates).  Raises `CountOverflow`."""
-        updates, n, arena = inputs[0], inputs[0].diffs.size, self.arena
+        updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.arranged
         # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
-        groups = pa.RecordBatch.from_arrays(arrays(updates.rows, self.groups.names), schema=self.groups)
+        groups = arrays(updates.rows, self.given.shape.names)
+        self.given.put(0, Rows.of(groups, self.given.shape, n))
         arena.reset()
         empty = arena.room(n)
-        high, low = self.hashes.identities(groups.columns, n)
+        high, low = self.hashes.identities(groups, n)
         number, first = self._number(high, low, empty)
         by = sort(high.take(first), low.take(first) if low.size else low, arena)
-        prior = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         m = first.size
         counts: Ints = empty(m, np.int64)
         counts[by.permutation] = np.where(prior.reference & LIVE != 0, prior.value.view(np.int64), 0)
@@ -122,10 +126,12 @@ class RunningCount(Running):
         work: Any = (*given, *scratch, *up, *down, last)
         changed, versions, refused = kernels.count(number, *work)
         if refused >= 0:
-            raise overflow(groups, refused)
+            raise overflow(pa.RecordBatch.from_arrays(groups, schema=self.groups), refused)
         ranks, rows, values, diffs = [column[:changed] for column in up]
-        out = Updates(pa.Table.from_batches([self._rows(groups, rows, values)]), ranks, diffs.copy(), updates.times)
-        change = self._change(updates, groups, by, prior, [column[:versions] for column in down])
+        made = pa.Table.from_arrays(arrayed(self._columns(rows, values)), schema=self.schema)
+        out = Updates(made, ranks, diffs.copy(), updates.times)
+        change = self._change(updates, by, prior, [column[:versions] for column in down])
+        self.given.put(0, None)
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
 
     def _number(self, high: Words, low: Words, empty: Callable[..., Any]) -> tuple[Narrow, Ints]:
@@ -137,9 +143,7 @@ class RunningCount(Running):
         m = group(high, low, np.int64(bits), table, number, first)
         return number, first[:m]
 
-    def _change(
-        self, updates: Updates, groups: pa.RecordBatch, by: Sorted, prior: Prior, versions: list[Any]
-    ) -> Change:
+    def _change(self, updates: Updates, by: Sorted, prior: Prior, versions: list[Any]) -> Change:
         """The versions, in the order of identities, then times, and which are their groups' last."""
         ranks, rows, values, numbers = versions
         place = self.arena.empty(by.permutation.size, np.int32)
@@ -157,7 +161,7 @@ class RunningCount(Running):
             (values != 0).astype(np.uint8),
             NONE,
             np.empty((at.size, 0), np.int64),
-            Rows(self._rows(groups, rows.take(order), values)),
+            Rows.of(self._columns(rows.take(order), values), self.arranged.slots.pool.shape, at.size),
         )
         return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
 
@@ -165,6 +169,7 @@ class RunningCount(Running):
         """See `Running.rehashed`.  The hash is the count itself."""
         return *self.hashes.of(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
 
-    def _rows(self, groups: pa.RecordBatch, rows: Ints, counts: Ints) -> pa.RecordBatch:
-        taken = groups.take(pa.array(rows)).columns if len(self.groups) else []
-        return pa.RecordBatch.from_arrays([*taken, pa.array(counts.copy())], schema=self.schema)
+    def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
+        """The groups of some rows, and their counts."""
+        column = Laid(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
+        return [*laid(self.given, rows, self.fields), column]

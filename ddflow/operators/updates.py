@@ -19,14 +19,17 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities
+from ddflow.columns.layout import plainly
 from ddflow.columns.names import DIFF, TIME
-from ddflow.columns.rows import plainly, shown_row
+from ddflow.columns.rows import View, shown_row
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow
 from ddflow.kernels.accumulate import net
 from ddflow.kernels.emit import look_up
 from ddflow.kernels.sort import order_by_rank
+
+INT64, DIFFS = pa.int64(), pa.field(DIFF, pa.int64(), nullable=False)
 
 
 def ints(*values: int) -> Ints:
@@ -67,10 +70,13 @@ class Updates(NamedTuple):
         ranks, diffs = np.cumsum(new, dtype=np.int32) - np.int32(1), np.array(one_chunk(table.column(DIFF)), np.int64)
         return cls(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
 
-    def to_table(self, schema: pa.Schema, time_type: pa.DataType | None) -> pa.Table:
-        """The rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; the rows are not copied."""
-        columns = list(map(self.rows.column, schema.names))
-        fields = list(schema)
+    def to_table(self, schema: pa.Schema, time_type: pa.DataType | None, shown: pa.Schema | None = None) -> pa.Table:
+        """The rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; the rows are not copied.
+
+        ``shown``: the schema of the table, where that is known.
+        """
+        names = schema.names
+        columns = self.rows.chosen(names) if isinstance(self.rows, View) else list(map(self.rows.column, names))
         if time_type is not None:
             stamps = np.empty(self.ranks.size, np.int64)
             if self.times.size == 1:
@@ -78,10 +84,11 @@ class Updates(NamedTuple):
             else:
                 look_up(plainly(self.ranks), self.times, stamps)  # they may be mapped
             columns.append(time_column(stamps, time_type))
-            fields.append(pa.field(TIME, time_type, nullable=False))
-        columns.append(pa.array(self.diffs))
-        fields.append(pa.field(DIFF, pa.int64(), nullable=False))
-        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        columns.append(pa.Array.from_buffers(INT64, self.diffs.size, [None, pa.py_buffer(self.diffs)], 0))
+        if shown is None:
+            times = [] if time_type is None else [pa.field(TIME, time_type, nullable=False)]
+            shown = pa.schema([*schema, *times, DIFFS])
+        return pa.Table.from_arrays(columns, schema=shown)
 
     def between(self, begin: int, end: int) -> Updates:
         """The updates [begin, end), without a copy.  They need not be in the order of times."""
@@ -94,9 +101,8 @@ class Updates(NamedTuple):
 
 def time_column(times: Ints, kind: pa.DataType) -> pa.Array:
     """int64 times in the type of the column they came from."""
-    if kind == pa.int64():
-        return pa.array(times)
-    return pa.array(times.astype(np.int32)).view(kind) if kind.bit_width == 32 else pa.array(times).view(kind)
+    values = times.astype(np.int32) if kind.bit_width == 32 else np.ascontiguousarray(times)
+    return pa.Array.from_buffers(kind, times.size, [None, pa.py_buffer(values)], 0)
 
 
 def consolidated(updates: Updates, secret: Secret) -> Updates:

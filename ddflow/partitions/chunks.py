@@ -29,7 +29,8 @@ import pyarrow as pa
 import xxhash
 
 from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, partition_of, value_hashes
-from ddflow.columns.rows import RowPool, Rows, gather, offset_width
+from ddflow.columns.layout import offset_width
+from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.columns.schema import one_batch, one_chunk, plain_size, updates_schema
 from ddflow.errors import Misrouted
 from ddflow.partitions.stages import Exchange, Stages

@@ -88,6 +88,16 @@ class Behind(threading.Thread):
             self.error = error
 
 
+def bytes_of(batch: pa.RecordBatch) -> int:
+    """Bytes of a batch's rows; of all its buffers where these are small, which Arrow tells in a fiftieth of the time.
+
+    >>> bytes_of(pa.record_batch({"n": range(3)}).slice(1))
+    24
+    """
+    whole = int(batch.get_total_buffer_size())
+    return whole if whole <= SMALL else int(batch.nbytes)
+
+
 class BatchStore(Closing):
     """``store``: where blobs go.  ``compresses``: what is not read where it lies.  ``commits``: how many were tried.
     ``lazy``: whether files that are opened are verified behind the caller's back, and `settle` tells what came of it.
@@ -139,13 +149,13 @@ class BatchStore(Closing):
 
     def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
         # Arrow writes twenty pieces a batch; of a small one they are put together where that costs no Python.
-        small = isinstance(batches, list) and sum([batch.nbytes for batch in batches]) <= SMALL
+        small = isinstance(batches, list) and sum(map(bytes_of, batches)) <= SMALL
 
         def arrow(sink: FileWriter) -> None:
             buffered = pa.BufferOutputStream() if small else None
             with new_file(sink if buffered is None else buffered, schema, compresses) as writer:
                 for batch in batches:
-                    sink.wanted += batch.nbytes
+                    sink.wanted += bytes_of(batch)
                     writer.write_batch(batch)
             if buffered is not None:
                 sink.write(buffered.getvalue())

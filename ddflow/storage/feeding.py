@@ -128,7 +128,7 @@ class Fed(Strict, frozen=True):
         """As it is after one more call.  O(runs)."""
         last = self.runs[-1] if self.runs else None
         if last is not None and last.way == way:
-            return replace(self, runs=(*self.runs[:-1], last._replace(last=epoch, calls=last.calls + 1)))
+            return replace(self, runs=(*self.runs[:-1], FedCalls(last.first, epoch, last.calls + 1, way)))
         runs = (*self.runs, FedCalls(epoch, epoch, 1, way))
         over, at = sum(run.size for run in runs) - ROOM, 0
         while over > 0:

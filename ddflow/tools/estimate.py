@@ -32,7 +32,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import RowHashes, Secret, is_wide
-from ddflow.columns.rows import offset_width, width
+from ddflow.columns.layout import offset_width, width
 from ddflow.columns.schema import conform, empty, one_batch
 from ddflow.columns.sorting import sort
 from ddflow.connectors.frames import to_table

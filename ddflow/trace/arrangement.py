@@ -106,8 +106,10 @@ class Arrangement:
             wanted = wanted[prior.reference.take(wanted) == 0]
 
     def pool(self, events: Rows | None = None) -> RowPool:
-        """What references point into: the batches, and at 0 the step's own rows."""
-        return self.slots.pool if events is None else self.slots.pool.beside(events)
+        """What references point into: the batches, and at 0 the step's own rows, until `apply` or the next ones."""
+        if events is not None:
+            self.slots.pool.put(0, events)
+        return self.slots.pool
 
     def apply(self, changes: Sequence[Change], upper: int, since: int) -> None:
         """Take in the computed changes of a step, by ascending identities; times below ``upper`` are complete now.
@@ -126,6 +128,8 @@ class Arrangement:
             paid += change.batch.high.size
             entries += change.last.size if change.batch.mapped is None else 0
         self.written += paid
+        if self.slots.pool.rows[0] is not None:
+            self.slots.pool.put(0, None)
         if changes:
             self.index.room(entries)
             run = Run(Description(lower, upper, NEVER), self._taken(changes))
@@ -136,7 +140,8 @@ class Arrangement:
 
     def _taken(self, changes: list[Change]) -> list[Part]:
         """Give the batches of some changes their slots, and the index what is in memory."""
-        parts, writes = list[Part](), list[Write]()
+        parts: list[Part] = []
+        writes: list[Write] = []
         for batch, value, last, place, built, *_ in changes:
             if self.slots.lasting and batch.mapped is None:
                 batch = replace(batch, value=value)  # for the file that a commit will write

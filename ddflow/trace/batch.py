@@ -75,10 +75,7 @@ class Batch:
         total = 0
         for column in (self.high, self.low, self.time, self.live, self.value, self.order):
             total += column.nbytes if 0 not in column.strides else column.itemsize
-        for values in self.rows.columns:
-            for buffer in values.buffers():
-                total += 0 if buffer is None else buffer.size
-        return total
+        return total + self.rows.held
 
     def _check(self) -> None:
         """Assert the invariant; raise `CorruptState` for two values of a key at one time."""

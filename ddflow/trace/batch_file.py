@@ -86,7 +86,7 @@ def filed(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layou
     if layout.words:
         arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(batch.order.reshape(-1)), layout.words))
     arrays += batch.rows.columns
-    return pa.RecordBatch.from_arrays(arrays, schema=layout.schema(batch.rows.table.schema)), layout
+    return pa.RecordBatch.from_arrays(arrays, schema=layout.schema(batch.rows.schema)), layout
 
 
 def unfiled(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Words
-from ddflow.columns.rows import Rows, gather
+from ddflow.columns.rows import Rows, laid
 from ddflow.columns.sorting import sort
 from ddflow.errors import CorruptState
 from ddflow.kernels.merge import prune
@@ -99,7 +99,8 @@ class Picked(NamedTuple):
 
     def batch(self, slots: Slots, values: bool) -> Batch:
         """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
-        rows = Rows(gather(slots.pool, self.references, slots.pool.schema))
+        pool = slots.pool
+        rows = Rows.of(laid(pool, self.references, pool.schema), pool.shape, self.references.size)
         return Batch(self.high, self.low, self.time, self.live, self.value if values else NONE, self.order, rows)
 
 

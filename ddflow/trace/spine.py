@@ -118,8 +118,12 @@ class Spine:
             return
         while True:
             self.planned, self.fresh = len(self.items), 0
-            start = next((i + 1 for i in range(len(self.items) - 1, -1, -1) if isinstance(self.items[i], RunMerge)), 0)
-            runs = [item for item in self.items[start:] if isinstance(item, Run)]
+            start, runs = 0, list[Run]()
+            for at, item in enumerate(self.items):
+                if isinstance(item, Run):
+                    runs.append(item)
+                else:
+                    start, runs = at + 1, []
             first = choose([run.size for run in runs], needed if start == 0 else None, self.fan)
             if first is None:
                 return
@@ -133,11 +137,12 @@ class Spine:
         ``files``: only with those that write files, and may be refused by the disk, or only with the others; None: with
         all.  The rest as in `Merge.advance`.  O(versions paid for + `PIECE`).
         """
-        chosen = [
-            (at, item)
-            for at, item in enumerate(self.items)
-            if isinstance(item, RunMerge) and (files is None or files == (item.target is not None))
-        ]
+        chosen = []
+        for at, item in enumerate(self.items):
+            if isinstance(item, RunMerge) and (files is None or files == (item.target is not None)):
+                chosen.append((at, item))
+        if not chosen:
+            return
         left = sum(item.owed for _, item in chosen) if paid is None else max(PIECE, EFFORT * paid * len(chosen))
         for at, merge in chosen:
             owed = merge.owed

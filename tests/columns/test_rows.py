@@ -13,8 +13,9 @@ from kinds import FLAT, PLAIN, pieces
 from rules import canonical, rank
 
 from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.columns.layout import plainly
 from ddflow.columns.ranking import dense_ranks
-from ddflow.columns.rows import RowPool, Rows, View, gather, plainly
+from ddflow.columns.rows import RowPool, Rows, View, gather
 from ddflow.columns.threads import Threads
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import SLOT

@@ -80,5 +80,5 @@ def test_byte_strings_are_copied_by_their_offsets(data: st.DataObject, wide: int
     assert ends.tolist() == [sum(map(len, wanted[:i])) for i in range(len(wanted) + 1)]
     out = np.full(ends[-1] + 1, 0xAA, np.uint8)
     heaps = np.array([address(one) for one in memory], np.uint64)
-    gather_bytes(packed(chosen), bases, heaps, np.int64(wide), ends, address(out))
+    gather_bytes(packed(chosen), bases, heaps, np.int64(wide), address(ends), address(out))
     assert out.tobytes() == b"".join(wanted) + b"\xaa"

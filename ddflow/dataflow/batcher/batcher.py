@@ -32,8 +32,8 @@ PIECE: Final = 1 << 16
 class Batcher:
     """Pending events; ``len`` is how many."""
 
-    def __init__(self) -> None:
-        self.runs, self.pending = Runs(), 0
+    def __init__(self, runs: Runs | None = None, pending: int = 0) -> None:
+        self.runs, self.pending = Runs() if runs is None else runs, pending
         self._peeked: tuple[int, Events | None] | None = None
         """What the last peek gave, until anything changes."""
 
@@ -62,8 +62,7 @@ class Batcher:
 
     def with_run(self, run: Events) -> Batcher:
         """A batcher that also holds these events; this one is as before.  Runs are shared.  O(runs) more than `add`."""
-        both = Batcher()
-        both.runs, both.pending = self.runs.copy(), self.pending
+        both = Batcher(self.runs.copy(), self.pending)
         both.add(run)
         return both
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import ALL_VALID, Flags, Ints, Secret, flags, validity, value_hashes
-from ddflow.columns.rows import Array, offset_width
+from ddflow.columns.layout import Array, offset_width
 from ddflow.errors import ListTooLong, TooLarge
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.lists import contributions, distinct, spelled

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, Ints, Words, validity, view
-from ddflow.columns.rows import Array
+from ddflow.columns.layout import Array
 from ddflow.errors import MergeOverflow
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.sums import add, add_floats, add_wide

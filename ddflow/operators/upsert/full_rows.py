@@ -39,7 +39,8 @@ class FullRows:
         order, events, expiring = state.order, keyed.events, state.expiring
         assert isinstance(order, Order)
         self.order, self.rows = order, events.rows
-        self.value = state.values.values(self.rows.select(state.bound.tracked).columns, self.rows.num_rows)
+        tracked = list(map(keyed.columns.__getitem__, state.bound.tracked))
+        self.value = state.values.values(tracked, events.times.size)
         self.words = order.of(events.rows, events.original, keyed.gone)
         if order.ranks:
             self._rank(order)
@@ -49,12 +50,20 @@ class FullRows:
 
     def payload(self) -> Rows:
         """See `Weighed.payload`."""
-        columns = self.rows.select(self.state.given).columns
-        batch = pa.RecordBatch.from_arrays(columns, schema=self.state.arranged.schema)
+        state, gone = self.state, self.keyed.gone
+        columns = list(map(self.keyed.columns.__getitem__, state.given))
+        shape = state.arranged.slots.pool.shape
         # A retraction may take its key from the deletion, so there a null is looked at.
-        nulls = [name for name in self.state.inexact if batch.column(name).null_count]
-        gone = self.keyed.gone
-        return Rows(batch, [name for name in nulls if (gone | validity(batch.column(name))).all()] if nulls else ())
+        nulls = [
+            name
+            for name, column in zip(shape.names, columns, strict=True)
+            if column.null_count and name not in state.exact and (gone | validity(column)).all()
+        ]
+        return Rows.of(columns, shape, self.rows.num_rows, nulls)
+
+    def column(self, name: str) -> pa.Array:
+        """See `Weighed.column`."""
+        return self.keyed.columns[name]
 
     def hidden(self, name: str) -> pa.Array:
         """See `Weighed.hidden`."""
@@ -62,7 +71,8 @@ class FullRows:
 
     def verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
         """See `Weighed.verdicts`."""
-        return counts - np.bincount((outcome[self.keyed.absent] >> OUTCOME) & 7, minlength=8), None
+        absent = self.keyed.absent
+        return counts - np.bincount((outcome[absent] >> OUTCOME) & 7, minlength=8) if absent.size else counts, None
 
     def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
         """See `Weighed.winner_orders`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Narrow
 from ddflow.columns.sorting import Sorted
@@ -39,6 +40,8 @@ class Keyed(NamedTuple):
     """n events of g keys."""
 
     events: Events
+    columns: dict[str, pa.Array]
+    """Those of the events, by name."""
     times: Ints
     """int64: the step's distinct times, ascending."""
     settled: bool

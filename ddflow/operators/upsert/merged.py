@@ -188,10 +188,9 @@ class MergedRows(Walking):
         words = self.taken.running[self.places] if self.order.words else np.empty((m, 0), np.int64)
         self.words = np.ascontiguousarray(words)
 
-    @property
-    def rows(self) -> pa.RecordBatch:
-        """The rows that were made."""
-        return self.made
+    def column(self, name: str) -> pa.Array:
+        """See `Weighed.column`."""
+        return self.made.column(name)
 
     def payload(self) -> Rows:
         """See `Weighed.payload`."""

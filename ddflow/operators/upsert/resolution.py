@@ -27,7 +27,8 @@ import pyarrow as pa
 
 from ddflow.columns.arena import SMALL, Arena
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
-from ddflow.columns.rows import RowPool, Rows, View, gathered, width
+from ddflow.columns.layout import width
+from ddflow.columns.rows import RowPool, Rows, View, laid
 from ddflow.columns.sorting import Sorted, shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
@@ -47,10 +48,6 @@ EMITTED = 4
 class Weighed(Protocol):
     """The full rows that compete, and by what: those of the events, or those that a fold made of them."""
 
-    @property
-    def rows(self) -> pa.RecordBatch:
-        """The full rows."""
-
     by: Sorted
     permutation: Narrow
     mark: Narrow
@@ -60,8 +57,11 @@ class Weighed(Protocol):
     """uint64[n]: hashes of what counts in "did it change"."""
     rules: Rules
 
+    def column(self, name: str) -> pa.Array:
+        """A column of the full rows."""
+
     def payload(self) -> Rows:
-        """The rows as the arrangement stores them."""
+        """The full rows as the arrangement stores them."""
 
     def hidden(self, name: str) -> pa.Array:
         """A column that is kept beside the payload."""
@@ -108,7 +108,7 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
     keeps = bool(order.words or order.hidden)
     room = state.arena.room(n), kept
     out = outcomes(n, prior.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
-    if weighed.by is keyed.by:
+    if keyed.left.size and weighed.by is keyed.by:
         out.outcome[keyed.left] = FORGOTTEN << OUTCOME
         if out.winner.size:
             out.winner[keyed.left] = NOTHING
@@ -142,13 +142,10 @@ def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
         ends = np.cumsum([0, *(tally(outcome[a:b], mark[a:b]) for a, b in spans)]).tolist()
         parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
 
-    def span(a: int, b: int, begin: int, end: int) -> Ints:
-        counts, here = np.zeros(8, np.int64), slice(begin, end)
-        emit_updates(outcome[a:b], mark[a:b], np.int64(a), about[here], diffs[here], ranks[here], counts)
-        return counts
-
-    counts: Ints = sum(threads.each(span, parts), np.zeros(8, np.int64))
-    return Emitted(about, diffs, ranks, parts, counts)
+    counts = np.zeros((len(parts), 8), np.int64)
+    out = [(about[c:d], diffs[c:d], ranks[c:d], counts[i]) for i, (_, _, c, d) in enumerate(parts)]
+    threads.each(emit_updates, [(outcome[a:b], mark[a:b], a, *out[i]) for i, (a, b, _, _) in enumerate(parts)])
+    return Emitted(about, diffs, ranks, parts, counts.sum(0) if len(parts) > 1 else counts[0])
 
 
 class Resolution:
@@ -187,18 +184,18 @@ class Resolution:
     def near(self, name: str) -> pa.Array | None:
         """A column of the updates from the events that caused them, where these hold the very same values.
 
-        None where they need not, or for a type of another width than 64 bits.  O(events).
+        None for few, where they need not, or for a type of another width than 64 bits.  O(events).
         """
-        column = self.weighed.rows.column(name) if name in self.upsert.exact else None
-        if column is None or width(column.type) != 8 or column.null_count:
+        column = self.weighed.column(name) if name in self.upsert.exact else None
+        # A few are gathered with the other columns, all in one kernel.
+        if column is None or self.emitted.diffs.size < SMALL or width(column.type) != 8 or column.null_count:
             return None
         out = np.empty(self.emitted.diffs.size, np.uint64)
         start = column.buffers()[1].address + 8 * column.offset
         outcome, mark = self.resolved.out.outcome, self.weighed.mark
-        self.upsert.threads.each(
-            lambda a, b, begin, end: emit_values(outcome[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]),
-            self.emitted.parts,
-        )
+        parts = self.emitted.parts
+        given = [(outcome[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]) for a, b, begin, end in parts]
+        self.upsert.threads.each(emit_values, given)
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
     @cached_property
@@ -220,12 +217,13 @@ class Resolution:
     def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
         """What a span of keys brings."""
         at = int(self.weighed.by.starts[begin])
-        out = self.resolved.out.span(at, at + versions, begin, end)
-        order, schema = self.upsert.order, self.upsert.bound.row_schema
-        columns = gathered(self.pool, out.row, schema)
+        out, whole = self.resolved.out, len(self.resolved.spans) == 1 and versions == self.resolved.out.high.size
+        out = out if whole else out.span(at, at + versions, begin, end)
+        order, shape = self.upsert.order, self.pool.shape
+        columns = laid(self.pool, out.row, self.upsert.stored)
         for field in order.hidden:
             columns.append(self.weighed.hidden(field.name).take(pa.array(out.event)))
-        rows = Rows(pa.RecordBatch.from_arrays(columns, schema=self.upsert.arranged.schema))
+        rows = Rows.of(columns, shape, versions)
         words = self.weighed.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live
         time = same(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time

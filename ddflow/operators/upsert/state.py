@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, is_wide, value_hashes
-from ddflow.columns.rows import plainly
+from ddflow.columns.layout import plainly
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
 from ddflow.columns.threads import ALONE, Threads
@@ -36,6 +36,9 @@ from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.bind import Bound
 from ddflow.trace.arrangement import Arrangement
+
+NOBODY_ELSE: Ints = np.empty(0, np.int64)
+"""No events that nobody gave."""
 
 
 class UpsertState(Readable):
@@ -56,12 +59,13 @@ class UpsertState(Readable):
         self.expiring = Expiring(bound, self.order, self.arranged, self.keys) if expires else None
         row = bound.row_schema
         self.values = RowHashes(pa.schema([row.field(name) for name in bound.tracked]), secret, threads)
+        self.stored = list(row)
+        """The row's columns."""
         self.given = [*row.names, *(bound.spec.order_by if self.order.hidden else ())]
         """The columns of events that are stored."""
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
         exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
-        self.inexact = [name for name in stored.names if name not in self.exact]
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Readable.rehashed`."""
@@ -73,16 +77,19 @@ class UpsertState(Readable):
         ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.
         """
         arena, rows, bound = self.arena, events.rows, self.bound
-        keys = rows.select(bound.key_schema.names).columns
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        keys = list(map(columns.__getitem__, self.keys.names))
         by = sort(*self.keys.identities(keys, rows.num_rows), arena, self.threads)
         gone, full = bound.deletes(rows), self.contents
         own = NOBODY if full is None else full
         plain = full is None and self.expiring is None
-        absent = np.empty(0, np.int64) if plain else np.flatnonzero(events.arrival >= own)
-        gone[absent] = 1
-        prior = self.arranged.seek(by.high, by.low, by.starts[:-1], arena)
+        absent = NOBODY_ELSE if plain else np.flatnonzero(events.arrival >= own)
+        if absent.size:
+            gone[absent] = 1
+        arranged = self.arranged
+        prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         mark: Narrow = arena.empty(events.times.size, np.int32)
         marks(plainly(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
-        keyed = Keyed(events, times, settled, by, prior, self.arranged.index.built, gone, absent, mark, full)
+        keyed = Keyed(events, columns, times, settled, by, prior, arranged.index.built, gone, absent, mark, full)
         return keyed if self.expiring is None else self.expiring.look(keyed)

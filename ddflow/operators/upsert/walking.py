@@ -248,7 +248,7 @@ class Walking:
             column = rows.column(name) if name in rows.schema.names else pa.nulls(n, field.type)
             columns.append(column if column.type == field.type else pa.nulls(n, field.type))
         schema = pa.schema([f.with_nullable(True) for f in arranged.schema])
-        pool = arranged.pool(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
+        pool = arranged.pool().beside(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
         none = len(pool.rows)
         pool.put(none, Rows(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)))
         return pool, none

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import validity
-from ddflow.columns.rows import plainly
+from ddflow.columns.layout import plainly
 from ddflow.errors import CorruptState, SpecError
 from ddflow.kernels.automaton import NOTHING, REFUSED, many, one, packed, unpacked
 from ddflow.kernels.fold import Walked
