@@ -33,7 +33,7 @@ BATCH, BATCHES = 40, (1 << 20) - 1
 """Where a reference holds the number of its batch, as in ``kernels.gather``."""
 AHEAD = 24
 """How many keys ahead a walk asks for: a step's keys are ascending, but too far apart for the machine to guess."""
-ONE = np.uint64(1)
+ONE, NEXT = np.uint64(1), np.uint64(64)
 
 
 @kernel
@@ -61,6 +61,13 @@ def _find(
             return slot
         slot += 1
     return np.int64(-1)
+
+
+@kernel
+def _ask(home: np.uint64) -> None:
+    """Ask for the line of a home and for the next one: every second entry is not, or not wholly, in the first."""
+    prefetch(home)
+    prefetch(home + NEXT)
 
 
 @kernel
@@ -95,7 +102,7 @@ def seek(
     slots = np.uint64(table.shape[0]) // shards
     for g in range(place.size):
         if g + AHEAD < place.size:
-            prefetch(base + np.uint64(_home(high[starts[g + AHEAD]], capacity, shards, slots)) * line)
+            _ask(base + np.uint64(_home(high[starts[g + AHEAD]], capacity, shards, slots)) * line)
         row = starts[g]
         slot = _home(high[row], capacity, shards, slots)
         slot = _find(table, slot, high[row], low[row] if wide else np.uint64(0), wide, shards, slots)
@@ -149,7 +156,7 @@ def write(
             ahead = place[g + AHEAD]
             if ahead < 0:
                 ahead = _home(high[max(last[g + AHEAD], 0)], capacity, shards, slots)
-            prefetch(base + np.uint64(ahead) * line)
+            _ask(base + np.uint64(ahead) * line)
         i = last[g]
         if i < 0:
             continue
