@@ -27,6 +27,8 @@ from ddflow.dataflow.ranges import Ranges
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
+from ddflow.operators.upsert import resolution
+from ddflow.operators.upsert.resolution import Resolution
 from ddflow.storage import sheets
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.folder_lock import LOCK
@@ -53,6 +55,7 @@ WAYS = (
     "pending events that were spilled",
     "an input taken in portions",
     "work shared by threads",
+    "values told by their hashes",
 )
 """What may happen to an engine that spills, as `tiny` counts it."""
 
@@ -66,6 +69,7 @@ SMALL: list[tuple[Any, str, Any]] = [
     (spine, "PIECE", 2),
     (spine, "EFFORT", 2),
     (computation, "GATHERED", 3),
+    (resolution, "SMALL", 0),
     (Threads, "waking", 1),
     (Index, "shared", 0),
     (sheets, "INLINE", 2),
@@ -134,6 +138,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
     (Threads, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
+    (Resolution, "_told", lambda out, *_: ["values told by their hashes"] if out else []),
     (Sheets, "put", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.identity import _unmixed
 from ddflow.kernels.pointer import load_u64
 from ddflow.kernels.resolve import APPLIED, NOOP, OUTCOME, RETRACTS, ROW
 
@@ -74,15 +75,19 @@ def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints,
 
 
 @kernel
-def emit_values(outcome: Ints, mark: Narrow, values: np.uint64, out: Words) -> None:
-    """Write the value that each update's event has in a column of 64-bit values, in the order of `emit`.
+def emit_values(
+    outcome: Ints, mark: Narrow, values: np.uint64, hashes: Words, k0: np.uint64, k1: np.uint64, out: Words
+) -> None:
+    """Write each update's value in a column of 64-bit values, in the order of `emit`: that of its event, or, for a
+    retraction, the one that ``hashes`` has.
 
-    outcome: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  out:
-    uint64[updates], written.  O(n).
+    outcome: int64[n], mark: int32[n], of a span of rows.  values: address of the column at its first row.  hashes:
+    uint64[n], as `resolve_keys` left them, by `mix_words` with the secret k0, k1; of size 0 where what is retracted has
+    the event's value, as in a key.  out: uint64[updates], written.  O(n).
 
-    >>> out, column = np.empty(2, np.uint64), np.array([7, 8])
+    >>> out, column, none, zero = np.empty(2, np.uint64), np.array([7, 8]), np.empty(0, np.uint64), np.uint64(0)
     >>> emit_values(np.array([NOOP << OUTCOME, RETRACTS | APPLIED << OUTCOME]), np.zeros(2, np.int32),
-    ...        np.uint64(column.ctypes.data), out)
+    ...        np.uint64(column.ctypes.data), none, zero, zero, out)
     >>> out.tolist()
     [8, 8]
     """
@@ -92,7 +97,7 @@ def emit_values(outcome: Ints, mark: Narrow, values: np.uint64, out: Words) -> N
         if applied or outcome[row] < 0:
             value = load_u64(values + np.uint64(row << 3))
             if outcome[row] < 0:
-                out[written] = value
+                out[written] = value if hashes.size == 0 else _unmixed(hashes[row], k0, k1)
                 written += 1
             if applied and mark[row] & 1 == 0:
                 out[written] = value

@@ -42,6 +42,36 @@ def mix_words(words: Words, k0: np.uint64, k1: np.uint64, out: Words) -> None:
 
 
 @kernel
+def _unmixed(word: np.uint64, k0: np.uint64, k1: np.uint64) -> np.uint64:
+    """The word that `mix_words` mixed: its steps backwards, with the inverses of its factors."""
+    z = word ^ (word >> np.uint64(31)) ^ (word >> np.uint64(62))
+    z *= np.uint64(0x319642B2D24D8EC3)
+    z ^= (z >> np.uint64(27)) ^ (z >> np.uint64(54))
+    z = (z ^ k1) * np.uint64(0x96DE1B173F119089)
+    return z ^ (z >> np.uint64(30)) ^ (z >> np.uint64(60)) ^ k0
+
+
+@kernel
+def unmix_words(words: Words, keep: Flags, k0: np.uint64, k1: np.uint64, out: Words) -> None:
+    """Write the words that `mix_words` made ``words`` of, and 0 where ``keep`` is 0.
+
+    words, out: uint64[n].  keep: uint8[n], or of size 0 for all.  k0, k1: the secret.  O(n), below 1 ns a word.
+
+    >>> out = np.array([7, 8], np.uint64)
+    >>> mix_words(out, np.uint64(1), np.uint64(2), out)
+    >>> unmix_words(out, np.array([0, 1], np.uint8), np.uint64(1), np.uint64(2), out)
+    >>> out.tolist()
+    [0, 8]
+    """
+    if keep.size == 0:
+        for i in range(words.size):
+            out[i] = _unmixed(words[i], k0, k1)
+        return
+    for i in range(words.size):
+        out[i] = _unmixed(words[i], k0, k1) * np.uint64(keep[i])
+
+
+@kernel
 def canonical_floats(words: Words) -> None:
     """Make the bits of float64 values canonical in place: one NaN, and -0.0 becomes 0.0.
 

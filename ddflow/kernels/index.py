@@ -26,7 +26,7 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.pointer import clear_bytes, mulhi, prefetch
+from ddflow.kernels.pointer import mulhi, prefetch
 
 ID, VALUE, REF, LOW = 0, 1, 2, 3
 BATCH, BATCHES = 40, (1 << 20) - 1
@@ -194,17 +194,15 @@ def rebuild(
     shard ran out.
 
     old: uint64[slots, width], read, in ``parts`` of ``held`` homes each.  table: uint64[other slots, width], in
-    ``shards`` of ``capacity`` homes, of which those from the identity ``first`` to ``last`` are written whole.  keep: a
-    mask of reference bits, of which a copied entry has at least one.  O(slots), both tables walked front to back.
+    ``shards`` of ``capacity`` homes, empty from the home of the identity ``first`` to that of ``last``.  keep: a mask
+    of reference bits, of which a copied entry has at least one.  O(slots), both tables walked front to back.
 
     >>> old = np.array([[1, 0, 9]], np.uint64)
-    >>> rebuild(old, ONE, ONE, np.empty((4, 3), np.uint64), np.uint64(2), ONE, ONE, ~ONE, False, ONE)
+    >>> rebuild(old, ONE, ONE, np.zeros((4, 3), np.uint64), np.uint64(2), ONE, ONE, ~ONE, False, ONE)
     1
     """
     copied = 0
     olds, slots = np.uint64(old.shape[0]) // parts, np.uint64(table.shape[0]) // shards
-    line, begin = np.uint64(8 * table.shape[1]), mulhi(first, shards)
-    clear_bytes(np.uint64(table.ctypes.data) + begin * slots * line, (mulhi(last, shards) + ONE - begin) * slots * line)
     stop = _home(last, held, parts, olds)
     for i in range(_home(first, held, parts, olds), old.shape[0]):
         if old[i, REF] == np.uint64(0) and i >= stop:

@@ -71,7 +71,8 @@ class SortedEvents(NamedTuple):
     order: Ints
     """int64[n, w]: order words, base words first, then those that break ties."""
     value: Words
-    """uint64[n]: the hash of what counts in "did it change"."""
+    """uint64[n]: the hash of what counts in "did it change"; overwritten, where an event retracts a row, with the hash
+    of that one: the line is at hand then, and emitting makes values of hashes."""
 
 
 class Prior(NamedTuple):
@@ -317,10 +318,11 @@ def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes
             changed = now != live or (now and hashes[best] != value)
             if changed:
                 outcome[best] = (NOOP if not now and reference & LAPSED != 0 else APPLIED) << OUTCOME
+                updates, retracted, value = updates + int(live) + int(now), value, hashes[best]
                 if live:
                     outcome[best] |= RETRACTS | (reference & ROW)
-                updates += int(live) + int(now)
-                live, value, reference = now, hashes[best], best
+                    hashes[best] = retracted
+                live, reference = now, best
             else:
                 outcome[best], reference = NOOP << OUTCOME, reference if now else best
             if changed or (keeps and (stored == NOTHING or _against(order, best, prior_order, stored, 0, words) != 0)):

@@ -248,7 +248,8 @@ class Index:
         keep, shards = self._kept, self.threads.size if homes >= self.shared else 1
         capacity, bounds = -(-homes // shards), [-(-IDENTITIES * i // shards) for i in range(shards + 1)]
         while True:
-            table = np.empty((shards * (capacity + self.spare), self.width), np.uint64)
+            # Fresh memory is zeros already: to clear it again would go through all of it once more.
+            table = np.zeros((shards * (capacity + self.spare), self.width), np.uint64)
             cut = *self._cut, table, np.uint64(capacity), np.uint64(shards)
             ends = [(np.uint64(first), np.uint64(end - 1)) for first, end in pairwise(bounds)]
             rebuild = partial(kernels.rebuild, self.table, *cut)

@@ -105,9 +105,16 @@ def validity(values: list[Any]) -> Any:
     return np.array([value is not None for value in values], np.uint8) if None in values else ALL_VALID
 
 
-@given(st.lists(words, max_size=20), words, words)
-def test_the_mix_can_be_undone_so_no_two_words_collide(values: list[int], k0: int, k1: int) -> None:
+@given(st.lists(words, max_size=20), words, words, st.data())
+def test_the_mix_can_be_undone_so_no_two_words_collide(
+    values: list[int], k0: int, k1: int, data: st.DataObject
+) -> None:
     assert [unmixed(z, k0, k1) for z in mixed(values, k0, k1)] == values
+    keep = data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
+    for kept in ([], keep):
+        out = np.array(mixed(values, k0, k1), np.uint64)
+        kernels.unmix_words(out, np.array(kept, np.uint8), np.uint64(k0), np.uint64(k1), out)
+        assert out.tolist() == [value if not kept or kept[i] else 0 for i, value in enumerate(values)]
 
 
 def test_the_mix_spreads_neighbours_over_the_leading_bits_differently_for_every_secret() -> None:

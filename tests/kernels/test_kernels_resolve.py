@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddflow.kernels.emit import emit, emit_values, look_up, marks, tally
+from ddflow.kernels.identity import mix_words
 from ddflow.kernels.resolve import (
     APPLIED,
     BAD,
@@ -255,6 +256,10 @@ def run(
         versions += written(room, n)
         updates, live_added, tombstones_added = updates + more, live_added + alive, tombstones_added + dead
     spelled, counts = spell(out, mark, updates, marked)
+    for row, about, diff, _ in spelled:
+        if diff < 0:  # the event has the hash of what it retracts
+            was = events[about].value if about < len(events) else held[events[row].group].value
+            assert work.value[row] == was
     return Found(
         -1,
         live_added,
@@ -488,8 +493,13 @@ def test_what_retracts_or_is_applied_is_spelled_out_and_every_verdict_is_counted
     assert emit(codes, marked, np.int64(0), *spelled, counts) == len(expected)
     assert listed(codes, marked, spelled) == expected
     column, out = np.arange(len(drawn), dtype=np.uint64) * 7, np.empty(len(expected), np.uint64)
-    emit_values(codes, marked, np.uint64(column.ctypes.data), out)
+    address, none, secret = np.uint64(column.ctypes.data), np.empty(0, np.uint64), (np.uint64(5), np.uint64(6))
+    emit_values(codes, marked, address, none, *secret, out)
     assert out.tolist() == [7 * row for row, *_ in expected]
+    held = column + np.uint64(1)
+    mix_words(held, *secret, held)
+    emit_values(codes, marked, address, held, *secret, out)
+    assert out.tolist() == [7 * row + (diff < 0) for row, _, diff, _ in expected]
     verdicts = [verdict for verdict, *_ in drawn]
     assert counts.tolist() == [more + verdicts.count(verdict) for verdict, more in enumerate(before)]
 

@@ -27,13 +27,14 @@ import pyarrow as pa
 
 from ddflow.columns.arena import SMALL, Arena
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
-from ddflow.columns.layout import width
+from ddflow.columns.layout import Column, Laid, width
 from ddflow.columns.rows import RowPool, Rows, View, laid
 from ddflow.columns.sorting import Sorted, shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
 from ddflow.kernels.emit import emit as emit_updates
 from ddflow.kernels.emit import emit_values, tally
+from ddflow.kernels.identity import unmix_words
 from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Outcomes, Rules, SortedEvents, outcomes, resolve_keys
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.keyed import Keyed
@@ -41,6 +42,7 @@ from ddflow.operators.upsert.state import UpsertState
 from ddflow.trace.batch import Batch, same
 from ddflow.trace.change import Change
 
+LIVE: Flags = np.empty(0, np.uint8)
 EMITTED = 4
 """Nanoseconds that the updates of an event take, about."""
 
@@ -186,17 +188,29 @@ class Resolution:
 
         None for few, where they need not, or for a type of another width than 64 bits.  O(events).
         """
-        column = self.weighed.column(name) if name in self.upsert.exact else None
+        state, hashes = self.upsert, NONE
         # A few are gathered with the other columns, all in one kernel.
-        if column is None or self.emitted.diffs.size < SMALL or width(column.type) != 8 or column.null_count:
+        if self.emitted.diffs.size < SMALL or not (name in state.exact or self._told(name)):
+            return None
+        column = self.weighed.column(name)
+        if name not in state.exact:
+            hashes = self.weighed.value
+        elif width(column.type) != 8 or column.null_count:
             return None
         out = np.empty(self.emitted.diffs.size, np.uint64)
         start = column.buffers()[1].address + 8 * column.offset
         outcome, mark = self.resolved.out.outcome, self.weighed.mark
         parts = self.emitted.parts
-        given = [(outcome[a:b], mark[a:b], np.uint64(start + 8 * a), out[begin:end]) for a, b, begin, end in parts]
-        self.upsert.threads.each(emit_values, given)
+        given = [
+            (outcome[a:b], mark[a:b], np.uint64(start + 8 * a), hashes[a:b], *state.secret.words, out[begin:end])
+            for a, b, begin, end in parts
+        ]
+        state.threads.each(emit_values, given)
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
+
+    def _told(self, name: str) -> bool:
+        """Whether the hashes of rows tell a column's values: no row has a null in it, which has a hash as well."""
+        return name == self.upsert.hashed and not self.pool.holes >> self.pool.at[name] & 1
 
     @cached_property
     def pool(self) -> RowPool:
@@ -214,13 +228,26 @@ class Resolution:
         both = zip(self.resolved.spans, self.resolved.done, strict=True)
         return self.upsert.threads.each(self._change, [(*span, *done[1::2], done[4]) for span, done in both])
 
+    def _stored(self, out: Outcomes) -> list[Column]:
+        """The rows of versions: words from their hashes, in order, where these tell them, the rest by reference."""
+        state, words = self.upsert, dict[str, Column]()
+        if out.row.size >= SMALL:
+            for name, hashes, keep in ((state.identity, out.high, LIVE), (state.hashed, out.value, out.live)):
+                if name is not None and (name == state.identity or self._told(name)):
+                    values = np.empty(hashes.size, np.uint64)
+                    unmix_words(hashes, keep, *state.secret.words, values)
+                    kind = self.pool.schema.field(name).type
+                    words[name] = Laid(kind, hashes.size, [None, pa.py_buffer(values)], 0)
+        rest = iter(laid(self.pool, out.row, [field for field in state.stored if field.name not in words]))
+        return [words[field.name] if field.name in words else next(rest) for field in state.stored]
+
     def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
         """What a span of keys brings."""
         at = int(self.weighed.by.starts[begin])
         out, whole = self.resolved.out, len(self.resolved.spans) == 1 and versions == self.resolved.out.high.size
         out = out if whole else out.span(at, at + versions, begin, end)
         order, shape = self.upsert.order, self.pool.shape
-        columns = laid(self.pool, out.row, self.upsert.stored)
+        columns = self._stored(out)
         for field in order.hidden:
             columns.append(self.weighed.hidden(field.name).take(pa.array(out.event)))
         rows = Rows.of(columns, shape, versions)

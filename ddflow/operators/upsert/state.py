@@ -17,13 +17,15 @@ all of the step is computed.
 ([0, 2, 3], [0, 0])
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, is_wide, value_hashes
-from ddflow.columns.layout import plainly
+from ddflow.columns.layout import plainly, width
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
 from ddflow.columns.threads import ALONE, Threads
@@ -66,6 +68,15 @@ class UpsertState(Readable):
         # Equal keys of these types are the same bytes, so a retraction may take its key from the event beside it.
         exact = [n for n in bound.spec.key if is_word(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
+        # A hash that is a bijection gives the value back: the identity of a key of one word, the hash of one column.
+        alone = [] if self.wide else bound.spec.key, bound.tracked if bound.merging is None else []
+        self.identity, self.hashed = (self._word(row, names) for names in alone)
+
+    @staticmethod
+    def _word(row: pa.Schema, names: Sequence[str]) -> str | None:
+        """The column of some, where it is one of words of 64 bits, which equal values have the same of; else None."""
+        kinds = [row.field(name).type for name in names]
+        return names[0] if [is_word(k) and width(k) == 8 and not pat.is_floating(k) for k in kinds] == [True] else None
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Readable.rehashed`."""
