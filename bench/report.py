@@ -80,6 +80,12 @@ class _Cells(string.Formatter):
         return value if conversion is None or value is None else ways[conversion](value)
 
 
+def read(path: Path) -> list[Row]:
+    """The results in a file: one, or those of a suite."""
+    found = json.loads(path.read_text())
+    return found if isinstance(found, list) else [found]
+
+
 def columns(spec: str) -> list[tuple[str, str]]:
     """Headings and formats of ``heading {field} | ...``."""
     split = (column.strip().partition("{") for column in spec.split("|"))
