@@ -7,7 +7,6 @@ for, because some need Spark. Limits: none of its own; see ``python bench BENCH 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -38,18 +37,17 @@ def show_bars(names: Sequence[str]) -> int:
     """Print the bars of result files, or of all that are stored; 1 when one is not reached."""
     out, every = Console(width=max(Console().width, 150)), list[report.Bar]()
     for path in [Path(name) for name in names] or sorted(report.RESULTS.glob("*.json")):
-        result = json.loads(path.read_text())
-        about = result["machine"]
+        found = report.read(path)
+        about = found[0]["machine"]
         out.print(f"{path.name}: {about['cpu']}, commit {about['commit']}, {about['date']}", style="dim")
-        every += runner.load(result["bench"]).bars(result)
+        every += [bar for result in found for bar in runner.load(result["bench"]).bars(result)]
     report.print_bars(out, every)
     return 0 if all(bar.met for bar in every) else 1
 
 
 def render(names: Sequence[str]) -> int:
     """Print result files in Markdown."""
-    for name in names:
-        result = json.loads(Path(name).read_text())
+    for result in [result for name in names for result in report.read(Path(name))]:
         print(report.markdown(runner.load(result["bench"]), result))
     return 0
 

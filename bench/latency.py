@@ -13,7 +13,7 @@ making it would be most of a small step. Limits: the figures of the Rust origina
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -21,6 +21,7 @@ import memory
 import numpy as np
 import ours
 import pyarrow as pa
+import report
 import workloads
 from report import Bar, Row, within
 from runner import Bench, Job
@@ -88,6 +89,25 @@ class Latency(Bench):
             said = f"{found:,.0f} us; p99 {row['p99_us']:,.0f}, max {row['max_us']:,.0f}"
             wanted, peer = f"{WANTED_US[events]:,} us", f"Rust, published: {RUST_US[events]:,} us"
             yield within(f"latency, {events:,} events", said, wanted, found <= WANTED_US[events], peer)
+
+    def panels(self, result: Row) -> list[Callable[[Any], None]]:
+        """Time and rate over the events of a step."""
+        rows = result["results"]
+        times = {"median": "median_us", "99th percentile": "p99_us"}
+        events = [row["events"] for row in rows]
+
+        def latency(axis: Any) -> None:
+            for (label, name), colour in zip(times.items(), (report.OURS, report.ALSO), strict=True):
+                axis.plot(events, [row[name] for row in rows], "o-", color=colour, label=label)
+            axis.set(title="A push and an advance on a million keys", xlabel="events a step", ylabel="microseconds")
+            axis.set(xscale="log", yscale="log")
+            axis.legend(frameon=False)
+
+        def rate(axis: Any) -> None:
+            axis.plot(events, [row["m_per_s"] for row in rows], "o-", color=report.OURS)
+            axis.set(xlabel="events a step", ylabel="million events a second", xscale="log", yscale="log")
+
+        return [latency, rate]
 
 
 def _events(rng: Any, key: Any, at: int) -> pa.Table:

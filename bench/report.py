@@ -80,6 +80,12 @@ class _Cells(string.Formatter):
         return value if conversion is None or value is None else ways[conversion](value)
 
 
+def read(path: Path) -> list[Row]:
+    """The results in a file: one, or those of a suite."""
+    found = json.loads(path.read_text())
+    return found if isinstance(found, list) else [found]
+
+
 def columns(spec: str) -> list[tuple[str, str]]:
     """Headings and formats of ``heading {field} | ...``."""
     split = (column.strip().partition("{") for column in spec.split("|"))
@@ -164,9 +170,18 @@ def draw(panels: Sequence[Callable[[Any], None]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(len(panels), figsize=(9, 4 * len(panels)), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(len(panels), figsize=(9, 3 * len(panels)), squeeze=False, layout="constrained")
     for panel, axis in zip(panels, axes[:, 0], strict=True):
         panel(axis)
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def draw_bars(axis: Any, title: str, names: Sequence[str], values: Sequence[float]) -> None:
+    """Rates as horizontal bars with their figures, the first on top; ours in our colour."""
+    colours = [OURS if name.startswith("ddflow") else THEIRS for name in names]
+    bars = axis.barh(names[::-1], values[::-1], color=colours[::-1])
+    axis.bar_label(bars, labels=[f"{value:.3g}" for value in values[::-1]], padding=3)
+    axis.set(title=title, xlabel="million a second (more is better)")
+    axis.margins(x=0.1)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any
 
 import ours
 import pyarrow as pa
+import report
 import workloads
 from limit import limit
 from report import Bar, Row, within
@@ -90,6 +91,26 @@ class Scaling(Bench):
                 wanted = OF_BARE_BUDGET if row["budget"] else OF_BARE
                 yield within(f"two threads: {name}", said, f"{wanted} of bare", row["of_bare"] >= wanted)
             yield within(f"not slower: {name}", f"{row['gain']:.2f}", f"{LEAST}", row["gain"] >= LEAST)
+
+    def panels(self, result: Row) -> list[Callable[[Any], None]]:
+        """What each line gains, beside bare loops."""
+
+        def gains(axis: Any) -> None:
+            rows = result["results"][::-1]
+            names = [f"{row['line']}, {row['step']:,}{', ' + row['budget'] if row['budget'] else ''}" for row in rows]
+            for shift, name, colour, label in (
+                (0.2, "gain", report.OURS, "ddflow"),
+                (-0.2, "bare_gain", report.THEIRS, "bare loops"),
+            ):
+                axis.barh(
+                    [at + shift for at in range(len(rows))], [row[name] for row in rows], 0.4, color=colour, label=label
+                )
+            axis.set_yticks(range(len(rows)), names)
+            axis.axvline(1, color="black", linewidth=0.5)
+            axis.set(title="Two threads beside one, by line and events a step", xlabel="times the rate of one thread")
+            axis.legend(frameon=False)
+
+        return [gains]
 
 
 def _bare(events: list[pa.Table]) -> float:

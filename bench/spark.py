@@ -20,7 +20,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -170,6 +171,18 @@ class Spark(Bench):
         """A table a line and workload."""
         for (line, workload), rows in report.grouped(result["results"], "line", "workload"):
             yield f"{line}, {workload}: {LINES[line]}", rows
+
+    def panels(self, result: Row) -> list[Callable[[Any], None]]:
+        """The rates of everybody who makes differences as bars, on the workload of each line that most of them took."""
+        panels = list[Callable[[Any], None]]()
+        for (line,), found in report.grouped(result["results"], "line"):
+            plain = [row for row in found if row["query"] == "upsert"]
+            workload = max({row["workload"]: None for row in plain}, key=[row["workload"] for row in plain].count)
+            rows = [row for row in plain if row["workload"] == workload]
+            names = [f"{row['contender']}, {row['rows'] / 1e6:g} M rows" for row in rows]
+            rates = [row[self.rate] for row in rows]
+            panels.append(partial(report.draw_bars, title=f"{line}: {LINES[line]}", names=names, values=rates))
+        return panels
 
     def bars(self, result: Row) -> Iterator[Bar]:
         """Rates beside the peers', small batches over the floor, and the state on disk after the same rows.

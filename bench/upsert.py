@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -184,15 +185,15 @@ class Upsert(Bench):
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
         """The rates of the line ``upsert`` as bars, a panel a workload."""
         shown = [(title, rows) for title, rows in self.tables(result) if rows[0]["line"] == "upsert"]
-        return [lambda axis, title=title, rows=rows: self._draw(axis, title, rows) for title, rows in shown]
-
-    def _draw(self, axis: Any, title: str, rows: Sequence[Row]) -> None:
-        rows = rows[::-1]
-        colours = [report.OURS if row["contender"].startswith("ddflow") else report.THEIRS for row in rows]
-        bars = axis.barh([row["contender"] for row in rows], [row[self.rate] for row in rows], color=colours)
-        axis.bar_label(bars, labels=[f"{row[self.rate]:.2f}" for row in rows], padding=3)
-        axis.set(title=title, xlabel="million upserts a second (more is better)")
-        axis.margins(x=0.1)
+        return [
+            partial(
+                report.draw_bars,
+                title=title,
+                names=[row["contender"] for row in rows],
+                values=[row[self.rate] for row in rows],
+            )
+            for title, rows in shown
+        ]
 
 
 def _timed(chosen: Any, events: pa.Table, line: str) -> tuple[float, float, list[pa.Table]]:

@@ -8,9 +8,9 @@ handled here: ``rows`` takes those by Arrow. Bounds are the caller's.
 
 >>> import numpy as np
 >>> a, b = np.array([10, 11]), np.array([20])
->>> bases = np.array([a.ctypes.data, b.ctypes.data], np.uint64)
->>> out = np.empty(2, np.int64)
->>> gather_words(np.array([(1 << SLOT) | 0, 1]), bases, np.int64(8), np.uint64(out.ctypes.data))
+>>> addresses, out = np.zeros((1, 5, 2), np.uint64), np.empty(2, np.int64)
+>>> addresses[0, 1] = a.ctypes.data, b.ctypes.data
+>>> gather_columns(np.array([(1 << SLOT) | 0, 1]), addresses, np.array([[0, 8, out.ctypes.data, 0]], np.uint64), 0)
 >>> out.tolist()
 [20, 11]
 """
@@ -38,16 +38,11 @@ SLOTS = (1 << 20) - 1
 
 
 @kernel
-def gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint64) -> None:
+def _gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint64) -> None:
     """Copy fixed-width values.
 
     references: int64[n].  bases: uint64[batches], the address of each batch's first value.  width: bytes a value, a
     power of two up to 8 or a multiple of 8.  out: address of n * width writable bytes.  O(n), about 3 ns a value.
-
-    >>> source, out = np.array([7, 8, 9], np.int16), np.empty(1, np.int16)
-    >>> gather_words(np.array([2]), np.array([source.ctypes.data], np.uint64), np.int64(2), np.uint64(out.ctypes.data))
-    >>> out.tolist()
-    [9]
     """
     if width == 8:
         for i in range(references.size):
@@ -130,18 +125,11 @@ def gather_sizes(references: Ints, bases: Words, wide: np.int64, ends: Ints) -> 
 
 
 @kernel
-def gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, ends: np.uint64, out: np.uint64) -> None:
+def _gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, ends: np.uint64, out: np.uint64) -> None:
     """Copy the byte strings whose ends `gather_sizes` wrote.
 
     references, bases, wide: as there.  data: uint64[batches], the address of each batch's bytes.  ends: address of
     int64[n + 1].  out: address of ends[n] writable bytes.  O(n + bytes).
-
-    >>> offsets, data = np.array([0, 2, 5], np.int32), np.frombuffer(b"abcde", np.uint8)
-    >>> out, address = np.empty(3, np.uint8), lambda array: np.uint64(array.ctypes.data)
-    >>> gather_bytes(np.array([1]), np.array([address(offsets)]), np.array([address(data)]), np.int64(4),
-    ...              address(np.array([0, 3])), address(out))
-    >>> bytes(out)
-    b'cde'
     """
     for i in range(references.size):
         r = references[i]
@@ -182,7 +170,7 @@ def gather_columns(references: Ints, addresses: Words, plan: Words, begin: int) 
     for i in range(plan.shape[0]):
         at, wide, out, ends = np.int64(plan[i, 0]), np.int64(plan[i, 1]), plan[i, 2], plan[i, 3]
         if ends == np.uint64(0):
-            gather_words(references, addresses[at, 1], wide, out + np.uint64(begin * wide))
+            _gather_words(references, addresses[at, 1], wide, out + np.uint64(begin * wide))
         else:
             first = ends + np.uint64(begin << 3)
-            gather_bytes(references, addresses[at, 1], addresses[at, 2], wide, first, out)
+            _gather_bytes(references, addresses[at, 1], addresses[at, 2], wide, first, out)

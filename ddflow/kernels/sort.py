@@ -264,7 +264,7 @@ def extent(words: Ints) -> tuple[int, int, bool]:
     for i in range(1, words.size):
         ascending = ascending and words[i] >= words[i - 1]
         least, greatest = min(least, words[i]), max(greatest, words[i])
-    return least, greatest, ascending
+    return int(least), int(greatest), bool(ascending)
 
 
 @kernel

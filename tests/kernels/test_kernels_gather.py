@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.kernels.gather import SLOT, gather_bits, gather_bytes, gather_sizes, gather_words
+from ddflow.kernels.gather import SLOT, gather_bits, gather_columns, gather_sizes
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 
 pytestmark = pytest.mark.kernels
@@ -26,6 +26,16 @@ def packed(picks: list[Pick]) -> Any:
     return np.array([slot << SLOT | row | flags[(slot + row) % 3] for slot, row in picks], np.int64)
 
 
+def moved(chosen: list[Pick], wide: int, out: Any, values: Any, heaps: Any = 0, ends: Any = None) -> None:
+    """Copy the values of a column, which stands behind another, in two spans."""
+    addresses = np.zeros((2, 5, max(len(values), 1)), np.uint64)
+    addresses[1, 1, : len(values)], addresses[1, 2] = values, heaps
+    plan = np.array([[1, wide, address(out), 0 if ends is None else address(ends)]], np.uint64)
+    half = len(chosen) // 2
+    for begin, end in ((0, half), (half, len(chosen))):
+        gather_columns(packed(chosen[begin:end]), addresses, plan, begin)
+
+
 @st.composite
 def picks(draw: st.DrawFn, sizes: list[int]) -> list[Pick]:
     rows = [(slot, row) for slot, size in enumerate(sizes) for row in range(size)]
@@ -39,8 +49,7 @@ def test_values_of_every_width_are_copied_whole(data: st.DataObject, width: int)
     memory = [np.frombuffer(b"".join(batch), np.uint8).copy() for batch in batches]
     chosen = data.draw(picks([len(batch) for batch in batches]))
     out = np.full(len(chosen) * width + 1, 0xAA, np.uint8)
-    bases = np.array([address(one) for one in memory], np.uint64)
-    gather_words(packed(chosen), bases, np.int64(width), address(out))
+    moved(chosen, width, out, [address(one) for one in memory])
     assert out.tobytes() == b"".join(batches[slot][row] for slot, row in chosen) + b"\xaa"
 
 
@@ -79,6 +88,5 @@ def test_byte_strings_are_copied_by_their_offsets(data: st.DataObject, wide: int
     assert gather_sizes(packed(chosen), bases, np.int64(wide), ends) == sum(map(len, wanted))
     assert ends.tolist() == [sum(map(len, wanted[:i])) for i in range(len(wanted) + 1)]
     out = np.full(ends[-1] + 1, 0xAA, np.uint8)
-    heaps = np.array([address(one) for one in memory], np.uint64)
-    gather_bytes(packed(chosen), bases, heaps, np.int64(wide), address(ends), address(out))
+    moved(chosen, wide, out, bases, [address(one) for one in memory], ends)
     assert out.tobytes() == b"".join(wanted) + b"\xaa"
