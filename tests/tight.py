@@ -55,7 +55,7 @@ WAYS = (
     "pending events that were spilled",
     "an input taken in portions",
     "work shared by threads",
-    "values told by their hashes",
+    "values computed from their hashes",
 )
 """What may happen to an engine that spills, as `tiny` counts it."""
 
@@ -138,7 +138,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
     (Threads, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
-    (Resolution, "_told", lambda out, *_: ["values told by their hashes"] if out else []),
+    (Resolution, "_unhashes", lambda out, *_: ["values computed from their hashes"] if out else []),
     (Sheets, "put", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""

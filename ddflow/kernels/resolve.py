@@ -318,11 +318,10 @@ def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes
             changed = now != live or (now and hashes[best] != value)
             if changed:
                 outcome[best] = (NOOP if not now and reference & LAPSED != 0 else APPLIED) << OUTCOME
-                updates, retracted, value = updates + int(live) + int(now), value, hashes[best]
+                updates, given = updates + int(live) + int(now), hashes[best]
                 if live:
-                    outcome[best] |= RETRACTS | (reference & ROW)
-                    hashes[best] = retracted
-                live, reference = now, best
+                    outcome[best], hashes[best] = outcome[best] | RETRACTS | (reference & ROW), value
+                live, value, reference = now, given, best
             else:
                 outcome[best], reference = NOOP << OUTCOME, reference if now else best
             if changed or (keeps and (stored == NOTHING or _against(order, best, prior_order, stored, 0, words) != 0)):

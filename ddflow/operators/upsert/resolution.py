@@ -42,7 +42,7 @@ from ddflow.operators.upsert.state import UpsertState
 from ddflow.trace.batch import Batch, same
 from ddflow.trace.change import Change
 
-LIVE: Flags = np.empty(0, np.uint8)
+ALL: Flags = np.empty(0, np.uint8)
 EMITTED = 4
 """Nanoseconds that the updates of an event take, about."""
 
@@ -190,7 +190,7 @@ class Resolution:
         """
         state, hashes = self.upsert, NONE
         # A few are gathered with the other columns, all in one kernel.
-        if self.emitted.diffs.size < SMALL or not (name in state.exact or self._told(name)):
+        if self.emitted.diffs.size < SMALL or not (name in state.exact or self._unhashes(name)):
             return None
         column = self.weighed.column(name)
         if name not in state.exact:
@@ -208,8 +208,8 @@ class Resolution:
         state.threads.each(emit_values, given)
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
-    def _told(self, name: str) -> bool:
-        """Whether the hashes of rows tell a column's values: no row has a null in it, which has a hash as well."""
+    def _unhashes(self, name: str) -> bool:
+        """Whether the hashes of rows give a column's values: no row has a null in it, which has a hash as well."""
         return name == self.upsert.hashed and not self.pool.holes >> self.pool.at[name] & 1
 
     @cached_property
@@ -229,11 +229,11 @@ class Resolution:
         return self.upsert.threads.each(self._change, [(*span, *done[1::2], done[4]) for span, done in both])
 
     def _stored(self, out: Outcomes) -> list[Column]:
-        """The rows of versions: words from their hashes, in order, where these tell them, the rest by reference."""
+        """The rows of versions: words from their hashes, in order, where these give them, the rest by reference."""
         state, words = self.upsert, dict[str, Column]()
         if out.row.size >= SMALL:
-            for name, hashes, keep in ((state.identity, out.high, LIVE), (state.hashed, out.value, out.live)):
-                if name is not None and (name == state.identity or self._told(name)):
+            for name, hashes, keep in ((state.identity, out.high, ALL), (state.hashed, out.value, out.live)):
+                if name is not None and (name == state.identity or self._unhashes(name)):
                     values = np.empty(hashes.size, np.uint64)
                     unmix_words(hashes, keep, *state.secret.words, values)
                     kind = self.pool.schema.field(name).type

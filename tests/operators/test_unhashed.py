@@ -1,4 +1,4 @@
-"""Values that are told by their hashes are those that would be gathered, whatever the columns and the way of a key."""
+"""Values computed from their hashes are those that would be gathered, whatever the columns and the way of a key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.operators.upsert import resolution
 from ddflow.operators.upsert.resolution import Resolution
 
-TOLD = [pa.int64(), pa.uint64(), pa.timestamp("us"), pa.date64(), pa.duration("ns"), pa.time64("us")]
+UNHASHED = [pa.int64(), pa.uint64(), pa.timestamp("us"), pa.date64(), pa.duration("ns"), pa.time64("us")]
 GATHERED = [pa.int32(), pa.float64(), pa.string(), pa.bool_(), pa.decimal128(12)]
 KEYS = [[pa.int64()], [pa.uint64()], [pa.timestamp("us")], [pa.float64()], [pa.string()], [pa.int32(), pa.int64()]]
 DAY, EDGES = 86_400_000, np.array([0, -1, 1, 2**63 - 1, -(2**63), 2**62], np.int64)
@@ -30,7 +30,7 @@ def column(kind: pa.DataType, numbers: Any, gone: Any = None) -> pa.Array:
         return pa.array((numbers % 1000) * scale, pa.int64(), mask=gone).view(kind)
     if kind == pa.uint64() or pa.types.is_temporal(kind):
         return pa.array(numbers, pa.int64(), mask=gone).view(kind)
-    small = numbers % 1000 if kind in (pa.int32(), pa.decimal128(12)) else numbers
+    small = numbers if kind in (pa.int64(), pa.string()) else numbers % 1000
     return pa.array(small, pa.int64(), mask=gone).cast(kind)
 
 
@@ -94,16 +94,16 @@ def run(
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Whether values were told, each time that this was asked for."""
-    asked, of = list[bool](), Resolution._told
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Whether values can be computed from hashes, each time that this was asked."""
+    answers, of = list[bool](), Resolution._unhashes
 
     def ask(self: Resolution, name: str) -> bool:
-        asked.append(of(self, name))
-        return asked[-1]
+        answers.append(of(self, name))
+        return answers[-1]
 
-    monkeypatch.setattr(Resolution, "_told", ask)
-    yield asked
+    monkeypatch.setattr(Resolution, "_unhashes", ask)
+    yield answers
 
 
 def same(monkeypatch: pytest.MonkeyPatch, *given: Any, place: Path | None = None, **options: Any) -> None:
@@ -117,39 +117,39 @@ def same(monkeypatch: pytest.MonkeyPatch, *given: Any, place: Path | None = None
 
 
 @pytest.mark.parametrize("held_back", [False, True])
-@pytest.mark.parametrize("value", [*TOLD, *GATHERED], ids=str)
-def test_a_column_of_words_that_alone_is_compared_is_told_by_its_hash(
-    value: pa.DataType, held_back: bool, told: list[bool], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("value", [*UNHASHED, *GATHERED], ids=str)
+def test_a_column_of_words_that_alone_is_compared_is_computed_from_its_hash(
+    value: pa.DataType, held_back: bool, asked: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [events([pa.int64()], value, 60, begin, deleted) for begin in (0, 20, 40, 60)]
     same(monkeypatch, tables, 1, held_back, 1, track=["val"])
-    assert any(told) == (value in TOLD)
+    assert any(asked) == (value in UNHASHED)
 
 
 @pytest.mark.parametrize("kinds", KEYS, ids=str)
 @pytest.mark.parametrize("gone", [deleted, some, none])
 def test_whatever_the_key_is_and_wherever_nulls_are(
-    kinds: list[pa.DataType], gone: Any, told: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinds: list[pa.DataType], gone: Any, asked: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [events(kinds, pa.int64(), 60, begin, gone) for begin in (0, 20, 40, 60)]
     same(monkeypatch, tables, len(kinds), False, 1, place=tmp_path, noop_ignore=["note"])
     # From the first null on that a row has, its column is gathered.
-    assert any(told) == (gone is not some)
+    assert any(asked) == (gone is not some)
 
 
-def test_with_all_columns_compared_none_is_told_and_a_null_ends_it(
-    told: list[bool], monkeypatch: pytest.MonkeyPatch
+def test_with_all_columns_compared_none_is_unhashes_and_a_null_ends_it(
+    asked: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [events([pa.int64()], pa.int64(), 60, begin, deleted) for begin in (0, 20)]
     same(monkeypatch, tables, 1, True, 1)
-    assert told and not any(told)
-    told.clear()
+    assert asked and not any(asked)
+    asked.clear()
     tables.append(events([pa.int64()], pa.int64(), 60, 40, some))
     same(monkeypatch, tables, 1, True, 1, track=["val"])
-    assert told[0] and any(told) and not told[-1]
+    assert asked[0] and not asked[-1]
 
 
-def test_threads_tell_the_same_values(told: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_compute_the_same_values(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     tables = [events([pa.int64()], pa.int64(), 60_000, begin, deleted) for begin in (0, 20_000, 40_000)]
     same(monkeypatch, tables, 1, True, 3, track=["val"])
-    assert any(told)
+    assert any(asked)
