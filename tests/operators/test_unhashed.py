@@ -16,7 +16,7 @@ from ddflow.operators.upsert import resolution
 from ddflow.operators.upsert.resolution import Resolution
 
 UNHASHED = [pa.int64(), pa.uint64(), pa.timestamp("us"), pa.date64(), pa.duration("ns"), pa.time64("us")]
-GATHERED = [pa.int32(), pa.float64(), pa.string(), pa.bool_(), pa.decimal128(12)]
+GATHERED = [pa.int32(), pa.float64(), pa.string(), pa.bool_(), pa.decimal128(19)]
 KEYS = [[pa.int64()], [pa.uint64()], [pa.timestamp("us")], [pa.float64()], [pa.string()], [pa.int32(), pa.int64()]]
 DAY, EDGES = 86_400_000, np.array([0, -1, 1, 2**63 - 1, -(2**63), 2**62], np.int64)
 
@@ -137,7 +137,7 @@ def test_whatever_the_key_is_and_wherever_nulls_are(
     assert any(asked) == (gone is not some)
 
 
-def test_with_all_columns_compared_none_is_unhashes_and_a_null_ends_it(
+def test_with_all_columns_compared_none_is_unhashed_and_a_null_ends_it(
     asked: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [events([pa.int64()], pa.int64(), 60, begin, deleted) for begin in (0, 20)]
