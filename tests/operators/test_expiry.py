@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pair import Pair
 from rules import Refused
+from test_durable import small_spines
 from tight import MEMORY, merge, spill, tighten
 
 import ddflow as dd
@@ -477,3 +478,18 @@ def test_a_time_to_live_shorter_than_a_step_does_not_look_at_all_keys_in_every_s
     # One for every 50 keys or so that came, an eighth of those that live.
     assert 2 <= len(surveys) <= 4
     assert door.engine.stats()["tombstones"] <= 1 + 50
+
+
+def test_a_deletion_that_lapsed_and_was_merged_away_is_not_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under ``tie="greatest"`` its row was read, from where none is any more."""
+    small_spines(monkeypatch)
+    columns = {"k": pa.int64(), "at": pa.int64(), "s": pa.string(), "gone": pa.bool_()}
+    expiry = dd.Expiry(tombstone_ttl=0, on_forgotten="insert")
+    spec = dd.Upsert("k", order_by="at", delete=dd.tombstone("gone"), tie="greatest", expiry=expiry)
+    flow = dd.Flow()
+    flow.output("out", flow.upserts("a", columns, spec))
+    with flow.open() as engine:
+        for k, at, gone in [(0, -9, False), (3, -12, True), (4, -8, False), (5, -8, False), (6, -8, False)]:
+            engine.step({"k": [k], "at": [at], "s": ["x"], "gone": [gone]})
+        out = engine.step({"k": [3], "at": [-12], "s": ["x"], "gone": [False]})["out"]
+        assert out.select(["k", "at", "_diff"]).to_pylist() == [{"k": 3, "at": -12, "_diff": 1}]

@@ -25,7 +25,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Flags, Ints, Narrow, validity
 from ddflow.columns.rows import Rows, gather, shown_row
 from ddflow.errors import TieRefused
-from ddflow.kernels.resolve import ERROR, LIVE, NOTHING, OUTCOME, Outcomes, Rules
+from ddflow.kernels.resolve import ERROR, LAPSED, LIVE, NOTHING, OUTCOME, Outcomes, Rules
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.ordering import Order
 from ddflow.operators.upsert.state import UpsertState
@@ -99,7 +99,9 @@ class FullRows:
     def _rank(self, order: Order) -> None:
         """Rank what has no word of its own, among the events and what their keys hold."""
         prior = self.keyed.prior
-        groups = np.flatnonzero(prior.reference != 0) if order.keeps else np.empty(0, np.int64)
+        # A tombstone below the horizon has no say, and its row may be merged away.
+        held = (prior.reference != 0) & (prior.reference & LAPSED == 0)
+        groups = np.flatnonzero(held) if order.keeps else np.empty(0, np.int64)
         old = prior.order[groups] if order.keeps else np.empty((0, order.width), np.int64)
         rows = self._prior_rows(groups) if groups.size else None
         lives = (prior.reference[groups] & LIVE != 0).astype(np.uint8)
