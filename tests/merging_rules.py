@@ -24,7 +24,7 @@ from decimal import Context
 from typing import Any
 
 import numpy as np
-from rules import Event, Held, Input, Refused, Row, canonical, rank, ranks, same
+from rules import Event, Held, Input, Row, canonical, rank, ranks, refuse, same
 
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
@@ -67,7 +67,7 @@ def _list(strategy: Strategy, o: Row, n: Row) -> Row:
     if strategy.name == "union":
         out = tuple(each for i, each in enumerate(out) if each not in out[:i])
     if strategy.limit is not None and len(out) > strategy.limit:
-        raise Refused("ListTooLong")
+        refuse("ListTooLong")
     return out
 
 
@@ -96,7 +96,7 @@ def _sum(kind: str, o: Any, n: Any) -> Any:
         out = o + n
         inside = bounds.min <= out <= bounds.max
     if not inside:
-        raise Refused("MergeOverflow")
+        refuse("MergeOverflow")
     return out
 
 
@@ -157,7 +157,7 @@ def compare(input: Input, new: Mark, old: Mark, sizes: tuple[Any, Any] | None = 
     if new.base != old.base or below(input, new, old):
         return OLDER if below(input, new, old) else FOLDED
     if spec.tie == "error":
-        raise Refused("TieRefused")
+        refuse("TieRefused")
     if spec.tie == "last":
         return FOLDED
     if spec.tie == "first":
@@ -343,7 +343,7 @@ class Fold:
         if new.base != old.base:
             return FOLDED if new.base < old.base else OLDER
         if self.spec.tie == "error":
-            raise Refused("TieRefused")
+            refuse("TieRefused")
         mine, its = rank(new.seq), rank(old.seq)
         if greater or mine < its:
             return FOLDED

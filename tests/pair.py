@@ -23,7 +23,7 @@ from typing import Any
 import tight
 from doors import FOREVER, EngineDoor, EngineReader, Result, Rows, Shape, TwinDoor, TwinReader, as_table
 from model import CLOSED, NEVER, Collection
-from rules import Refused
+from rules import FORGIVEN, Refused
 
 from ddflow.errors import DdflowError, PlanChanged
 
@@ -266,11 +266,24 @@ class Pair:
             act(self.engine)
         except Refused as found:
             if not found.kinds & refused.kinds:
-                self._same("refusal", refused.kinds, found.kinds)
+                self._also(found, refused, act)
         else:
             raise AssertionError(f"the engine does what the twin refuses ({refused})\n{self.trace()}")
         self._unmoved()
         self.check_reads()
+
+    def _also(self, found: Refused, refused: Refused, act: Callable[[Any], Result]) -> None:
+        """Assert that the twin has the engine's reason too, once it is forgiven its own."""
+        FORGIVEN.update(refused.kinds)
+        try:
+            act(self.twin)
+        except Refused as other:
+            if not found.kinds & other.kinds:
+                self._same("refusal", other.kinds | refused.kinds, found.kinds)
+        else:
+            self._same("refusal", refused.kinds, found.kinds)
+        finally:
+            FORGIVEN.clear()
 
     def _close_times(self) -> None:
         """Note the last closed time: before the frontier, or the last with events once the input is closed.

@@ -36,6 +36,16 @@ class Refused(Exception):
         self.kinds = set(kinds)
 
 
+FORGIVEN: set[str] = set()
+"""Refusals that `refuse` lets pass: a step may have several reasons, and which one is told is not ruled."""
+
+
+def refuse(kind: str) -> None:
+    """Raise `Refused`, unless that is forgiven."""
+    if kind not in FORGIVEN:
+        raise Refused(kind)
+
+
 def canonical(value: Any) -> Any:
     """The value that stands for all that equal it: hashable, and equal by ``==`` inside a tuple."""
     if isinstance(value, float):
@@ -187,7 +197,7 @@ def resolve(input: Input, held: Held | None, events: list[Event], over: bool = F
     if spec.tie == "error":
         bases = [event.base for event in fresh] + ([rival.base] if rival else [])
         if len(bases) > len(set(bases)):
-            raise Refused("TieRefused")
+            refuse("TieRefused")
     champion: Event | Held | None = rival
     for event in fresh:
         if champion is None or beats(input, event, champion):
