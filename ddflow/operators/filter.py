@@ -19,9 +19,10 @@ from ddflow.columns.schema import arrays
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Formula
+from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import changed_by, shown_formula
 from ddflow.plan.record import Record
+from ddflow.plan.row_verbs import Formula
 
 
 @register

@@ -20,9 +20,10 @@ from ddflow.expressions import Expression, refuse_foreign
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns, Formula
+from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.formulas import changed_by, shown_formula
 from ddflow.plan.record import Record
+from ddflow.plan.row_verbs import Formula
 
 
 @register

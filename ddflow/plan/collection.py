@@ -1,7 +1,8 @@
-"""Collections: the nodes of a plan, and the verbs that make one of another.
+"""Collections: the nodes of a plan, and what each says of itself.
 
 Invariant: a collection is immutable and knows its schema. Which operators there are is not known here: `Collection` has
-a method for each verb, and the registry has its class. `ddflow.plan.plan.Plan` has the inputs, from which all others
+a method for each verb, from a file for each family (`row_verbs`, `set_verbs`, `group_verbs`), and the registry has its
+class. `ddflow.plan.plan.Plan` has the inputs, from which all others
 are made.
 
 >>> from ddflow.plan.plan import Plan
@@ -13,17 +14,17 @@ Count(city string, count int64)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
 from ddflow.columns.schema import updates_schema
+from ddflow.plan.group_verbs import GroupVerbs
 from ddflow.plan.record import Record
-from ddflow.plan.registry import operator
+from ddflow.plan.row_verbs import RowVerbs
+from ddflow.plan.set_verbs import SetVerbs
 
-Formula = Any
-"""An SQL string, a ``pyarrow.compute.Expression``, or a function from a record batch to an array."""
 Columns = tuple[str, ...]
 
 
@@ -42,7 +43,7 @@ class Nodes:
         return made
 
 
-class Collection:
+class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Collection"]):
     """A multiset of rows that changes over time: an input, or an operator's output.
 
     It is immutable.  Each verb makes a new collection and runs nothing.
@@ -77,100 +78,6 @@ class Collection:
         self.time_type: pa.DataType = self.inputs[0].time_type if self.inputs else pa.int64()
         flow.nodes.append(self)
 
-    def filter(self, predicate: Formula) -> Collection:
-        """Keep the rows for which ``predicate`` is true.  Null is not true.
-
-        Parameters
-        ----------
-        predicate : str, pyarrow.compute.Expression or callable
-            SQL, a pyarrow expression, or a function from a record batch to an array of booleans.
-
-        Returns
-        -------
-        Collection
-            Of the same columns.
-
-        Raises
-        ------
-        ExpressionError
-            If it does not parse, names a missing column, or is not boolean.
-
-        Notes
-        -----
-        O(n), for n updates of a step.
-        """
-        return self._then("filter", predicate)
-
-    def project(self, columns: str | Sequence[str] | Mapping[str, Formula]) -> Collection:
-        """Map the rows to other columns.  Multiplicities stay.
-
-        Parameters
-        ----------
-        columns : str, sequence of str, or mapping of str to formula
-            Names of columns, or ``{name: formula}``, with formulas as in `filter`, of any type.
-
-        Returns
-        -------
-        Collection
-            Of these columns.
-
-        Raises
-        ------
-        SpecError
-            For a missing column, a column named twice, or none at all.
-        ExpressionError
-            For a formula that does not fit.
-
-        Notes
-        -----
-        O(n), for n updates of a step.
-        """
-        return self._then("project", columns)
-
-    def count(self, by: str | Sequence[str] | None = None, name: str = "count") -> Collection:
-        """Count the rows of each group.  A group at zero is not there.
-
-        Asked for twice, it is one collection, with one arrangement.
-
-        Parameters
-        ----------
-        by : str or sequence of str, optional
-            The group columns.  By default all; ``[]`` counts all rows.
-        name : str
-            The name of the count's column, an int64.
-
-        Returns
-        -------
-        Collection
-            Of the group columns and the count.
-
-        Raises
-        ------
-        SpecError
-            For a missing column, or one that is called ``name``.
-
-        Notes
-        -----
-        O(n) expected, for n updates of a step.  It holds a row for each group.
-        """
-        return self._then("count", by, name)
-
-    def distinct(self) -> Collection:
-        """Each row of positive multiplicity, once.
-
-        Asked for twice, it is one collection, with one arrangement.
-
-        Returns
-        -------
-        Collection
-            Of the same columns.
-
-        Notes
-        -----
-        O(n) expected, for n updates of a step.  It holds each row.
-        """
-        return self._then("distinct")
-
     def consolidate(self) -> Collection:
         """Add up the diffs of equal rows of a time, and drop zeros.
 
@@ -184,99 +91,6 @@ class Collection:
         O(n) expected, for n updates of a step.
         """
         return self if self.consolidated else self._then("consolidate")
-
-    def concat(self, *others: Collection) -> Collection:
-        """The rows of this and other collections; multiplicities are added.
-
-        Parameters
-        ----------
-        *others : Collection
-            Of the same flow, with the same columns.
-
-        Returns
-        -------
-        Collection
-            Of the same columns.
-
-        Raises
-        ------
-        SpecError
-            If one is of another flow, or its columns differ.
-
-        Notes
-        -----
-        O(n), for n updates of a step.
-        """
-        return self._then("concat", *others)
-
-    def negate(self) -> Collection:
-        """The same rows with multiplicities negated: ``a.concat(b.negate())`` is a without b.
-
-        Returns
-        -------
-        Collection
-            Of the same columns.
-
-        Notes
-        -----
-        O(n), for n updates of a step.
-        """
-        return self._then("negate")
-
-    def unnest(self, column: str) -> Collection:
-        """Make a row for each element of a column of lists.
-
-        Parameters
-        ----------
-        column : str
-            The column of lists.  The element stands in its place; of a struct, its fields do.
-
-        Returns
-        -------
-        Collection
-            Null and empty lists give no rows.
-
-        Raises
-        ------
-        SpecError
-            For a missing column, one that holds no lists, or a field's name that is taken.
-
-        Notes
-        -----
-        O(e), for e elements of a step.
-        """
-        return self._then("unnest", column)
-
-    def to_upserts(
-        self, key: str | Sequence[str], on_conflict: Literal["error", "greatest", "all"] = "error"
-    ) -> Collection:
-        """What `ddflow.ToUpserts` makes of its updates, for an output.  Nothing further can be made of it.
-
-        Parameters
-        ----------
-        key, on_conflict
-            As of `ddflow.ToUpserts`.
-
-        Returns
-        -------
-        Collection
-            Of upserts: the row's columns, ``_time`` and ``_deleted``.
-
-        Raises
-        ------
-        SpecError, SchemaMismatch
-            For a missing column, for an input that forgets rows without a retraction, and for a type or a name that
-            `ddflow.ToUpserts` refuses.
-
-        Notes
-        -----
-        The cost is that of `ddflow.ToUpserts`, which holds each row.
-        """
-        return self._then("to_upserts", key, on_conflict)
-
-    def _then(self, verb: str, *told: Any) -> Collection:
-        made: Collection = operator(verb)(self, *told)
-        return self.flow.known(made)
 
     # What an operator says of itself; those with one input whose rows may stay where they are need say little.
 
