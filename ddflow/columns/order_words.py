@@ -170,9 +170,8 @@ def _write(values: pa.Array, column: OrderColumn, out: Words) -> None:
         wide, n = kind.byte_width, len(values)
         spelled = np.zeros((n, 8 * out.shape[1]), np.uint8)
         if wide:
-            spelled[:, :wide] = np.frombuffer(values.buffers()[1], np.uint8, n * wide, values.offset * wide).reshape(
-                n, -1
-            )
+            given = np.frombuffer(values.buffers()[1], np.uint8, n * wide, values.offset * wide)
+            spelled[:, :wide] = given.reshape(n, wide)
         spelled[:, wide] = SPARE
         out[:] = spelled.view(">u8")
     else:

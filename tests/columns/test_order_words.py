@@ -216,6 +216,14 @@ def test_rows_without_columns_to_order_by_have_no_words() -> None:
     assert order_words(pa.table({"x": pa.array([], pa.decimal256(40))}), [OrderColumn("x", True, True)]).shape == (0, 3)
 
 
+def test_a_null_takes_a_word_of_its_own_only_where_values_fill_theirs() -> None:
+    one = "bool int8 uint16 int32 float16 float32 float64 date32[day] time32[ms] decimal64(18) decimal128(18) binary(7)"
+    two = "int64 uint64 date64[ms] timestamp[us] duration[ns] decimal128(19) decimal256(38) binary(8) string binary"
+    three, four = "binary(16) binary(20) decimal256(39) decimal256(57)", "decimal256(58) decimal256(76)"
+    for count, names in enumerate((one, two, three, four), 1):
+        assert {word_count(KINDS[name].type, name) for name in names.split()} == {count}
+
+
 @pytest.mark.parametrize("name", [name for name in NESTED if not is_flat(NESTED[name].type)])
 def test_types_without_an_order_are_refused_by_name(name: str) -> None:
     rows = pa.table({"it": NESTED[name]})
