@@ -97,6 +97,40 @@ class Node:
         """Every multiplicity with the other sign."""
         return Node(self.columns, lambda state: Counter({row: -n for row, n in self.of(state).items()}))
 
+    def threshold(self, function: Callable[[int], int]) -> Node:
+        """Every multiplicity as the function says."""
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            return without_zeros(Counter({row: function(n) for row, n in self.of(state).items()}))
+
+        return Node(self.columns, of)
+
+    def distinct(self) -> Node:
+        """What is there, once."""
+        return self.threshold(lambda n: int(n > 0))
+
+    def union(self, *others: Node, all: bool = False) -> Node:
+        """What is in one of them: there, a multiplicity below zero is none."""
+        return self._set(others, sum if all else lambda given: int(any(given)))
+
+    def except_(self, *others: Node, all: bool = False) -> Node:
+        """What is in this one and in no other."""
+        if all:
+            return self._set(others, lambda given: max(given[0] - sum(given[1:]), 0))
+        return self._set(others, lambda given: int(given[0] > 0 and not any(given[1:])))
+
+    def intersect(self, *others: Node, all: bool = False) -> Node:
+        """What is in each of them."""
+        return self._set(others, min if all else lambda given: int(min(given) > 0))
+
+    def _set(self, others: Sequence[Node], function: Callable[[list[int]], int]) -> Node:
+        def of(state: Mapping[str, Collection]) -> Collection:
+            sides = [side.of(state) for side in (self, *others)]
+            rows = {row for side in sides for row in side}
+            return without_zeros(Counter({row: function([max(side[row], 0) for side in sides]) for row in rows}))
+
+        return Node(self.columns, of)
+
     def _named(self, row: Row) -> dict[str, Any]:
         return dict(zip(self.columns, row, strict=True))
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.operators.base import Context, Readable, Running, once_each
+from ddflow.operators.base import Context, Readable, Running
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.operators.upsert.events import Events
@@ -193,7 +193,8 @@ class Graph:
             if each in wanted:
                 own = self.opened[each]
                 if own.arrangements:
-                    done[each] = once_each(own.rows(own.arranged.read(as_of)).select(each.schema.names))
+                    held = own.held(own.arranged.read(as_of))
+                    done[each] = held._replace(rows=held.rows.select(each.schema.names))
                 else:
                     done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
         return done[node]
