@@ -93,7 +93,7 @@ class Hands:
             if part.at in start.before(stage, number):
                 self.behind += 1
                 part.catch_up(start)
-                for upsert in part.dataflow.graph.upserts.values():
+                for upsert in part.dataflow.graph.inputs.values():
                     upsert.arranged._check()
                 for arranged in part.dataflow.graph.arrangements.values():
                     arranged._check()
