@@ -135,6 +135,53 @@ class Node:
         return dict(zip(self.columns, row, strict=True))
 
 
+@dataclass
+class Feed:
+    """An input of differences: ``columns`` of its rows, how often one counts, and in hold-back mode its times."""
+
+    columns: tuple[str, ...]
+    diff: Callable[[Mapping[str, Any]], int]
+    time: str | None = None
+    late: str = "error"
+    held: Collection = field(default_factory=Counter)
+    pending: list[tuple[int, Row, int]] = field(default_factory=list)
+    verdicts: Counter[str] = field(default_factory=Counter)
+    frontier: int = NEVER
+    greatest: int | None = None
+
+    def step(self, rows: Sequence[Mapping[str, Any]], time: int) -> None:
+        """Epoch mode: all rows count at ``time``."""
+        self.pending += [(time, tuple(row[name] for name in self.columns), self.diff(row)) for row in rows]
+        self.advance(time + 1)
+
+    def take(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Hold-back mode: rows wait for their time; one behind the frontier is dropped, or moved there."""
+        before = self.frontier
+        for row in rows:
+            at = row[self.time or ""]
+            if at < before and self.late == "drop":
+                self.verdicts["late"] += 1
+                continue
+            self.pending.append((max(at, before), tuple(row[name] for name in self.columns), self.diff(row)))
+            self.greatest = max(at, at if self.greatest is None else self.greatest)
+
+    def advance(self, frontier: int) -> list[tuple[int, Collection, Collection]]:
+        """Close the times below ``frontier``: each, with what was held before and after it."""
+        out = []
+        self.frontier = frontier
+        due = [each for each in self.pending if each[0] < frontier]
+        self.pending = [each for each in self.pending if each[0] >= frontier]
+        for time in sorted({time for time, _, _ in due}):
+            before = Counter(self.held)
+            for at, row, diff in due:
+                if at == time:
+                    self.held[row] += diff
+                    self.verdicts["applied"] += 1
+            self.held = without_zeros(self.held)
+            out.append((time, before, Counter(self.held)))
+        return out
+
+
 def collection(name: str, input: Input) -> Node:
     """An input's own collection, where a plan starts."""
     return Node(input.row, lambda collections: collections[name])
