@@ -271,6 +271,9 @@ class Reading:
         if node is None:
             known = [*self.flow.outputs, *self.flow.inputs]
             raise NotReadable(f"read {name!r}", "that is no output or input", did_you_mean(name, known))
+        if lost := self.dataflow.graph.unkept(node):
+            remedy = "give keep=True to flow.updates to have them arranged; the differences are in each step's output"
+            raise NotReadable(f"read {name!r}", f"it is made of rows of the inputs {lost}, which are not kept", remedy)
         return node
 
     def closed(self, asked: str, time: Any) -> int:

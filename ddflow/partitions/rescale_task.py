@@ -42,13 +42,13 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Running
+from ddflow.operators.inputs import opened_input
 from ddflow.operators.upsert.events import Events
-from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.move import Move
 from ddflow.partitions.receipt import AGAIN, STAGES
 from ddflow.partitions.rescale_rows import MovedRows, Opened, grouped, without_versions
 from ddflow.partitions.stages import Stages, placed
-from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.plan import Input
@@ -157,8 +157,8 @@ class _Task:
         """An input's rows, pending events and numbers, as each new partition has them, and how many events wait."""
         horizon = self.move.horizons.get(name)
 
-        def opened(bound: Bound) -> Opened:
-            upsert = RunningUpsert(bound, self.secret)
+        def opened(bound: Binding) -> Opened:
+            upsert = opened_input(bound, self.secret)
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = horizon
             return upsert.arranged, upsert.rehashed, upsert.identified
@@ -192,7 +192,7 @@ class _Task:
         return found, self.old.at(kind, name)
 
     def _pending(
-        self, input: Input, what: str, given: InputRecord, was: Bound | None
+        self, input: Input, what: str, given: InputRecord, was: Binding | None
     ) -> tuple[int, dict[int, Batcher]]:
         """How many events were resolved, and those that wait, by new partition.
 

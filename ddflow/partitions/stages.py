@@ -127,7 +127,9 @@ def uncut(flow: Plan) -> Stages:
 def placed(flow: Plan) -> dict[Collection, Placement]:
     """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
     places: dict[Collection, Placement] = {}
-    input_keys: dict[Collection, Sequence[str]] = {input: input.spec.key for input in flow.inputs.values()}
+    input_keys: dict[Collection, Sequence[str]] = {
+        input: input.bound.key_schema.names for input in flow.inputs.values()
+    }
     for node in flow.nodes:
         node.check_partitions()
         inputs = [places[i] for i in node.inputs]
