@@ -130,6 +130,45 @@ class Plan(Nodes):
         input = self._input(bind_machine(name, to_schema(schema, f"the schema of {name!r}"), spec, machine))
         return input.unnest(VALUES) if machine.several else input
 
+    def sql(self, text: str, **collections: Collection) -> Collection:
+        """The collection that a query says, in Spark's SQL.
+
+        Parameters
+        ----------
+        text : str
+            A query over the inputs, by their names, and over ``collections``.
+        **collections : Collection
+            Of this flow, by the names that the query calls them.
+
+        Returns
+        -------
+        Collection
+            Of the columns of the select list.
+
+        Raises
+        ------
+        ExpressionError
+            For what does not parse, for unknown or ambiguous tables and columns, and for what cannot be maintained (an
+            ORDER BY without LIMIT, functions that differ from call to call, recursion, windows other than
+            ``row_number() <= k``), with its place.
+        SpecError
+            For a collection of another flow.
+
+        Examples
+        --------
+        >>> plan = Plan()
+        >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+        >>> plan.sql("select upper(city) as town from people where id > 1")
+        Project(town string)
+
+        Notes
+        -----
+        O(text).
+        """
+        from ddflow.plan.sql import planned  # with a parser that takes long to import
+
+        return planned(self, text, collections)
+
     def _input(self, bound: Bound) -> Input:
         name, spec = bound.name, bound.spec
         if name in self.inputs or name in self.outputs:

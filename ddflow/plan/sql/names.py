@@ -1,0 +1,143 @@
+"""What names mean at a place of a query: its tables and their columns, then those of the queries around it.
+
+Invariant: a name gives one tree or an error with its place and the nearest names, as Spark has it: exactly as written
+first, else in another case; ``t.a.b`` is a field of a column of a table before it is a field of a field. A name found
+in an enclosing query is noted in ``outer`` of all queries between.
+
+>>> from ddflow.expressions.parse import parse
+>>> names = Names(None)
+>>> names.add("o", {"id": "o.id", "city": "o.city"}, None)
+>>> names.resolve(parse("O.City").tree).name, Names(names).resolve(parse("id").tree).name
+('o.city', 'o.id')
+>>> names.resolve(parse("o.cty").tree)
+Traceback (most recent call last):
+    ...
+ddflow.errors.ExpressionError: flow.sql: there is no column 'o.cty' at line 1, column 1; did you mean 'city'? ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlglot import exp
+
+from ddflow.columns.names import did_you_mean
+from ddflow.expressions.parse import Tree
+from ddflow.plan.sql.trees import column, names_of, refused
+
+
+class Visible(NamedTuple):
+    """A column that an unqualified name may mean, and ``*`` stands for."""
+
+    alias: str | None
+    name: str
+    tree: Tree
+
+
+class Names:
+    """``around``: what names mean in the query around.  ``outer``: the logical names that are asked of it."""
+
+    def __init__(self, around: Names | None) -> None:
+        self.around = around
+        self.visible: list[Visible] = []
+        self.aliases: dict[str, dict[str, str]] = {}
+        self.lateral: dict[str, Callable[[], Tree]] = {}
+        """Columns of the select list, which may be asked for where nothing else has the name."""
+        self.outer: set[str] = set()
+
+    def add(self, alias: str, names: dict[str, str], written: Tree) -> None:
+        """A table, with the logical names of its columns."""
+        if find(alias, self.aliases):
+            raise refused(written, f"two tables are called {alias!r}", "give one an alias of its own")
+        self.aliases[alias] = names
+        self.visible += [Visible(alias, name, column(logical)) for name, logical in names.items()]
+
+    def joined(self, other: Names) -> Names:
+        """This and what another names."""
+        made = Names(self.around)
+        made.visible = [*self.visible, *other.visible]
+        made.aliases = {**self.aliases, **other.aliases}
+        return made
+
+    def merge(self, name: str, left: Visible, right: Visible, tree: Tree) -> None:
+        """One column in place of two, by USING: at the front, and no other by that name."""
+        self.visible = [each for each in self.visible if each is not left and each is not right]
+        count = sum(each.alias is None for each in self.visible)
+        self.visible.insert(count, Visible(None, name, tree))
+
+    def one(self, name: str, written: Tree) -> Visible:
+        """The column that an unqualified name means here.  Raises `ExpressionError`."""
+        found = _named(name, self.visible)
+        if len(found) != 1:
+            raise self._missing(name, found, written)
+        return found[0]
+
+    def resolve(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
+        """The tree of a column.  ``first``: names that go before all else.  Raises `ExpressionError`."""
+        parts = [part.name for part in tree.parts]
+        early = find(parts[0], first or {}) if len(parts) == 1 else None
+        if first and early is not None:
+            return first[early]()
+        here: Names | None = self
+        between = list[Names]()
+        while here is not None:
+            found = here._here(parts, tree, here is self)
+            if found is not None:
+                for each in between:
+                    each.outer |= names_of(found[0])
+                made = _fields(*found)
+                made.meta.update(tree.parts[0].meta)
+                return made
+            between.append(here)
+            here = here.around
+        raise self._missing(".".join(parts), [], tree)
+
+    def _here(self, parts: Sequence[str], written: Tree, own: bool) -> tuple[Tree, Sequence[str]] | None:
+        """The column, and the fields that are asked of it."""
+        alias = find(parts[0], self.aliases) if len(parts) > 1 else None
+        if alias is not None:
+            name = find(parts[1], self.aliases[alias])
+            if name is not None:
+                return column(self.aliases[alias][name]), parts[2:]
+        found = _named(parts[0], self.visible)
+        if len(found) > 1:
+            raise self._missing(parts[0], found, written)
+        if found:
+            return found[0].tree.copy(), parts[1:]
+        late = find(parts[0], self.lateral) if own else None
+        return None if late is None else (self.lateral[late](), parts[1:])
+
+    def _missing(self, name: str, found: Sequence[Visible], written: Tree) -> Exception:
+        if found:
+            could = ", ".join(f"{each.alias}.{each.name}" for each in found)
+            return refused(written, f"the column {name!r} could be any of {could}", "write the table's name before it")
+        known = list(dict.fromkeys(each.name for each in self.visible))
+        return refused(written, f"there is no column {name!r}", did_you_mean(name.rpartition(".")[2], known))
+
+    def star(self, written: Tree, alias: str | None = None) -> list[Visible]:
+        """What ``*`` or ``alias.*`` stands for."""
+        if alias is None:
+            return list(self.visible)
+        found = find(alias, self.aliases)
+        if found is None:
+            raise refused(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
+        return [Visible(found, name, column(logical)) for name, logical in self.aliases[found].items()]
+
+
+def find(name: str, among: Iterable[str]) -> str | None:
+    """The one of these names that is meant: as written, or the only one that differs in case."""
+    known = list(among)
+    folded = [each for each in known if each.casefold() == name.casefold()]
+    return name if name in known else folded[0] if len(folded) == 1 else None
+
+
+def _named(name: str, among: Sequence[Visible]) -> list[Visible]:
+    exact = [each for each in among if each.name == name]
+    return exact or [each for each in among if each.name.casefold() == name.casefold()]
+
+
+def _fields(tree: Tree, fields: Sequence[str]) -> Any:
+    for name in fields:
+        tree = exp.Dot(this=tree, expression=exp.Identifier(this=name, quoted=True))
+    return tree
