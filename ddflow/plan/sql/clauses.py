@@ -135,7 +135,7 @@ class ClauseReader:
             found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
             raise refused(tree, found, "select as many")
         self.nested.append(Asked(kind, query, tree))
-        return Nested(this=number(len(self.nested) - 1), expressions=operands)
+        return Nested.numbered(len(self.nested) - 1, operands)
 
     def _check(self, node: Tree) -> None:
         """Refuse what is no function, or none that can be maintained; names become lower case."""

@@ -50,7 +50,7 @@ class QueryLowering:
 
     def asked(self, nested: Tree) -> Asked:
         """The subquery that a node stands for."""
-        return self._nested[int(nested.this.name)]
+        return self._nested[nested.asked]
 
     def refs(self, *trees: Tree) -> set[str]:
         """The logical names that trees ask for, in their subqueries too."""

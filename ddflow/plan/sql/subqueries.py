@@ -84,8 +84,8 @@ class Subqueries:
                 rows, value = self._of_one(rows, each, asked)
             else:
                 rows, value = self._marked(rows, each, asked)
-            made[int(each.this.name)] = exp.Paren(this=value)
-        return rows, replaced(tree, lambda node: made[int(node.this.name)] if isinstance(node, Nested) else None)
+            made[each.asked] = exp.Paren(this=value)
+        return rows, replaced(tree, lambda node: made[node.asked] if isinstance(node, Nested) else None)
 
     # Conditions: semi and anti joins.
 
@@ -118,7 +118,7 @@ class Subqueries:
 
     def _operands(self, rows: Relation, nested: Tree) -> tuple[Relation, list[Tree]]:
         operands = list[Tree]()
-        for each in nested.expressions:
+        for each in nested.operands:
             rows, made = self.attached(rows, each)
             operands.append(made.unnest())
         return rows, operands

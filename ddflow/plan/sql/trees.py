@@ -29,10 +29,25 @@ _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _WORDS: Final = frozenset(DdflowSpark.Tokenizer.KEYWORDS)
 
 
-class Nested(exp.Condition):  # type: ignore[misc]
-    """A subquery within an expression.  ``this``: its number among those of the query."""
+class Nested(exp.Anonymous):  # type: ignore[misc]
+    """A subquery within an expression: its number among those of the query, then what IN compares."""
 
-    arg_types: dict[str, bool] = {"this": True}  # noqa: RUF012 - sqlglot's own attribute
+    key = "anonymous"
+
+    @classmethod
+    def numbered(cls, index: int, operands: Iterable[Tree]) -> Nested:
+        """The subquery of a number."""
+        return cls(this="subquery", expressions=[number(index), *operands])
+
+    @property
+    def asked(self) -> int:
+        """Its number."""
+        return int(self.expressions[0].name)
+
+    @property
+    def operands(self) -> list[Tree]:
+        """What IN compares."""
+        return list(self.expressions[1:])
 
 
 def refused(tree: Tree, found: str, remedy: str) -> ExpressionError:
