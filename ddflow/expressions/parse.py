@@ -167,7 +167,7 @@ def _misread(text: str, error: ParseError, remedy: str) -> Refusal:
         return Refusal("it does not parse" if text.strip() else "it is empty", remedy)
     first = error.errors[0]
     line, column = int(first["line"]), int(first["col"]) - len(first["highlight"]) + 1
-    what = cut(str(first["description"]).partition(" for <class")[0])
+    what = cut(str(first["description"]).partition(" for <class")[0].partition(" but got <")[0])
     lines = text.splitlines()
     shown, begin = lines[line - 1] if line <= len(lines) else text, max(0, column - 1 - _AROUND)
     caret = " " * (column - 1 - begin) + "^"

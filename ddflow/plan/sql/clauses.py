@@ -1,8 +1,8 @@
 """The clauses of a SELECT: its list, conditions, groups, order; and the expressions in them.
 
 Invariant: an expression that was read has logical names and ``Nested`` for subqueries; functions are in lower case, and
-all are known. Names of the select list may be used as Spark has it: in GROUP BY and the rest of the list where no column
-has the name, in HAVING and ORDER BY before columns, but not within aggregates.
+all are known. Names of the select list may be used as Spark has it: in GROUP BY and the rest of the list where no
+column has the name, in HAVING and ORDER BY before columns, but not within aggregates.
 
 >>> from ddflow.expressions.parse import parse
 >>> names, read = Names(None), ClauseReader().expression
@@ -27,12 +27,15 @@ from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree
 from ddflow.plan.sql.names import Names
 from ddflow.plan.sql.query import Joining, Leaf, Ordering, Query, SelectQuery
-from ddflow.plan.sql.trees import Nested, conjuncts, number, refused, replaced, shown, text
+from ddflow.plan.sql.trees import Nested, bracketed, conjuncts, refused, replaced, shown, text
 
 Aliases = Mapping[str, Callable[[], Tree]]
-_AGGREGATES: Final = frozenset("""
-    array_agg avg bool_and bool_or count first last max min stddev_pop stddev_samp sum var_pop var_samp
-""".split())
+_AGGREGATES: Final = frozenset(
+    (
+        *("array_agg", "avg", "bool_and", "bool_or", "count", "first", "last", "max", "min"),
+        *("stddev_pop", "stddev_samp", "sum", "var_pop", "var_samp"),
+    )
+)
 _CALLED: Final = {
     "mean": "avg",
     "variance": "var_samp",
@@ -45,12 +48,20 @@ _CALLED: Final = {
     "last_value": "last",
     "collect_list": "array_agg",
 }
-_CHANGING: Final = tuple(
+CHANGING: Final = tuple(
     getattr(exp, name)
     for name in ("CurrentDate", "CurrentTimestamp", "CurrentTime", "CurrentUser", "Rand", "Uuid")
     if hasattr(exp, name)
 )
 _SELECT: Final = {"expressions", "from_", "joins", "where", "group", "having", "qualify", "order", "limit", "offset"}
+
+
+_WORDS: Final = {
+    "laterals": "LATERAL VIEW",
+    "sample": "TABLESAMPLE",
+    "pivots": "PIVOT",
+    "grouping_sets": "GROUPING SETS",
+}
 
 
 class Asked(NamedTuple):
@@ -105,13 +116,14 @@ class ClauseReader:
 
         out = replaced(tree, change)
         for each in aggregates(out):
+            self._check_distinct(each)
             if any(is_aggregate(part) for part in each.walk() if part is not each and part is not each.this):
                 raise refused(tree, f"{shown(tree)} has an aggregate within an aggregate", "use a subquery in FROM")
         return out
 
     def _subquery(self, node: Tree, names: Names, withs: Any, first: Aliases | None) -> Tree | None:
         """What stands for a subquery; None for what is none.  Raises for what cannot be."""
-        if isinstance(node, _CHANGING):
+        if isinstance(node, CHANGING):
             remedy = "bring the value in as a column or a literal"
             raise refused(node, f"{shown(node)} differs from call to call", remedy)
         if isinstance(node, exp.Window) and node.this.name.lower() != "row_number":
@@ -148,6 +160,11 @@ class ClauseReader:
         except Refusal as refusal:
             raise refused(node, refusal.found, refusal.remedy) from None
 
+    def _check_distinct(self, tree: Tree) -> None:
+        for each in tree.find_all(exp.Distinct):
+            if each.parent.name != "count":
+                raise refused(tree, f"{shown(tree)} is not supported", "aggregate a subquery of SELECT DISTINCT")
+
     def conditions(self, tree: Tree, names: Names, withs: Any, what: str = "ON") -> list[Tree]:
         """Those of a WHERE or an ON."""
         read = self.expression(tree, names, withs)
@@ -178,11 +195,7 @@ class ClauseReader:
         return out
 
     def _only(self, tree: Tree) -> None:
-        for key, value in tree.args.items():
-            if key not in {*_SELECT, "distinct", "with_"} and value not in (None, False, []):
-                where = value[0] if isinstance(value, list) else value
-                where = where if isinstance(where, exp.Expression) else tree
-                raise refused(where, f"{key.strip('_').upper()} is not supported", "docs/sql.md lists what is")
+        only(tree, {*_SELECT, "distinct", "with_"})
         if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
             raise refused(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
 
@@ -214,13 +227,11 @@ class ClauseReader:
             if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
                 raise refused(each, f"{shown(each)} is not supported", "write a query for each set, with UNION ALL")
             made = self._placed(each, out)
-            groups.append(self.expression(each, names, withs) if made is None else made)
+            groups.append((self.expression(each, names, withs) if made is None else made).unnest())
             if aggregates(groups[-1]) or list(groups[-1].find_all(Nested, exp.Window)):
                 found = f"GROUP BY {shown(each)} has an aggregate or a subquery"
                 raise refused(each, found, "compute it in a subquery in FROM")
-        for key, value in tree.args.items():
-            if key != "expressions" and value not in (None, False, []):
-                raise refused(tree, f"GROUP BY {key.upper()} is not supported", "write a query for each set")
+        only(tree, {"expressions"})
         return groups
 
     def _placed(self, tree: Tree, out: SelectQuery) -> Tree | None:
@@ -244,7 +255,7 @@ class ClauseReader:
             made = self._placed(each.this, out)
             if made is None:
                 made = self.expression(each.this, names, withs, first)
-            out.order.append(Ordering(made, way(each)))
+            out.order.append(Ordering(made.unnest(), way(each)))
         out.limit = None if limit is None else _whole(limit, 1)
         out.offset = 0 if offset is None else _whole(offset, 0)
 
@@ -263,7 +274,7 @@ def _whole(tree: Tree, least: int) -> int:
 
 
 def _copying(tree: Tree) -> Callable[[], Tree]:
-    return lambda: tree.copy()
+    return lambda: bracketed(tree.copy())
 
 
 def _in_aggregate(node: Tree) -> bool:
@@ -273,3 +284,16 @@ def _in_aggregate(node: Tree) -> bool:
         node = node.parent
     return False
 
+
+def given(tree: Tree, known: set[str]) -> list[str]:
+    """The clauses that it has beyond those."""
+    return [key for key, value in tree.args.items() if key not in known and value not in (None, False, [])]
+
+
+def only(tree: Tree, known: set[str]) -> None:
+    """Raise `ExpressionError` for a clause that nobody reads."""
+    for key in given(tree, known):
+        value = tree.args[key]
+        where = value[0] if isinstance(value, list) else value
+        what = f"{_WORDS.get(key, key.strip('_').upper())} is not supported"
+        raise refused(where if isinstance(where, exp.Expression) else tree, what, "docs/sql.md lists what is")

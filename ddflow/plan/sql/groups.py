@@ -6,13 +6,12 @@ asked for. An aggregate that is written twice is one column. Where no row was me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlglot import exp
 
 from ddflow.expressions.parse import Tree
-from ddflow.plan.sql.clauses import aggregates
 from ddflow.plan.sql.query import SelectQuery
 from ddflow.plan.sql.relation import Made, Relation, Steps, fresh
 from ddflow.plan.sql.trees import call, column, names_of, number, replaced, shown, text
@@ -36,38 +35,35 @@ class Grouped(NamedTuple):
         return replaced(tree, change)
 
 
-def grouped(steps: Steps, rows: Relation, query: SelectQuery, keys: Sequence[Made]) -> Grouped:
-    """The groups of some rows.  ``keys``: by which they are grouped too."""
-    found = {text(each): each for tree in query.late() for each in aggregates(tree)}
+def grouped(
+    steps: Steps, rows: Relation, query: SelectQuery, keys: Sequence[Made], found: Mapping[str, Tree]
+) -> Grouped:
+    """The groups of some rows.  ``keys``: by which they are grouped too.  ``found``: aggregates, by their text."""
     trees = {text(each): each for each in query.groups or ()}
     names = {text(item): name for item, name in zip(query.items, query.columns, strict=True)}
-    groups = [Made(_logical(each), _named(rows, each, names), each) for each in trees.values()]
+    logicals = {told: each.name if isinstance(each, exp.Column) else steps.number(told) for told, each in trees.items()}
+    groups = [Made(logicals[told], _named(rows, each, names), each) for told, each in trees.items()]
     groups += [each for each in keys if each.logical not in {group.logical for group in groups}]
-    known = {told: column(_logical(each)) for told, each in trees.items()}
+    known = {told: column(each) for told, each in logicals.items()}
     for each in keys:
         known.setdefault(text(each.tree), column(each.logical))
     if not all(isinstance(each.tree, exp.Column) for each in groups) or keys:
         read = names_of(*found.values())
         rest = [Made(each, rows.names[each], column(each)) for each in sorted(read) if each in rows.names]
-        made = steps.projected(rows, [*groups, *rest])
-        rows = Relation(made.of, made.names, made.solid)
+        rows = steps.projected(rows, [*groups, *rest])
     by = [rows.names[each.logical] for each in groups]
     if not found:
         return Grouped(steps.distinct(steps.narrowed(rows, {each.logical for each in groups})), known)
-    made_names, told = dict[str, str](), dict[str, str]()
+    made, told = dict[str, str](), dict[str, str]()
     for key, each in found.items():
         name = fresh(names.get(key, shown(each)), [*by, *told])
-        made_names[key], told[name] = name, rows.sql(each)
-        known[key] = column(key)
+        logical = steps.number(key)
+        made[logical], told[name], known[key] = name, rows.sql(each), column(logical)
     of = steps.then(
         rows.of, ("agg", *by, None, *told.items()), lambda: (rows.of.group_by(*by) if by else rows.of).agg(**told)
     )
-    logical = {each.logical: rows.names[each.logical] for each in groups} | made_names
-    return Grouped(Relation(of, logical, rows.solid & {each.logical for each in groups}), known)
-
-
-def _logical(tree: Tree) -> str:
-    return str(tree.name) if isinstance(tree, exp.Column) else text(tree)
+    all_names = {each.logical: rows.names[each.logical] for each in groups} | made
+    return Grouped(Relation(of, all_names, rows.solid & {each.logical for each in groups}), known)
 
 
 def _named(rows: Relation, tree: Tree, names: dict[str, str]) -> str:

@@ -17,10 +17,10 @@ from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import meeting, sql_name, working
-from ddflow.plan.sql.clauses import Asked
+from ddflow.plan.sql.clauses import Asked, aggregates
 from ddflow.plan.sql.groups import Grouped, grouped
 from ddflow.plan.sql.query import Leaf, Query, SelectQuery, SetQuery, ValuesQuery
-from ddflow.plan.sql.relation import Made, Relation, Steps, cast
+from ddflow.plan.sql.relation import Made, Relation, Steps, as_type
 from ddflow.plan.sql.subqueries import Carry, Subqueries
 from ddflow.plan.sql.tables import Tables
 from ddflow.plan.sql.tops import Bounds, Ranked, top
@@ -94,7 +94,7 @@ class QueryLowering:
         else:
             late = [] if exists and query.simple else query.late()
             rows = self._rows(query, carry, bounds, self.refs(*late, *(each.tree for each in extra)))
-            found = Grouped(rows, {}) if query.groups is None else grouped(self.steps, rows, query, extra)
+            found = Grouped(rows, {}) if query.groups is None else self._grouped(rows, query, extra)
             rows, over = found.rows, found.over
             for each in query.having:
                 rows = self.where(rows, over(each))
@@ -155,7 +155,14 @@ class QueryLowering:
     def whole(self, query: SelectQuery, carry: Carry, keys: Sequence[Made]) -> Grouped:
         """An aggregate without groups, by ``keys``: no row where there are no rows."""
         used = self.refs(*query.late(), *(each.tree for each in keys))
-        return grouped(self.steps, self._rows(query, carry, {}, used), query, keys)
+        return self._grouped(self._rows(query, carry, {}, used), query, keys)
+
+    def _grouped(self, rows: Relation, query: SelectQuery, keys: Sequence[Made]) -> Grouped:
+        """The groups, with subqueries in aggregates computed before."""
+        found = {text(each): each for tree in query.late() for each in aggregates(tree)}
+        for told, each in found.items():
+            rows, found[told] = self._subqueries.attached(rows, each)
+        return grouped(self.steps, rows, query, keys, found)
 
     def _of_one_row(
         self, query: SelectQuery, carry: Carry, extra: Sequence[Made]
@@ -188,7 +195,7 @@ class QueryLowering:
                 found = f"{query.op.upper()} of {sql_name(kinds[0])} and {sql_name(kinds[1])}"
                 raise ExpressionError(ASKED, found, "cast one of them")
             for columns, given in zip(made, kinds, strict=True):
-                columns.append(Made(each, sides[0].names[each], cast(column(each), given, kind)))
+                columns.append(Made(each, sides[0].names[each], as_type(column(each), given, kind)))
         left, right = (self.steps.projected(side, columns) for side, columns in zip(sides, made, strict=True))
         verb = {"union": "union", "except": "except_", "intersect": "intersect"}[query.op]
         of = self.steps.then(
@@ -206,7 +213,7 @@ class QueryLowering:
                 found = f"VALUES of {', '.join(sql_name(each.type) for each in made)}"
                 raise refused(trees[0], found, "cast them to one type")
             cells = [
-                compile_expression(text(cast(tree, each.type, kind)), one.schema)(one)
+                compile_expression(text(as_type(tree, each.type, kind)), one.schema)(one)
                 for tree, each in zip(trees, made, strict=True)
             ]
             columns.append(pa.chunked_array(cells, kind).combine_chunks())

@@ -1,8 +1,8 @@
 """What names mean at a place of a query: its tables and their columns, then those of the queries around it.
 
 Invariant: a name gives one tree or an error with its place and the nearest names, as Spark has it: exactly as written
-first, else in another case; ``t.a.b`` is a field of a column of a table before it is a field of a field. A name found
-in an enclosing query is noted in ``outer`` of all queries between.
+first, else in another case; ``t.a`` is a column of a table, here or around, before it is a field of a column. A name
+found in an enclosing query is noted in ``outer`` of all queries between.
 
 >>> from ddflow.expressions.parse import parse
 >>> names = Names(None)
@@ -70,7 +70,7 @@ class Names:
         """The column that an unqualified name means here.  Raises `ExpressionError`."""
         found = _named(name, self.visible)
         if len(found) != 1:
-            raise self._missing(name, found, written)
+            raise self.missing(name, found, written)
         return found[0]
 
     def resolve(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
@@ -79,36 +79,25 @@ class Names:
         early = find(parts[0], first or {}) if len(parts) == 1 else None
         if first and early is not None:
             return first[early]()
-        here: Names | None = self
-        between = list[Names]()
-        while here is not None:
-            found = here._here(parts, tree, here is self)
-            if found is not None:
-                for each in between:
-                    each.outer |= names_of(found[0])
-                made = _fields(*found)
-                made.meta.update(tree.parts[0].meta)
-                return made
-            between.append(here)
-            here = here.around
-        raise self._missing(".".join(parts), [], tree)
+        for look in (_qualified, _plain) if len(parts) > 1 else (_plain,):
+            here: Names | None = self
+            between = list[Names]()
+            while here is not None:
+                found = look(here, parts, tree)
+                if found is not None:
+                    for each in between:
+                        each.outer |= names_of(found[0])
+                    made = _fields(*found)
+                    made.meta.update(tree.parts[0].meta)
+                    return made
+                between.append(here)
+                here = here.around
+        late = find(parts[0], self.lateral)
+        if late is not None:
+            return _fields(self.lateral[late](), parts[1:])
+        raise self.missing(".".join(parts), [], tree)
 
-    def _here(self, parts: Sequence[str], written: Tree, own: bool) -> tuple[Tree, Sequence[str]] | None:
-        """The column, and the fields that are asked of it."""
-        alias = find(parts[0], self.aliases) if len(parts) > 1 else None
-        if alias is not None:
-            name = find(parts[1], self.aliases[alias])
-            if name is not None:
-                return column(self.aliases[alias][name]), parts[2:]
-        found = _named(parts[0], self.visible)
-        if len(found) > 1:
-            raise self._missing(parts[0], found, written)
-        if found:
-            return found[0].tree.copy(), parts[1:]
-        late = find(parts[0], self.lateral) if own else None
-        return None if late is None else (self.lateral[late](), parts[1:])
-
-    def _missing(self, name: str, found: Sequence[Visible], written: Tree) -> Exception:
+    def missing(self, name: str, found: Sequence[Visible], written: Tree) -> Exception:
         if found:
             could = ", ".join(f"{each.alias}.{each.name}" for each in found)
             return refused(written, f"the column {name!r} could be any of {could}", "write the table's name before it")
@@ -130,6 +119,21 @@ def find(name: str, among: Iterable[str]) -> str | None:
     known = list(among)
     folded = [each for each in known if each.casefold() == name.casefold()]
     return name if name in known else folded[0] if len(folded) == 1 else None
+
+
+def _qualified(here: Names, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
+    """A column of a table that is named, and the fields that are asked of it."""
+    alias = find(parts[0], here.aliases)
+    name = None if alias is None else find(parts[1], here.aliases[alias])
+    return None if alias is None or name is None else (column(here.aliases[alias][name]), parts[2:])
+
+
+def _plain(here: Names, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
+    """A column of any table."""
+    found = _named(parts[0], here.visible)
+    if len(found) > 1:
+        raise here.missing(parts[0], found, written)
+    return (found[0].tree.copy(), parts[1:]) if found else None
 
 
 def _named(name: str, among: Sequence[Visible]) -> list[Visible]:

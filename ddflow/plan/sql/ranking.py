@@ -40,7 +40,7 @@ def _below(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
 
 
 def ranked(trees: list[Tree], rank: str) -> tuple[int | None, list[Tree]]:
-    """The least bound that conditions set to a column, and the conditions that are left.  ``rank``: its name or text."""
+    """The least bound that conditions set to a column, and those that are left.  ``rank``: its name or text."""
     most, left = None, list[Tree]()
     for tree in trees:
         found = _bound(tree, rank)

@@ -17,6 +17,7 @@ ddflow.errors.ExpressionError: flow.sql: ORDER BY without LIMIT at line 1, colum
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.errors import ExpressionError
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, parse_query
-from ddflow.plan.sql.clauses import ClauseReader
+from ddflow.plan.sql.clauses import CHANGING, ClauseReader, given, only
 from ddflow.plan.sql.names import Names, Visible, find
 from ddflow.plan.sql.query import Joining, Leaf, Query, SelectQuery, SetQuery, ValuesQuery
 from ddflow.plan.sql.trees import ASKED, call, column, refused
@@ -66,12 +67,21 @@ class QueryReader(ClauseReader):
             tree = parse_query(sql)
         except Refusal as refusal:
             raise ExpressionError(ASKED, refusal.found, refusal.remedy) from refusal
+        for node in tree.find_all(*CHANGING):
+            self._placed_by_text(node, sql)
         return self.query(tree, {}, None)
+
+    def _placed_by_text(self, node: Tree, sql: str) -> None:
+        """Note where a name stands that is a function without brackets, which the parser does not."""
+        word = re.search(rf"\b{re.escape(type(node).sql_names()[0])}\b", sql, re.IGNORECASE)
+        if word is not None and "line" not in node.meta:
+            line, begin = sql.count("\n", 0, word.start()) + 1, sql.rfind("\n", 0, word.start()) + 1
+            node.meta.update(line=line, col=word.end() - begin, start=word.start(), end=word.end() - 1)
 
     def query(self, tree: Tree, withs: Withs, around: Names | None) -> Query:
         """A query within a query.  ``withs``: those of WITH around it."""
         withs = self._withs(tree, withs)
-        if isinstance(tree, exp.Subquery) and not _given(tree, {"this", "with_"}):
+        if isinstance(tree, exp.Subquery) and not given(tree, {"this", "with_"}):
             return self.query(tree.this, withs, around)
         if isinstance(tree, exp.Select):
             return self._select(tree, withs, around)
@@ -81,20 +91,20 @@ class QueryReader(ClauseReader):
         elif isinstance(tree, exp.Values):
             made = self._values(tree)
         else:
-            only(tree, {"this", "with_", "order", "limit", "offset"})
             if not isinstance(tree, exp.Subquery):
                 raise refused(tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH")
+            only(tree, {"this", "with_", "order", "limit", "offset"})
             made = self.query(tree.this, withs, around)
         return self._ordered(tree, made)
 
     def _withs(self, tree: Tree, withs: Withs) -> Withs:
-        given = tree.args.get("with_")
-        if given is None:
+        written = tree.args.get("with_")
+        if written is None:
             return withs
-        if given.args.get("recursive"):
-            raise refused(given, "WITH RECURSIVE cannot be maintained", "write the steps out")
+        if written.args.get("recursive"):
+            raise refused(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
         made = dict(withs)
-        for each in given.expressions:
+        for each in written.expressions:
             made[each.alias] = self._renamed(self.query(each.this, made, None), each.args.get("alias"))
         return made
 
@@ -119,7 +129,7 @@ class QueryReader(ClauseReader):
 
     def _ordered(self, tree: Tree, made: Query) -> Query:
         """With the ORDER BY and LIMIT that stand behind a set operation or VALUES."""
-        if not _given(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
+        if not given(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
             return made
         leaf = self._leaf(made, made.columns, "q")
         out = SelectQuery(made.columns, made.outer, [column(each) for each in leaf.names.values()], leaf, written=tree)
@@ -230,18 +240,3 @@ def _using(how: str, left: Visible, right: Visible) -> Tree:
     if how == "full":
         return call("coalesce", left.tree, right.tree)
     return (right if how == "right" else left).tree.copy()
-
-
-def _given(tree: Tree, known: set[str]) -> list[str]:
-    """The clauses that it has beyond those."""
-    return [key for key, value in tree.args.items() if key not in known and value not in (None, False, [])]
-
-
-def only(tree: Tree, known: set[str]) -> None:
-    """Raise `ExpressionError` for a clause that nobody reads."""
-    for key in _given(tree, known):
-        value = tree.args[key]
-        where = value[0] if isinstance(value, list) else value
-        what = f"{key.strip('_').upper()} is not supported"
-        raise refused(where if isinstance(where, exp.Expression) else tree, what, "docs/sql.md lists what is")
-

@@ -28,7 +28,7 @@ from sqlglot import exp
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import is_integer, meeting, sql_name, working
-from ddflow.plan.sql.trees import all_of, names_of, quoted, refused, replaced, shown, text
+from ddflow.plan.sql.trees import all_of, cast, names_of, quoted, refused, replaced, shown, text
 
 Pair = tuple[Tree, Tree]
 """What is equal in a join, of the left and of the right."""
@@ -89,6 +89,12 @@ class Steps:
 
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
+        self._numbers = 0
+
+    def number(self, name: str) -> str:
+        """A logical name that nothing else has."""
+        self._numbers += 1
+        return f"{name} {self._numbers}"
 
     def then(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
         """What a verb gives; ``told``: says which verb, of what else."""
@@ -234,14 +240,12 @@ def _comparing(left: Relation, one: Tree, right: Relation, other: Tree) -> Pair:
     if kind is None:
         found = f"{shown(one)} = {shown(other)} compares {sql_name(kinds[0])} with {sql_name(kinds[1])}"
         raise refused(one, found, "cast one of them")
-    return cast(one, kinds[0], kind), cast(other, kinds[1], kind)
+    return as_type(one, kinds[0], kind), as_type(other, kinds[1], kind)
 
 
-def cast(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
+def as_type(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
     """A tree of one type in another."""
-    if kind == wanted:
-        return tree
-    return exp.Cast(this=tree.copy(), to=exp.DataType.build(sql_name(wanted), dialect="spark"))
+    return tree if kind == wanted else cast(tree, sql_name(wanted))
 
 
 def arranged(rows: Relation, keys: Sequence[Tree]) -> bool:
@@ -259,4 +263,3 @@ def fresh(name: str, taken: Iterable[str]) -> str:
         n += 1
         found = f"{name} {n}"
     return found
-

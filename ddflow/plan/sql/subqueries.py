@@ -20,11 +20,25 @@ import pyarrow as pa
 from sqlglot import exp
 
 from ddflow.expressions.parse import Tree
+from ddflow.expressions.types import sql_name, working
 from ddflow.plan.sql.clauses import Asked
 from ddflow.plan.sql.query import Query, SelectQuery, ValuesQuery
 from ddflow.plan.sql.relation import Made, Pair, Relation, Steps
 from ddflow.plan.sql.tables import Tables
-from ddflow.plan.sql.trees import Nested, all_of, any_of, bracketed, call, column, names_of, number, refused, replaced, shown
+from ddflow.plan.sql.trees import (
+    Nested,
+    all_of,
+    any_of,
+    bracketed,
+    call,
+    cast,
+    column,
+    names_of,
+    number,
+    refused,
+    replaced,
+    shown,
+)
 
 _REJECTS: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
 _PASSES: Final = (*_REJECTS, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren, exp.Column, exp.Literal, Nested)
@@ -55,7 +69,6 @@ class Subqueries:
 
     def __init__(self, lower: Any, steps: Steps, tables: Tables) -> None:
         self.lower, self.steps, self.tables = lower, steps, tables
-        self._made = 0
 
     def where(self, rows: Relation, tree: Tree) -> Relation:
         """The rows for which a condition with subqueries is true."""
@@ -144,16 +157,12 @@ class Subqueries:
 
     def _mark(self, rows: Relation, other: Relation, keys: Sequence[Pair]) -> tuple[Relation, Tree]:
         """The rows, and a condition that says whether a row of the other was met."""
-        mark = self._fresh("mark")
-        columns = [Made(self._fresh("key"), shown(each), each) for _, each in keys]
+        mark = self.steps.number("mark")
+        columns = [Made(self.steps.number("key"), shown(each), each) for _, each in keys]
         made = self.steps.projected(other, [*columns, Made(mark, "met", exp.true())])
         pairs = [(one, column(each.logical)) for (one, _), each in zip(keys, columns, strict=True)]
         rows = self.steps.joined(rows, self.steps.distinct(made), pairs, "left", used={*rows.names, mark})
         return rows, exp.Paren(this=exp.Not(this=_null(column(mark))))
-
-    def _fresh(self, name: str) -> str:
-        self._made += 1
-        return f"{name} {self._made}"
 
     # Values.
 
@@ -162,8 +171,8 @@ class Subqueries:
         if _single(query):
             return self._aggregate(rows, asked, query, query.items[0], rejects)
         met = self._met(rows, asked)
-        keys = [Made(self._fresh("key"), shown(each), each) for _, each in met.keys]
-        value = Made(self._fresh("value"), "value", column("0"))
+        keys = [Made(self.steps.number("key"), shown(each), each) for _, each in met.keys]
+        value = Made(self.steps.number("value"), "value", column("0"))
         known = [exp.Not(this=_null(each.tree)) for each in keys if met.rows.nullable(each.tree)]
         one = self.steps.projected(self.steps.filtered(met.rows, known), [*keys, value])
         by = [one.names[each.logical] for each in keys]
@@ -192,7 +201,7 @@ class Subqueries:
         """A value of an aggregate without groups."""
         assert isinstance(query, SelectQuery)
         carry, outers = self._carried(rows, query)
-        keys = [Made(self._fresh("key"), shown(tree), tree) for _, tree in carry.columns]
+        keys = [Made(self.steps.number("key"), shown(tree), tree) for _, tree in carry.columns]
         found = self.lower.whole(query, carry, keys)
         pairs = [(outer, column(each.logical)) for outer, each in zip(outers, keys, strict=True)]
         pairs = self.null_safe(rows, pairs) if carry.domain is not None else pairs
@@ -216,7 +225,7 @@ class Subqueries:
             if split is not None and not self.lower.refs(*late) & query.outer:
                 keys, own, both = split
                 read = [column(each) for each in sorted(names_of(*both) - query.outer)]
-                inner = [(self._fresh("key"), each) for _, each in keys]
+                inner = [(self.steps.number("key"), each) for _, each in keys]
                 further = [(each.name, each) for each in read]
                 carry = Carry([*inner, *further], own)
                 made = self.lower.query(query, carry, exists=asked.kind == "exists")
@@ -253,7 +262,7 @@ class Subqueries:
             split = self._split(query)
             if split is not None and not split[2]:
                 keys, own, _ = split
-                return Carry([(self._fresh("key"), each) for _, each in keys], own), [one for one, _ in keys]
+                return Carry([(self.steps.number("key"), each) for _, each in keys], own), [one for one, _ in keys]
         if isinstance(query, ValuesQuery):
             raise AssertionError("VALUES asks for nothing")
         outer = sorted(query.outer)
@@ -271,7 +280,7 @@ class Subqueries:
                 continue
             other = _some(rows.type(outer))
             out.append((call("coalesce", outer, other), call("coalesce", inner, other)))
-            out.append((call("isnull", outer), call("isnull", inner)))
+            out.append((_null(outer), _null(inner)))
         return out
 
 
@@ -281,15 +290,14 @@ def _single(query: Query) -> bool:
 
 def _some(kind: pa.DataType) -> Tree:
     """Some value of a type."""
-    zero = pa.scalar(0, pa.int64())
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         return exp.Literal(this="", is_string=True)
     if pa.types.is_boolean(kind):
         return exp.false()
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         name = "date" if pa.types.is_date(kind) else "timestamp" if kind.tz else "timestamp_ntz"
-        return exp.Cast(this=exp.Literal(this="1970-01-01", is_string=True), to=exp.DataType.build(name, dialect="spark"))
-    return number(zero.as_py())
+        return cast(exp.Literal(this="1970-01-01", is_string=True), name)
+    return cast(number(0), sql_name(working(kind)))
 
 
 def _null(tree: Tree) -> Tree:

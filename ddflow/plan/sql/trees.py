@@ -72,8 +72,8 @@ def text(tree: Tree) -> str:
 
 
 def shown(tree: Tree) -> str:
-    """A tree in a message."""
-    return cut(text(tree), 80)
+    """A tree in a message, or as a name."""
+    return cut(text(tree).replace("`", ""), 80)
 
 
 def quoted(name: str) -> str:
@@ -96,6 +96,11 @@ def number(value: int) -> Tree:
 def call(name: str, *arguments: Tree) -> Tree:
     """A call of a function."""
     return exp.Anonymous(this=name, expressions=[each.copy() for each in arguments])
+
+
+def cast(tree: Tree, kind: str) -> Tree:
+    """A tree in a type of SQL."""
+    return exp.Cast(this=tree.copy(), to=exp.DataType.build(kind, dialect="spark"))
 
 
 def columns_of(tree: Tree) -> Iterator[Tree]:
@@ -175,4 +180,5 @@ def _chained(kind: Any, trees: Iterable[Tree]) -> Tree:
 
 def bracketed(tree: Tree) -> Tree:
     """In parentheses, where it may be taken apart without."""
-    return tree if isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Anonymous) else exp.Paren(this=tree)
+    whole = isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Anonymous | exp.Window)
+    return tree if whole else exp.Paren(this=tree)
