@@ -6,6 +6,8 @@ both, the order is completed, so that ties cannot be cut in two ways.
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 KEYS = {
     "region": ["r_regionkey"],
     "nation": ["n_nationkey"],
@@ -230,4 +232,35 @@ from (
     and not exists (select * from orders where o_custkey = c_custkey)) as custsale
 group by cntrycode
 """,
+}
+
+_KEY, _MONEY, _TEXT, _DAY, _INT = pa.int64(), pa.decimal128(15, 2), pa.string(), pa.date32(), pa.int32()
+TYPES: dict[str, dict[str, pa.DataType]] = {
+    "region": {"r_regionkey": _KEY, "r_name": _TEXT, "r_comment": _TEXT},
+    "nation": {"n_nationkey": _KEY, "n_name": _TEXT, "n_regionkey": _KEY, "n_comment": _TEXT},
+    "supplier": {
+        **{"s_suppkey": _KEY, "s_name": _TEXT, "s_address": _TEXT, "s_nationkey": _KEY, "s_phone": _TEXT},
+        **{"s_acctbal": _MONEY, "s_comment": _TEXT},
+    },
+    "customer": {
+        **{"c_custkey": _KEY, "c_name": _TEXT, "c_address": _TEXT, "c_nationkey": _KEY, "c_phone": _TEXT},
+        **{"c_acctbal": _MONEY, "c_mktsegment": _TEXT, "c_comment": _TEXT},
+    },
+    "part": {
+        **{"p_partkey": _KEY, "p_name": _TEXT, "p_mfgr": _TEXT, "p_brand": _TEXT, "p_type": _TEXT, "p_size": _INT},
+        **{"p_container": _TEXT, "p_retailprice": _MONEY, "p_comment": _TEXT},
+    },
+    "partsupp": {
+        **{"ps_partkey": _KEY, "ps_suppkey": _KEY, "ps_availqty": _INT, "ps_supplycost": _MONEY, "ps_comment": _TEXT},
+    },
+    "orders": {
+        **{"o_orderkey": _KEY, "o_custkey": _KEY, "o_orderstatus": _TEXT, "o_totalprice": _MONEY, "o_orderdate": _DAY},
+        **{"o_orderpriority": _TEXT, "o_clerk": _TEXT, "o_shippriority": _INT, "o_comment": _TEXT},
+    },
+    "lineitem": {
+        **{"l_orderkey": _KEY, "l_partkey": _KEY, "l_suppkey": _KEY, "l_linenumber": _INT, "l_quantity": _MONEY},
+        **{"l_extendedprice": _MONEY, "l_discount": _MONEY, "l_tax": _MONEY, "l_returnflag": _TEXT},
+        **{"l_linestatus": _TEXT, "l_shipdate": _DAY, "l_commitdate": _DAY, "l_receiptdate": _DAY},
+        **{"l_shipinstruct": _TEXT, "l_shipmode": _TEXT, "l_comment": _TEXT},
+    },
 }

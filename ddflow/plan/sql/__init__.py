@@ -14,11 +14,12 @@ Project(town string)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddflow.aside import aside
-from ddflow.errors import ExpressionError, SpecError
+from ddflow.errors import DdflowError, ExpressionError, SpecError
+from ddflow.plan.registry import operator
 from ddflow.plan.sql.lower import QueryLowering
 from ddflow.plan.sql.reader import QueryReader
 from ddflow.plan.sql.trees import ASKED
@@ -38,6 +39,29 @@ def planned(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
     def made() -> Any:
         reader = QueryReader(tables, lambda of: of.schema.names)
         query = reader.read(text)
-        return QueryLowering(reader.nested, lambda table: flow.constant(table)).named(query)
 
-    return aside(made)
+        def constant(columns: list[str], rows: list[list[str]]) -> Any:
+            return flow.known(operator("constant")(_inputs(flow, reader.used), columns, rows))
+
+        return QueryLowering(reader.nested, constant).named(query)
+
+    nodes = list(flow.nodes)
+    try:
+        return aside(made)
+    except DdflowError:
+        flow.nodes[:] = nodes  # what was begun is of no use
+        raise
+
+
+def _inputs(flow: Any, used: Iterable[Any]) -> list[Any]:
+    """The inputs that some collections are made of; all where there are none.  O(nodes)."""
+    found, ahead = set[Any](), list(used)
+    while ahead:
+        each = ahead.pop()
+        if each not in found:
+            found.add(each)
+            ahead += each.inputs
+    inputs = list(flow.inputs.values())
+    if not inputs:
+        raise SpecError(ASKED, "the flow has no inputs, whose first event VALUES begins with", "add one before")
+    return [each for each in inputs if each in found] or inputs

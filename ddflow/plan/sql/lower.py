@@ -30,9 +30,9 @@ _NOTHING: Final = Carry()
 
 
 class QueryLowering:
-    """``nested``: the subqueries.  ``constant``: makes a collection that always holds the rows of a table."""
+    """``nested``: the subqueries.  ``constant``: makes a collection of columns and rows, which are SQL."""
 
-    def __init__(self, nested: Sequence[Asked], constant: Callable[[pa.Table], Any]) -> None:
+    def __init__(self, nested: Sequence[Asked], constant: Callable[[list[str], list[list[str]]], Any]) -> None:
         self._nested, self._constant = nested, constant
         self.steps = Steps()
         self._tables = Tables(self, self.steps)
@@ -63,8 +63,7 @@ class QueryLowering:
 
     def unit(self) -> Relation:
         """One row."""
-        one = pa.table({"one": pa.array([1], pa.int32())})
-        return Relation(self.steps.then(self, ("unit",), lambda: self._constant(one)), {})
+        return Relation(self.steps.then(self, ("unit",), lambda: self._constant(["one"], [["1"]])), {})
 
     def query(
         self, query: Query, carry: Carry = _NOTHING, bounds: Bounds | None = None, exists: bool = False
@@ -205,17 +204,15 @@ class QueryLowering:
 
     def _values(self, query: ValuesQuery) -> Relation:
         """Rows of constants, each column in the type that holds all."""
-        one, columns = pa.record_batch({"one": pa.array([1])}), list[pa.Array]()
+        one, columns = pa.schema({"one": pa.int32()}), list[list[str]]()
         for trees in zip(*query.rows, strict=True):
-            made = [compile_expression(text(each), one.schema, what=shown(each)) for each in trees]
-            kind = meeting([each.type for each in made])
+            kinds = [compile_expression(text(each), one, what=shown(each)).type for each in trees]
+            kind = meeting(kinds)
             if kind is None:
-                found = f"VALUES of {', '.join(sql_name(each.type) for each in made)}"
+                found = f"VALUES of {', '.join(map(sql_name, kinds))}"
                 raise refused(trees[0], found, "cast them to one type")
-            cells = [
-                compile_expression(text(as_type(tree, each.type, kind)), one.schema)(one)
-                for tree, each in zip(trees, made, strict=True)
-            ]
-            columns.append(pa.chunked_array(cells, kind).combine_chunks())
-        of = self._constant(pa.Table.from_arrays(columns, names=query.columns))
-        return Relation(of, {str(index): name for index, name in enumerate(query.columns)})
+            columns.append([text(as_type(tree, each, kind)) for tree, each in zip(trees, kinds, strict=True)])
+        rows, names = [list(row) for row in zip(*columns, strict=True)], list(query.columns)
+        if len(set(map(tuple, rows))) < len(rows):  # a constant has each row once
+            names, rows = [*names, "row"], [[*row, str(index)] for index, row in enumerate(rows)]
+        return Relation(self._constant(names, rows), {str(i): name for i, name in enumerate(query.columns)})

@@ -59,6 +59,8 @@ class QueryReader(ClauseReader):
     def __init__(self, tables: Mapping[str, Any], columns_of: Callable[[Any], Sequence[str]]) -> None:
         super().__init__()
         self.tables, self.columns_of = tables, columns_of
+        self.used: list[Any] = []
+        """The tables that were asked for."""
         self._taken: dict[str, int] = {}
 
     def read(self, sql: str) -> Query:
@@ -209,6 +211,7 @@ class QueryReader(ClauseReader):
         if found is None:
             remedy = did_you_mean(tree.name, [*withs, *self.tables])
             raise refused(tree, f"there is no table {tree.name!r}", remedy)
+        self.used.append(self.tables[found])
         return self.tables[found]
 
     def _join(self, left: Leaf | Joining, names: Names, tree: Tree, withs: Withs) -> tuple[Joining, Names]:

@@ -5,7 +5,7 @@ Invariant: a row of the outer query stays one row. What a subquery asks of the o
 - EXISTS and IN as conditions are semi and anti joins; elsewhere left joins with a mark that says whether a row was met.
 - NOT IN knows nulls: no row is met, none of the subquery's is null, and where the outer value is null there is no row.
 - An aggregate without groups has one row: grouped by the keys, joined from the left, its counts zero where nothing was.
-- Another scalar subquery has one row a key at most, which `Collection.single` holds it to.
+- Another scalar subquery has one row a key at most, to which `Collection.single` holds it.
 
 Where a subquery asks more of the outer query than equalities in its WHERE, it is computed for the distinct values that
 the outer query has (its *domain*), and joined on these, a null being equal to a null.
@@ -23,7 +23,7 @@ from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import sql_name, working
 from ddflow.plan.sql.clauses import Asked
 from ddflow.plan.sql.query import Query, SelectQuery, ValuesQuery
-from ddflow.plan.sql.relation import Made, Pair, Relation, Steps
+from ddflow.plan.sql.relation import Made, Pair, Relation, Steps, fresh
 from ddflow.plan.sql.tables import Tables
 from ddflow.plan.sql.trees import (
     Nested,
@@ -35,6 +35,7 @@ from ddflow.plan.sql.trees import (
     column,
     names_of,
     number,
+    quoted,
     refused,
     replaced,
     shown,
@@ -172,15 +173,24 @@ class Subqueries:
             return self._aggregate(rows, asked, query, query.items[0], rejects)
         met = self._met(rows, asked)
         keys = [Made(self.steps.number("key"), shown(each), each) for _, each in met.keys]
-        value = Made(self.steps.number("value"), "value", column("0"))
+        value = Made(self.steps.number("value"), asked.query.columns[0], column("0"))
         known = [exp.Not(this=_null(each.tree)) for each in keys if met.rows.nullable(each.tree)]
         one = self.steps.projected(self.steps.filtered(met.rows, known), [*keys, value])
-        by = [one.names[each.logical] for each in keys]
-        held = Relation(self.steps.then(one.of, ("single", *by), lambda: one.of.single(by)), one.names)
+        held = Relation(self._held(one, [one.names[each.logical] for each in keys], value), one.names)
         pairs = [(outer, column(each.logical)) for (outer, _), each in zip(met.keys, keys, strict=True)]
         used = {*rows.names, value.logical}
         how = "inner" if rejects else "left"
         return self.steps.joined(rows, held, pairs, how, used=used), column(value.logical)
+
+    def _held(self, rows: Relation, by: list[str], value: Made) -> Any:
+        """A row for each key, which refuses a step after which there are more."""
+        name, count = rows.names[value.logical], fresh("rows", rows.of.schema.names)
+        told = {name: f"max({quoted(name)})", count: "count(*)"}
+
+        def make() -> Any:
+            return (rows.of.group_by(*by) if by else rows.of).agg(**told).single(count, by)
+
+        return self.steps.then(rows.of, ("single", *by, None, name), make)
 
     def _of_one(self, rows: Relation, nested: Tree, asked: Asked) -> tuple[Relation, Tree]:
         """EXISTS and IN of a query that has one row, or none by its HAVING."""
