@@ -31,24 +31,24 @@ from ddflow.plan.record import Record
 
 @register
 class Single(Operator):
-    """See `Collection.single`.  ``count``: the column of counts.  ``keys``: what messages name."""
+    """See `Collection.single`.  ``counts``: the column of counts.  ``keys``: what messages name."""
 
     verb = "single"
 
     def __init__(self, of: Collection, count: str, keys: Sequence[str]) -> None:
-        self.count, self.keys = column_name(count, "single", "count"), list(keys)
-        for name in [self.count, *self.keys]:
+        self.counts, self.keys = column_name(count, "single", "count"), list(keys)
+        for name in [self.counts, *self.keys]:
             if name not in of.schema.names:
                 raise SpecError("single", f"there is no column {name!r}", did_you_mean(name, of.schema.names))
-        if not pat.is_integer(of.schema.field(self.count).type) or len(of.schema) < 2:
-            found = f"{self.count!r} is {of.schema.field(self.count).type}, of {len(of.schema)} columns"
+        if not pat.is_integer(of.schema.field(self.counts).type) or len(of.schema) < 2:
+            found = f"{self.counts!r} is {of.schema.field(self.counts).type}, of {len(of.schema)} columns"
             raise SpecError("single", found, "name a column of counts, beside others")
-        fields = [field for field in of.schema if field.name != self.count]
+        fields = [field for field in of.schema if field.name != self.counts]
         super().__init__(of.flow, pa.schema(fields), [of], of.consolidated)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The column of counts, and the keys."""
-        return {"count": self.count, "keys": self.keys}
+        return {"count": self.counts, "keys": self.keys}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
@@ -62,11 +62,11 @@ class Single(Operator):
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted, the counts, and the keys."""
-        return [{*wanted, self.count, *self.keys}]
+        return [{*wanted, self.counts, *self.keys}]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Linear(partial(checked, count=self.count, keys=self.keys))
+        return Linear(partial(checked, count=self.counts, keys=self.keys))
 
 
 def checked(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:

@@ -167,7 +167,8 @@ class Plan(Nodes):
         """
         from ddflow.plan.sql import planned  # with a parser that takes long to import
 
-        return planned(self, text, collections)
+        made: Collection = planned(self, text, collections)
+        return made
 
     def _input(self, bound: Bound) -> Input:
         name, spec = bound.name, bound.spec

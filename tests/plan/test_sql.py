@@ -54,7 +54,7 @@ def test_equal_texts_give_equal_plans() -> None:
 
 
 REFUSED = {
-    "select id from o order by id": "ORDER BY without LIMIT at line 1, column 26",
+    "select id from o order by id": "ORDER BY without LIMIT at line 1, column 27",
     "select id,\n  rand() r from o": "rand differs from call to call at line 2, column 3",
     "select now() t from o": "now differs from call to call at line 1, column 8",
     "select id from o where d > current_date": "differs from call to call at line 1, column 28",

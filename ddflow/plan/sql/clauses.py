@@ -26,7 +26,7 @@ from ddflow.expressions.functions import find
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree
 from ddflow.plan.sql.names import Names
-from ddflow.plan.sql.query import Joining, Leaf, Ordering, Query, SelectQuery
+from ddflow.plan.sql.query import Joining, Leaf, Ordering, ReadQuery, SelectQuery
 from ddflow.plan.sql.trees import Nested, bracketed, conjuncts, refused, replaced, shown, text
 
 Aliases = Mapping[str, Callable[[], Tree]]
@@ -64,11 +64,11 @@ _WORDS: Final = {
 }
 
 
-class Asked(NamedTuple):
+class AskedQuery(NamedTuple):
     """A subquery within an expression.  ``kind``: scalar, exists or in."""
 
     kind: str
-    query: Query
+    query: ReadQuery
     written: Tree
 
 
@@ -96,9 +96,9 @@ class ClauseReader:
     """``nested``: the subqueries that were read, as `Nested` numbers them."""
 
     def __init__(self) -> None:
-        self.nested: list[Asked] = []
+        self.nested: list[AskedQuery] = []
 
-    def query(self, tree: Tree, withs: Any, around: Names | None) -> Query:
+    def query(self, tree: Tree, withs: Any, around: Names | None) -> ReadQuery:
         """See `QueryReader`."""
         raise NotImplementedError
 
@@ -146,7 +146,7 @@ class ClauseReader:
         if kind != "exists" and len(query.columns) != max(len(operands), 1):
             found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
             raise refused(tree, found, "select as many")
-        self.nested.append(Asked(kind, query, tree))
+        self.nested.append(AskedQuery(kind, query, tree))
         return Nested.numbered(len(self.nested) - 1, operands)
 
     def _check(self, node: Tree) -> None:

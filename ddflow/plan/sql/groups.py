@@ -2,6 +2,12 @@
 
 Invariant: a tree over groups is made of the columns of groups and of aggregates; what is neither is refused when it is
 asked for. An aggregate that is written twice is one column. Where no row was met, a count is zero and all else null.
+
+>>> from ddflow.expressions.parse import parse
+>>> found = Grouped(Relation(None, {}), {"count(*)": column("n"), "sum(x)": column("s")})
+>>> tree = parse("sum(x) / count(*)").tree
+>>> text(found.over(tree)), text(found.over(tree, empty=True))
+('`s` / `n`', '`s` / coalesce(`n`, 0)')
 """
 
 from __future__ import annotations

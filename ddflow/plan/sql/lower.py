@@ -3,6 +3,12 @@
 Invariant: the collection holds the query's answer at every time. The order of what is done is SQL's: FROM and WHERE,
 groups, HAVING, ranks, the select list, DISTINCT, the top. A query that is asked for twice, by WITH, is lowered once.
 The columns of a lowered query have the logical names ``0``, ``1``, ..., since two may have one name.
+
+>>> import ddflow as dd
+>>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
+>>> leaf = Leaf(people, {"id": "p.id", "n": "p.n"})
+>>> QueryLowering([], None).named(SelectQuery(["m"], set(), [column("p.n")], leaf))
+Project(m int64)
 """
 
 from __future__ import annotations
@@ -17,13 +23,13 @@ from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import meeting, sql_name, working
-from ddflow.plan.sql.clauses import Asked, aggregates
+from ddflow.plan.sql.clauses import AskedQuery, aggregates
 from ddflow.plan.sql.groups import Grouped, grouped
-from ddflow.plan.sql.query import Leaf, Query, SelectQuery, SetQuery, ValuesQuery
+from ddflow.plan.sql.query import Leaf, ReadQuery, SelectQuery, SetQuery, ValuesQuery
 from ddflow.plan.sql.relation import Made, Relation, Steps, as_type
 from ddflow.plan.sql.subqueries import Carry, Subqueries
 from ddflow.plan.sql.tables import Tables
-from ddflow.plan.sql.tops import Bounds, Ranked, top
+from ddflow.plan.sql.tops import Bounds, RankedRows, top
 from ddflow.plan.sql.trees import ASKED, Nested, column, names_of, number, refused, shown, text
 
 _NOTHING: Final = Carry()
@@ -32,14 +38,14 @@ _NOTHING: Final = Carry()
 class QueryLowering:
     """``nested``: the subqueries.  ``constant``: makes a collection of columns and rows, which are SQL."""
 
-    def __init__(self, nested: Sequence[Asked], constant: Callable[[list[str], list[list[str]]], Any]) -> None:
+    def __init__(self, nested: Sequence[AskedQuery], constant: Callable[[list[str], list[list[str]]], Any]) -> None:
         self._nested, self._constant = nested, constant
         self.steps = Steps()
         self._tables = Tables(self, self.steps)
         self._subqueries = Subqueries(self, self.steps, self._tables)
         self._lowered: dict[Any, Relation] = {}
 
-    def named(self, query: Query) -> Any:
+    def named(self, query: ReadQuery) -> Any:
         """The collection of a query, under the names of its columns."""
         twice = sorted({each for each in query.columns if query.columns.count(each) > 1})
         if twice:
@@ -48,9 +54,10 @@ class QueryLowering:
         made = [Made(name, name, column(str(index))) for index, name in enumerate(query.columns)]
         return self.steps.projected(rows, made).of
 
-    def asked(self, nested: Tree) -> Asked:
+    def asked(self, nested: Tree) -> AskedQuery:
         """The subquery that a node stands for."""
-        return self._nested[nested.asked]
+        place: int = nested.asked
+        return self._nested[place]
 
     def refs(self, *trees: Tree) -> set[str]:
         """The logical names that trees ask for, in their subqueries too."""
@@ -66,7 +73,7 @@ class QueryLowering:
         return Relation(self.steps.then(self, ("unit",), lambda: self._constant(["one"], [["1"]])), {})
 
     def query(
-        self, query: Query, carry: Carry = _NOTHING, bounds: Bounds | None = None, exists: bool = False
+        self, query: ReadQuery, carry: Carry = _NOTHING, bounds: Bounds | None = None, exists: bool = False
     ) -> Relation:
         """Any query.  ``exists``: only whether it has rows is asked for."""
         if carry is not _NOTHING:
@@ -76,7 +83,7 @@ class QueryLowering:
             self._lowered[key] = self._query(query, carry, bounds or {}, exists)
         return self._lowered[key]
 
-    def _query(self, query: Query, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
+    def _query(self, query: ReadQuery, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
         if isinstance(query, SelectQuery):
             return self._select(query, carry, bounds, exists)
         if isinstance(query, SetQuery):
@@ -111,7 +118,7 @@ class QueryLowering:
         for ordering in query.order:
             rows, tree = self._subqueries.attached(rows, over(ordering.tree))
             orders.append((tree, ordering.way))
-        rows, swap = Ranked(self.steps, query, columns, extra, qualify, orders).rows(rows, bounds)
+        rows, swap = RankedRows(self.steps, query, columns, extra, qualify, orders).rows(rows, bounds)
         columns = [each._replace(tree=swap(each.tree)) for each in columns]
         return self._finished(query, rows, columns, extra, [(swap(tree), way) for tree, way in orders])
 

@@ -98,6 +98,7 @@ class Names:
         raise self.missing(".".join(parts), [], tree)
 
     def missing(self, name: str, found: Sequence[Visible], written: Tree) -> Exception:
+        """The error for a name that means nothing here, or several columns."""
         if found:
             could = ", ".join(f"{each.alias}.{each.name}" for each in found)
             return refused(written, f"the column {name!r} could be any of {could}", "write the table's name before it")

@@ -17,7 +17,7 @@ from ddflow.plan.sql.trees import names_of
 
 
 @dataclass(eq=False)
-class Query:
+class ReadQuery:
     """``columns``: the names of its result."""
 
     columns: list[str]
@@ -58,7 +58,7 @@ class Joining:
 
 
 @dataclass(eq=False)
-class SelectQuery(Query):
+class SelectQuery(ReadQuery):
     """``items``: the trees of ``columns``.  ``groups``: None where nothing is grouped.  ``written``: for messages."""
 
     items: list[Tree]
@@ -99,17 +99,17 @@ class SelectQuery(Query):
 
 
 @dataclass(eq=False)
-class SetQuery(Query):
+class SetQuery(ReadQuery):
     """``op``: union, except or intersect."""
 
     op: str
     all: bool
-    left: Query
-    right: Query
+    left: ReadQuery
+    right: ReadQuery
 
 
 @dataclass(eq=False)
-class ValuesQuery(Query):
+class ValuesQuery(ReadQuery):
     """``rows``: of trees without columns."""
 
     rows: list[list[Tree]]

@@ -29,10 +29,10 @@ from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, parse_query
 from ddflow.plan.sql.clauses import CHANGING, ClauseReader, given, only
 from ddflow.plan.sql.names import Names, Visible, find
-from ddflow.plan.sql.query import Joining, Leaf, Query, SelectQuery, SetQuery, ValuesQuery
+from ddflow.plan.sql.query import Joining, Leaf, ReadQuery, SelectQuery, SetQuery, ValuesQuery
 from ddflow.plan.sql.trees import ASKED, call, column, refused
 
-Withs = Mapping[str, Query]
+Withs = Mapping[str, ReadQuery]
 _SETS: Final = {exp.Union: "union", exp.Except: "except", exp.Intersect: "intersect"}
 _HOWS: Final = {
     ("", ""): "inner",
@@ -63,7 +63,7 @@ class QueryReader(ClauseReader):
         """The tables that were asked for."""
         self._taken: dict[str, int] = {}
 
-    def read(self, sql: str) -> Query:
+    def read(self, sql: str) -> ReadQuery:
         """What a text says.  Raises `ExpressionError`."""
         try:
             tree = parse_query(sql)
@@ -80,14 +80,14 @@ class QueryReader(ClauseReader):
             line, begin = sql.count("\n", 0, word.start()) + 1, sql.rfind("\n", 0, word.start()) + 1
             node.meta.update(line=line, col=word.end() - begin, start=word.start(), end=word.end() - 1)
 
-    def query(self, tree: Tree, withs: Withs, around: Names | None) -> Query:
+    def query(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
         """A query within a query.  ``withs``: those of WITH around it."""
         withs = self._withs(tree, withs)
         if isinstance(tree, exp.Subquery) and not given(tree, {"this", "with_"}):
             return self.query(tree.this, withs, around)
         if isinstance(tree, exp.Select):
             return self._select(tree, withs, around)
-        made: Query
+        made: ReadQuery
         if type(tree) in _SETS:
             made = self._set(tree, withs, around)
         elif isinstance(tree, exp.Values):
@@ -110,7 +110,7 @@ class QueryReader(ClauseReader):
             made[each.alias] = self._renamed(self.query(each.this, made, None), each.args.get("alias"))
         return made
 
-    def _renamed(self, query: Query, alias: Tree | None) -> Query:
+    def _renamed(self, query: ReadQuery, alias: Tree | None) -> ReadQuery:
         """Under the names that stand behind an alias, as in ``t(a, b)``."""
         names = [each.name for each in alias.args.get("columns") or ()] if alias is not None else []
         if not names:
@@ -129,7 +129,7 @@ class QueryReader(ClauseReader):
         prefix = alias if self._taken[alias] == 1 else f"{alias}_{self._taken[alias]}"
         return Leaf(of, {name: f"{prefix}.{name}" for name in columns})
 
-    def _ordered(self, tree: Tree, made: Query) -> Query:
+    def _ordered(self, tree: Tree, made: ReadQuery) -> ReadQuery:
         """With the ORDER BY and LIMIT that stand behind a set operation or VALUES."""
         if not given(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
             return made
@@ -140,7 +140,7 @@ class QueryReader(ClauseReader):
         self.top(tree, out, names)
         return out
 
-    def _set(self, tree: Tree, withs: Withs, around: Names | None) -> Query:
+    def _set(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
         only(tree, {"this", "expression", "distinct", "with_", "order", "limit", "offset"})
         left, right = (self.query(each, withs, around) for each in (tree.this, tree.expression))
         op = _SETS[type(tree)]
@@ -179,7 +179,7 @@ class QueryReader(ClauseReader):
         if isinstance(tree, exp.Table) and isinstance(tree.this, exp.Identifier):
             only(tree, _TABLE)
             of, name = self._table(tree, withs), tree.alias or tree.name
-            columns = of.columns if isinstance(of, Query) else self.columns_of(of)
+            columns = of.columns if isinstance(of, ReadQuery) else self.columns_of(of)
             inner = tree.args.get("joins") or ()
         elif isinstance(tree, exp.Subquery | exp.Values):
             query = tree.this if isinstance(tree, exp.Subquery) else tree
@@ -189,7 +189,7 @@ class QueryReader(ClauseReader):
             found = f"{tree.key.upper()} in FROM is not supported"
             raise refused(tree, found, "name an input, a collection, a WITH, or write a subquery")
         if alias is not None and alias.args.get("columns"):
-            of = self._renamed(of if isinstance(of, Query) else self._all(of), alias)
+            of = self._renamed(of if isinstance(of, ReadQuery) else self._all(of), alias)
             columns = of.columns
         leaf = self._leaf(of, list(columns), name)
         names.add(name, leaf.names, tree)
@@ -198,7 +198,7 @@ class QueryReader(ClauseReader):
             source, names = self._join(source, names, join, withs)
         return source, names
 
-    def _all(self, of: Any) -> Query:
+    def _all(self, of: Any) -> ReadQuery:
         """``select * from`` a collection."""
         leaf = self._leaf(of, list(self.columns_of(of)), "q")
         return SelectQuery(list(leaf.names), set(), [column(each) for each in leaf.names.values()], leaf)

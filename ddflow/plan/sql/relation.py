@@ -80,7 +80,8 @@ class Relation:
     def type(self, tree: Tree) -> pa.DataType:
         """The type of a tree over it."""
         if isinstance(tree, exp.Column):
-            return self.of.schema.field(self.names[tree.name]).type
+            schema: pa.Schema = self.of.schema
+            return schema.field(self.names[tree.name]).type
         return compile_expression(self.sql(tree), self.of.schema, what=f"{shown(tree)}").type
 
 

@@ -9,6 +9,14 @@ Invariant: a row of the outer query stays one row. What a subquery asks of the o
 
 Where a subquery asks more of the outer query than equalities in its WHERE, it is computed for the distinct values that
 the outer query has (its *domain*), and joined on these, a null being equal to a null.
+
+>>> import ddflow as dd
+>>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
+>>> rows = Relation.of_collection(people, {"id": "p.id", "n": "p.n"})
+>>> len(Subqueries.null_safe(rows, [(column("p.id"), column("k"))]))
+1
+>>> len(Subqueries.null_safe(rows, [(column("p.n"), column("k"))]))
+2
 """
 
 from __future__ import annotations
@@ -21,8 +29,8 @@ from sqlglot import exp
 
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import sql_name, working
-from ddflow.plan.sql.clauses import Asked
-from ddflow.plan.sql.query import Query, SelectQuery, ValuesQuery
+from ddflow.plan.sql.clauses import AskedQuery
+from ddflow.plan.sql.query import ReadQuery, SelectQuery, ValuesQuery
 from ddflow.plan.sql.relation import Made, Pair, Relation, Steps, fresh
 from ddflow.plan.sql.tables import Tables
 from ddflow.plan.sql.trees import (
@@ -103,7 +111,7 @@ class Subqueries:
 
     # Conditions: semi and anti joins.
 
-    def _filtering(self, rows: Relation, nested: Tree, asked: Asked, anti: bool) -> Relation:
+    def _filtering(self, rows: Relation, nested: Tree, asked: AskedQuery, anti: bool) -> Relation:
         """EXISTS and IN, or not."""
         rows, operands = self._operands(rows, nested)
         met = self._met(rows, asked, plain=True)
@@ -139,7 +147,7 @@ class Subqueries:
 
     # Elsewhere: marks.
 
-    def _marked(self, rows: Relation, nested: Tree, asked: Asked) -> tuple[Relation, Tree]:
+    def _marked(self, rows: Relation, nested: Tree, asked: AskedQuery) -> tuple[Relation, Tree]:
         """EXISTS and IN as values."""
         rows, operands = self._operands(rows, nested)
         met = self._met(rows, asked)
@@ -167,10 +175,10 @@ class Subqueries:
 
     # Values.
 
-    def _scalar(self, rows: Relation, asked: Asked, rejects: bool) -> tuple[Relation, Tree]:
+    def _scalar(self, rows: Relation, asked: AskedQuery, rejects: bool) -> tuple[Relation, Tree]:
         query = asked.query
-        if _single(query):
-            return self._aggregate(rows, asked, query, query.items[0], rejects)
+        if isinstance(query, SelectQuery) and query.single:
+            return self._aggregate(rows, query, query.items[0], rejects)
         met = self._met(rows, asked)
         keys = [Made(self.steps.number("key"), shown(each), each) for _, each in met.keys]
         value = Made(self.steps.number("value"), asked.query.columns[0], column("0"))
@@ -192,24 +200,21 @@ class Subqueries:
 
         return self.steps.then(rows.of, ("single", *by, None, name), make)
 
-    def _of_one(self, rows: Relation, nested: Tree, asked: Asked) -> tuple[Relation, Tree]:
+    def _of_one(self, rows: Relation, nested: Tree, asked: AskedQuery) -> tuple[Relation, Tree]:
         """EXISTS and IN of a query that has one row, or none by its HAVING."""
         query = asked.query
         assert isinstance(query, SelectQuery)
         rows, operands = self._operands(rows, nested)
         if asked.kind == "exists":
-            rows, there = self._aggregate(rows, asked, query, exp.true(), False)
+            rows, there = self._aggregate(rows, query, exp.true(), False)
             return rows, exp.Not(this=_null(there))
         if query.having or len(operands) > 1:
             raise refused(asked.written, "IN of an aggregate under HAVING, or of several", "compare with = instead")
-        rows, value = self._aggregate(rows, asked, query, query.items[0], False)
+        rows, value = self._aggregate(rows, query, query.items[0], False)
         return rows, exp.EQ(this=bracketed(operands[0].copy()), expression=exp.Paren(this=value))
 
-    def _aggregate(
-        self, rows: Relation, asked: Asked, query: Query, item: Tree, rejects: bool
-    ) -> tuple[Relation, Tree]:
+    def _aggregate(self, rows: Relation, query: SelectQuery, item: Tree, rejects: bool) -> tuple[Relation, Tree]:
         """A value of an aggregate without groups."""
-        assert isinstance(query, SelectQuery)
         carry, outers = self._carried(rows, query)
         keys = [Made(self.steps.number("key"), shown(tree), tree) for _, tree in carry.columns]
         found = self.lower.whole(query, carry, keys)
@@ -224,7 +229,7 @@ class Subqueries:
 
     # What is asked of the outer query, as keys.
 
-    def _met(self, rows: Relation, asked: Asked, plain: bool = False) -> Met:
+    def _met(self, rows: Relation, asked: AskedQuery, plain: bool = False) -> Met:
         """A subquery with what joins it.  ``plain``: conditions of both will do, as for semi and anti joins."""
         query = asked.query
         if not query.outer:
@@ -264,7 +269,7 @@ class Subqueries:
                 return None
         return keys, own, both
 
-    def _carried(self, rows: Relation, query: Query) -> tuple[Carry, list[Tree]]:
+    def _carried(self, rows: Relation, query: ReadQuery) -> tuple[Carry, list[Tree]]:
         """What a subquery carries, and for each of these columns the tree of the outer query that it equals."""
         if not query.outer:
             return Carry(), []
@@ -294,7 +299,7 @@ class Subqueries:
         return out
 
 
-def _single(query: Query) -> bool:
+def _single(query: ReadQuery) -> bool:
     return isinstance(query, SelectQuery) and query.single
 
 

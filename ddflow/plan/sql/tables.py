@@ -5,6 +5,12 @@ columns are there: on its table, below the joins; on the side of an outer join w
 joins are made in the order of FROM, but a table waits until an equality connects it, so nothing is multiplied that a
 key could join. Subqueries that know nothing of the query around them are conditions like others; those that do come
 last, where fewer rows are left.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
+>>> flow.sql("select * from (select id, n from people) p where p.n > 1 and id < 3").predicate.text
+'(n > 1) AND (id < 3)'
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from typing import Any, Final
 from sqlglot import exp
 
 from ddflow.expressions.parse import Tree
-from ddflow.plan.sql.query import Joining, Leaf, Query, SelectQuery
+from ddflow.plan.sql.query import Joining, Leaf, ReadQuery, SelectQuery
 from ddflow.plan.sql.ranking import ranked, ranks
 from ddflow.plan.sql.relation import Pair, Relation, Steps
 from ddflow.plan.sql.trees import Nested
@@ -32,7 +38,8 @@ class Tables:
 
     def rows(self, source: Leaf | Joining | None, extra: Sequence[Leaf], where: list[Tree], used: set[str]) -> Relation:
         """What FROM and WHERE give.  ``extra``: tables before the others.  ``used``: the names asked for later."""
-        parts, pool = [*extra], list(where)
+        parts: list[Leaf | Joining] = list(extra)
+        pool = list(where)
         if source is not None:
             found, on = _flat(source)
             parts, pool = [*parts, *found], [*on, *pool]
@@ -126,7 +133,7 @@ class Tables:
     def _leaf(self, leaf: Leaf, own: list[Tree], used: set[str]) -> Relation:
         if isinstance(leaf.of, Relation):
             return self._filtered(leaf.of, own)
-        if not isinstance(leaf.of, Query):
+        if not isinstance(leaf.of, ReadQuery):
             return self._filtered(Relation.of_collection(leaf.of, leaf.names), own)
         query, bounds = leaf.of, {}
         for index, name in enumerate(query.columns):

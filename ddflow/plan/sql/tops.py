@@ -2,6 +2,13 @@
 
 Invariant: what ties by the order is ordered by the select list, whose columns come first. The rank is a column only
 where something asks for it.
+
+>>> import ddflow as dd
+>>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
+>>> query = SelectQuery(["id"], set(), [column("p.id")])
+>>> rows, swap = RankedRows(Steps(), query, [], [], [], []).rows(Relation(people, {"p.id": "id"}), {})
+>>> rows.of is people, text(swap(column("p.id")))
+(True, '`p.id`')
 """
 
 from __future__ import annotations
@@ -42,7 +49,7 @@ def top(
     return Relation(steps.then(rows.of, told, make), rows.names, rows.solid)
 
 
-class Ranked:
+class RankedRows:
     """The rows of a query up to a rank.
 
     ``columns``: of its select list; ``extra``: others that it gives; ``qualify``, ``orders``: its conditions and order.

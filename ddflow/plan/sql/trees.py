@@ -29,7 +29,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _WORDS: Final = frozenset(DdflowSpark.Tokenizer.KEYWORDS)
 
 
-class Nested(exp.Anonymous):  # type: ignore[misc]
+class Nested(exp.Anonymous):
     """A subquery within an expression: its number among those of the query, then what IN compares."""
 
     key = "anonymous"
