@@ -21,7 +21,7 @@ Limits: it looks at all events of its inputs, so it cannot be cut over partition
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -30,11 +30,14 @@ from ddflow.columns.hashing import Secret
 from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Operator, Running, register
-from ddflow.operators.distinct import RunningDistinct
+from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.change import Change
+
+TIMES: Final = "_times"
+"""The column of counts, each 1, beside the rows in the arrangement."""
 
 
 @register
@@ -86,19 +89,20 @@ class Constant(Operator):
         return RunningConstant(self.table, context.secret)
 
 
-class RunningConstant(RunningDistinct):
+class RunningConstant(RunningCount):
     """``table``: the rows.  State: these rows, once they are there."""
 
     def __init__(self, table: pa.Table, secret: Secret) -> None:
-        super().__init__(table.schema, secret)
-        self.table = table
+        super().__init__(table.schema, TIMES, secret)
+        self.table, self.tracked = table, None
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  ``inputs``: an update for each time of an event.  O(rows) once, then O(1)."""
         ranks = [each.ranks.min() for each in inputs if each.ranks.size]
         n = self.table.num_rows if ranks and not self.arranged.keys else 0
         given = np.full(n, min(ranks, default=0), np.int32), np.ones(n, np.int64)
-        return super().compute([Updates(self.table.slice(0, n), *given, inputs[0].times)], since)
+        counted, change = super().compute([Updates(self.table.slice(0, n), *given, inputs[0].times)], since)
+        return counted._replace(rows=counted.rows.select(self.groups.names)), change
 
     def fill(self, inputs: Sequence[Updates], upper: int, since: int) -> None:
         """See `Running.fill`.  A state that is filled has had events."""
