@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
+import nexmark
 import pyarrow as pa
 import pytest
 from queries import listed
@@ -101,3 +104,20 @@ def test_values_of_a_flow_without_inputs_have_no_first_event() -> None:
         dd.Flow().sql("values (1)")
     with pytest.raises(ExpressionError, match="give a query as text"):
         dd.Flow().sql(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 14, 21, 22])
+def test_queries_of_nexmark_that_look_at_one_row(number: int) -> None:
+    flow = dd.Flow()
+    for name, columns in nexmark.TYPES.items():
+        flow.upserts(name, columns, dd.Upsert(key="id"))
+    flow.output("out", flow.sql(nexmark.QUERIES[number]))
+    bid = {"id": 1, "auction": 246, "bidder": 3, "price": 2_000_000, "channel": "Apple", "extra": "accra"}
+    bid |= {"url": "https://a.b/c/d/e?channel_id=7", "at": dt.datetime(2024, 1, 1, 9)}
+    with flow.open() as engine:
+        step = engine.step(
+            {"bid": pa.Table.from_pylist([bid], schema=pa.schema([*nexmark.TYPES["bid"].items()]))}, time=1
+        )
+    wanted = {14: {"bid_time": "day", "c_counts": 2}, 21: {"channel_id": "0"}, 22: {"dir1": "c", "dir2": "d"}}
+    (row,) = step["out"].to_pylist()
+    assert row | {"auction": 246, **wanted.get(number, {})} == row

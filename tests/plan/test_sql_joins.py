@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import nexmark
 import pyarrow as pa
 import pytest
 from queries import listed
@@ -60,3 +61,12 @@ def test_queries_of_tpch_lower_to_equal_plans_that_multiply_nothing(number: int)
     crossed = [each for each in made[0]["collections"].values() if each["op"] == "join" and not each["on"]]
     # Only a row that there is one of, or one value, is joined without a key.
     assert len(crossed) == (1 if number in (6, 11, 14, 15, 17, 19, 22) else 0)
+
+
+@pytest.mark.parametrize("number", nexmark.QUERIES)
+def test_queries_of_nexmark_lower(number: int) -> None:
+    flow = dd.Flow()
+    for name, columns in nexmark.TYPES.items():
+        flow.upserts(name, columns, dd.Upsert(key="id"))
+    flow.output("out", flow.sql(nexmark.QUERIES[number]))
+    assert describe(flow)["outputs"]
