@@ -4,7 +4,7 @@ Invariant: what is put out are the rows that `Plan.sql` holds after all files, e
 ``--diff`` the updates that lead there. The n-th files of all tables are one epoch.
 
 >>> told("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
-Told(name='orders', file='s3://logs/orders.parquet', options={'key': 'id,region', 'order-by': 'at'})
+NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': 'id,region', 'order-by': 'at'})
 """
 
 import re
@@ -33,7 +33,7 @@ _TABLE: Final = re.compile(rf"([^\W\d]\w*)=(.+?)((?::(?:{'|'.join(OPTIONS)})=.*?
 _OPTION: Final = re.compile(rf":({'|'.join(OPTIONS)})=(.*?)(?=:(?:{'|'.join(OPTIONS)})=|$)")
 
 
-class Told(NamedTuple):
+class NamedTable(NamedTuple):
     """A table of the command line."""
 
     name: str
@@ -128,23 +128,23 @@ def sql(
     say(f"{read:,} rows of {len(given)} tables: {out.written:,} {'updates' if diff else 'rows'}", err=True)
 
 
-def told(text: str) -> Told:
+def told(text: str) -> NamedTable:
     """A table as it is written.  Raises `typer.BadParameter`."""
     match = _TABLE.fullmatch(text)
     if match is None:
         raise typer.BadParameter(f"{text}: write NAME=FILE:key=COLUMNS, such as orders=orders.parquet:key=id")
-    return Told(match[1], match[2], dict(_OPTION.findall(match[3])))
+    return NamedTable(match[1], match[2], dict(_OPTION.findall(match[3])))
 
 
-def _grouped(texts: Sequence[str]) -> dict[str, list[Told]]:
+def _grouped(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
     """The tables by name, each with its files."""
-    out: dict[str, list[Told]] = {}
+    out: dict[str, list[NamedTable]] = {}
     for each in map(told, texts):
         out.setdefault(each.name, []).append(each)
     return out
 
 
-def _spec(name: str, parts: Sequence[Told]) -> "dd.Upsert":
+def _spec(name: str, parts: Sequence[NamedTable]) -> "dd.Upsert":
     """How the events of a table upsert."""
     import ddflow as dd
     from ddflow.cli.plan import names

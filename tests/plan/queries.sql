@@ -112,6 +112,17 @@ select id from o where n = (select o.n) and c is not null
 select id from o where (select count(*) from c) > 2 and n > 0
 select id from o where n in (select distinct n from c where c.city is not null)
 select id, case when exists (select 1 from t where t.a = o.n) then (select min(t.k) from t where t.a = o.n) else -1 end m from o
+select id from c where n in (select o.n from o where o.c = c.id union values (2))
+select id from c where n in (select o.n from o where o.c = c.id union all select max(t.a) from t where t.a < c.n)
+select id, (select x.n from (select n, id from o) x where x.id = c.id) as m from c
+select id from o where not exists (select 1 from c where c.id = o.c and not exists (select 1 from t where t.a = c.n))
+select id from o where n is null or n not in (select t.a from t where t.b = o.status)
+select c.id, (select count(distinct o.n) from o where o.c = c.id and o.n > (select min(t.a) from t)) as k from c
+select id from o where (select max(c.n) from c where c.id = o.c) + (select min(t.a) from t) > n
+select id from o where n between (select min(n) from c) and (select max(a) from t)
+select c, sum(n) s from o where c in (select id from c) group by c having sum(n) >= (select min(n) from c where c.id = o.c)
+select o.id from o join c on o.c = c.id where exists (select 1 from t where t.a = o.n and t.k >= c.n)
+select o.id as i, c.id as j from o left join c on o.c = c.id where not exists (select 1 from t where t.a = c.n)
 
 -- sets
 select n from o union select n from c

@@ -48,9 +48,12 @@ def planned(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
     nodes = list(flow.nodes)
     try:
         return aside(made)
-    except DdflowError:
+    except (DdflowError, RecursionError) as error:
         flow.nodes[:] = nodes  # what was begun is of no use
-        raise
+        if isinstance(error, DdflowError):
+            raise
+        remedy = "make collections of its parts, and pass them by name"
+        raise ExpressionError(ASKED, "the query is nested too deeply", remedy) from error
 
 
 def _inputs(flow: Any, used: Iterable[Any]) -> list[Any]:

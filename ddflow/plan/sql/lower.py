@@ -89,7 +89,8 @@ class QueryLowering:
         if isinstance(query, SetQuery):
             return self._set(query, carry)
         assert isinstance(query, ValuesQuery)
-        return self._values(query)
+        rows = self._values(query)
+        return rows if carry.domain is None else self.steps.joined(carry.domain, rows, [], "inner")
 
     # A SELECT.
 
