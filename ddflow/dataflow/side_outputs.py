@@ -33,7 +33,7 @@ from ddflow.kernels.resolve import STALE
 from ddflow.operators.inputs import Outcome
 from ddflow.operators.updates import time_column
 from ddflow.plan.binding import Binding
-from ddflow.plan.plan import Input
+from ddflow.plan.input import Input
 
 ARRIVAL: Final = "_arrival"
 """What the column of verdict rows is called that holds the numbers of their events."""

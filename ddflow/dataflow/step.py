@@ -140,6 +140,8 @@ class Computation:
 
     def _met(self, node: Collection) -> Iterable[Sequence[Updates]]:
         """The updates of each input: together where equal rows must meet, else piece by piece."""
+        if node.of_events:
+            return [[self._events(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
         if by is not None:
             return zip(self._gathered(node.inputs[0], by), strict=True)
@@ -148,6 +150,12 @@ class Computation:
             return [[pieces[0] for pieces in every]]
         none = [pieces[0].between(0, 0) for pieces in every]
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
+
+    def _events(self, node: Collection) -> Updates:
+        """An update, without columns, for each time at which an input has events."""
+        released = self.released.get(self.graph.names[node])
+        ranks = np.searchsorted(self.times, ints() if released is None else released.times).astype(np.int32)
+        return Updates(pa.table({}), ranks, np.ones(ranks.size, np.int64), self.times)
 
     def _propagate(self, node: Collection, updates: Updates) -> None:
         """Give a piece of a node's updates to all that pass it on; keep it where it is needed whole."""

@@ -29,7 +29,8 @@ from ddflow.engine.story import Story
 from ddflow.engine.why import why
 from ddflow.errors import NotReadable
 from ddflow.plan.collection import Collection
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.input import Input
+from ddflow.plan.plan import Plan
 from ddflow.time import CLOSED, as_int64
 
 

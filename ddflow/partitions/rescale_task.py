@@ -51,7 +51,7 @@ from ddflow.partitions.stages import Stages, placed
 from ddflow.plan.binding import Binding
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.plan import Input
+from ddflow.plan.input import Input
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import MEND, Natural, Strict, decoded, encoded
 from ddflow.storage.manifest import PARTITIONS

@@ -30,7 +30,8 @@ from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
 from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import Formulas, digest
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.input import Input
+from ddflow.plan.plan import Plan
 from ddflow.plan.record import Record
 from ddflow.plan.registry import operator
 

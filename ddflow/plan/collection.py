@@ -69,6 +69,9 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
     keeps: ClassVar[bool] = False
     """Whether it holds a state between steps."""
 
+    of_events: ClassVar[bool] = False
+    """Whether it is told when its inputs, which are inputs of the plan, have events, and not of their updates."""
+
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""
 

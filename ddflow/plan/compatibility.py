@@ -33,8 +33,9 @@ from ddflow.errors import PlanChanged, cut
 from ddflow.plan.binding import Spec
 from ddflow.plan.codec import describe, shown
 from ddflow.plan.evolve import evolved, unlike
+from ddflow.plan.input import Input
 from ddflow.plan.merge.absent import same_function
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import inputs, rebuild
 from ddflow.plan.record import Record
 from ddflow.plan.spec import Upsert

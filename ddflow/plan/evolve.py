@@ -33,9 +33,10 @@ from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding, bound_to
 from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import changed_by
+from ddflow.plan.input import Input
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.strategy import Strategy, last_non_null
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.plan import Plan
 from ddflow.plan.spec import Tombstone
 
 Nodes = dict[Collection, Collection]

@@ -31,7 +31,8 @@ from ddflow.errors import SpecError, cut
 from ddflow.expressions import Expression
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.formulas import Formulas
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.input import Input
+from ddflow.plan.plan import Plan
 from ddflow.plan.record import Record
 
 MOST = 500

@@ -23,43 +23,15 @@ from ddflow.columns.declared import to_schema
 from ddflow.columns.names import check_names
 from ddflow.columns.schema import updates_schema
 from ddflow.errors import SpecError
-from ddflow.plan.bind import Bound, bind
-from ddflow.plan.binding import Binding, Spec
+from ddflow.plan.bind import bind
+from ddflow.plan.binding import Binding
 from ddflow.plan.collection import Collection, Nodes
 from ddflow.plan.differences import ChangeFeed, Differences, bind_differences
+from ddflow.plan.input import Input
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.machines import VALUES
 from ddflow.plan.spec import Late, Upsert
-
-
-class Input(Collection):
-    """What a plan reads from: upserts, or differences.  ``bound``: its spec joined with its schema."""
-
-    verb = "input"
-
-    def __init__(self, flow: Nodes, bound: Binding) -> None:
-        upserts = isinstance(bound, Bound)
-        super().__init__(flow, bound.row_schema, (), upserts)
-        self.unique = self.positive = upserts
-        self.keeps = bound.kept  # type: ignore[misc]
-        self.bound, self.time_type = bound, bound.time_type
-        if bound.spec.expiry is not None and bound.spec.expiry.forgets:
-            self.forgetting = frozenset([bound.name])
-
-    @property
-    def name(self) -> str:
-        """What rows are given under."""
-        return self.bound.name
-
-    @property
-    def spec(self) -> Spec:
-        """Who wins, what deletes, what changes; or how often rows count."""
-        return self.bound.spec
-
-    def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Its name; its columns and its spec stand elsewhere, since they may change."""
-        return {"name": self.name}
 
 
 class Plan(Nodes):
@@ -193,6 +165,46 @@ class Plan(Nodes):
         """
         spec = Differences(diff, time, keep, late, lateness, null_key, value)
         return self._input(bind_differences(name, to_schema(schema, f"the schema of {name!r}"), spec))
+
+    def sql(self, text: str, **collections: Collection) -> Collection:
+        """The collection that a query says, in Spark's SQL.
+
+        Parameters
+        ----------
+        text : str
+            A query over the inputs, by their names, and over ``collections``.
+        **collections : Collection
+            Of this flow, by the names that the query calls them.
+
+        Returns
+        -------
+        Collection
+            Of the columns of the select list.
+
+        Raises
+        ------
+        ExpressionError
+            For what does not parse, for unknown or ambiguous tables and columns, and for what cannot be maintained (an
+            ORDER BY without LIMIT, functions that differ from call to call, recursion, windows other than
+            ``row_number() <= k``), with its place.
+        SpecError
+            For a collection of another flow.
+
+        Examples
+        --------
+        >>> plan = Plan()
+        >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+        >>> plan.sql("select upper(city) as town from people where id > 1")
+        Project(town string)
+
+        Notes
+        -----
+        O(text).
+        """
+        from ddflow.plan.sql import planned  # with a parser that takes long to import
+
+        made: Collection = planned(self, text, collections)
+        return made
 
     def _input(self, bound: Binding) -> Input:
         name, spec = bound.name, bound.spec

@@ -31,11 +31,12 @@ from ddflow.plan.binding import Binding, Spec, bound_to
 from ddflow.plan.codec import DIFFERENCES, PlanRecord, columns, shown
 from ddflow.plan.collection import Collection
 from ddflow.plan.differences import Differences
+from ddflow.plan.input import Input
 from ddflow.plan.merge.absent import Absent
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.plan import Plan
 from ddflow.plan.record import Record
 from ddflow.plan.registry import operator, operators
 from ddflow.plan.spec import Upsert

@@ -173,7 +173,7 @@ def test_it_reads_the_columns_that_it_names_and_no_others(verb: str, steps: list
 def test_partitions_give_the_same(verb: str, partitions: int, steps: list[Step], seed: int) -> None:
     law, held = EVERY[verb], Counter[Row]()
     if law.local:
-        with pytest.raises(dd.SpecError, match="to_upserts"):
+        with pytest.raises(dd.SpecError, match="run a flow on Spark"):
             Hands(flow_of(law), MemoryStore(), partitions, random.Random(seed))
         return
     hands = Hands(flow_of(law), MemoryStore(), partitions, random.Random(seed))
