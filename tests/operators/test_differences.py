@@ -330,6 +330,46 @@ def test_columns_are_added_and_become_wider() -> None:
                 assert held(engine.read("log")) == {("Bern", 1, None, None): 3, ("Bern", 1, "x", None): 1}
 
 
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("more", [{}, {"more": pa.string()}])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_state_is_rewritten_with_wider_columns(partitions: int, more: dict[str, Any], timed: bool) -> None:
+    """Rows are told apart by all columns, so they move to other partitions, and those that wait do, too."""
+
+    def flow(columns: dict[str, Any]) -> dd.Flow:
+        flow, how = dd.Flow(), {"time": "at"} if timed else {}
+        log = flow.updates("log", {"city": str, **columns, **({"at": int} if timed else {})}, keep=True, **how)
+        flow.output("by_city", log.count("city"))
+        flow.output("once", log.distinct())
+        return flow
+
+    store, wide = MemoryStore(), {"n": pa.float64(), **more}
+    cities = [f"city {i % 20}" for i in range(60)]
+    rows = {"city": cities, "n": list(range(0, 120, 2)), **({"at": [i % 9 for i in range(60)]} if timed else {})}
+    with flow({"n": pa.int32()}).open(store) as engine:
+        engine.push({"log": rows}) if timed else engine.step({"log": rows}, 1)
+        if timed:
+            engine.advance_to(4)
+    if partitions > 1:
+        rescale(store.writer(), partitions)
+        if more:
+            with pytest.raises(PlanChanged, match=r"rows of \['log', 'distinct'\] are told apart by it"):
+                Hands(flow({"n": pa.int32(), **more}), store.writer(), partitions, random.Random(1))
+    dd.evolve(store.writer(), flow=flow(wide))
+    assert dd.fsck(store).ok
+    rescale(store.writer(), 2)
+    assert dd.fsck(store).ok
+    rescale(store.writer(), 1)
+    with flow(wide).open(store.writer()) as engine:
+        engine._check()
+        if timed:
+            engine.advance_to(dd.CLOSED)
+        read = engine.read("log").select(["city", "n", "_diff"])
+        assert held(read) == Counter({(city, float(n)): 1 for city, n in zip(cities, rows["n"], strict=True)})
+        assert held(engine.read("by_city")) == {(f"city {i}", 3): 1 for i in range(20)}
+        assert engine.read("once").num_rows == 60
+
+
 def test_a_log_is_given_again_to_a_new_plan() -> None:
     log = [{"log": table(rows_of([("Bern", 1, 2), ("Basel", 0, 1)]), SCHEMA.remove(3))} for _ in range(3)]
     old, new = MemoryStore(), MemoryStore()
