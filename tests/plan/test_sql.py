@@ -123,7 +123,6 @@ def test_queries_of_nexmark_that_look_at_one_row(number: int) -> None:
     assert row | {"auction": 246, **wanted.get(number, {})} == row
 
 
-@pytest.mark.skipif(hasattr(dd.Collection, "join"), reason="they are there")
 @pytest.mark.parametrize(
     "query, found",
     [

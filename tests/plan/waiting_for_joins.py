@@ -1,4 +1,7 @@
-"""SQL with groups, joins, subqueries, set operations and tops beside DuckDB, and the queries of TPC-H lowered."""
+"""SQL with groups, joins, subqueries, set operations and tops beside DuckDB, and the queries of TPC-H lowered.
+
+It is collected, as ``test_sql_joins``, from the day on which collections have ``join``, ``group_by`` and ``top``.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from tpch import KEYS, QUERIES, TYPES
 import ddflow as dd
 from ddflow.errors import ExpressionError, NotSingle
 from ddflow.plan.codec import describe
-
-pytestmark = pytest.mark.skipif(not hasattr(dd.Collection, "join"), reason="joins, groups and tops are not there yet")
 
 
 @pytest.mark.parametrize("query", listed("groups", "joins", "subqueries", "sets", "tops"), ids=lambda pair: pair[0])
