@@ -123,6 +123,9 @@ select id from o where n between (select min(n) from c) and (select max(a) from 
 select c, sum(n) s from o where c in (select id from c) group by c having sum(n) >= (select min(n) from c where c.id = o.c)
 select o.id from o join c on o.c = c.id where exists (select 1 from t where t.a = o.n and t.k >= c.n)
 select o.id as i, c.id as j from o left join c on o.c = c.id where not exists (select 1 from t where t.a = c.n)
+select id from o where n not in (select x.n from c x where x.n = o.n and o.id > 1)
+select k from t where 0 > (select coalesce(max(c.n), -1) from c where c.n = t.a)
+select k from t where a in (select x.a from t x where coalesce(x.a, 0) = t.a group by x.a having count(*) > 0)
 
 -- sets
 select n from o union select n from c

@@ -167,6 +167,7 @@ class Steps:
             right = self.narrowed(right, wanted)
         shared = set() if how == "full" else self._shared(left, right, keys, how, used)
         left, right = self._apart(left, right, keys, shared)
+        keys.sort(key=lambda pair: _key(left, pair[0]) not in shared or _key(left, pair[0]) != _key(right, pair[1]))
         on, rest = self._on(left, right, keys)
         names = {**right.names, **left.names}
         met = None

@@ -50,7 +50,11 @@ from ddflow.plan.sql.trees import (
 )
 
 _REJECTS: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
-_PASSES: Final = (*_REJECTS, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren, exp.Column, exp.Literal, Nested)
+_PASSES: Final = (
+    *(*_REJECTS, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren),
+    *(exp.Column, exp.Identifier, exp.Literal, Nested),
+)
+"""What is null where a part of it is."""
 
 
 class Carry(NamedTuple):
@@ -93,7 +97,7 @@ class Subqueries:
 
     def _rejects(self, tree: Tree) -> bool:
         """Whether a condition is never true where one of its subqueries is null."""
-        return isinstance(tree, _REJECTS) and all(isinstance(each, _PASSES) for each in tree.walk())
+        return isinstance(tree, _REJECTS) and _passes(tree)
 
     def attached(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
         """The rows with columns for the subqueries of a tree, and the tree over these."""
@@ -221,7 +225,9 @@ class Subqueries:
         pairs = [(outer, column(each.logical)) for outer, each in zip(outers, keys, strict=True)]
         pairs = self.null_safe(rows, pairs) if carry.domain is not None else pairs
         value, having = found.over(item, empty=True), [found.over(each, empty=True) for each in query.having]
-        inner = rejects and not having and found.over(item) == value
+        # Where no row was met all aggregates are null; but for counts, which make the value another one than without.
+        null = found.over(item) == value and _passes(value) and value.find(exp.Column) is not None
+        inner = rejects and null and not having
         used = {*rows.names, *names_of(value, *having)}
         rows = self.steps.joined(rows, found.rows, pairs, "inner" if inner else "left", used=used)
         rows, value = self.attached(rows, _case([(all_of(having), value)], exp.null()) if having else value)
@@ -297,6 +303,11 @@ class Subqueries:
             out.append((call("coalesce", outer, other), call("coalesce", inner, other)))
             out.append((_null(outer), _null(inner)))
         return out
+
+
+def _passes(tree: Tree) -> bool:
+    """Whether a tree is null where a part of it is."""
+    return all(isinstance(each, _PASSES) for each in tree.walk())
 
 
 def _single(query: ReadQuery) -> bool:
