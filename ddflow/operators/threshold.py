@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Secret
+from ddflow.columns.names import TIMES, check_names
 from ddflow.columns.schema import arrays
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import Expression
@@ -36,8 +37,6 @@ from ddflow.plan.row_verbs import Formula
 from ddflow.plan.set_verbs import POSITIVE
 from ddflow.trace.change import Change
 
-TIMES: Final = "_times"
-"""The column of multiplicities, beside the row's."""
 GIVEN: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 """What the function of a threshold reads."""
 LEAST: Final = np.iinfo(np.int64).min
@@ -54,6 +53,7 @@ class Threshold(Operator):
         if of.forgetting:
             found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would be counted again"
             raise SpecError(self.verb, found, "leave on_expire='forget' out there")
+        check_names([*of.schema.names, TIMES], self.verb)
         super().__init__(of.flow, of.schema, [of], True)
         self.unique = False
         self.positive = self.formula.text == POSITIVE

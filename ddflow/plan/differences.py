@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, validity
-from ddflow.columns.names import DIFF, check_names, column_name, column_names, did_you_mean
+from ddflow.columns.names import DIFF, TIMES, check_names, column_name, column_names, did_you_mean
 from ddflow.columns.schema import is_time
 from ddflow.errors import ExpressionError, SchemaMismatch, SpecError
 from ddflow.expressions import Expression
@@ -84,6 +84,8 @@ class Differences:
     tie: ClassVar[str] = "error"
     stale: ClassVar[str] = "drop"
     versions: ClassVar[str] = "row"
+    track: ClassVar[None] = None
+    noop_ignore: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         asked = "an input of differences"
@@ -150,7 +152,8 @@ class BoundDifferences:
 
     merging: ClassVar[None] = None
     side: ClassVar[None] = None
-    tracked: ClassVar[tuple[str, ...]] = ()
+    tracked: ClassVar[list[str]] = [TIMES]
+    """Of what is held: what counts in "did it change"."""
     null_error: ClassVar[type[SchemaMismatch]] = SchemaMismatch
     upserts: ClassVar[bool] = False
     """Whether events upsert the row of a key."""
@@ -249,6 +252,7 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences) -> BoundDi
     wanted = [f for f in schema if (f.name not in drops if spec.value is None else f.name in spec.value)]
     if not wanted:
         raise SpecError(f"the schema of {name!r}", f"of {schema.names} none is of the row", "name some with value=")
+    check_names([field.name for field in wanted] + [TIMES] * spec.keep, f"the rows of {name!r}")
     kind = schema.field(spec.time).type if spec.time else pa.int64()
     return BoundDifferences(name, schema, spec, pa.schema(wanted), kind, diff)
 

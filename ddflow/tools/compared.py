@@ -28,7 +28,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, value_hashes
 from ddflow.columns.rows import shown_row
 from ddflow.errors import CorruptState
-from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding
 from ddflow.terminal import as_text
 from ddflow.trace.arrangement import PIECE, Arrangement
 from ddflow.trace.batch import starts
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
     """uint64[n]: hashes of what counts in "did it change"."""
 
     @classmethod
-    def of(cls, table: pa.Table, bound: Bound, secret: Secret, begin: int, end: int) -> Piece:
+    def of(cls, table: pa.Table, bound: Binding, secret: Secret, begin: int, end: int) -> Piece:
         """Of a table, in order, whose first words are in [begin, end].  O(n).  Raises `CorruptState` where not."""
         high, low = RowHashes(bound.key_schema, secret).of(table)
         after = high[1:] > high[:-1]
@@ -57,7 +57,8 @@ class Piece(NamedTuple):
         fits[1:] &= after
         if not fits.all():
             raise misplaced(bound.name, table, int(np.flatnonzero(~fits)[0]))
-        return cls(table.select(bound.row_schema.names), high, low, value_hashes(table.select(bound.tracked), secret))
+        shown = list(dict.fromkeys([*bound.row_schema.names, *bound.tracked]))
+        return cls(table.select(shown), high, low, value_hashes(table.select(bound.tracked), secret))
 
     def against(self, other: Piece) -> tuple[Ints, Ints, Ints, Ints]:
         """Rows of this alone, rows of the other alone; and the rows of both that have one key, in step.
@@ -81,7 +82,7 @@ class Piece(NamedTuple):
         return np.fromiter((pair in keys for pair in pairs), bool, rows.size)
 
 
-def aligned(one: Arrangement, other: Arrangement, bound: Bound, secret: Secret) -> Iterator[tuple[Piece, Piece]]:
+def aligned(one: Arrangement, other: Arrangement, bound: Binding, secret: Secret) -> Iterator[tuple[Piece, Piece]]:
     """Both sides, range by range.  ``bound``: tells key and value.  O(n log n).  Raises `CorruptState`, see the header.
 
     Either may be in several partitions.  They must not change meanwhile.

@@ -32,9 +32,8 @@ from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
 from ddflow.engine.logs import MARKS, Full, Restated, batches, parts_of
 from ddflow.errors import NotArrow
-from ddflow.operators.inputs import upserted
-from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.bind import Bound
+from ddflow.operators.inputs import RunningInput
+from ddflow.plan.binding import Binding, Spec, bound_to
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED
 
@@ -98,13 +97,13 @@ def merge_on_read(
 @contextmanager
 def folded(
     log: Any,
-    spec: Upsert,
+    spec: Spec,
     schema: Any = None,
     *,
     memory: str | int | None = None,
     spill: str | PathLike[str] | None = None,
     secret: Secret | None = None,
-) -> Iterator[RunningUpsert]:
+) -> Iterator[RunningInput]:
     """What holds the rows that `merge_on_read` gives.  To be read within the ``with``."""
     parts, first = _parts(log)
     if schema is None and first is None:
@@ -112,16 +111,16 @@ def folded(
     declared = to_schema(first if schema is None else schema, f"the schema of {LOG!r}")
     flow = Flow()
     # What stale= adds is no part of the collection.
-    input = flow.upserts(LOG, declared, replace(spec, stale="drop", expiry=None, lateness=None))
+    alone = replace(spec, stale="drop", expiry=None) if isinstance(spec, Upsert) else spec
+    input = flow._input(bound_to(LOG, declared, replace(alone, lateness=None)))
     # An engine has an output; this one asks for the least of each row.
     flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
-        upsert = upserted(engine.dataflow.graph.inputs[LOG], "merge on read")
-        for time, part in enumerate(_calls(parts, declared, upsert.bound)):
+        for time, part in enumerate(_calls(parts, declared, input.bound)):
             take(engine, LOG, part, time)
         if flow.holds_back:
             engine.advance_to(CLOSED)
-        yield upsert
+        yield engine.dataflow.graph.inputs[LOG]
 
 
 def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:
@@ -135,7 +134,7 @@ def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = No
     return engine.step({name: part}, time, epoch=epoch)
 
 
-def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Bound) -> Iterator[Any]:
+def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterator[Any]:
     """The parts as the fewest calls: events that follow one another are one."""
     for marked, each in groupby(parts, lambda part: isinstance(part, MARKS)):
         if marked or bound.merging is not None:

@@ -37,7 +37,6 @@ from ddflow.columns.rows import shown_row
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable
-from ddflow.operators.inputs import upserted
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
@@ -221,7 +220,9 @@ class _Comparison:
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, Compared(name)
-        self.upsert = upserted(snapshot.dataflow.graph.inputs[name], f"verify the input {name!r}", NotReadable)
+        self.upsert = snapshot.dataflow.graph.inputs[name]
+        if not self.upsert.bound.kept:
+            raise NotReadable(f"verify the input {name!r}", "its rows are not kept", "give keep=True to flow.updates")
         self.secret = Secret(*snapshot.manifest.secret)
         self.bound = self.upsert.bound
         self.unknown: set[tuple[int, int]] = set()
@@ -274,7 +275,7 @@ class _Comparison:
         if present.size:
             later &= present != 0
         if self.bound.spec.null_key != "keep":
-            later &= self.bound.keyless(batch) == 0
+            later &= self.bound.keyless(self.bound.noted(batch, batch.schema.names)) == 0
         self.out.later += int(later.sum())
         return batch.filter(pa.array(~later)) if later.any() else batch
 
@@ -302,11 +303,13 @@ class _Comparison:
             state, log = (None if p is None else shown_row(p.table, i) for p, i in ((one, a), (other, b)))
             row = state if state is not None else log
             assert row is not None
-            self.out.first.append(Difference(what, {name: row[name] for name in self.bound.spec.key}, state, log))
+            self.out.first.append(
+                Difference(what, {name: row[name] for name in self.bound.key_schema.names}, state, log)
+            )
 
     def _note(self) -> None:
         out, spec, notes = self.out, self.bound.spec, self.out.notes
-        if not (spec.holds_back or spec.order_by or spec.seq):
+        if spec.key and not (spec.holds_back or spec.order_by or spec.seq):
             notes.append("nothing but arrival decides which event wins: the log must be in the order of arrival")
         if spec.track is not None:
             notes.append(f"only the columns {list(spec.track)} count as changes, and are compared")

@@ -301,9 +301,32 @@ def test_verbs_of_keys_are_refused() -> None:
             engine.scd2("log")
         engine.step(rows, 2)
         engine.compact(forget=True)
-    with pytest.raises(NotReadable, match="'log' is an input of differences"):
-        dd.verify(store, {"log": rows})
     assert dd.fsck(store).ok
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_what_is_kept_is_compared_with_the_log(timed: bool) -> None:
+    store, how = MemoryStore(), {"time": "at", "null_key": "drop"} if timed else {}
+    given = [("Bern", 1, 2, 1), ("Basel", 0, -1, 2), ("Basel", 0, 1, 8), ("Chur", 0, 1, 9)][: 4 if timed else 2]
+    log = table(rows_of(given))
+    log = log if timed else log.drop_columns(["at"])
+    with flow_of(keep=True, **how).open(store) as engine:
+        engine.push(log) if timed else engine.step(log, 1)
+        if timed:
+            engine.advance_to(5)
+    found = dd.verify(store, {"log": log})
+    assert found.ok and found.inputs["log"].rows == 2 and not any(found.operators.values())
+    found = dd.verify(store, {"log": log.slice(1)})
+    assert not found.ok and found.inputs["log"].extra == 1
+    found = dd.verify(store, {"log": pa.concat_tables([log, log.slice(0, 1)])})
+    assert (
+        "different (city='Bern', n=1): the state has (city='Bern', n=1, _times=2), the log" in found.inputs["log"].text
+    )
+    other = MemoryStore()
+    with flow_of().open(other) as engine:
+        engine.step(table(rows_of(given[:1])).drop_columns(["at"]), 1)
+    with pytest.raises(NotReadable, match="its rows are not kept; give keep=True"):
+        dd.verify(other, {"log": log})
 
 
 def test_columns_are_added_and_become_wider() -> None:
@@ -417,11 +440,12 @@ def test_multiplicities_that_leave_int64_refuse_the_step_whole() -> None:
         ({"null_key": "keep"}, "null_key='keep'; use one of"),
         ({"value": ["w"]}, "there is no column 'w'"),
         ({"value": []}, "none is of the row; name some with value="),
+        ({"keep": True, "value": ["_times"]}, "'_times'.* occur more than once"),
     ],
 )
 def test_what_does_not_fit_is_refused_where_it_is_written(how: dict[str, Any], words: str) -> None:
     with pytest.raises((SpecError, ExpressionError), match=words):
-        dd.Flow().updates("log", {"v": str, "d": int}, **how)
+        dd.Flow().updates("log", {"v": str, "d": int, "_times": int}, **how)
 
 
 @pytest.mark.parametrize(
