@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ddflow.operators.upserting import ToUpserts, to_upserts
     from ddflow.partitions.evolve import evolve
     from ddflow.plan.collection import Collection
+    from ddflow.plan.differences import delta_cdf
     from ddflow.plan.merge.expiry import Expiry
     from ddflow.plan.merge.machine import Machine
     from ddflow.plan.merge.merge import Merge
@@ -90,6 +91,7 @@ _HOMES = {
     "engine.flow": "Flow",
     "partitions.evolve": "evolve",
     "plan.collection": "Collection",
+    "plan.differences": "delta_cdf",
     "plan.merge.expiry": "Expiry",
     "plan.merge.machine": "Machine",
     "plan.merge.merge": "Merge",
@@ -138,6 +140,7 @@ __all__ = [
     "bool_or",
     "collect",
     "compare",
+    "delta_cdf",
     "estimate",
     "evolve",
     "fields",

@@ -87,6 +87,10 @@ class WrongMode(DdflowError, RuntimeError):
     """``step`` was called in hold-back mode, or ``push`` in epoch mode."""
 
 
+class NotSingle(DdflowError, ValueError):
+    """A scalar subquery has several rows: add a condition or an aggregate, or delete a row."""
+
+
 class NotReadable(DdflowError, ValueError):
     """A read asks for a time before ``since`` or not yet closed, or for a name that is no output."""
 

@@ -181,6 +181,13 @@ def twin_input(given: Mapping[str, Any]) -> Input:
     )
 
 
+THRESHOLDS: dict[str, Callable[[int], int]] = {
+    "n * n": lambda n: n * n,
+    "least(n, 2)": lambda n: min(n, 2),
+    "case when n < -1 then n when n > 1 then 1 else 0 end": lambda n: n if n < -1 else int(n > 1),
+}
+
+
 def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> Any:
     """An output's nested list, applied to twin nodes (``python``) or to ddflow collections."""
     verb, *rest = expression
@@ -195,7 +202,11 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
         return below.count(by=rest[1], name=rest[2])
     if verb == "concat":
         return below.concat(*(plan(other, inputs, python) for other in rest[1:]))
-    return {"negate": below.negate, "consolidate": below.consolidate}[verb]()
+    if verb == "set":
+        return getattr(below, rest[2])(plan(rest[1], inputs, python), all=rest[3])
+    if verb == "threshold":
+        return below.threshold(THRESHOLDS[rest[1]] if python else rest[1])
+    return getattr(below, verb)()
 
 
 def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
@@ -203,7 +214,7 @@ def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
     verb, *rest = expression
     if verb == "input":
         return [verb, *rest]
-    many = len(rest) if verb == "concat" else 1
+    many = {"concat": len(rest), "set": 2}.get(verb, 1)
     below = [grouped(each, inputs) for each in rest[:many]]
     if verb == "count" and rest[1] is None:
         return [verb, below[0], list(plan(below[0], inputs, True).columns), rest[2]]
@@ -225,7 +236,7 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
     below = key_of(rest[0], keys)
     if verb == "count":
         return rest[1]
-    if verb == "concat" or below is None:
+    if verb in ("concat", "set", "threshold") or below is None:
         return None
     if verb == "project":
         kept = [name for name, sql in rest[1].items() if name == sql] if isinstance(rest[1], Mapping) else rest[1]

@@ -97,8 +97,89 @@ class Node:
         """Every multiplicity with the other sign."""
         return Node(self.columns, lambda state: Counter({row: -n for row, n in self.of(state).items()}))
 
+    def threshold(self, function: Callable[[int], int]) -> Node:
+        """Every multiplicity as the function says."""
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            return without_zeros(Counter({row: function(n) for row, n in self.of(state).items()}))
+
+        return Node(self.columns, of)
+
+    def distinct(self) -> Node:
+        """What is there, once."""
+        return self.threshold(lambda n: int(n > 0))
+
+    def union(self, *others: Node, all: bool = False) -> Node:
+        """What is in one of them: there, a multiplicity below zero is none."""
+        return self._set(others, sum if all else lambda given: int(any(given)))
+
+    def except_(self, *others: Node, all: bool = False) -> Node:
+        """What is in this one and in no other."""
+        if all:
+            return self._set(others, lambda given: max(given[0] - sum(given[1:]), 0))
+        return self._set(others, lambda given: int(given[0] > 0 and not any(given[1:])))
+
+    def intersect(self, *others: Node, all: bool = False) -> Node:
+        """What is in each of them."""
+        return self._set(others, min if all else lambda given: int(min(given) > 0))
+
+    def _set(self, others: Sequence[Node], function: Callable[[list[int]], int]) -> Node:
+        def of(state: Mapping[str, Collection]) -> Collection:
+            sides = [side.of(state) for side in (self, *others)]
+            rows = {row for side in sides for row in side}
+            return without_zeros(Counter({row: function([max(side[row], 0) for side in sides]) for row in rows}))
+
+        return Node(self.columns, of)
+
     def _named(self, row: Row) -> dict[str, Any]:
         return dict(zip(self.columns, row, strict=True))
+
+
+@dataclass
+class Feed:
+    """An input of differences: ``columns`` of its rows, how often one counts, and in hold-back mode its times."""
+
+    columns: tuple[str, ...]
+    diff: Callable[[Mapping[str, Any]], int]
+    time: str | None = None
+    late: str = "error"
+    held: Collection = field(default_factory=Counter)
+    pending: list[tuple[int, Row, int]] = field(default_factory=list)
+    verdicts: Counter[str] = field(default_factory=Counter)
+    frontier: int = NEVER
+    greatest: int | None = None
+
+    def step(self, rows: Sequence[Mapping[str, Any]], time: int) -> None:
+        """Epoch mode: all rows count at ``time``."""
+        self.pending += [(time, tuple(row[name] for name in self.columns), self.diff(row)) for row in rows]
+        self.advance(time + 1)
+
+    def take(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Hold-back mode: rows wait for their time; one behind the frontier is dropped, or moved there."""
+        before = self.frontier
+        for row in rows:
+            at = row[self.time or ""]
+            if at < before and self.late == "drop":
+                self.verdicts["late"] += 1
+                continue
+            self.pending.append((max(at, before), tuple(row[name] for name in self.columns), self.diff(row)))
+            self.greatest = max(at, at if self.greatest is None else self.greatest)
+
+    def advance(self, frontier: int) -> list[tuple[int, Collection, Collection]]:
+        """Close the times below ``frontier``: each, with what was held before and after it."""
+        out = []
+        self.frontier = frontier
+        due = [each for each in self.pending if each[0] < frontier]
+        self.pending = [each for each in self.pending if each[0] >= frontier]
+        for time in sorted({time for time, _, _ in due}):
+            before = Counter(self.held)
+            for at, row, diff in due:
+                if at == time:
+                    self.held[row] += diff
+                    self.verdicts["applied"] += 1
+            self.held = without_zeros(self.held)
+            out.append((time, before, Counter(self.held)))
+        return out
 
 
 def collection(name: str, input: Input) -> Node:

@@ -68,7 +68,10 @@ class Hands:
         self, start: EpochStart, stage: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
     ) -> PartDone:
         """One attempt at one task, on a part that is kept open where it holds what the epoch start says."""
-        rows = {name: mine(table, self.cut.flow.inputs[name].spec.key, start, number) for name, table in inputs.items()}
+        rows = {
+            name: mine(table, self.cut.flow.inputs[name].bound.key_schema.names, start, number)
+            for name, table in inputs.items()
+        }
         met = {each.number: each for each in self.cut.exchanges if each.stage == stage}
         here = {n: mine(table, met[n].by, start, number) for n, table in sums.items() if n in met}
         rows = {name: table for name, table in rows.items() if table.num_rows} if stage == 0 else {}
@@ -93,7 +96,7 @@ class Hands:
             if part.at in start.before(stage, number):
                 self.behind += 1
                 part.catch_up(start)
-                for upsert in part.dataflow.graph.upserts.values():
+                for upsert in part.dataflow.graph.inputs.values():
                     upsert.arranged._check()
                 for arranged in part.dataflow.graph.arrangements.values():
                     arranged._check()

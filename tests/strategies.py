@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from conditions import COMPUTED, CONDITIONS, columns_in
-from doors import Shape, as_table, spec_of
+from doors import THRESHOLDS, Shape, as_table, spec_of
 from hypothesis import strategies as st
 
 from ddflow.plan.spec import Tombstone
@@ -168,7 +168,9 @@ def plans(
     conditions = [
         sql for sql in CONDITIONS if columns_in(sql) <= {name for name in of if PAYLOAD.get(name) == of[name]}
     ]
-    verb = draw(st.sampled_from(["filter", "filter", "project", "project", "count", "concat", "negate", "consolidate"]))
+    verb = draw(
+        st.sampled_from(["filter", "filter", "project", "project", "count", "concat", "negate", "sets", "consolidate"])
+    )
     if verb == "filter" and conditions:
         return ["filter", below, draw(st.sampled_from(conditions))], of
     if verb == "project":
@@ -187,7 +189,23 @@ def plans(
             )
         )
         return ["concat", below, other], of
+    if verb == "sets":
+        return draw(sets(below, of, conditions)), of
     return [verb if verb in ("negate", "consolidate") else "consolidate", below], of
+
+
+@st.composite
+def sets(draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list[str]) -> list[Any]:
+    """A threshold, or what two collections have or do not have in common."""
+    verb = draw(st.sampled_from(["distinct", "threshold", "set", "set"]))
+    if verb == "distinct":
+        return ["distinct", below]
+    if verb == "threshold":
+        return ["threshold", below, draw(st.sampled_from(sorted(THRESHOLDS)))]
+    others = [below, ["negate", below], ["concat", below, below]]
+    other = draw(st.sampled_from(others + [["filter", below, sql] for sql in conditions[:2]]))
+    sides = draw(st.permutations([below, other]))
+    return ["set", *sides, draw(st.sampled_from(["union", "except_", "intersect"])), draw(st.booleans())]
 
 
 @st.composite

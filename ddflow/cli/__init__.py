@@ -35,6 +35,7 @@ VERBS: Final = (
     "diff",
     "count",
     "replace",
+    "sql",
     "compare",
     "inspect",
     "export",
@@ -67,7 +68,7 @@ class Verbs(TyperGroup):
             return None
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         verb = getattr(importlib.import_module(f"ddflow.cli.{cmd_name}"), cmd_name)
-        alone.command(cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace", "compare"))(verb)
+        alone.command(cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace", "sql", "compare"))(verb)
         return typer.main.get_command(alone)
 
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:

@@ -32,6 +32,7 @@ from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable, SchemaMismatch
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.rebuild import inputs
+from ddflow.plan.spec import Upsert
 from ddflow.storage.opening import opened_store
 
 
@@ -45,7 +46,11 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
     if name is not None and name not in known:
         raise NotReadable(f"the input {name!r} of {state}", "it has none of that name", did_you_mean(name, known))
     name = next(iter(known)) if name is None else name
-    return bind(name, *known[name])
+    schema, spec = known[name]
+    if not isinstance(spec, Upsert):
+        why = "it is of differences, which have no keys"
+        raise NotReadable(f"the input {name!r} of {state}", why, "name an input of upserts: --input NAME")
+    return bind(name, schema, spec)
 
 
 def log_of(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> FilesSource:

@@ -27,7 +27,7 @@ from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
 from ddflow.kernels.sort import extent
 from ddflow.operators.upsert.events import Events
-from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding
 from ddflow.time import CLOSED, NEVER, shown
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
@@ -56,14 +56,16 @@ class Admitted(NamedTuple):
 class Admission:
     """``bound``: the input's spec and schema.  ``arrived``: how many rows have come so far; the engine adds to it."""
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: Binding) -> None:
         self.bound, self.arrived = bound, 0
         self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required
         self.certain = [field.name for field in bound.schema if not field.nullable]
-        self.key = () if bound.spec.null_key == "keep" else [x for x in bound.spec.key if x not in self.certain]
+        self.key = [name for name in bound.indispensable if name not in self.certain]
         """The columns in which null makes an event bad."""
         self.words = None if bound.spec.time is None else word_reader(bound.time_type)
         """Reads the events' times."""
+        self.notes = bound.event_schema != bound.schema
+        """Whether events have other columns than rows."""
 
     def events(self, given: Any) -> pa.RecordBatch:
         """Rows in the columns of events; nothing is copied where they have those, in one chunk.  O(rows) else.
@@ -79,7 +81,7 @@ class Admission:
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         else:
             batch = one_batch(conform(table, schema, self.what, self.required))
-        return batch if self.bound.merging is None else self.bound.noted(batch, table.column_names)
+        return self.bound.noted(batch, table.column_names) if self.notes else batch
 
     def admit(
         self,
@@ -164,13 +166,14 @@ class Admission:
         return times, least, greatest, ascending
 
     def _null_keys(self, keyless: Any) -> None:
-        """Raises `NullKey` when that is an error."""
+        """Raises the error of the binding when that is one."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
-            raise NullKey(
+            others = " or 'keep'" if self.bound.null_error is NullKey else ""
+            raise self.bound.null_error(
                 f"rows for {self.bound.name!r}",
-                f"the key {list(self.bound.spec.key)} is null in {rows.size:,} rows, first {rows[:5].tolist()}",
-                "mend them, or choose null_key='drop' or 'keep'; nothing was taken in",
+                f"{self.bound.keyed_by} is null in {rows.size:,} rows, first {rows[:5].tolist()}",
+                f"mend them, or choose null_key='drop'{others}; nothing was taken in",
             )
 
     def _late(self, late: Any, original: Ints, frontier: int, codes: Any) -> Ints:

@@ -40,7 +40,7 @@ from ddflow.dataflow.spilling import Release, make_room
 from ddflow.dataflow.step import Computation
 from ddflow.dataflow.verdicts import NAMES, Verdicts
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
-from ddflow.operators.upsert.resolution import Resolution
+from ddflow.operators.inputs import Outcome
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
@@ -135,7 +135,7 @@ class Dataflow:
             given = {name: inflow.released for name, inflow in inflows.items()}
             return self.take(inflows, self.compute(given, time), time + 1, time)
         batchers = {name: inflow.batcher for name, inflow in inflows.items() if inflow.batcher is not None}
-        with Release(CLOSED, batchers, self.graph.upserts, self.budget) as given:
+        with Release(CLOSED, batchers, self.graph.inputs, self.budget) as given:
             return self.take(inflows, self.compute(given, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, Inflow], to: int) -> Step:
@@ -148,7 +148,7 @@ class Dataflow:
     def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``."""
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
-        with Release(to, batchers, self.graph.upserts, self.budget) as given:
+        with Release(to, batchers, self.graph.inputs, self.budget) as given:
             last = to - 1
             if to == CLOSED:
                 last = max([self.last, *(int(r.times[-1]) for r in given.values() if r.total)])
@@ -176,12 +176,11 @@ class Dataflow:
         budget, since = self.budget, self.since_after(last)
         sides = SideOutputs(self.sides, self.time_type) if self.sides else None
 
-        def observe(resolution: Resolution) -> None:
-            bound = resolution.upsert.bound
+        def observe(resolution: Outcome) -> None:
             if sides is not None:
                 sides.add(resolution)
             if self.lists:
-                rows.setdefault(bound.name, []).append(verdict_rows(bound, resolution))
+                rows.setdefault(resolution.bound.name, []).append(verdict_rows(resolution.bound, resolution))
 
         if self.graph.forgets:
             given = self.graph.expiring(given, last, budget.rows(64) if budget.spills else None)

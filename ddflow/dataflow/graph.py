@@ -14,7 +14,7 @@ downstream reads are gathered at all.
 ['city']
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -22,12 +22,13 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.operators.base import Context, Readable, Running, once_each
+from ddflow.errors import PlanChanged
+from ddflow.operators.base import Context, Readable, Running
 from ddflow.operators.held_rows import HeldRows
+from ddflow.operators.inputs import opened_input
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.keyed import Seen
-from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement
@@ -82,8 +83,8 @@ class Graph:
 
     def __init__(self, plan: Plan, secret: Secret, winners: bool = True, threads: Threads = ALONE) -> None:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
-        self.upserts = {name: RunningUpsert(each.bound, secret, threads) for name, each in plan.inputs.items()}
-        self.forgets = any(each.expiring is not None for each in self.upserts.values())
+        self.inputs = {name: opened_input(each.bound, secret, threads) for name, each in plan.inputs.items()}
+        self.forgets = any(each.expiring is not None for each in self.inputs.values())
         """Whether keys of an input expire."""
         self.needed, self.time_type = _needed(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
@@ -105,13 +106,13 @@ class Graph:
         """The columns whose equal rows must meet, None where an operator has several inputs."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
         """The columns of the tables of outputs."""
-        self.opened: dict[Collection, Readable] = {each: self.upserts[each.name] for each in plan.inputs.values()}
+        self.opened: dict[Collection, Readable] = {each: self.inputs[each.name] for each in plan.inputs.values()}
         """All of it, by collection."""
         self.opened |= self.running
 
     def _named(self) -> dict[str, Readable]:
         """What holds a state, by a name for people."""
-        out: dict[str, Readable] = dict(self.upserts)
+        out: dict[str, Readable] = {name: each for name, each in self.inputs.items() if each.bound.kept}
         seen: dict[str, int] = {}
         for node, each in self.keeping.items():
             number = seen[node.verb] = seen.get(node.verb, -1) + 1
@@ -139,24 +140,24 @@ class Graph:
         ``most``: how many of those a piece may have, None for any.  O(events of inputs where there are some).
         """
         out = dict(released)
-        for name, upsert in self.upserts.items():
-            due = upsert.expiring.due() if upsert.expiring is not None else (NONE, NONE)
-            if upsert.expiring is None or not due[0].size:
+        for name, input in self.inputs.items():
+            due = input.expiring.due() if input.expiring is not None else (NONE, NONE)
+            if input.expiring is None or not due[0].size:
                 continue
             given = out.get(name, Released.of(None))
             total = given.total + due[0].size
             many = not isinstance(given.pieces, list | tuple) or (most is not None and total > most)
-            pieces = upsert.expiring.woven(given.pieces, due, time, (most or total) if many else None)
+            pieces = input.expiring.woven(given.pieces, due, time, (most or total) if many else None)
             out[name] = Released(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
 
     def apply(self, stepped: Stepped, upper: int, since: int) -> None:
         """Take a computed step into the state.  Amortised O(versions written)."""
-        for name, upsert in self.upserts.items():
+        for name, input in self.inputs.items():
             changes = stepped.changes.get(name, ())
-            if upsert.expiring is not None and name in stepped.seen:
-                upsert.expiring.take(changes, stepped.seen[name])
-            upsert.arranged.apply(changes, upper, since)
+            if input.expiring is not None and name in stepped.seen:
+                input.expiring.take(changes, stepped.seen[name])
+            input.arranged.apply(changes, upper, since)
         for node, each in self.keeping.items():
             each.apply(stepped.kept.get(node, ()), upper, since)
 
@@ -166,7 +167,35 @@ class Graph:
         ``last``: the last closed time.  Raises what operators raise where a plan asks, and did not before, for what
         cannot be.
         """
+        if lost := [name for name in self.unkept(*node.inputs) if not self.inputs[name].unfed]:
+            raise self.gone(f"{node.verb}({', '.join(node.schema.names)})", lost)
         self.running[node].fill([self.accumulated(of)._replace(times=ints(last)) for of in node.inputs], upper, since)
+
+    def unkept(self, *nodes: Collection) -> list[str]:
+        """The inputs that are not kept and whose rows would be read, to read some collections.  O(nodes)."""
+        walk, seen = list(nodes), set[Collection]()
+        while walk:
+            each = walk.pop()
+            if each not in seen:
+                seen.add(each)
+                walk += () if self.opened[each].arrangements else each.inputs
+        return [name for name, each in self.inputs.items() if not each.bound.kept and self.plan.inputs[name] in seen]
+
+    def owed(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
+        """All that new outputs hold, by name, as their tables, stamped ``time``.  O(rows).  Raises `PlanChanged`."""
+        for name in names:
+            if lost := [each for each in self.unkept(self.plan.outputs[name]) if not self.inputs[each].unfed]:
+                raise self.gone(f"output {name!r}", lost)
+        return {name: self.output(self.plan.outputs[name], time) for name in names}
+
+    @staticmethod
+    def gone(what: str, lost: Sequence[str]) -> PlanChanged:
+        """The error for what is new and would need rows that no state holds."""
+        return PlanChanged(
+            f"open a state with the new {what}",
+            f"it is made of the inputs {list(lost)}, whose rows are not kept",
+            "make a new state of the log with ddflow migrate; with keep=True this will not happen again",
+        )
 
     def read(self, node: Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
@@ -193,7 +222,8 @@ class Graph:
             if each in wanted:
                 own = self.opened[each]
                 if own.arrangements:
-                    done[each] = once_each(own.rows(own.arranged.read(as_of)).select(each.schema.names))
+                    held = own.held(own.arranged.read(as_of))
+                    done[each] = held._replace(rows=held.rows.select(each.schema.names))
                 else:
                     done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
         return done[node]

@@ -30,18 +30,18 @@ from ddflow.dataflow.admission import Admitted
 from ddflow.dataflow.verdicts import named
 from ddflow.errors import SpecError
 from ddflow.kernels.resolve import STALE
+from ddflow.operators.inputs import Outcome
 from ddflow.operators.updates import time_column
-from ddflow.operators.upsert.resolution import Resolution
-from ddflow.plan.bind import Bound
-from ddflow.plan.plan import Input
+from ddflow.plan.binding import Binding
+from ddflow.plan.input import Input
 
 ARRIVAL: Final = "_arrival"
 """What the column of verdict rows is called that holds the numbers of their events."""
 
 
-def check_listed(bound: Bound) -> None:
+def check_listed(bound: Binding) -> None:
     """Raise `SpecError` where a key column has the name of one that `verdict_rows` adds."""
-    taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.spec.key)
+    taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.key_schema.names)
     if taken:
         raise SpecError(
             f"verdicts='rows' of {bound.name!r}",
@@ -50,7 +50,7 @@ def check_listed(bound: Bound) -> None:
         )
 
 
-def verdict_rows(bound: Bound, of: Admitted | Resolution) -> pa.Table:
+def verdict_rows(bound: Binding, of: Admitted | Outcome) -> pa.Table:
     """One row an event: ``_arrival`` (its number among all events of the input), ``seq`` (that, or the seq column's
     value), the key, ``verdict``, the time of the resolution (null for events refused at the door), and ``winner_``
     columns of the order its key holds.  O(events)."""
@@ -62,13 +62,13 @@ def verdict_rows(bound: Bound, of: Admitted | Resolution) -> pa.Table:
         winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
     else:
         rows = of.given
-        events = of.events.rows.take(pa.array(rows)) if of.keyed.absent.size else of.events.rows
+        events = of.events.rows if rows.size == of.events.times.size else of.events.rows.take(pa.array(rows))
         codes, arrival = of.verdict[rows], of.events.arrival[rows]
         times = time_column(of.events.times[rows], bound.time_type)
         winners = of.winner_orders(rows)
     number = pa.array(arrival)
     seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
-    columns = {ARRIVAL: number, "seq": seq, **{n: events.column(n) for n in bound.spec.key}}
+    columns = {ARRIVAL: number, "seq": seq, **{n: events.column(n) for n in bound.key_schema.names}}
     columns |= {"verdict": named(codes), TIME: times}
     columns |= {f"winner_{n}": w for n, w in zip(bound.spec.order_by, winners, strict=True)}
     return pa.table(columns)
@@ -81,13 +81,13 @@ class SideOutputs:
         self.wanted, self.time_type = wanted, time_type
         self.made: dict[str, list[pa.Table]] = defaultdict(list)
 
-    def add(self, resolution: Resolution) -> None:
+    def add(self, resolution: Outcome) -> None:
         """Take in what a resolution has for them.  O(events) of inputs that have one."""
         for name, (input, schema) in self.wanted.items():
-            if input.name == resolution.upsert.bound.name:
+            if input.name == resolution.bound.name:
                 self.made[name].append(self._table(input, schema, resolution))
 
-    def _table(self, input: Input, schema: pa.Schema, resolution: Resolution) -> pa.Table:
+    def _table(self, input: Input, schema: pa.Schema, resolution: Outcome) -> pa.Table:
         stale = resolution.verdict == STALE
         if input.spec.stale == "mark":
             rows = resolution.given

@@ -24,7 +24,7 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.graph import Graph, Released
 from ddflow.dataflow.ranges import Ranges
-from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.operators.inputs import RunningInput
 from ddflow.storage.batch_store import BatchStore
 
 
@@ -49,14 +49,14 @@ def make_room(budget: Budget, graph: Graph, batchers: Mapping[str, Batcher], sha
 class Release:
     """What ``batchers`` release before ``to``; in ranges on disk, for as long as the block runs, where it is too much.
 
-    ``upserts``: by input.  O(events released).  Raises `SpillFull`, `SpillFailed`.  No generator, which would take a
+    ``inputs``: by name.  O(events released).  Raises `SpillFull`, `SpillFailed`.  No generator, which would take a
     tenth of the time of a step of one event.
     """
 
     def __init__(
-        self, to: int, batchers: Mapping[str, Batcher], upserts: Mapping[str, RunningUpsert], budget: Budget
+        self, to: int, batchers: Mapping[str, Batcher], inputs: Mapping[str, RunningInput], budget: Budget
     ) -> None:
-        self.to, self.batchers, self.upserts, self.budget = to, batchers, upserts, budget
+        self.to, self.batchers, self.inputs, self.budget = to, batchers, inputs, budget
         self.made: list[Ranges] = []
 
     def __enter__(self) -> dict[str, Released]:
@@ -78,7 +78,7 @@ class Release:
         count, parts = batcher.released(to)
         if count <= most:
             return Released.of(batcher.peek(to))
-        ranges = Ranges(self.upserts[name].keys, scratch, 1 << min((count // most).bit_length(), 14))
+        ranges = Ranges(self.inputs[name].keys, scratch, 1 << min((count // most).bit_length(), 14))
         self.made.append(ranges)
         times = []
         for part in parts:

@@ -31,14 +31,14 @@ from ddflow.columns.names import DIFF
 from ddflow.columns.schema import empty
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Graph, Released, Stepped
+from ddflow.operators.inputs import Outcome
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
 from ddflow.operators.upsert.keyed import Seen
-from ddflow.operators.upsert.resolution import Resolution
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.change import Change
 
-Observe = Callable[[Resolution], None]
+Observe = Callable[[Outcome], None]
 GATHERED = 1 << 18
 """Updates that a keyed operator takes together, where memory is short."""
 
@@ -98,22 +98,22 @@ class Computation:
         return self._pieces(node)
 
     def _resolve(self, name: str, node: Collection) -> None:
-        upsert, counts = self.graph.upserts[name], np.zeros(8, np.int64)
+        input, counts = self.graph.inputs[name], np.zeros(8, np.int64)
         if name not in self.released:
             return
         changes = self.out.changes[name] = []
         wanted = self.graph.needed.get(node)
         for events in self.released[name].pieces:
-            resolution = upsert.resolve(events, self.times, self.since, self.graph.winners)
+            resolution = input.resolve(events, self.times, self.since, self.graph.winners)
             counts += resolution.counts
-            if upsert.expiring is not None:
-                self.out.seen[name] = resolution.keyed.seen.plus(self.out.seen.get(name, Seen()))
+            if input.expiring is not None:
+                self.out.seen[name] = resolution.seen.plus(self.out.seen.get(name, Seen()))
             if self.observe is not None:
                 self.observe(resolution)
             if wanted is not None:
                 self._propagate(node, resolution.updates(wanted))
             for change in resolution.changes:
-                changes.append(self._kept(upsert.arranged, change) if self.many else change)
+                changes.append(self._kept(input.arranged, change) if self.many else change)
         self.out.counts[name] = counts
 
     def _kept(self, arranged: Arrangement, change: Change) -> Change:
@@ -140,6 +140,8 @@ class Computation:
 
     def _met(self, node: Collection) -> Iterable[Sequence[Updates]]:
         """The updates of each input: together where equal rows must meet, else piece by piece."""
+        if node.of_events:
+            return [[self._events(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
         if by is not None:
             return zip(self._gathered(node.inputs[0], by), strict=True)
@@ -148,6 +150,12 @@ class Computation:
             return [[pieces[0] for pieces in every]]
         none = [pieces[0].between(0, 0) for pieces in every]
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
+
+    def _events(self, node: Collection) -> Updates:
+        """An update, without columns, for each time at which an input has events."""
+        released = self.released.get(self.graph.names[node])
+        ranks = np.searchsorted(self.times, ints() if released is None else released.times).astype(np.int32)
+        return Updates(pa.table({}), ranks, np.ones(ranks.size, np.int64), self.times)
 
     def _propagate(self, node: Collection, updates: Updates) -> None:
         """Give a piece of a node's updates to all that pass it on; keep it where it is needed whole."""

@@ -66,7 +66,7 @@ def take(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
             pending.take(dataflow.batchers[name], batch_store),
             None if upsert.expiring is None else upsert.expiring.horizons.greatest,
         )
-        for name, upsert in graph.upserts.items()
+        for name, upsert in graph.inputs.items()
     }
     operators = {
         ids[node]: OperatorRecord([arrangements.take(arranged, batch_store) for arranged in each.arrangements])
@@ -92,15 +92,18 @@ def fill(
     """
     assert partitions == 1 or not indexed, "what is joined is not searched"
     graph, inventories = dataflow.graph, Inventories(stored, partitions)
-    for name, upsert in graph.upserts.items():
+    for name, upsert in graph.inputs.items():
         if not (found := inventories.input(name)):
             continue
         places, given = [what for what, _ in found], [each for _, each in found]
         admission = dataflow.admissions[name]
         admission.arrived = sum(each.arrived for each in given)
+        upsert.unfed = not admission.arrived
         admission.greatest = max(each.greatest for each in given)
         made, rows = upsert.rehashed, [(f"{what}, rows", each.rows) for what, each in found]
-        upsert.arrangements = (_restored(dataflow, upsert.arranged, rows, batch_store, indexed, made, sieved),)
+        upsert.arrangements = (
+            _restored(dataflow, upsert.arranged, rows, batch_store, indexed, made, sieved, upsert.identified),
+        )
         for number, each in enumerate(upsert.arranged.partitions):
             if partitions > 1 and (odd := misplaced(each, number, partitions)) is not None:
                 raise CorruptState(places[number], f"partition {number} of {partitions} has a key of {odd}", MEND)
@@ -255,6 +258,6 @@ def reached(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
 
     Inventories say so as well, each of its own part: this is what all partitions must know."""
     times = {name: each.greatest for name, each in dataflow.admissions.items() if dataflow.flow.holds_back}
-    expiring = {name: each.expiring for name, each in dataflow.graph.upserts.items() if each.expiring is not None}
+    expiring = {name: each.expiring for name, each in dataflow.graph.inputs.items() if each.expiring is not None}
     orders = {name: greatest for name, each in expiring.items() if (greatest := each.horizons.greatest) is not None}
     return times, orders

@@ -145,7 +145,7 @@ class Commits:
         for node, each in graph.keeping.items():
             if not each.arrangements:
                 graph.refill(node, manifest.last, dataflow.frontier, dataflow.since)
-        return {name: graph.output(dataflow.flow.outputs[name], dataflow.last) for name in self.log.change.outputs}
+        return graph.owed(self.log.change.outputs, dataflow.last)
 
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step | None:
         """What a committed epoch's call returned, when this is one; None when it is new.

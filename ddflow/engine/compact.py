@@ -56,7 +56,7 @@ def compact(calls: Calls, forget: bool) -> None:
             since = max(dataflow.since, dataflow.last)
             dataflow.graph.apply(Stepped({}, {}, {}, {}, {}), dataflow.frontier, since)
             dataflow.since = since
-        hidden = {name: {each.name for each in upsert.order.hidden} for name, upsert in dataflow.graph.upserts.items()}
+        hidden = {name: each.hidden for name, each in dataflow.graph.inputs.items()}
         for name, arranged in dataflow.graph.arrangements.items():
             merge(arranged, dataflow.budget.home, hidden.get(name, ()))
         for batcher in dataflow.batchers.values() if forget else ():

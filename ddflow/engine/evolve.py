@@ -68,13 +68,15 @@ def evolve(calls: Calls, given: Any) -> None:
 def _evolve(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:
     """Bring all that a dataflow holds into the columns of the evolved plan."""
     old, graph = dataflow.graph, Graph(plan, dataflow.secret, dataflow.graph.winners, dataflow.threads)
-    for name, upsert in graph.upserts.items():
-        was, added = old.upserts[name], change.columns.get(name, ())
+    for name, upsert in graph.inputs.items():
+        was, added = old.inputs[name], change.columns.get(name, ())
         if name in change.columns or name in change.types:
             hashed = bool(set(added) & set(upsert.tracked or ()))
-            regrown(was.arranged, upsert.arranged.schema, upsert.rehashed, hashed)
+            if not rekeys(was.identified, upsert.identified):
+                regrown(was.arranged, upsert.arranged.schema, upsert.rehashed, hashed)
             _wait(dataflow, name, upsert.bound.event_schema)
-        upsert.arrangements = was.arrangements
+        _keep(was, upsert, dataflow)
+        upsert.unfed = not dataflow.admissions[name].arrived
         if was.expiring is not None:
             was.expiring.bound, upsert.expiring = upsert.bound, was.expiring
         admission = Admission(upsert.bound)

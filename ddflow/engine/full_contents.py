@@ -10,7 +10,7 @@ gathered where its key is missing. Nothing is resolved here, and nothing changes
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
 >>> with flow.open() as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
-...     contents = Contents(engine.dataflow.graph.upserts["people"], "a replace", "city = 'Bern'")
+...     contents = Contents(engine.dataflow.graph.inputs["people"], "a replace", "city = 'Bern'")
 ...     contents.look(pa.record_batch({"id": [1], "city": ["Bern"]}))
 ...     [batch.to_pylist() for batch in contents.absent(contents.sorted())]
 [[{'id': 3, 'city': 'Bern'}]]
@@ -34,6 +34,7 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.ordering import value_of
 from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.plan.differences import Differences
 from ddflow.plan.spec import Upsert as Spec
 from ddflow.storage.feeding import Word
 from ddflow.time import NEVER
@@ -158,7 +159,7 @@ class Contents:
         return self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
 
 
-def ordered(spec: Spec) -> list[str]:
+def ordered(spec: Spec | Differences) -> list[str]:
     """The columns whose values say which event wins."""
     return [*spec.order_by, *([spec.seq] if spec.seq else [])]
 

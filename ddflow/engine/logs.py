@@ -34,7 +34,7 @@ from ddflow.columns.wider import widening
 from ddflow.connectors.frames import arrow, is_rows, to_table
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow, SchemaMismatch
-from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
 
 
@@ -96,7 +96,7 @@ def parts_of(log: Any, what: str) -> Iterator[Any]:
         )
 
 
-def as_fed(log: Iterable[Any], fed: Fed, bound: Bound, to: Bound | None = None) -> Iterator[Any]:
+def as_fed(log: Iterable[Any], fed: Fed, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
     """The parts of a log of the input ``bound``, marked as the state was fed: see the header.
 
     ``to``: the input that they are for, where that is another one.  Lazily, where the state was fed events only; else
@@ -119,7 +119,7 @@ def way_of(part: Any) -> Way:
 class _LogParts:
     """The parts of a log beside what the state says of its input."""
 
-    def __init__(self, fed: Fed, bound: Bound, to: Bound) -> None:
+    def __init__(self, fed: Fed, bound: Binding, to: Binding) -> None:
         self.fed, self.bound, self.to = fed, bound, to
 
     def events(self, log: Iterable[Any]) -> Iterator[Any]:
@@ -236,7 +236,7 @@ class _LogParts:
         return LogUnclear(f"the log of {self.bound.name!r}", f"the state was fed {self.fed}; {found}", remedy)
 
 
-def batches(part: Any, bound: Bound) -> Iterator[pa.RecordBatch]:
+def batches(part: Any, bound: Binding) -> Iterator[pa.RecordBatch]:
     """A part of a log, without its mark, as batches of the input's columns.
 
     ``part``: anything that speaks Arrow.  O(rows) for columns that need a cast, else O(1) a batch.  Raises `NotArrow`,
@@ -271,7 +271,7 @@ def fitted(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     return table
 
 
-def in_types(part: Any, bound: Bound) -> Any:
+def in_types(part: Any, bound: Binding) -> Any:
     """A part of a log, in its mark, with its rows as `batches` reads them.  Lazily.  Raises as `batches`."""
     marked = isinstance(part, MARKS)
     made = batches(part.rows if marked else part, bound)

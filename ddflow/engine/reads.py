@@ -29,7 +29,8 @@ from ddflow.engine.story import Story
 from ddflow.engine.why import why
 from ddflow.errors import NotReadable
 from ddflow.plan.collection import Collection
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.input import Input
+from ddflow.plan.plan import Plan
 from ddflow.time import CLOSED, as_int64
 
 
@@ -271,6 +272,9 @@ class Reading:
         if node is None:
             known = [*self.flow.outputs, *self.flow.inputs]
             raise NotReadable(f"read {name!r}", "that is no output or input", did_you_mean(name, known))
+        if lost := self.dataflow.graph.unkept(node):
+            remedy = "give keep=True to flow.updates to have them arranged; the differences are in each step's output"
+            raise NotReadable(f"read {name!r}", f"it is made of rows of the inputs {lost}, which are not kept", remedy)
         return node
 
     def closed(self, asked: str, time: Any) -> int:

@@ -44,6 +44,7 @@ from ddflow.engine.full_contents import Contents
 from ddflow.engine.logs import MARKS, Full, Restated, as_fed, batches, parts_of
 from ddflow.engine.story import ABSENT, HELD, Story
 from ddflow.errors import NotReadable
+from ddflow.operators.inputs import upserted
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Events, joined
 from ddflow.operators.upsert.upsert import RunningUpsert
@@ -61,13 +62,13 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     is no key of it; `LogUnclear` for a log that is not what the input was fed; what `Admission.admit` raises for it,
     and `TieRefused`.
     """
-    if input not in dataflow.graph.upserts:
+    if input not in dataflow.graph.inputs:
         raise NotReadable(
             f"why {key!r} of {input!r}",
             "there is no input of that name",
-            did_you_mean(input, dataflow.graph.upserts),
+            did_you_mean(input, dataflow.graph.inputs),
         )
-    upsert = dataflow.graph.upserts[input]
+    upsert = upserted(dataflow.graph.inputs[input], f"why {key!r} of {input!r}", NotReadable)
     row, fed = key_row(upsert.bound, key), dataflow.fed.get(input, Fed())
     telling = _Telling(upsert.bound, row)
     now = telling.versions(upsert, dataflow.since)

@@ -18,7 +18,7 @@ it does not parse at line 1, column 6: Required keyword: 'expression' missing
          ^
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from sqlglot import exp
@@ -89,6 +89,17 @@ def parse(text: str) -> Parsed:
 
     Raises Refusal for what goes beyond a limit, and where it does not parse, with line, column and a caret.
     """
+    remedy = "an expression is what goes into WHERE or SELECT, without AS; names that are SQL words go in backquotes"
+    return _parsed(text, "expressions", remedy, lambda parser, tokens: parser.parse_into(exp.Condition, tokens, text))
+
+
+def parse_query(text: str) -> Tree:
+    """The tree of one query.  As `parse`."""
+    remedy = "a query is SELECT, VALUES or WITH, in Spark's dialect; names that are SQL words go in backquotes"
+    return _parsed(text, "queries", remedy, lambda parser, tokens: parser.parse(tokens, text)).tree
+
+
+def _parsed(text: str, several: str, remedy: str, trees: Callable[[Any, Any], Any]) -> Parsed:
     _within(len(text), MOST_TEXT, "characters")
     dialect = DdflowSpark()
     try:
@@ -96,15 +107,15 @@ def parse(text: str) -> Parsed:
         tokens = dialect.tokenize(text)
         _within(len(tokens), MOST_TOKENS, "words, signs and literals")
         nested = _nested(tokens)
-        tree, *others = dialect.parser().parse_into(exp.Condition, tokens, text) or [None]
-        if others:
-            raise Refusal("it is several expressions, with ; between", "give one")
+        tree, *others = trees(dialect.parser(), tokens) or [None]
+        if any(each is not None for each in others):
+            raise Refusal(f"it is several {several}, with ; between", "give one")
         if tree is None:
             raise ParseError("it is empty")
         for node in tree.walk():
             _unambiguous(node)
     except ParseError as error:
-        raise _misread(text, error) from error
+        raise _misread(text, error, remedy) from error
     except SqlglotError as error:
         raise Refusal("it does not parse", "close every quote, backquote and comment") from error
     except UnicodeEncodeError as error:
@@ -151,13 +162,12 @@ def _nested(tokens: Sequence[Any]) -> int:
     return deepest
 
 
-def _misread(text: str, error: ParseError) -> Refusal:
-    remedy = "an expression is what goes into WHERE or SELECT, without AS; names that are SQL words go in backquotes"
+def _misread(text: str, error: ParseError, remedy: str) -> Refusal:
     if not error.errors:
         return Refusal("it does not parse" if text.strip() else "it is empty", remedy)
     first = error.errors[0]
     line, column = int(first["line"]), int(first["col"]) - len(first["highlight"]) + 1
-    what = cut(str(first["description"]).partition(" for <class")[0])
+    what = cut(str(first["description"]).partition(" for <class")[0].partition(" but got <")[0])
     lines = text.splitlines()
     shown, begin = lines[line - 1] if line <= len(lines) else text, max(0, column - 1 - _AROUND)
     caret = " " * (column - 1 - begin) + "^"

@@ -74,11 +74,11 @@ class Readable:
 
     def pieces(self, as_of: int | None) -> Iterable[Updates]:
         """What it holds of its own output as of a time, by default now, piece by piece.  O(rows)."""
-        return (once_each(self.rows(table)) for table in self.arranged.pieces(as_of))
+        return (self.held(table) for table in self.arranged.pieces(as_of))
 
-    def rows(self, arranged: pa.Table) -> pa.Table:
-        """The rows of its output, among which its columns are, that rows of its arrangement stand for.  O(rows)."""
-        return arranged
+    def held(self, arranged: pa.Table) -> Updates:
+        """What rows of its arrangement stand for: rows of its output, among others their columns.  O(rows)."""
+        return once_each(arranged)
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """What the rows of its arrangement say of themselves, as it keeps it beside them.  O(rows).

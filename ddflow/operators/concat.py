@@ -2,10 +2,10 @@
 
 import pyarrow as pa
 
-from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates, concat
 from ddflow.plan.collection import Collection
+from ddflow.plan.set_verbs import check_sides
 
 
 @register
@@ -16,12 +16,7 @@ class Concat(Operator):
 
     def __init__(self, *parts: Collection) -> None:
         first = parts[0]
-        for part in parts[1:]:
-            if not isinstance(part, Collection) or part.flow is not first.flow:
-                raise SpecError("concat", f"{part!r:.99} is no collection or of another flow", "build both in one flow")
-            if [(f.name, f.type) for f in part.schema] != [(f.name, f.type) for f in first.schema]:
-                found = f"the columns differ: {first!r} and {part!r}"
-                raise SpecError("concat", found, "project both to the same columns")
+        check_sides("concat", parts)
         fields = [f.with_nullable(any(p.schema.field(f.name).nullable for p in parts)) for f in first.schema]
         super().__init__(first.flow, pa.schema(fields), parts, False)
 

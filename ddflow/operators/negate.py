@@ -13,7 +13,7 @@ class Negate(Operator):
 
     def __init__(self, of: Collection) -> None:
         super().__init__(of.flow, of.schema, [of], of.consolidated)
-        self.unique = False
+        self.unique = self.positive = False
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted."""

@@ -29,7 +29,7 @@ from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain,
 from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, row_hashes, sliced
-from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding
 from ddflow.plan.plan import Plan
 
 Restore = Callable[[pa.Table], pa.Table]
@@ -160,7 +160,7 @@ def carried_only(given: pa.Schema, declared: pa.Schema) -> list[str]:
     return [name for name in (*KAFKA, TOPIC) if name in given.names and name not in declared.names]
 
 
-def columns_there(bound: Bound, given: pa.Schema) -> tuple[str, ...]:
+def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
     """The declared columns that rows have, in the declared order: what `Partitioner` and `ShuffleReader` are to be
     told.
 

@@ -109,7 +109,7 @@ class Share(Reading):
         if missing := sorted(ids[node] for node in graph.keeping if ids[node] not in stored.of.operators):
             raise CorruptState(stored.what, f"it lacks the operators {missing}", MEND)
         fill_version(self.dataflow, manifest, [stored], BatchStore(store))
-        for upsert in graph.upserts.values():
+        for upsert in graph.inputs.values():
             if (odd := misplaced(upsert.arranged, number, manifest.partitions)) is not None:
                 raise CorruptState(stored.what, f"partition {number} of {manifest.partitions} has a key of {odd}", MEND)
 

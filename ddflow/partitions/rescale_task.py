@@ -42,16 +42,16 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Running
+from ddflow.operators.inputs import opened_input
 from ddflow.operators.upsert.events import Events
-from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.partitions.move import Move
 from ddflow.partitions.receipt import AGAIN, STAGES
 from ddflow.partitions.rescale_rows import MovedRows, Opened, grouped, without_versions
 from ddflow.partitions.stages import Stages, placed
-from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.plan import Input
+from ddflow.plan.input import Input
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import MEND, Natural, Strict, decoded, encoded
 from ddflow.storage.manifest import PARTITIONS
@@ -135,7 +135,7 @@ class _Task:
         operators = {to: dict[str, OperatorRecord]() for to in self.rows.targets}
         for name, input in self.cut.flow.inputs.items() if self.stage == 0 else ():
             for to, rows, events in self._input(name, input):
-                inputs[to][name] = rows
+                inputs.setdefault(to, {})[name] = rows
                 waiting += events
         alone = self.move.partitions == self.move.start.partitions == 1
         places = {} if alone else {node: each.by for node, each in placed(self.cut.flow).items()}
@@ -149,7 +149,7 @@ class _Task:
         first, totals = self.rows.targets[0], self.old.of.totals if self.stage == 0 else {}
         shares = (
             PartShare(to, Inventory(inputs.get(to, {}), operators.get(to, {}), totals if to == first else {}))
-            for to in sorted(operators)
+            for to in sorted({*operators, *inputs})
         )
         return Moved(self.stage, self.number, tuple(shares), tuple(self.rows.added), self.rows.versions, waiting, {})
 
@@ -157,8 +157,8 @@ class _Task:
         """An input's rows, pending events and numbers, as each new partition has them, and how many events wait."""
         horizon = self.move.horizons.get(name)
 
-        def opened(bound: Bound) -> Opened:
-            upsert = RunningUpsert(bound, self.secret)
+        def opened(bound: Binding) -> Opened:
+            upsert = opened_input(bound, self.secret)
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = horizon
             return upsert.arranged, upsert.rehashed, upsert.identified
@@ -168,6 +168,7 @@ class _Task:
         given, what = self._found("inputs", name, self.old.of.inputs.get(name))
         resolved, batchers = self._pending(input, what, given, was)
         rows = self.rows.shared(f"{what}, rows", given.rows, partial(opened, input.bound), old)
+        nothing = without_versions(next(iter(rows.values())))
         for to in sorted({*rows, *batchers}):
             batcher = batchers.get(to, Batcher())
             runs = pending.take(batcher, self.batch_store)
@@ -178,7 +179,7 @@ class _Task:
                 InputRecord(
                     arrived=len(batcher) + (resolved if to == self.rows.targets[0] else 0),
                     greatest=self.move.greatest.get(name, NEVER),
-                    rows=rows[to],
+                    rows=rows.get(to, nothing),
                     runs=runs,
                     horizon=horizon if input.spec.expiry is not None else None,
                 ),
@@ -192,14 +193,16 @@ class _Task:
         return found, self.old.at(kind, name)
 
     def _pending(
-        self, input: Input, what: str, given: InputRecord, was: Bound | None
+        self, input: Input, what: str, given: InputRecord, was: Binding | None
     ) -> tuple[int, dict[int, Batcher]]:
         """How many events were resolved, and those that wait, by new partition.
 
         ``was``: what the input was before."""
         schema, memory = (was or input.bound).event_schema, self.move.start.memory
         old = pending.restore(given.runs, what, schema, self.batch_store, True, self.home)
-        picked = [(run.waiting, self._by_target(input, run.waiting)) for run in old.runs.by_least]
+        after = input.bound.event_schema
+        every = [run.waiting._replace(rows=filled(run.waiting.rows, after)) for run in old.runs.by_least]
+        picked = [(part, self._by_target(input, part)) for part in every]
         out: dict[int, Batcher] = {to: Batcher() for _, places in picked for to in places}
         order = {
             to: np.sort(np.concatenate([part.arrival[places[to]] for part, places in picked if to in places]))
@@ -209,8 +212,7 @@ class _Task:
             for to, rows in places.items():
                 # Numbers of other partitions' events have nothing to do with these; what counts is their order.
                 at = np.searchsorted(order[to], part.arrival[rows]) - order[to].size
-                taken = _taken(part, rows, at * self.move.start.partitions + self.number)
-                out[to].add(taken._replace(rows=filled(taken.rows, input.bound.event_schema)))
+                out[to].add(_taken(part, rows, at * self.move.start.partitions + self.number))
             if memory is not None and sum(batcher.nbytes for batcher in out.values()) > memory // 8:
                 for batcher in out.values():
                     batcher.spill(self.batch_store, memory // 16 // len(out), memory // 32)

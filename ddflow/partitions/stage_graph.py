@@ -43,7 +43,7 @@ class StageGraph(Graph):
         self.here = frozenset(cut.flow.nodes[n] for n in cut.active[stage])
         self.keeping = {node: each for node, each in self.keeping.items() if node in self.here}
         if stage:
-            self.upserts = {}
+            self.inputs = {}
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
 

@@ -141,7 +141,7 @@ class StagePart:
         """
         began = perf_counter_ns()
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
-        for name, upsert in self.dataflow.graph.upserts.items():
+        for name, upsert in self.dataflow.graph.inputs.items():
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = start.horizons.get(name)
         step = self._events(start, inputs) if self.stage == 0 else self._sums(start, sums)

@@ -108,13 +108,15 @@ def cut(flow: Plan, only: str | None = None) -> Stages:
 
 
 def regrouped(before: Plan, now: Plan) -> list[str]:
-    """The operators, by verb, that tell rows apart by more columns in a plan that has more, and whose rows would be in
-    other partitions.  O(nodes)."""
+    """The operators, by verb, and the inputs, by name, that tell rows apart by more columns in a plan that has more,
+    and whose rows would be in other partitions.  O(nodes)."""
     ids, places = node_ids(now), placed(now)
     was = {name: node for node, name in node_ids(before).items()}
     kept = [node for node in now.nodes if node.keeps and node.inputs and ids.get(node) in was]
     moved = [node for node in kept if places[node].by == node.exchange()[0] != was[ids[node]].exchange()[0]]
-    return [node.verb for node in moved]
+    inputs = [(each, before.inputs[name]) for name, each in now.inputs.items() if name in before.inputs]
+    apart = [now.name for now, was in inputs if now.bound.key_schema.names != was.bound.key_schema.names]
+    return [*apart, *(node.verb for node in moved)]
 
 
 def uncut(flow: Plan) -> Stages:
@@ -127,7 +129,9 @@ def uncut(flow: Plan) -> Stages:
 def placed(flow: Plan) -> dict[Collection, Placement]:
     """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
     places: dict[Collection, Placement] = {}
-    input_keys: dict[Collection, Sequence[str]] = {input: input.spec.key for input in flow.inputs.values()}
+    input_keys: dict[Collection, Sequence[str]] = {
+        input: input.bound.key_schema.names for input in flow.inputs.values()
+    }
     for node in flow.nodes:
         node.check_partitions()
         inputs = [places[i] for i in node.inputs]

@@ -15,8 +15,9 @@ follows from all of them. It reads batches, keeps none, and resolves nothing.
 [1]
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
-from ddflow.errors import SpecError
+from ddflow.errors import NullKey, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.merge.bound import Merging, event_schema, merged_row, plan
@@ -50,6 +51,39 @@ class Bound:
     where: Expression | None
     merging: Merging | None = None
     """How events are folded; None where they replace the row."""
+
+    kept: ClassVar[bool] = True
+    """Whether its rows are held."""
+    null_error: ClassVar[type[NullKey]] = NullKey
+
+    @property
+    def indispensable(self) -> list[str]:
+        """The columns of events in which a null makes them bad."""
+        return [] if self.spec.null_key == "keep" else list(self.spec.key)
+
+    @property
+    def keyed_by(self) -> str:
+        """What is missing there, for messages."""
+        return f"the key {list(self.spec.key)}"
+
+    @property
+    def formulas(self) -> dict[str, Expression]:
+        """What is computed of events, by option."""
+        given = {"delete": self.condition, "where": self.where}
+        return {option: each for option, each in given.items() if each is not None}
+
+    @property
+    def decides(self) -> dict[str, Sequence[str | None]]:
+        """The columns that decide, by option: their types never change."""
+        spec = self.spec
+        return {
+            "key": spec.key,
+            "order_by": spec.order_by,
+            "seq": [spec.seq],
+            "time": [spec.time],
+            "groups": [name for order, _ in spec.grouped for name in order],
+            "tie='greatest'": self.tracked if spec.tie == "greatest" else (),
+        }
 
     @property
     def told(self) -> list[str]:

@@ -21,17 +21,22 @@ True
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, cut
 from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding
 from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import Formulas, digest
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.input import Input
+from ddflow.plan.plan import Plan
 from ddflow.plan.record import Record
 from ddflow.plan.registry import operator
+
+DIFFERENCES: Final = "differences"
+"""The kind of an input of differences; one of upserts names none."""
 
 
 def describe(flow: Plan) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def describe(flow: Plan) -> dict[str, Any]:
                 "columns": columns(input.bound.schema),
                 "spec": json.loads(input.spec.to_json()),
             }
-            | _machine(input.bound)
+            | _kind(input.bound)
             for name, input in flow.inputs.items()
         },
         "collections": made.nodes,
@@ -56,8 +61,10 @@ def describe(flow: Plan) -> dict[str, Any]:
     }
 
 
-def _machine(bound: Bound) -> dict[str, Any]:
-    """Of a machine's input: the machine, and the columns of its state."""
+def _kind(bound: Binding) -> dict[str, Any]:
+    """Of an input of differences, that it is one; of a machine's, the machine, and the columns of its state."""
+    if not isinstance(bound, Bound):
+        return {"kind": DIFFERENCES}
     if bound.merging is None or bound.merging.machine is None:
         return {}
     machine = bound.merging.machine.machine

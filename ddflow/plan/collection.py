@@ -58,6 +58,8 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         Whether its updates come consolidated.
     unique : bool
         Whether each row is there once, whatever the inputs hold.
+    positive : bool
+        Whether no multiplicity is below zero at the end of a time, whatever the inputs hold.
     forgetting : frozenset of str
         The inputs that it is made of whose rows are forgotten without a retraction.
     """
@@ -67,6 +69,9 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
     keeps: ClassVar[bool] = False
     """Whether it holds a state between steps."""
 
+    of_events: ClassVar[bool] = False
+    """Whether it is told when its inputs, which are inputs of the plan, have events, and not of their updates."""
+
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""
 
@@ -74,6 +79,7 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         self.flow, self.schema, self.consolidated = flow, schema, consolidated
         self.inputs = tuple(each.operand() for each in inputs)
         self.unique: bool = self.keeps or (consolidated and all(each.unique for each in self.inputs))
+        self.positive: bool = self.unique or all(each.positive for each in self.inputs)
         self.forgetting: frozenset[str] = frozenset[str]().union(*(each.forgetting for each in self.inputs))
         self.time_type: pa.DataType = self.inputs[0].time_type if self.inputs else pa.int64()
         flow.nodes.append(self)

@@ -30,10 +30,12 @@ import pyarrow as pa
 
 from ddflow.columns.wider import spelled, widening
 from ddflow.errors import PlanChanged, cut
+from ddflow.plan.binding import Spec
 from ddflow.plan.codec import describe, shown
 from ddflow.plan.evolve import evolved, unlike
+from ddflow.plan.input import Input
 from ddflow.plan.merge.absent import same_function
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import inputs, rebuild
 from ddflow.plan.record import Record
 from ddflow.plan.spec import Upsert
@@ -148,10 +150,14 @@ def _command(change: PlanChange, where: str) -> str:
     )
 
 
-def _options(name: str, old: Upsert, new: Upsert, change: PlanChange) -> Iterator[str]:
+def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[str]:
     """What is refused of a spec; what is not goes into ``change``."""
+    if type(old) is not type(new):
+        kinds = ["upserts" if isinstance(each, Upsert) else "differences" for each in (new, old)]
+        yield f"input {name!r} is of {kinds[0]}, and was of {kinds[1]}"
+        return
     was, now = (json.loads(spec.to_json()) for spec in (old, new))
-    for option in fields(Upsert):
+    for option in fields(old):
         # As text, in which a NaN is itself; what is absent is the default.
         a, b = (json.dumps(spec.get(option.name)) for spec in (was, now))
         if a == b or (option.name == "merge" and _same_merge(was.get("merge"), now.get("merge"))):
@@ -180,7 +186,7 @@ def _machines(name: str, was: Any, now: Any) -> Iterator[str]:
         yield f"the machine of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
 
 
-def _value(spec: Upsert, option: str) -> Any:
+def _value(spec: Spec, option: str) -> Any:
     """An option as one would write it."""
     value = getattr(spec, option)
     if option == "groups":

@@ -29,12 +29,14 @@ from ddflow.columns.schema import is_text, normal_type
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.connectors.files.types import parse_type
 from ddflow.errors import ExpressionError, PlanChanged, SpecError, cut
-from ddflow.plan.bind import Bound, bind
+from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding, bound_to
 from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import changed_by
+from ddflow.plan.input import Input
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.strategy import Strategy, last_non_null
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.plan import Plan
 from ddflow.plan.spec import Tombstone
 
 Nodes = dict[Collection, Collection]
@@ -81,7 +83,7 @@ def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
         raise PlanChanged(asked, f"{error.asked}: {error.found}", "change the plan with ddflow migrate") from None
 
 
-def grown(bound: Bound, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:
+def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:
     """An input's columns, some of them wider, with new ones at the end, which may be null.
 
     Columns that are not named stay.  O(columns).  Raises `SpecError` for a type that a column cannot be widened to.
@@ -124,11 +126,11 @@ def evolved(plan: Plan, schemas: Mapping[str, pa.Schema], only: Container[str] |
     return out, made
 
 
-def _bound(bound: Bound, schemas: Mapping[str, pa.Schema]) -> Bound:
+def _bound(bound: Binding, schemas: Mapping[str, pa.Schema]) -> Binding:
     schema = schemas.get(bound.name, bound.schema)
     machine = None if bound.merging is None else bound.merging.machine
-    if machine is None:
-        return bind(bound.name, schema, bound.spec)
+    if machine is None or not isinstance(bound, Bound):
+        return bound_to(bound.name, schema, bound.spec)
     return bind_machine(bound.name, schema, bound.spec, machine.machine)
 
 
@@ -145,27 +147,19 @@ def unlike(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
             yield from (f"{cut(repr(wide), 80)}: {why}" for why in wide.unlike(narrow))
 
 
-def _input_unlike(old: Bound, new: Bound) -> Iterator[str]:
+def _input_unlike(old: Binding, new: Binding) -> Iterator[str]:
     """What speaks against wider types of an input's columns."""
     changed, spec, of = differing(old.schema, new.schema), new.spec, f"of input {new.name!r}"
-    decides = {
-        "key": spec.key,
-        "order_by": spec.order_by,
-        "seq": [spec.seq],
-        "time": [spec.time],
-        "groups": [name for order, _ in spec.grouped for name in order],
-        "tie='greatest'": new.tracked if spec.tie == "greatest" else (),
-    }
     for name in changed:
         was, now = old.schema.field(name).type, new.schema.field(name).type
-        for option in (option for option, names in decides.items() if name in names):
+        for option in (option for option, names in new.decides.items() if name in names):
             yield f"column {name!r} {of} is {now}, and was {was}; it decides ({option}), and such columns never change"
     if changed and old.merging is not None and old.merging.machine is not None:
         yield f"the machine {of} reads {changed}, and may do something else"
-    formulas = (("delete", new.condition), ("where", new.where))
-    for option, expression in formulas:
-        if expression is not None:
-            yield from (f"{option}= {of}: {why}" for why in changed_by(expression, old.schema, new.schema))
+    for option, expression in new.formulas.items():
+        yield from (f"{option}= {of}: {why}" for why in changed_by(expression, old.schema, new.schema))
+    if not (isinstance(old, Bound) and isinstance(new, Bound)):
+        return
     if isinstance(spec.delete, Tombstone) and spec.delete.column in changed:
         yield from _tombstone(old, new, of)
     yield from _merging(old, new, of)

@@ -31,7 +31,8 @@ from ddflow.errors import SpecError, cut
 from ddflow.expressions import Expression
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.formulas import Formulas
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.input import Input
+from ddflow.plan.plan import Plan
 from ddflow.plan.record import Record
 
 MOST = 500
@@ -119,7 +120,7 @@ def _notes(
 ) -> list[str]:
     """What is to be known of a collection besides what it is.  ``entry``: itself, where it is an input of the plan."""
     notes = []
-    meets = [by for by in node.exchange() if by is not None] if entry is None else [entry.spec.key]
+    meets = [by for by in node.exchange() if by is not None] if entry is None else [tuple(entry.bound.key_schema.names)]
     for by in meets:
         stand = standing[node.inputs[0]] if entry is None else ()
         which = f"[{', '.join(by)}]" if by else "one partition"
@@ -134,7 +135,7 @@ def _notes(
 
 def _standing(plan: Plan) -> dict[Collection, Columns | None]:
     """By which columns equal rows of each collection stand in one partition; None for none."""
-    out: dict[Collection, Columns | None] = {node: tuple(node.spec.key) for node in plan.inputs.values()}
+    out: dict[Collection, Columns | None] = {node: tuple(node.bound.key_schema.names) for node in plan.inputs.values()}
     for node in plan.nodes:  # a collection stands behind what it is made of
         if node in out:
             continue

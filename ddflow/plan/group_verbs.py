@@ -1,4 +1,4 @@
-"""Verbs that look at rows by group or by key: count, to_upserts.
+"""Verbs that look at rows by group or by key: count, to_upserts, single.
 
 Invariant: a group is there while the multiplicities of its rows do not add up to zero.
 
@@ -71,3 +71,29 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         The cost is that of `ddflow.ToUpserts`, which holds each row.
         """
         return self._then("to_upserts", key, on_conflict)
+
+    def single(self, count: str, keys: Sequence[str] = ()) -> Made:
+        """Refuse a step after which a row's count is above one, as the rows of a scalar subquery are.
+
+        Parameters
+        ----------
+        count : str
+            The column of counts.  It is not in the result.
+        keys : sequence of str
+            The columns that the error names.
+
+        Returns
+        -------
+        Collection
+            Of the other columns.
+
+        Raises
+        ------
+        SpecError
+            For a missing column, and for one that holds no integers.
+
+        Notes
+        -----
+        O(n), for n updates of a step, which raises `NotSingle`.
+        """
+        return self._then("single", count, keys)

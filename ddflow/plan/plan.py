@@ -14,7 +14,8 @@ runs nothing: `ddflow.Flow.open` makes an engine of it, the Spark bridge makes s
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -22,38 +23,15 @@ from ddflow.columns.declared import to_schema
 from ddflow.columns.names import check_names
 from ddflow.columns.schema import updates_schema
 from ddflow.errors import SpecError
-from ddflow.plan.bind import Bound, bind
+from ddflow.plan.bind import bind
+from ddflow.plan.binding import Binding
 from ddflow.plan.collection import Collection, Nodes
+from ddflow.plan.differences import ChangeFeed, Differences, bind_differences
+from ddflow.plan.input import Input
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.machines import VALUES
-from ddflow.plan.spec import Upsert
-
-
-class Input(Collection):
-    """What a plan reads from: upserts.  ``bound``: its spec joined with its schema."""
-
-    verb, keeps = "input", True
-
-    def __init__(self, flow: Nodes, bound: Bound) -> None:
-        super().__init__(flow, bound.row_schema, (), True)
-        self.bound, self.time_type = bound, bound.time_type
-        if bound.spec.expiry is not None and bound.spec.expiry.forgets:
-            self.forgetting = frozenset([bound.name])
-
-    @property
-    def name(self) -> str:
-        """What rows are given under."""
-        return self.bound.name
-
-    @property
-    def spec(self) -> Upsert:
-        """Who wins, what deletes, what changes."""
-        return self.bound.spec
-
-    def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Its name; its columns and its spec stand elsewhere, since they may change."""
-        return {"name": self.name}
+from ddflow.plan.spec import Late, Upsert
 
 
 class Plan(Nodes):
@@ -130,7 +108,105 @@ class Plan(Nodes):
         input = self._input(bind_machine(name, to_schema(schema, f"the schema of {name!r}"), spec, machine))
         return input.unnest(VALUES) if machine.several else input
 
-    def _input(self, bound: Bound) -> Input:
+    def updates(
+        self,
+        name: str,
+        schema: Any,
+        diff: str | ChangeFeed | None = None,
+        time: str | None = None,
+        keep: bool = False,
+        *,
+        late: Late = "error",
+        lateness: int | None = None,
+        null_key: Literal["error", "drop"] = "error",
+        value: Sequence[str] | None = None,
+    ) -> Input:
+        """Add an input of differences: rows that say themselves how often they count.
+
+        Parameters
+        ----------
+        name, schema
+            As in `upserts`.
+        diff : str or ChangeFeed, optional
+            How often a row counts: a column of integers, or SQL that gives integers; or `ddflow.delta_cdf`, the change
+            feed of a table of Delta Lake.  0 says nothing.  By default every row counts once.
+        time : str, optional
+            The column of times.  With it, the flow is in hold-back mode.
+        keep : bool
+            Whether the rows are held, so that the input can be read, and all that is made of its rows one by one.
+        late, lateness
+            As of `ddflow.Upsert`.
+        null_key : {"error", "drop"}
+            What becomes of a row whose diff is null; "drop" gives the verdict bad.
+        value : str or sequence of str, optional
+            The columns of a row.  By default all but the time, the column of diffs, and those of a change feed.
+
+        Returns
+        -------
+        Input
+            The collection of the rows.
+
+        Raises
+        ------
+        SpecError, ExpressionError
+            If schema and options do not fit, the name is taken, or inputs mix the modes.
+        NotArrow
+            For what is no schema.
+
+        Notes
+        -----
+        With ``keep`` it holds each row that there is, with its multiplicity; else nothing.
+
+        Examples
+        --------
+        >>> plan = Plan()
+        >>> plan.updates("log", {"city": pa.string(), "n": pa.int64()}, diff="n")
+        Input(city string)
+        """
+        spec = Differences(diff, time, keep, late, lateness, null_key, value)
+        return self._input(bind_differences(name, to_schema(schema, f"the schema of {name!r}"), spec))
+
+    def sql(self, text: str, **collections: Collection) -> Collection:
+        """The collection that a query says, in Spark's SQL.
+
+        Parameters
+        ----------
+        text : str
+            A query over the inputs, by their names, and over ``collections``.
+        **collections : Collection
+            Of this flow, by the names that the query calls them.
+
+        Returns
+        -------
+        Collection
+            Of the columns of the select list.
+
+        Raises
+        ------
+        ExpressionError
+            For what does not parse, for unknown or ambiguous tables and columns, and for what cannot be maintained (an
+            ORDER BY without LIMIT, functions that differ from call to call, recursion, windows other than
+            ``row_number() <= k``), with its place.
+        SpecError
+            For a collection of another flow.
+
+        Examples
+        --------
+        >>> plan = Plan()
+        >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+        >>> plan.sql("select upper(city) as town from people where id > 1")
+        Project(town string)
+
+        Notes
+        -----
+        O(text).
+        """
+        from ddflow.plan.sql import planned  # with a parser that takes long to import
+
+        made: Collection = planned(self, text, collections)
+        return made
+
+    def _input(self, bound: Binding) -> Input:
         name, spec = bound.name, bound.spec
         if name in self.inputs or name in self.outputs:
             raise SpecError(f"input {name!r}", "that name is taken", "give every input a name of its own")
@@ -148,7 +224,7 @@ class Plan(Nodes):
         self.inputs[name] = Input(self, bound)
         return self.inputs[name]
 
-    def _agree(self, one: Bound, other: Bound) -> None:
+    def _agree(self, one: Binding, other: Binding) -> None:
         if one.spec.holds_back != other.spec.holds_back:
             waiting, free = (one, other) if one.spec.holds_back else (other, one)
             raise SpecError(

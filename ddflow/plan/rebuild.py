@@ -27,14 +27,16 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType, defstruct
 
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
-from ddflow.plan.bind import Bound, bind
-from ddflow.plan.codec import PlanRecord, columns, shown
+from ddflow.plan.binding import Binding, Spec, bound_to
+from ddflow.plan.codec import DIFFERENCES, PlanRecord, columns, shown
 from ddflow.plan.collection import Collection
+from ddflow.plan.differences import Differences
+from ddflow.plan.input import Input
 from ddflow.plan.merge.absent import Absent
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
-from ddflow.plan.plan import Input, Plan
+from ddflow.plan.plan import Plan
 from ddflow.plan.record import Record
 from ddflow.plan.registry import operator, operators
 from ddflow.plan.spec import Upsert
@@ -59,27 +61,43 @@ _SPEC: Any = defstruct(
     "_SPEC", [(name, kind | UnsetType, UNSET) for name, kind in _KINDS.items()], forbid_unknown_fields=True
 )
 """The kinds of what a spec holds; what they may be is looked at when it is made."""
+_FEED: Any = defstruct("_FEED", [("feed", str)], forbid_unknown_fields=True)
+_DIFFERENCES: Any = defstruct(
+    "_DIFFERENCES",
+    [
+        ("diff", str | _FEED | UnsetType, UNSET),
+        ("time", str | UnsetType, UNSET),
+        ("keep", bool | UnsetType, UNSET),
+        ("late", str | UnsetType, UNSET),
+        ("lateness", Natural | UnsetType, UNSET),
+        ("null_key", str | UnsetType, UNSET),
+        ("value", list[str] | UnsetType, UNSET),
+    ],
+    forbid_unknown_fields=True,
+)
 
 
-def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Upsert]]:
+def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Spec]]:
     """The schema and the spec of each input.  ``where``: whose description it is, for messages.
 
     O(description).  Raises `CorruptState` for what `describe` did not write.
     """
     given = Record(description, f"the plan of {where}").named("inputs")
     return {
-        name: (_schema(record, "schema", record.list("columns")), _spec(record.record("spec")))
-        for name, record in given.items()
+        name: (_schema(record, "schema", record.list("columns")), _spec_of(record)) for name, record in given.items()
     }
 
 
-def bounds(description: Mapping[str, Any], where: str) -> dict[str, Bound]:
+def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
     """What the inputs are bound to, whether their code is there or not.  As `inputs`."""
     given = Record(description, f"the plan of {where}").named("inputs")
-    out = {}
+    out: dict[str, Binding] = {}
     for name, (schema, spec) in inputs(description, where).items():
         machine = _machine(given[name])
-        out[name] = bind(name, schema, spec) if machine is None else bind_machine(name, schema, spec, machine)
+        if machine is None or isinstance(spec, Differences):
+            out[name] = bound_to(name, schema, spec)
+        else:
+            out[name] = bind_machine(name, schema, spec, machine)
     return out
 
 
@@ -94,6 +112,20 @@ def _schema(record: Record, name: str, beside: list[Any]) -> pa.Schema:
     if found != beside:
         raise _corrupt(record.what, f"its {name} has the columns {found}, beside it stand {beside}")
     return schema
+
+
+def _spec_of(input: Record) -> Spec:
+    """The spec of an input, of either kind."""
+    record = input.record("spec")
+    if "kind" not in input:
+        return _spec(record)
+    if input.text("kind") != DIFFERENCES:
+        raise _corrupt(input.what, f"its kind is {input.text('kind')!r}")
+    converted(record.given, _DIFFERENCES, record.what)
+    try:
+        return Differences.from_json(json.dumps(record.given))
+    except DdflowError as error:
+        raise _corrupt(record.what, str(error)) from None
 
 
 def _spec(record: Record) -> Upsert:
@@ -127,8 +159,8 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
             if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, Absent):
                 raise _absent(where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code")
             machine = _machine(whole.record("inputs").record(name))
-            if machine is None:
-                flow.upserts(name, schema, spec)
+            if machine is None or isinstance(spec, Differences):
+                flow._input(bound_to(name, schema, spec))
             elif isinstance(machine.transition, Absent):
                 raise _absent(where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code")
             else:

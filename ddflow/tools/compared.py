@@ -10,7 +10,7 @@ stands where its key does not belong is `CorruptState`, for no look-up would fin
 >>> def rows_of(keys, values):
 ...     engine = flow.open(secret=secret)
 ...     _ = engine.step({"v": pa.table({"k": keys, "v": values})}, time=1)
-...     return engine.dataflow.graph.upserts["v"].arranged
+...     return engine.dataflow.graph.inputs["v"].arranged
 >>> one, other = rows_of([1, 2, 3], [1, 2, 3]), rows_of([2, 3, 5], [2, 4, 5])
 >>> found = [a.against(b) for a, b in aligned(one, other, input.bound, secret)]
 >>> sum(extra.size for extra, *_ in found), sum(missing.size for _, missing, *_ in found)

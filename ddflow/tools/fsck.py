@@ -35,7 +35,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import DdflowError, SpecError
-from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.operators.inputs import opened_input
 from ddflow.partitions.stages import placed
 from ddflow.plan.codec import fingerprint, node_ids
 from ddflow.plan.collection import Columns
@@ -233,7 +233,7 @@ class _Check:
         secret = Secret(*manifest.secret)
         if flow is None:
             given = bounds(manifest.plan, self.store.where)
-            return Operators({name: RunningUpsert(bound, secret) for name, bound in given.items()}, None, {})
+            return Operators({name: opened_input(bound, secret) for name, bound in given.items()}, None, {})
         graph, ids = Graph(flow, secret), node_ids(flow)
         by: dict[str, Columns] = {}
         if manifest.partitions > 1:
@@ -241,7 +241,7 @@ class _Check:
             own = {node: places[node].by or () for node in graph.keeping if graph.keeping[node].arrangements}
             by = {ids[node]: columns for node, columns in own.items() if columns != node.exchange()[0]}
         kept = {ids[node]: each for node, each in graph.keeping.items() if each.arrangements}
-        return Operators(graph.upserts, kept, by)
+        return Operators(graph.inputs, kept, by)
 
     def _compare(self, blob: Blob, number: int) -> pa.Buffer | None:
         """The bytes of a blob, compared once; None, and a problem, when they are not what was put."""

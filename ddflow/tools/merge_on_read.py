@@ -32,6 +32,7 @@ from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
 from ddflow.engine.logs import MARKS, Full, Restated, batches, parts_of
 from ddflow.errors import NotArrow
+from ddflow.operators.inputs import upserted
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.bind import Bound
 from ddflow.plan.spec import Upsert
@@ -115,11 +116,12 @@ def folded(
     # An engine has an output; this one asks for the least of each row.
     flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
-        for time, part in enumerate(_calls(parts, declared, input.bound)):
+        upsert = upserted(engine.dataflow.graph.inputs[LOG], "merge on read")
+        for time, part in enumerate(_calls(parts, declared, upsert.bound)):
             take(engine, LOG, part, time)
         if flow.holds_back:
             engine.advance_to(CLOSED)
-        yield engine.dataflow.graph.upserts[LOG]
+        yield upsert
 
 
 def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:

@@ -87,13 +87,14 @@ class Migrated:
     Attributes
     ----------
     tables : dict of str to pyarrow.Table
-        By output, the net difference: the row's columns, ``_time``, ``_diff``.
+        By output, the net difference: the row's columns, ``_time``, ``_diff``.  Not of outputs that cannot be read,
+        because they are made of inputs of differences that are not kept.
     epoch, last : int
         Of the new state.
     new : list of str
         Outputs that the old state lacks.  They come out whole.
     whole : list of str
-        Outputs whose columns differ.  They come out whole.
+        Outputs whose columns differ, or that the old state cannot read.  They come out whole.
     gone : list of str
         Outputs that the new plan lacks.
     """
@@ -180,7 +181,11 @@ def replay(
             feed(engine, old.last + 1 if both and old.last > NEVER else 1, Told(old, flow))
             _close(engine, old)
             engine.flush()
-            tables = {name: _net(name, old if same else None, engine) for name, same in wanted.items()}
+            tables = {
+                name: _net(name, old if same else None, engine)
+                for name, same in wanted.items()
+                if output is not None or not engine.dataflow.graph.unkept(engine.flow.outputs[name])
+            }
             other = [name for name, same in wanted.items() if not same]
             yield Migrated(
                 tables,
@@ -258,7 +263,8 @@ def _wanted(old: Snapshot, flow: Plan, output: str | None, whole: bool) -> dict[
     out = {}
     for name in flow.outputs if output is None else [output]:
         was, now = (_columns(each, name) for each in (old.flow, flow))
-        out[name] = was == now
+        # What is made of rows that the old state did not keep comes out whole.
+        out[name] = was == now and not old.dataflow.graph.unkept(old.flow.outputs[name])
         if was is not None and was != now and not whole:
             raise PlanChanged(
                 f"migrate the output {name!r}",

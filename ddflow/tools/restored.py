@@ -28,7 +28,7 @@ from ddflow.engine.checkpoint import MEND, Inventories
 from ddflow.engine.inventory import InputRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Readable
-from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.operators.inputs import RunningInput
 from ddflow.plan.collection import Columns
 from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.storage.feeding import FULL, RESTATED
@@ -50,10 +50,10 @@ Place = Callable[[Batch], Words]
 
 
 class Operators(NamedTuple):
-    """Of a plan, all of them new.  ``upserts``: by input.  ``kept``: by id, None where they are not known.  ``by``:
+    """Of a plan, all of them new.  ``inputs``: by name.  ``kept``: by id, None where they are not known.  ``by``:
     the columns by which those are cut into partitions that are not cut by their groups."""
 
-    upserts: Mapping[str, RunningUpsert]
+    inputs: Mapping[str, RunningInput]
     kept: Mapping[str, Readable] | None
     by: Mapping[str, Columns]
 
@@ -106,7 +106,7 @@ class Examination:
         """Look at all of it.  O(bytes).  What is wrong goes to the guard."""
         arrived = waiting = 0
         complete, inputs = True, stored.of.inputs
-        for name, upsert in self.operators.upserts.items():
+        for name, upsert in self.operators.inputs.items():
             if name not in inputs:
                 continue
             at = stored.at("inputs", name)
@@ -131,7 +131,7 @@ class Examination:
                 found = f"{arrived:,} events came in, {resolved:,} were resolved and {waiting:,} are pending"
                 raise wrong(stored.what, found)
 
-    def _pending(self, record: InputRecord, at: str, upsert: RunningUpsert) -> int:
+    def _pending(self, record: InputRecord, at: str, upsert: RunningInput) -> int:
         """How many events wait; whether they are of keys of this partition."""
         batcher = pending.restore(record.runs, at, upsert.bound.event_schema, self.batch_store, spilled=True)
         batcher._check()
@@ -225,7 +225,7 @@ def holds_all(inventories: Inventories, operators: Operators) -> None:
     """
     inputs = {name for each in inventories.stored for name in each.of.inputs}
     kept = {name for each in inventories.stored for name in each.of.operators}
-    for kind, there, plan in (("inputs", inputs, operators.upserts), ("operators", kept, operators.kept)):
+    for kind, there, plan in (("inputs", inputs, operators.inputs), ("operators", kept, operators.kept)):
         if plan is not None and there != set(plan):
             raise wrong(inventories.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
     for name in inputs:

@@ -37,7 +37,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable
-from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.operators.inputs import upserted
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
@@ -221,7 +221,7 @@ class _Comparison:
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, Compared(name)
-        self.upsert: RunningUpsert = snapshot.dataflow.graph.upserts[name]
+        self.upsert = upserted(snapshot.dataflow.graph.inputs[name], f"verify the input {name!r}", NotReadable)
         self.secret = Secret(*snapshot.manifest.secret)
         self.bound = self.upsert.bound
         self.unknown: set[tuple[int, int]] = set()

@@ -198,7 +198,7 @@ def test_in_memory_it_is_a_merge(tmp_path: Path) -> None:
             engine.compact(forget=True)
             engine._check()
             assert engine.read("people").equals(rows)
-            assert len(engine.dataflow.graph.upserts["people"].arranged.slots.batches) == 1
+            assert len(engine.dataflow.graph.inputs["people"].arranged.slots.batches) == 1
 
 
 def test_the_verb_forgets_and_fences(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def rows(ids: Any) -> dict[str, pa.Table]:
 def of_many_files(store: Any, files: int) -> dd.Engine:
     """An engine whose rows are in so many files, and that merges as usual from then on."""
     engine = plan().open(store, grace=0.0)
-    arranged = engine.dataflow.graph.upserts["rows"].arranged
+    arranged = engine.dataflow.graph.inputs["rows"].arranged
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spine, "PIECE", 2)
         arranged.spine.fan, arranged.spine.most = 2, 4

@@ -288,4 +288,4 @@ def test_contents_that_are_the_same_write_nothing() -> None:
     with flow().open(store) as engine:
         engine.step({"rows": FIRST}, 1)
         engine.replace("rows", FIRST, 2)
-        assert engine.dataflow.graph.upserts["rows"].arranged.spine.versions == 4
+        assert engine.dataflow.graph.inputs["rows"].arranged.spine.versions == 4

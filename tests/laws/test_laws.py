@@ -176,7 +176,7 @@ def test_linearity_filter_and_project_of_a_sum_are_the_sum_of_theirs(data: st.Da
     scenario = data.draw(scenarios())
     input = next(iter(scenario["inputs"].values()))
     row = {name: input["columns"][name] for name in row_of(input["columns"], input["spec"])}
-    plan = data.draw(plans(row, ["a"], 3).filter(lambda made: "count" not in str(made[0])))[0]
+    plan = data.draw(plans(row, ["a"], 3).filter(lambda made: all(verb not in str(made[0]) for verb in KEYED)))[0]
     a, b = ["input", "a"], ["negate", ["input", "b"]]
     outputs = {"of_sum": replaced(plan, ["concat", a, b]), "sum_of": ["concat", replaced(plan, a), replaced(plan, b)]}
     door = EngineDoor({"inputs": {"a": input, "b": input}, "outputs": outputs})
@@ -196,6 +196,7 @@ def replaced(plan: Any, input: Any) -> Any:
     ]
 
 
+KEYED = ["'count'", "'distinct'", "'threshold'", "'set'"]
 VERBS = {"input", "filter", "project", "concat", "negate", "consolidate"}
 
 

@@ -45,9 +45,9 @@ def crowds(draw: st.DrawFn) -> Trace:
         "key": ["k"],
         "order_by": draw(st.sampled_from([["o"], []])),
         "delete": {"tombstone": "op", "value": "D"},
-        "noop_ignore": draw(st.sampled_from([[], ["s"]])),
         "stale": draw(st.sampled_from(["drop", "mark", "side"])),
     }
+    spec |= draw(st.sampled_from([{}, {"noop_ignore": ["s"]}, {"track": ["o"]}]))
     if spec["order_by"] or holds_back:
         spec["tie"] = draw(st.sampled_from(["last", "first"]))
     if holds_back:

@@ -54,7 +54,7 @@ def test_pinot_metadata_ttl_a_key_below_the_horizon_is_forgotten_and_its_row_sta
     out = door.step({"a": [[1, 95, "new", False]]}, 4)
     assert out.updates["out"] == {((1, 95, "new"), 4): 1}
     assert out.updates["n"] == {((2,), 4): -1, ((3,), 4): 1}
-    assert door.engine.dataflow.graph.upserts["a"].expiring.forgotten == 1
+    assert door.engine.dataflow.graph.inputs["a"].expiring.forgotten == 1
 
 
 def test_retract_takes_the_row_back_through_all_operators_in_a_step_without_events() -> None:
@@ -382,7 +382,7 @@ def test_a_key_that_lies_beneath_in_files_does_not_come_back(how: str, durable: 
 def test_a_tombstone_goes_only_when_no_older_run_still_holds_its_key() -> None:
     expiry = {"tombstone_ttl": 20, "on_forgotten": "insert"}
     door = EngineDoor(scenario(expiry), medium={"share": 0}, retain=0)
-    arranged = door.engine.dataflow.graph.upserts["a"].arranged
+    arranged = door.engine.dataflow.graph.inputs["a"].arranged
     arranged.on_disk.fan = 99
     door.step({"a": [[1, 100, "x", False], [2, 100, "x", False]]}, 1)
     spill(door.engine, 0)
@@ -422,10 +422,10 @@ def test_a_state_that_no_event_gave_a_horizon_is_read() -> None:
     door = EngineDoor(scenario({"ttl": 30}), state=store)
     door.step({}, 1)  # no event: no horizon to be told of
     door = door.restart()
-    assert door.engine.dataflow.graph.upserts["a"].expiring.horizons.greatest is None
+    assert door.engine.dataflow.graph.inputs["a"].expiring.horizons.greatest is None
     door.step({"a": [[1, 80, "x", False], [2, 120, "x", False]]}, 2)
     door = door.restart()
-    assert door.engine.dataflow.graph.upserts["a"].expiring.horizons.greatest == 120
+    assert door.engine.dataflow.graph.inputs["a"].expiring.horizons.greatest == 120
     door.step({}, 3)
     assert len(door.read("out")) == 1
 
@@ -451,7 +451,7 @@ def test_an_endless_feed_of_new_keys_keeps_a_bounded_state(how: str, spills: boo
     flow, columns = dd.Flow(), {"k": pa.int64(), "at": pa.int64(), "v": pa.int64(), "gone": pa.bool_()}
     _ = flow.output("a", flow.upserts("a", columns, spec))
     with flow.open(**({"memory": "64MB", "spill": tmp_path} if spills else {})) as engine:
-        arranged, sizes = engine.dataflow.graph.upserts["a"].arranged, []
+        arranged, sizes = engine.dataflow.graph.inputs["a"].arranged, []
         for turn in range(4):
             for part in range(10):
                 feed(engine, 5, 500, how == "deletes", turn * 50 + part * 5)
@@ -469,7 +469,7 @@ def test_an_endless_feed_of_new_keys_keeps_a_bounded_state(how: str, spills: boo
 
 def test_a_time_to_live_shorter_than_a_step_does_not_look_at_all_keys_in_every_step(monkeypatch: Any) -> None:
     door = EngineDoor(scenario({"tombstone_ttl": 0}), retain=0)
-    expiring_, surveys = door.engine.dataflow.graph.upserts["a"].expiring, []
+    expiring_, surveys = door.engine.dataflow.graph.inputs["a"].expiring, []
     survey = expiring_._survey
     monkeypatch.setattr(expiring_, "_survey", lambda *horizons: surveys.append(horizons) or survey(*horizons))
     door.step({"a": [[key, 0, "x", False] for key in range(400)]}, 0)

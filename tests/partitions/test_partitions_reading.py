@@ -100,10 +100,10 @@ def alike(cut: Any, whole: Any, flow: dd.Flow | None = None) -> None:
         for name in one.dataflow.graph.arrangements:
             figures = [each.stats()["arrangements"][name]["keys"] for each in (one, other)]
             assert figures[0] == figures[1] == one.dataflow.graph.arrangements[name].keys
-        for name, upsert in one.dataflow.graph.upserts.items():
+        for name, upsert in one.dataflow.graph.inputs.items():
             assert one.dataflow.admissions[name].arrived == other.dataflow.admissions[name].arrived
             assert one.dataflow.admissions[name].greatest == other.dataflow.admissions[name].greatest
-            if upsert.expiring is not None and (beside := other.dataflow.graph.upserts[name].expiring) is not None:
+            if upsert.expiring is not None and (beside := other.dataflow.graph.inputs[name].expiring) is not None:
                 assert upsert.expiring.horizons.greatest == beside.horizons.greatest
         assert one.stats()["pending"] == other.stats()["pending"]
         one.dataflow.graph._check()

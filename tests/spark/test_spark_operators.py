@@ -10,7 +10,7 @@ import random
 
 import pyarrow as pa
 import pytest
-from operator_table import TABLE, Row
+from operator_table import MADE, TABLE, Row
 from pyspark.sql import SparkSession
 from spark_session import frame_of
 from test_operators import clean, flow_of, holding, summed, table
@@ -36,9 +36,9 @@ STEP: list[tuple[int, Row | None]] = [
 ]
 
 
-@pytest.mark.parametrize("verb", sorted(TABLE))
+@pytest.mark.parametrize("verb", sorted({**TABLE, **MADE}))
 def test_spark_gives_the_same(verb: str, spark: SparkSession) -> None:
-    law, rows = TABLE[verb], table(STEP)
+    law, rows = {**TABLE, **MADE}[verb], table(STEP)
     parts = [rows.slice(begin, 100) for begin in range(0, 300, 100)]
     if law.local:
         with pytest.raises(dd.SpecError, match=verb):

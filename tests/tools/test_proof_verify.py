@@ -269,7 +269,7 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
         engine = flow.open(secret=secret)
         for time, at in enumerate(sorted({0, len(rows) // 2, rng.randrange(len(rows) + 1)})):
             engine.step({"v": pa.Table.from_pylist(rows[at:], bound.schema)}, time)
-        return engine.dataflow.graph.upserts["v"].arranged
+        return engine.dataflow.graph.inputs["v"].arranged
 
     found = {"extra": set[int](), "missing": set[int](), "same": set[int](), "different": set[int]()}
     for one, other in aligned(held(sides[0]), held(sides[1]), bound, secret):

@@ -94,7 +94,7 @@ def test_steps_of_any_size_look_a_few_slots_far_and_any_number_of_threads_gives_
 def test_a_first_load_makes_room_once(threads: int, texts: bool) -> None:
     with counted() as calls, plan(texts, "rows").open(secret=SECRET, threads=threads) as engine:
         engine.step({"a": rows(("ascending", 0, 60_000), texts, False)}, time=0)
-        assert len(engine.dataflow.graph.upserts["a"].arranged.spine.parts) == threads
+        assert len(engine.dataflow.graph.inputs["a"].arranged.spine.parts) == threads
     check(calls)
     assert [call.keys for call in calls if call.what == "rebuild"] == [0] * threads
 
@@ -115,7 +115,7 @@ def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_g
             engine.push({"a": rows(("ascending", 0, count), False, gone).append_column("t", pa.array([time] * count))})
             engine.advance_to(time + 1)
         assert engine.read("a").num_rows == 38_000
-        arranged = engine.dataflow.graph.upserts["a"].arranged
+        arranged = engine.dataflow.graph.inputs["a"].arranged
         assert len(arranged.spine.runs) == 2 and not arranged.index.keeps
     with counted() as calls, flow.open(tmp_path / "s", retain=retain) as engine:
         assert engine.read("a").num_rows == 38_000

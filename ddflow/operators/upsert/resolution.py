@@ -37,7 +37,7 @@ from ddflow.kernels.emit import emit_values, tally
 from ddflow.kernels.identity import unmix_words
 from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Outcomes, Rules, SortedEvents, outcomes, resolve_keys
 from ddflow.operators.updates import Updates
-from ddflow.operators.upsert.keyed import Keyed
+from ddflow.operators.upsert.keyed import Keyed, Seen
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.trace.batch import Batch, same
 from ddflow.trace.change import Change
@@ -154,7 +154,7 @@ class Resolution:
     """The outcome of one step's events of one input.  ``counts``: int64[8], events by verdict."""
 
     def __init__(self, state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -> None:
-        self.upsert, self.keyed, self.weighed = state, keyed, weighed
+        self.upsert, self.bound, self.keyed, self.weighed = state, state.bound, keyed, weighed
         self.resolved = resolve(state, keyed, weighed, winners)
         self.emitted = emit(state, weighed, self.resolved)
         self.counts, self._verdict = weighed.verdicts(self.resolved.out.outcome, self.emitted.counts)
@@ -163,6 +163,11 @@ class Resolution:
     def events(self) -> Any:
         """The events."""
         return self.keyed.events
+
+    @property
+    def seen(self) -> Seen:
+        """What it brings for the next step, where keys expire."""
+        return self.keyed.seen
 
     @property
     def verdict(self) -> Flags:

@@ -46,10 +46,15 @@ NOBODY_ELSE: Ints = np.empty(0, np.int64)
 class UpsertState(Readable):
     """``bound``: the input's spec and schema."""
 
+    unfed = True
+    """Whether no event ever came, as far as a state tells."""
+
     def __init__(self, bound: Bound, secret: Secret, threads: Threads = ALONE) -> None:
         self.bound, self.secret, self.threads = bound, secret, threads
         self.order = orders(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
+        self.hidden = frozenset(field.name for field in self.order.hidden)
+        """The columns of the arrangement that are not of the row."""
         self.contents: int | None = None
         """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
         self.wide, self.arena = is_wide(bound.key_schema), Arena()

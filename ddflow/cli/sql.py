@@ -1,0 +1,199 @@
+"""``ddflow sql``: the answer of a query over files, each table of which is upserts by a key.
+
+Invariant: what is put out are the rows that `Plan.sql` holds after all files, each as often as it is there; with
+``--diff`` the updates that lead there. The n-th files of all tables are one epoch.
+
+>>> told("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
+NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': 'id,region', 'order-by': 'at'})
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
+
+from ddflow.cli.arguments import FILES, Delimiter, Encoding, Format, Null
+from ddflow.cli.say import say
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    import ddflow as dd
+    from ddflow.cli.show import Piped, Preview
+    from ddflow.connectors.files import FileOutput, FilesSource
+
+OUT: Final = "out"
+"""What the flow calls its output."""
+OPTIONS: Final = ("key", "order-by", "tombstone")
+_TABLE: Final = re.compile(rf"([^\W\d]\w*)=(.+?)((?::(?:{'|'.join(OPTIONS)})=.*?)*)")
+_OPTION: Final = re.compile(rf":({'|'.join(OPTIONS)})=(.*?)(?=:(?:{'|'.join(OPTIONS)})=|$)")
+
+
+class NamedTable(NamedTuple):
+    """A table of the command line."""
+
+    name: str
+    file: str
+    options: dict[str, str]
+
+
+Query = Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help="In Spark's SQL, over the tables.")]
+Tables = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME=FILE:key=COLUMNS...",
+        show_default=False,
+        help="A table: its name, a file, a folder or a pattern, and the columns that identify a row; then, if need "
+        "be, :order-by=COLUMNS and :tombstone=COLUMN[=VALUE]. Repeated, the same name has more files.",
+    ),
+]
+Types = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--types",
+        metavar="COLUMN=TYPE,...",
+        show_default=False,
+        rich_help_panel=FILES,
+        help="Types of columns, in all tables that have them: zip=string,total=decimal(12,2).",
+    ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        show_default=False,
+        help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: a table on a "
+        "terminal, JSON lines into a pipe.",
+    ),
+]
+
+
+def sql(
+    query: Query,
+    tables: Tables,
+    output: Output = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="The differences, file by file, rather than the rows at the end.")
+    ] = False,
+    types: Types = None,
+    format: Format = None,
+    delimiter: Delimiter = None,
+    null: Null = None,
+    encoding: Encoding = "utf-8",
+) -> None:
+    """Ask a query of files of upserts: joins, groups, subqueries, tops.
+
+    The first files of all tables are one epoch, the second ones the next. The rows of the answer come in no order.
+
+    Examples:
+
+    * `ddflow sql "select city, count(*) n from orders group by city" orders=orders.parquet:key=id`
+
+    * `ddflow sql "select c.city, sum(o.amount) revenue from orders o join customers c on o.customer = c.id
+    group by c.city" orders=monday.csv:key=id orders=tuesday.csv customers=customers.csv:key=id --diff -o changes.csv`
+    """
+    import ddflow as dd
+    from ddflow.cli.reading import how
+    from ddflow.connectors.files import open_files
+    from ddflow.connectors.files.types import parse_types
+
+    options = how(format, delimiter, null, encoding)
+    flow, given = dd.Flow(), dict[str, Any]()
+    for name, parts in _grouped(tables).items():
+        spec = _spec(name, parts)
+        required = [*spec.key, *spec.order_by]
+        found = given[name] = open_files(
+            [each.file for each in parts], parse_types(types or ()), required, None, options
+        )
+        flow.upserts(name, found.schema, spec)
+    rows = flow.output(OUT, flow.sql(query))
+    schema = rows.updates_schema(flow.time_type) if diff else rows.schema
+    read = 0
+    with flow.open() as engine, _target(output, schema, overwrite) as out:
+        for time, files in enumerate(zip_longest(*(source.files for source in given.values())), 1):
+            readers, counts = _readers(given, files)
+            step = engine.step(readers, time=time)
+            read += sum(counts)
+            if diff:
+                out.write(step[OUT])
+        if not diff:
+            out.write(_repeated(engine.read(OUT)))
+    say(f"{read:,} rows of {len(given)} tables: {out.written:,} {'updates' if diff else 'rows'}", err=True)
+
+
+def told(text: str) -> NamedTable:
+    """A table as it is written.  Raises `typer.BadParameter`."""
+    match = _TABLE.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"{text}: write NAME=FILE:key=COLUMNS, such as orders=orders.parquet:key=id")
+    return NamedTable(match[1], match[2], dict(_OPTION.findall(match[3])))
+
+
+def _grouped(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
+    """The tables by name, each with its files."""
+    out: dict[str, list[NamedTable]] = {}
+    for each in map(told, texts):
+        out.setdefault(each.name, []).append(each)
+    return out
+
+
+def _spec(name: str, parts: Sequence[NamedTable]) -> "dd.Upsert":
+    """How the events of a table upsert."""
+    import ddflow as dd
+    from ddflow.cli.plan import names
+
+    options: dict[str, str] = {}
+    for each in parts:
+        options |= each.options
+    if "key" not in options:
+        raise typer.BadParameter(f"the table {name!r} has no key: write {name}=FILE:key=COLUMNS")
+    delete: Any = None
+    if "tombstone" in options:
+        column, equals, value = options["tombstone"].partition("=")
+        delete = dd.tombstone(column.strip(), value if equals else None)
+    order = names([options["order-by"]]) if "order-by" in options else []
+    return dd.Upsert(key=names([options["key"]]), order_by=order, delete=delete)
+
+
+def _readers(given: "dict[str, FilesSource]", files: Sequence[str | None]) -> tuple[dict[str, Any], list[int]]:
+    """The next file of each table that has one, and how many rows each gave."""
+    import pyarrow as pa
+
+    from ddflow.cli.reading import rows_of
+
+    out, counts = dict[str, Any](), list[int]()
+    for place, ((name, source), file) in enumerate(zip(given.items(), files, strict=True)):
+        counts.append(0)
+        if file is None:
+            continue
+
+        def tick(rows: int, updates: int, place: int = place) -> None:
+            counts[place] += rows
+
+        out[name] = pa.RecordBatchReader.from_batches(source.columns(file), rows_of(source, file, tick))
+    return out, counts
+
+
+def _repeated(rows: "pa.Table") -> "pa.Table":
+    """Each row as often as it is there."""
+    import numpy as np
+
+    times = rows.column("_diff").to_numpy()
+    return rows.drop_columns(["_diff"]).take(np.repeat(np.arange(len(times)), np.maximum(times, 0)))
+
+
+def _target(output: str | None, schema: "pa.Schema", overwrite: bool) -> "Preview | Piped | FileOutput":
+    """Where the rows go."""
+    from ddflow.cli.show import Piped, Preview
+    from ddflow.connectors.files import open_output
+
+    if output is None and sys.stdout.isatty():
+        return Preview(schema)
+    return Piped() if output in (None, "-") else open_output(Path(output), schema, overwrite)

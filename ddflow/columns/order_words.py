@@ -1,0 +1,217 @@
+"""Words of a fixed width whose order is the order of values, for what keeps rows in an order within a group.
+
+Invariant: comparing the words of two rows from left to right, unsigned, says how the rows compare by some columns, each
+ascending or descending, its nulls first or last. One NaN is greatest, -0.0 == 0.0, decimals compare by value, text by
+code points, binary by bytes; encodings (dictionaries, run ends, views) are invisible. How many words a column takes is
+decided by its type alone, never by values or by whether the schema allows nulls, so words of different pieces compare.
+A null is all zeros or all ones, which no value is: narrow values leave room for it in their word, and values that fill
+their words are followed by a word of their own for it.
+
+Limits: text and binary of any length are a prefix, of 15 bytes and then their length, at most 16. So short ones are
+exact, and two longer ones that begin alike have equal words: the caller compares their values (see `exact`).
+Decimals are taken to be within their precision, and nested types have no order.
+
+>>> import pyarrow as pa
+>>> rows = pa.table({"at": pa.array([3, None, -1], pa.int32()), "city": ["Bern", "Chur", None]})
+>>> words = order_words(rows, [OrderColumn("at", descending=True, nulls_first=False)])
+>>> words.shape, np.lexsort(words.T[::-1]).tolist()
+((3, 1), [0, 2, 1])
+>>> order_words(rows, [OrderColumn("city", False, True), OrderColumn("at", False, True)]).shape
+(3, 3)
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Words, ordered_words, validity, view
+from ddflow.columns.layout import Array, offset_width
+from ddflow.columns.schema import is_flat, is_word, normal_type, plain
+from ddflow.errors import SpecError
+
+PREFIX = 2
+"""Words that a value of text or binary takes: 15 of its bytes, and a byte that says how long it is."""
+SIGN, ALL, SPARE = np.uint64(1 << 63), np.uint64((1 << 64) - 1), 1
+_SIZES = np.arange(17)
+_HIGH = np.array([((1 << 64) - 1) >> 8 * n << 8 * n for n in np.maximum(8 - _SIZES, 0).tolist()], np.uint64)
+_LOW = np.array([((1 << 64) - 1) >> 8 * n << 8 * n for n in np.clip(16 - _SIZES, 1, 8).tolist()], np.uint64)
+"""Which bits of the two words are of a value, by its length; the last byte is for the length."""
+
+
+class OrderColumn(NamedTuple):
+    """A column that rows are ordered by.
+
+    Parameters
+    ----------
+    name : str
+        The column.
+    descending : bool
+        Whether the greatest value comes first.
+    nulls_first : bool
+        Whether nulls come before all values, in either direction; else after them.
+    """
+
+    name: str
+    descending: bool
+    nulls_first: bool
+
+
+def exact(kind: pa.DataType) -> bool:
+    """Whether values of a type are equal where their words are: all but text and binary of any length.
+
+    Two of those with equal words are the same value, or both have more than 15 bytes and share the first 15.
+
+    Parameters
+    ----------
+    kind : pyarrow.DataType
+        A type with an order, or an encoding of one.
+
+    Returns
+    -------
+    bool
+        False where the caller must compare values with equal words.
+
+    Examples
+    --------
+    >>> exact(pa.decimal128(38, 2)), exact(pa.string_view())
+    (True, False)
+    """
+    return not offset_width(normal_type(kind))
+
+
+def word_count(kind: pa.DataType, name: str) -> int:
+    """How many words a value of a type takes, the place for null among them.  O(1).
+
+    Parameters
+    ----------
+    kind : pyarrow.DataType
+        The type, or an encoding of it.
+    name : str
+        The column, for messages.
+
+    Returns
+    -------
+    int
+        One for what is narrower than 64 bits and for floats, two for what has 64 bits, 2 for text and binary, 1 to 4
+        for decimals by their precision; for binary of a fixed width one more than its whole words.
+
+    Raises
+    ------
+    SpecError
+        If the type has no order: a list, a struct, a map, ...
+
+    Examples
+    --------
+    >>> [word_count(kind, "x") for kind in (pa.int32(), pa.int64(), pa.float64(), pa.decimal128(18), pa.binary(16))]
+    [1, 2, 1, 1, 3]
+    """
+    normal = normal_type(kind)
+    if not is_flat(normal):
+        remedy = "use numbers, text, binary, dates, decimals"
+        raise SpecError(f"order by {name!r}", f"it is {kind}, which has no order", remedy)
+    if offset_width(normal):
+        return PREFIX
+    if pat.is_floating(normal):
+        return 1
+    # A decimal has a sign beside the bits of its size, and never reaches the ends of what these hold.
+    bits = (10**normal.precision).bit_length() if pat.is_decimal(normal) else normal.bit_width
+    return int(bits) // 64 + 1
+
+
+def order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> Words:
+    """The words that rows are ordered by.
+
+    Parameters
+    ----------
+    rows : pyarrow.Table or pyarrow.RecordBatch
+        n rows that have the columns, among others.
+    by : sequence of OrderColumn
+        What decides, from left to right.
+
+    Returns
+    -------
+    numpy.ndarray
+        uint64[n, words], C-contiguous: rows compare as these do, word by word, up to what `exact` says.  ``words`` is
+        the sum of the columns' `word_count`, so the declared types decide it alone, not the values and not whether a
+        field is nullable.
+
+    Raises
+    ------
+    SpecError
+        If a column has no order.
+
+    Notes
+    -----
+    O(n words); about 2 ns a number, 7 a decimal of two words, 30 a text.
+    """
+    counts = [word_count(rows.schema.field(column.name).type, column.name) for column in by]
+    out, at = np.empty((rows.num_rows, sum(counts)), np.uint64), 0
+    for column, count in zip(by, counts, strict=True):
+        found, begin = rows.column(column.name), 0
+        for chunk in found.chunks if isinstance(found, pa.ChunkedArray) else [found]:
+            if len(chunk):
+                _write(plain(chunk), column, out[begin : begin + len(chunk), at : at + count])
+            begin += len(chunk)
+        at += count
+    return out
+
+
+def _write(values: pa.Array, column: OrderColumn, out: Words) -> None:
+    kind = values.type
+    if is_word(kind):
+        np.bitwise_xor(ordered_words(values).view(np.uint64), SIGN, out=out[:, 0])
+        out[:, 1:] = SPARE
+    elif pat.is_decimal(kind):
+        _write_decimals(values, out)
+    elif pat.is_fixed_size_binary(kind):
+        wide, n = kind.byte_width, len(values)
+        spelled = np.zeros((n, 8 * out.shape[1]), np.uint8)
+        if wide:
+            given = np.frombuffer(values.buffers()[1], np.uint8, n * wide, values.offset * wide)
+            spelled[:, :wide] = given.reshape(n, wide)
+        spelled[:, wide] = SPARE
+        out[:] = spelled.view(">u8")
+    else:
+        _write_prefixes(values, out)
+    if column.descending:
+        np.invert(out, out=out)
+    if values.null_count:
+        out[validity(values) == 0] = 0 if column.nulls_first else ALL
+
+
+def _write_decimals(values: pa.Array, out: Words) -> None:
+    """The two's complement, its most significant word first, as far as the precision has any: with its sign flipped."""
+    n, wide = len(values), values.type.bit_width // 8
+    if wide <= 8:
+        out[:, 0] = view(values, np.dtype(f"i{wide}")).astype(np.int64).view(np.uint64)
+    else:
+        parts = np.frombuffer(values.buffers()[1], np.uint64, n * wide // 8, values.offset * wide).reshape(n, -1)
+        out[:] = parts[:, : out.shape[1]][:, ::-1]
+    out[:, 0] ^= SIGN
+
+
+def _write_prefixes(values: pa.Array, out: Words) -> None:
+    """The first 15 bytes, zeros where there are fewer, then one more than the length: never 0 and never 255."""
+    _, offsets, data = values.buffers()
+    wide = offset_width(values.type)
+    ends = np.frombuffer(offsets, f"i{wide}", len(values) + 1, values.offset * wide)
+    size = np.minimum(np.diff(ends), 16)
+    out[:] = _sixteen(np.frombuffer(data or b"", np.uint8)[: ends[-1]], ends[:-1])
+    out[:, 0] &= _HIGH[size]
+    out[:, 1] = out[:, 1] & _LOW[size] | (size + 1).astype(np.uint64)
+
+
+def _sixteen(data: Array, starts: Array) -> Array:
+    """Big-endian uint64[n, 2]: the sixteen bytes from each start on, which ascend; zeros after the end of the data."""
+    close = max(data.size - 15, 0)
+    tail = np.concatenate([data[close:], np.zeros(16, np.uint8)])
+    far = np.searchsorted(starts, close)
+    out = np.empty(starts.size, "V16")
+    for here, begin, wanted in (data, 0, slice(0, far)), (tail, close, slice(far, None)):
+        if here.size > 15:
+            windows = np.ndarray(here.size - 15, "V16", here, strides=(1,))
+            out[wanted] = windows[starts[wanted] - begin]
+    return out.view(">u8").reshape(-1, 2)

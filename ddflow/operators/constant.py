@@ -1,0 +1,110 @@
+"""Constant: rows that a query writes down, there from the first time at which an input has an event.
+
+Invariant: the rows are asserted once, at the least time of the first step in which one of the inputs has an event,
+whatever becomes of that event; before that the collection is empty, and they never leave. So VALUES, and the one row of
+an aggregate without groups, are collections like others: they change at a time. Rows differ from each other.
+
+Limits: it looks at all events of its inputs, so it cannot be cut over partitions.
+
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.operators.updates import few, ints
+>>> constant = RunningConstant(pa.table({"n": [1, 2]}), Secret(1, 2))
+>>> out, change = constant.compute([Updates(pa.table({}), few(), ints(), ints(4, 5))], 5)
+>>> out.diffs.size
+0
+>>> out, change = constant.compute([Updates(pa.table({}), few(1), ints(1), ints(4, 5))], 5)
+>>> constant.apply([change], upper=6, since=5)
+>>> out.to_table(constant.groups, pa.int64()).to_pylist()
+[{'n': 1, '_time': 5, '_diff': 1}, {'n': 2, '_time': 5, '_diff': 1}]
+>>> constant.compute([Updates(pa.table({}), few(0), ints(1), ints(6))], 6)[0].diffs.size
+0
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret
+from ddflow.errors import SpecError
+from ddflow.expressions import compile as compile_expression
+from ddflow.operators.base import Context, Operator, Running, register
+from ddflow.operators.count import RunningCount
+from ddflow.operators.updates import Updates
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.record import Record
+from ddflow.trace.change import Change
+
+TIMES: Final = "_times"
+"""The column of counts, each 1, beside the rows in the arrangement."""
+
+
+@register
+class Constant(Operator):
+    """``rows``: SQL without columns, a list for each row, of one type a column.  ``inputs``: whose events count."""
+
+    verb, keeps, of_events = "constant", True, True
+
+    def __init__(self, inputs: Sequence[Collection], columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self.columns, self.rows = list(columns), [list(row) for row in rows]
+        one = pa.record_batch({"one": [1]})
+        cells = [[compile_expression(cell, one.schema, what="a value")(one) for cell in row] for row in self.rows]
+        arrays = [pa.concat_arrays(column) for column in zip(*cells, strict=True)]
+        self.table = pa.table(arrays, names=self.columns)
+        super().__init__(inputs[0].flow, self.table.schema, inputs, True)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """The columns, and the rows."""
+        return {"columns": self.columns, "rows": [{"cells": row} for row in self.rows]}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        return cls(inputs, record.texts("columns"), [each.texts("cells") for each in record.records("rows")])
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The rows."""
+        return ", ".join(f"({', '.join(each.texts('cells'))})" for each in record.records("rows"))
+
+    def needs(self, wanted: set[str]) -> list[set[str]]:
+        """None: events are counted, not read."""
+        return [set[str]() for _ in self.inputs]
+
+    def exchange(self) -> list[Columns | None]:
+        """All events meet."""
+        return [() for _ in self.inputs]
+
+    def check_partitions(self) -> None:
+        """See `Collection.check_partitions`."""
+        raise SpecError(
+            "run a flow on Spark",
+            "it has VALUES, or an aggregate without groups, in a query",
+            "group by a column, or run it with flow.open()",
+        )
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningConstant(self.table, context.secret)
+
+
+class RunningConstant(RunningCount):
+    """``table``: the rows.  State: these rows, once they are there."""
+
+    def __init__(self, table: pa.Table, secret: Secret) -> None:
+        super().__init__(table.schema, TIMES, secret)
+        self.table, self.tracked = table, None
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+        """See `Running.compute`.  ``inputs``: an update for each time of an event.  O(rows) once, then O(1)."""
+        ranks = [each.ranks.min() for each in inputs if each.ranks.size]
+        n = self.table.num_rows if ranks and not self.arranged.keys else 0
+        given = np.full(n, min(ranks, default=0), np.int32), np.ones(n, np.int64)
+        counted, change = super().compute([Updates(self.table.slice(0, n), *given, inputs[0].times)], since)
+        return counted._replace(rows=counted.rows.select(self.groups.names)), change
+
+    def fill(self, inputs: Sequence[Updates], upper: int, since: int) -> None:
+        """See `Running.fill`.  A state that is filled has had events."""
+        some = Updates(pa.table({}), np.zeros(1, np.int32), np.ones(1, np.int64), inputs[0].times)
+        super().fill([some], upper, since)

@@ -1,0 +1,81 @@
+"""Single: what a subquery gives where one value is asked for: at most one row a key.
+
+Invariant: a row whose count is above one refuses the step, whichever time it would be there at; nothing changes. The
+count is not a column of the output.
+
+>>> from ddflow.operators.updates import few, ints
+>>> rows = pa.table({"city": ["Bern", "Basel"], "rows": [1, 2]})
+>>> checked(Updates(rows.slice(0, 1), few(0), ints(1), ints(3)), "rows").rows.column_names
+['city']
+>>> checked(Updates(rows, few(0, 0), ints(1, 1), ints(3)), "rows", ["city"])
+Traceback (most recent call last):
+    ...
+ddflow.errors.NotSingle: a scalar subquery: it has 2 rows where city = Basel; add a condition, or an aggregate such ...
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.names import column_name, did_you_mean
+from ddflow.errors import NotSingle, SpecError
+from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.updates import Updates
+from ddflow.plan.collection import Collection
+from ddflow.plan.record import Record
+
+
+@register
+class Single(Operator):
+    """See `Collection.single`.  ``counts``: the column of counts.  ``keys``: what messages name."""
+
+    verb = "single"
+
+    def __init__(self, of: Collection, count: str, keys: Sequence[str]) -> None:
+        self.counts, self.keys = column_name(count, "single", "count"), list(keys)
+        for name in [self.counts, *self.keys]:
+            if name not in of.schema.names:
+                raise SpecError("single", f"there is no column {name!r}", did_you_mean(name, of.schema.names))
+        if not pat.is_integer(of.schema.field(self.counts).type) or len(of.schema) < 2:
+            found = f"{self.counts!r} is {of.schema.field(self.counts).type}, of {len(of.schema)} columns"
+            raise SpecError("single", found, "name a column of counts, beside others")
+        fields = [field for field in of.schema if field.name != self.counts]
+        super().__init__(of.flow, pa.schema(fields), [of], of.consolidated)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """The column of counts, and the keys."""
+        return {"count": self.counts, "keys": self.keys}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        return inputs[0].single(record.text("count"), record.texts("keys"))
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The column of counts, and the keys."""
+        return f"{record.text('count')!r}, {record.texts('keys')}"
+
+    def needs(self, wanted: set[str]) -> list[set[str]]:
+        """What is wanted, the counts, and the keys."""
+        return [{*wanted, self.counts, *self.keys}]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return Linear(partial(checked, count=self.counts, keys=self.keys))
+
+
+def checked(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:
+    """The updates without the counts.  O(n).  Raises `NotSingle`, naming the key of the first row of several."""
+    counts = updates.rows.column(count).to_numpy()
+    several = np.flatnonzero((counts > 1) & (updates.diffs > 0))
+    if several.size:
+        row = updates.rows.slice(int(several[0]), 1).to_pylist()[0]
+        where = ", ".join(f"{name} = {row[name]}" for name in keys)
+        found = f"it has {row[count]} rows{' where ' if where else ''}{where}"
+        raise NotSingle("a scalar subquery", found, "add a condition, or an aggregate such as max(...)")
+    return updates._replace(rows=updates.rows.drop_columns([count]))

@@ -1,0 +1,173 @@
+"""Threshold: each row with another multiplicity, a function of the one it has.
+
+Invariant: the arrangement holds each row beside its multiplicity, positive or not, so it is that of a count of all
+columns. A change of it from m to n gives the row ``f(n) - f(m)`` times, at each time of a step. ``f(0)`` is 0, because
+a row that is nowhere cannot come out.
+
+>>> import pyarrow as pa
+>>> from ddflow.operators.updates import few, ints
+>>> import pyarrow.compute as pc
+>>> schema = pa.schema({"v": pa.string()})
+>>> twice = RunningThreshold(schema, lambda batch: pc.min_element_wise(batch["n"], 2), Secret(1, 2))
+>>> out, _ = twice.compute([Updates(pa.table({"v": ["a", "b"]}), few(0, 0), ints(1, 3), ints(5))], 5)
+>>> out.to_table(out.rows.schema, None).to_pylist()
+[{'v': 'a', '_diff': 1}, {'v': 'b', '_diff': 2}]
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Ints, Secret
+from ddflow.columns.schema import arrays
+from ddflow.errors import ExpressionError, SpecError
+from ddflow.expressions import Expression
+from ddflow.expressions import compile as compile_expression
+from ddflow.operators.base import Context, Operator, Running, register
+from ddflow.operators.count import RunningCount
+from ddflow.operators.updates import Updates, consolidated, overflow
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.formulas import shown_formula
+from ddflow.plan.record import Record
+from ddflow.plan.row_verbs import Formula
+from ddflow.plan.set_verbs import POSITIVE
+from ddflow.trace.change import Change
+
+TIMES: Final = "_times"
+"""The column of multiplicities, beside the row's."""
+GIVEN: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+"""What the function of a threshold reads."""
+LEAST: Final = np.iinfo(np.int64).min
+
+
+@register
+class Threshold(Operator):
+    """See `Collection.threshold`.  ``formula``: compiled over `GIVEN`."""
+
+    verb, keeps = "threshold", True
+
+    def __init__(self, of: Collection, formula: Formula) -> None:
+        self.formula = _compiled(formula)
+        if of.forgetting:
+            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would be counted again"
+            raise SpecError(self.verb, found, "leave on_expire='forget' out there")
+        super().__init__(of.flow, of.schema, [of], True)
+        self.unique = False
+        self.positive = self.formula.text == POSITIVE
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """The function."""
+        return {"formula": formulas.add(self.formula)}
+
+    def same(self, other: Any) -> bool:
+        """See `Collection.same`."""
+        mine, its = self.formula, other.formula
+        return mine.given is its.given or (mine.text is not None and mine.text == its.text)
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        return inputs[0].threshold(record.record("formula").text("sql"))
+
+    def again(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.again`."""
+        return inputs[0].threshold(self.formula.given)
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The function."""
+        return shown_formula(record.record("formula"))
+
+    def exchange(self) -> list[Columns | None]:
+        """Equal rows."""
+        return [tuple(self.schema.names)]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningThreshold(self.schema, self.formula, context.secret)
+
+
+@register
+class Distinct(Threshold):
+    """See `Collection.distinct`."""
+
+    verb = "distinct"
+
+    def __init__(self, of: Collection) -> None:
+        super().__init__(of, _once)
+        self.unique = self.positive = True
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """Nothing: its function is always the same."""
+        return {}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        return inputs[0].distinct()
+
+    def again(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.again`."""
+        return inputs[0].distinct()
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """Nothing."""
+        return ""
+
+
+def _once(batch: pa.RecordBatch) -> Ints:
+    """1 for what is positive."""
+    once: Ints = np.clip(batch.column("n").to_numpy(), 0, 1)
+    return once
+
+
+def _compiled(formula: Formula) -> Expression:
+    """The function of a threshold.  Raises `ExpressionError` unless it gives integers, and 0 for 0."""
+    made = compile_expression(formula, GIVEN, what="threshold")
+    if not pat.is_integer(made.type):
+        raise ExpressionError(
+            "cannot compile threshold", f"its result is {made.type}", "give an integer, as in 'least(n, 3)'"
+        )
+    nothing = made(pa.RecordBatch.from_arrays([pa.array([0], pa.int64())], schema=GIVEN))[0].as_py()
+    if nothing != 0:
+        found = f"for n = 0, a row that is not there, it gives {nothing}"
+        raise ExpressionError("cannot compile threshold", found, "give 0 there, as in 'case when n = 0 then 0 ...'")
+    return made
+
+
+class RunningThreshold(RunningCount):
+    """``schema``: of the rows.  ``formula``: over `GIVEN`.  State: the multiplicity of each row, positive or not."""
+
+    def __init__(self, schema: pa.Schema, formula: Callable[[pa.RecordBatch], Any], secret: Secret) -> None:
+        super().__init__(schema, TIMES, secret)
+        self.formula, self.tracked = formula, None
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+        """See `Running.compute`.  O(updates).  Raises `CountOverflow`, and what the function raises."""
+        counted, change = super().compute(inputs, since)
+        times = self._times(counted.rows)
+        if (beyond := np.flatnonzero(times == LEAST)).size:  # which has no opposite
+            raise overflow(counted.rows, int(beyond[0]))
+        there = counted._replace(diffs=counted.diffs * times).picked(np.flatnonzero(times))
+        return consolidated(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
+
+    def held(self, arranged: pa.Table) -> Updates:
+        """See `Readable.held`: each row as often as the function says."""
+        times = self._times(arranged)
+        return super().held(arranged)._replace(diffs=times).picked(np.flatnonzero(times))
+
+    def _times(self, rows: pa.Table) -> Ints:
+        """What the function makes of multiplicities."""
+        (times,) = arrays(rows, [TIMES])
+        made = self.formula(pa.RecordBatch.from_arrays([times], schema=GIVEN))
+        if made.null_count:
+            n = times[int(np.flatnonzero(made.is_null())[0])]
+            raise ExpressionError("threshold", f"for n = {n} it is null", "give a number for every n, as by coalesce")
+        try:
+            return np.asarray(made.cast(pa.int64()))
+        except pa.ArrowInvalid as error:
+            raise ExpressionError("threshold", f"its result leaves int64 ({error})", "give an int64") from None

@@ -1,0 +1,264 @@
+"""The spec of an input of differences, and that spec joined with a schema: how often a row counts, and when.
+
+Invariant: a binding that exists can be run. Rows have no key: equal rows are the same row, several times or less than
+no time. So nothing wins and nothing is retracted but by a row that says so. A row's diff is computed once, when the row
+is admitted, and stands beside it from then on. What an `ddflow.plan.spec.Upsert` may say beyond that has its default
+here, so that who asks need not know which of the two it is.
+
+>>> schema = pa.schema({"city": pa.string(), "_change_type": pa.string(), "_commit_version": pa.int64()})
+>>> bound = bind_differences("log", schema, Differences(delta_cdf))
+>>> bound.row_schema.names
+['city']
+>>> rows = pa.record_batch({"city": ["Bern"] * 2, "_change_type": ["insert", "delete"], "_commit_version": [1, 2]})
+>>> bound.noted(rows, rows.schema.names).to_pydict()
+{'city': ['Bern', 'Bern'], '_diff': [1, -1]}
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Flags, validity
+from ddflow.columns.names import DIFF, check_names, column_name, column_names, did_you_mean
+from ddflow.columns.schema import is_time
+from ddflow.errors import ExpressionError, SchemaMismatch, SpecError
+from ddflow.expressions import Expression
+from ddflow.expressions import compile as compile_expression
+from ddflow.plan.spec import Late
+
+CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
+NONE: Final = pa.field(DIFF, pa.int64())
+"""The column of diffs beside the rows: null where there is none, which is bad."""
+
+
+class ChangeFeed(NamedTuple):
+    """How the rows of a feed that others define count: one of `FEEDS`."""
+
+    sql: str
+    """The diff, over its columns."""
+    drops: tuple[str, ...]
+    """The columns that are not of the row."""
+
+
+delta_cdf: Final = ChangeFeed(
+    "case _change_type when 'insert' then 1 when 'update_postimage' then 1 "
+    "when 'update_preimage' then -1 when 'delete' then -1 end",
+    ("_change_type", "_commit_version", "_commit_timestamp"),
+)
+"""The feed of a table of Delta Lake: its change types are diffs, and its three columns are not of the row."""
+FEEDS: Final = {"delta_cdf": delta_cdf}
+"""Those there are, by the names under which plans have them."""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How the rows of one input are differences: see `ddflow.Flow.updates`.  Raises `SpecError`."""
+
+    diff: str | ChangeFeed | None = None
+    time: str | None = None
+    keep: bool = False
+    late: Late = "error"
+    lateness: int | None = None
+    null_key: Literal["error", "drop"] = "error"
+    value: Sequence[str] | None = None
+
+    # What upserts say, and differences have no use for.
+    key: ClassVar[tuple[str, ...]] = ()
+    order_by: ClassVar[tuple[str, ...]] = ()
+    grouped: ClassVar[tuple[Any, ...]] = ()
+    seq: ClassVar[None] = None
+    delete: ClassVar[None] = None
+    derived: ClassVar[tuple[Any, ...]] = ()
+    expiry: ClassVar[None] = None
+    merge: ClassVar[None] = None
+    exclusive: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
+    order_free: ClassVar[bool] = True
+    tie: ClassVar[str] = "error"
+    stale: ClassVar[str] = "drop"
+    versions: ClassVar[str] = "row"
+
+    def __post_init__(self) -> None:
+        asked = "an input of differences"
+        if self.diff == "" or not (self.diff is None or isinstance(self.diff, str) or self.diff in FEEDS.values()):
+            self._refuse(f"diff= is {self.diff!r:.200}", "name a column as text, or give SQL, or dd.delta_cdf")
+        if self.time is not None:
+            column_name(self.time, asked, "time")
+        if self.value is not None:
+            object.__setattr__(self, "value", column_names(self.value, asked, "value"))
+            check_names(self.value, f"value= of {asked}")
+        if not isinstance(self.keep, bool):
+            self._refuse(f"keep={self.keep!r}", "give True or False")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                self._refuse(f"{name}={getattr(self, name)!r}", f"use one of {list(known)}")
+        if self.time is None and self.late != "error":
+            self._refuse(f"late={self.late!r} has no effect without time=", "name the time column, or leave late= out")
+        if self.time is None and self.lateness is not None:
+            self._refuse("lateness= has no effect without time=", "name the time column, or leave lateness= out")
+        whole = isinstance(self.lateness, int) and not isinstance(self.lateness, bool)
+        if self.lateness is not None and not (whole and self.lateness >= 0):
+            self._refuse(f"lateness={self.lateness!r}", "give a whole number of the time column's unit, 0 or more")
+
+    def _refuse(self, found: str, remedy: str) -> None:
+        raise SpecError("an input of differences", found, remedy)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether this input is in hold-back mode (it names a time column)."""
+        return self.time is not None
+
+    def to_json(self) -> str:
+        """The spec as JSON: fields in their order, defaults left out; `from_json` gives it back."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        out = {name: value for name, value in given.items() if value != getattr(type(self), name)}
+        if isinstance(self.diff, ChangeFeed):
+            out["diff"] = {"feed": next(name for name, each in FEEDS.items() if each == self.diff)}
+        return json.dumps(out)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The spec that ``to_json`` wrote.  Raises `SpecError` for anything else."""
+        try:
+            given = json.loads(text)
+            if isinstance(given.get("diff"), Mapping):
+                given["diff"] = FEEDS[given["diff"]["feed"]]
+            return cls(**given)
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, SpecError):
+                raise
+            raise SpecError("differences from JSON", str(error), "give what to_json() wrote") from None
+
+
+@dataclass(frozen=True)
+class BoundDifferences:
+    """What `bind_differences` made; see the header.  ``diff``: the column or the expression; None where all are 1."""
+
+    name: str
+    schema: pa.Schema
+    spec: Differences
+    row_schema: pa.Schema
+    time_type: pa.DataType
+    diff: Expression | None
+
+    merging: ClassVar[None] = None
+    side: ClassVar[None] = None
+    tracked: ClassVar[tuple[str, ...]] = ()
+    null_error: ClassVar[type[SchemaMismatch]] = SchemaMismatch
+    upserts: ClassVar[bool] = False
+    """Whether events upsert the row of a key."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether its rows are held."""
+        return self.spec.keep
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The columns whose equal rows meet: all of the row."""
+        return self.row_schema
+
+    @property
+    def told(self) -> list[str]:
+        """The columns of the row."""
+        return self.row_schema.names
+
+    @cached_property
+    def event_schema(self) -> pa.Schema:
+        """The columns of events once they are admitted: those of the row, the time, and the diff."""
+        there = {*self.row_schema.names, self.spec.time}
+        return pa.schema([*(field for field in self.schema if field.name in there), NONE])
+
+    def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+        """Events in the columns of `event_schema`.  O(n).  Raises `SchemaMismatch` for a diff beyond int64."""
+        if self.diff is None:
+            diffs = pa.array(np.ones(events.num_rows, np.int64))
+        else:
+            try:
+                diffs = self.diff(events).cast(pa.int64())
+            except pa.ArrowInvalid as error:
+                remedy = "give an int64; nothing was taken in"
+                raise SchemaMismatch(f"rows for {self.name!r}", f"a diff leaves int64 ({error})", remedy) from None
+        columns = [events.column(name) for name in self.event_schema.names[:-1]]
+        return pa.RecordBatch.from_arrays([*columns, diffs], schema=self.event_schema)
+
+    @property
+    def required(self) -> list[str]:
+        """The columns that no batch may lack: the time, and what the diff reads."""
+        read = () if self.diff is None else self.diff.columns or ()
+        return list(dict.fromkeys([*([self.spec.time] if self.spec.time else []), *read]))
+
+    @property
+    def indispensable(self) -> list[str]:
+        """The columns of events in which a null makes them bad."""
+        return [] if self.diff is None else [DIFF]
+
+    @property
+    def keyed_by(self) -> str:
+        """What is missing there, for messages."""
+        given = self.spec.diff
+        return f"the diff {given.sql if isinstance(given, ChangeFeed) else given!r}"
+
+    def keyless(self, batch: pa.RecordBatch) -> Flags:
+        """uint8[n]: 1 where the diff is null.  O(n)."""
+        present = validity(batch.column(DIFF))
+        return np.uint8(1) - present if present.size else np.zeros(batch.num_rows, np.uint8)
+
+    @property
+    def formulas(self) -> dict[str, Expression]:
+        """What is computed of events, by option."""
+        return {} if self.diff is None or self.spec.diff in self.schema.names else {"diff": self.diff}
+
+    @property
+    def decides(self) -> dict[str, Sequence[str | None]]:
+        """The columns that decide, by option: their types never change."""
+        return {"time": [self.spec.time]}
+
+
+def bind_differences(name: str, schema: pa.Schema, spec: Differences) -> BoundDifferences:
+    """Join an input's schema and its spec.  Raises `SpecError` or `ExpressionError`, naming the column.  O(columns)."""
+    if not isinstance(name, str) or not name:
+        raise SpecError(
+            "an input of a flow", f"it is given the name {name!r:.200}", "give a name as text, and a schema"
+        )
+    check_names(schema.names, f"the schema of {name!r}")
+    if nulls := [field.name for field in schema if pat.is_null(field.type)]:
+        found = f"the columns {nulls} are of the type null: no value fits"
+        raise SpecError(f"the schema of {name!r}", found, "declare what their values will be")
+    for option, columns in (("time", [spec.time] if spec.time else []), ("value", spec.value or ())):
+        for column in columns:
+            if column not in schema.names:
+                raise SpecError(
+                    f"{option}= of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
+                )
+    if spec.time is not None and not is_time(schema.field(spec.time).type):
+        found = f"{spec.time!r} is {schema.field(spec.time).type}, which is no time"
+        raise SpecError(f"time= of {name!r}", found, "use int64, a timestamp or a date; cast it first")
+    diff, drops = None, [spec.time]
+    if spec.diff is not None:
+        sql = spec.diff.sql if isinstance(spec.diff, ChangeFeed) else spec.diff
+        drops += spec.diff.drops if isinstance(spec.diff, ChangeFeed) else [spec.diff]
+        diff = _compiled(name, sql, schema)
+    wanted = [f for f in schema if (f.name not in drops if spec.value is None else f.name in spec.value)]
+    if not wanted:
+        raise SpecError(f"the schema of {name!r}", f"of {schema.names} none is of the row", "name some with value=")
+    kind = schema.field(spec.time).type if spec.time else pa.int64()
+    return BoundDifferences(name, schema, spec, pa.schema(wanted), kind, diff)
+
+
+def _compiled(name: str, sql: str, schema: pa.Schema) -> Expression:
+    """The diff of an input.  Raises `ExpressionError` unless it is of integers."""
+    what = f"diff of {name!r}"
+    quoted = f"`{sql.replace('`', '``')}`" if sql in schema.names else sql
+    made = compile_expression(quoted, schema, what=what)
+    if not pat.is_integer(made.type):
+        remedy = "give a column of integers, or SQL such as \"case op when '+' then 1 else -1 end\""
+        raise ExpressionError(f"cannot compile {what}", f"{sql!r} is {made.type}", remedy)
+    return made

@@ -1,0 +1,41 @@
+"""Inputs: what a plan reads from.
+
+>>> from ddflow.plan.plan import Plan
+>>> Plan().updates("log", {"city": pa.string()}).spec.keep
+False
+"""
+
+from typing import Any
+
+from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding, Spec
+from ddflow.plan.collection import Collection, Nodes
+
+
+class Input(Collection):
+    """What a plan reads from: upserts, or differences.  ``bound``: its spec joined with its schema."""
+
+    verb = "input"
+
+    def __init__(self, flow: Nodes, bound: Binding) -> None:
+        upserts = isinstance(bound, Bound)
+        super().__init__(flow, bound.row_schema, (), upserts)
+        self.unique = self.positive = upserts
+        self.keeps = bound.kept  # type: ignore[misc]
+        self.bound, self.time_type = bound, bound.time_type
+        if bound.spec.expiry is not None and bound.spec.expiry.forgets:
+            self.forgetting = frozenset([bound.name])
+
+    @property
+    def name(self) -> str:
+        """What rows are given under."""
+        return self.bound.name
+
+    @property
+    def spec(self) -> Spec:
+        """Who wins, what deletes, what changes; or how often rows count."""
+        return self.bound.spec
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """Its name; its columns and its spec stand elsewhere, since they may change."""
+        return {"name": self.name}

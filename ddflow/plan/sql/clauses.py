@@ -1,0 +1,299 @@
+"""The clauses of a SELECT: its list, conditions, groups, order; and the expressions in them.
+
+Invariant: an expression that was read has logical names and ``Nested`` for subqueries; functions are in lower case, and
+all are known. Names of the select list may be used as Spark has it: in GROUP BY and the rest of the list where no
+column has the name, in HAVING and ORDER BY before columns, but not within aggregates.
+
+>>> from ddflow.expressions.parse import parse
+>>> names, read = Names(None), ClauseReader().expression
+>>> names.add("o", {"n": "o.n"}, None)
+>>> text(read(parse("Round(n) + 1").tree, names, None))
+'round(`o.n`) + 1'
+>>> read(parse("n + rand()").tree, names, None)
+Traceback (most recent call last):
+    ...
+ddflow.errors.ExpressionError: flow.sql: rand differs from call to call at line 1, column 5; ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from sqlglot import exp
+
+from ddflow.expressions.functions import find
+from ddflow.expressions.node import Refusal
+from ddflow.expressions.parse import Tree
+from ddflow.plan.sql.names import Names
+from ddflow.plan.sql.query import Joining, Leaf, Ordering, ReadQuery, SelectQuery
+from ddflow.plan.sql.trees import Nested, bracketed, conjuncts, refused, replaced, shown, text
+
+Aliases = Mapping[str, Callable[[], Tree]]
+_AGGREGATES: Final = frozenset(
+    (
+        *("array_agg", "avg", "bool_and", "bool_or", "count", "first", "last", "max", "min"),
+        *("stddev_pop", "stddev_samp", "sum", "var_pop", "var_samp"),
+    )
+)
+_CALLED: Final = {
+    "mean": "avg",
+    "variance": "var_samp",
+    "std": "stddev_samp",
+    "stddev": "stddev_samp",
+    "every": "bool_and",
+    "any": "bool_or",
+    "some": "bool_or",
+    "first_value": "first",
+    "last_value": "last",
+    "collect_list": "array_agg",
+}
+CHANGING: Final = tuple(
+    getattr(exp, name)
+    for name in ("CurrentDate", "CurrentTimestamp", "CurrentTime", "CurrentUser", "Rand", "Uuid")
+    if hasattr(exp, name)
+)
+_SELECT: Final = {"expressions", "from_", "joins", "where", "group", "having", "qualify", "order", "limit", "offset"}
+
+
+_WORDS: Final = {
+    "laterals": "LATERAL VIEW",
+    "sample": "TABLESAMPLE",
+    "pivots": "PIVOT",
+    "grouping_sets": "GROUPING SETS",
+}
+
+
+class AskedQuery(NamedTuple):
+    """A subquery within an expression.  ``kind``: scalar, exists or in."""
+
+    kind: str
+    query: ReadQuery
+    written: Tree
+
+
+def is_aggregate(node: Tree) -> bool:
+    """Whether it is a call of an aggregate."""
+    return isinstance(node, exp.Anonymous) and node.name in _AGGREGATES
+
+
+def aggregates(tree: Tree) -> list[Tree]:
+    """The aggregates of a tree that was read, each with its FILTER."""
+    out, ahead = list[Tree](), [tree]
+    while ahead:
+        node = ahead.pop()
+        within = node
+        while isinstance(within, exp.Filter | exp.IgnoreNulls | exp.RespectNulls):
+            within = within.this
+        if is_aggregate(within):
+            out.append(node)
+        else:
+            ahead += list(node.iter_expressions())
+    return out
+
+
+class ClauseReader:
+    """``nested``: the subqueries that were read, as `Nested` numbers them."""
+
+    def __init__(self) -> None:
+        self.nested: list[AskedQuery] = []
+
+    def query(self, tree: Tree, withs: Any, around: Names | None) -> ReadQuery:
+        """See `QueryReader`."""
+        raise NotImplementedError
+
+    def expression(self, tree: Tree, names: Names, withs: Any, first: Aliases | None = None) -> Tree:
+        """What an expression says.  ``first``: names that go before columns, but in aggregates."""
+
+        def change(node: Tree) -> Tree | None:
+            if isinstance(node, exp.Column):
+                if isinstance(node.this, exp.Star):
+                    raise refused(node, f"{shown(node)} names several columns", "name one column")
+                return names.resolve(node, first if first and not _in_aggregate(node) else {})
+            if isinstance(node, exp.Anonymous):
+                self._check(node)
+            return self._subquery(node, names, withs, first)
+
+        out = replaced(tree, change)
+        for each in aggregates(out):
+            self._check_distinct(each)
+            if any(is_aggregate(part) for part in each.walk() if part is not each and part is not each.this):
+                raise refused(tree, f"{shown(tree)} has an aggregate within an aggregate", "use a subquery in FROM")
+        return out
+
+    def _subquery(self, node: Tree, names: Names, withs: Any, first: Aliases | None) -> Tree | None:
+        """What stands for a subquery; None for what is none.  Raises for what cannot be."""
+        if isinstance(node, CHANGING):
+            remedy = "bring the value in as a column or a literal"
+            raise refused(node, f"{shown(node)} differs from call to call", remedy)
+        if isinstance(node, exp.Window) and node.this.name.lower() != "row_number":
+            raise refused(node, f"the window {shown(node)} cannot be maintained", "row_number() <= k can")
+        if isinstance(node, exp.Any | exp.All):
+            raise refused(node, f"{shown(node)} is not supported", "compare with (select max(...)) or min, or use IN")
+        if isinstance(node, exp.Exists):
+            return self._ask("exists", node.this, [], names, withs)
+        if isinstance(node, exp.In) and node.args.get("query") is not None:
+            operands = node.this.unnest()
+            given = operands.expressions if isinstance(operands, exp.Tuple) else [node.this]
+            read = [self.expression(each, names, withs, first) for each in given]
+            return self._ask("in", node.args["query"], read, names, withs)
+        if isinstance(node, exp.Subquery | exp.Select):
+            return self._ask("scalar", node, [], names, withs)
+        return None
+
+    def _ask(self, kind: str, tree: Tree, operands: list[Tree], names: Names, withs: Any) -> Tree:
+        query = self.query(tree, withs or {}, names)
+        if kind != "exists" and len(query.columns) != max(len(operands), 1):
+            found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
+            raise refused(tree, found, "select as many")
+        self.nested.append(AskedQuery(kind, query, tree))
+        return Nested.numbered(len(self.nested) - 1, operands)
+
+    def _check(self, node: Tree) -> None:
+        """Refuse what is no function, or none that can be maintained; names become lower case."""
+        name = _CALLED.get(node.name.lower(), node.name.lower())
+        node.set("this", name)
+        if name in _AGGREGATES or (name == "row_number" and isinstance(node.parent, exp.Window)):
+            return
+        try:
+            find(name)
+        except Refusal as refusal:
+            raise refused(node, refusal.found, refusal.remedy) from None
+
+    def _check_distinct(self, tree: Tree) -> None:
+        for each in tree.find_all(exp.Distinct):
+            if each.parent.name != "count":
+                raise refused(tree, f"{shown(tree)} is not supported", "aggregate a subquery of SELECT DISTINCT")
+
+    def conditions(self, tree: Tree, names: Names, withs: Any, what: str = "ON") -> list[Tree]:
+        """Those of a WHERE or an ON."""
+        read = self.expression(tree, names, withs)
+        if aggregates(read) or list(read.find_all(exp.Window)):
+            raise refused(tree, f"{what} has an aggregate or a window", "write HAVING, or QUALIFY")
+        return conjuncts(read)
+
+    def selected(self, tree: Tree, source: Leaf | Joining | None, names: Names, withs: Any) -> SelectQuery:
+        """A SELECT, but for its FROM."""
+        self._only(tree)
+        out = SelectQuery([], names.outer, [], source, written=tree)
+        args = tree.args
+        if args.get("where") is not None:
+            out.where = self.conditions(args["where"].this, names, withs, "WHERE")
+        for each in tree.expressions:
+            self._item(each, out, names, withs)
+        out.distinct = args.get("distinct") is not None
+        if args.get("group") is not None:
+            out.groups = self._groups(args["group"], out, names, withs)
+        first = {name: _copying(item) for name, item in zip(out.columns, out.items, strict=True)}
+        if args.get("having") is not None:
+            out.having = conjuncts(self.expression(args["having"].this, names, withs, first))
+        if args.get("qualify") is not None:
+            out.qualify = conjuncts(self.expression(args["qualify"].this, names, withs))
+        self.top(tree, out, names, withs)
+        if out.groups is None and (out.having or any(aggregates(each) for each in out.late())):
+            out.groups = []
+        return out
+
+    def _only(self, tree: Tree) -> None:
+        only(tree, {*_SELECT, "distinct", "with_"})
+        if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
+            raise refused(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
+
+    def _item(self, tree: Tree, out: SelectQuery, names: Names, withs: Any) -> None:
+        """A part of the select list."""
+        star = tree if isinstance(tree, exp.Star) else tree.this if isinstance(tree, exp.Column) else None
+        if isinstance(star, exp.Star):
+            if any(star.args.values()):
+                raise refused(tree, f"{shown(tree)} is not supported", "name the columns")
+            found = names.star(tree, None if star is tree else tree.table)
+            if not found:
+                raise refused(tree, "there is no table that * stands for", "write FROM")
+            out.columns += [each.name for each in found]
+            out.items += [each.tree.copy() for each in found]
+            return
+        named = isinstance(tree, exp.Alias | exp.Column)
+        name = str(tree.output_name) if named else text(tree)
+        item = self.expression(tree.this if isinstance(tree, exp.Alias) else tree, names, withs)
+        names.lateral.setdefault(name, _copying(item))
+        out.columns.append(name)
+        out.items.append(item)
+
+    def _groups(self, tree: Tree, out: SelectQuery, names: Names, withs: Any) -> list[Tree]:
+        """Those of GROUP BY: expressions, names of the select list, or its places."""
+        if tree.args.get("all"):
+            return [each for each in out.items if not aggregates(each)]
+        groups = list[Tree]()
+        for each in tree.expressions:
+            if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
+                raise refused(each, f"{shown(each)} is not supported", "write a query for each set, with UNION ALL")
+            made = self._placed(each, out)
+            groups.append((self.expression(each, names, withs) if made is None else made).unnest())
+            if aggregates(groups[-1]) or list(groups[-1].find_all(Nested, exp.Window)):
+                found = f"GROUP BY {shown(each)} has an aggregate or a subquery"
+                raise refused(each, found, "compute it in a subquery in FROM")
+        only(tree, {"expressions"})
+        return groups
+
+    def _placed(self, tree: Tree, out: SelectQuery) -> Tree | None:
+        """The column of the select list that a number stands for; None for anything else."""
+        if not isinstance(tree, exp.Literal) or tree.is_string:
+            return None
+        if not tree.name.isdecimal() or not 1 <= int(tree.name) <= len(out.items):
+            raise refused(tree, f"there is no column {tree.name} of {len(out.items)}", "count from 1")
+        return out.items[int(tree.name) - 1].copy()
+
+    def top(self, tree: Tree, out: SelectQuery, names: Names, withs: Any = None) -> None:
+        """ORDER BY, LIMIT and OFFSET."""
+        order, limit, offset = (tree.args.get(each) for each in ("order", "limit", "offset"))
+        if order is not None and limit is None:
+            remedy = "a collection has no order: add LIMIT, or sort what is read"
+            raise refused(order, "ORDER BY without LIMIT", remedy)
+        if offset is not None and limit is None:
+            raise refused(offset, "OFFSET without LIMIT", "add LIMIT")
+        first = {name: _copying(item) for name, item in zip(out.columns, out.items, strict=True)}
+        for each in order.expressions if order is not None else ():
+            made = self._placed(each.this, out)
+            if made is None:
+                made = self.expression(each.this, names, withs, first)
+            out.order.append(Ordering(made.unnest(), way(each)))
+        out.limit = None if limit is None else _whole(limit, 1)
+        out.offset = 0 if offset is None else _whole(offset, 0)
+
+
+def way(ordered: Tree) -> str:
+    """How a part of ORDER BY orders, in words."""
+    direction = "desc" if ordered.args.get("desc") else "asc"
+    return f"{direction} nulls {'first' if ordered.args.get('nulls_first') else 'last'}"
+
+
+def _whole(tree: Tree, least: int) -> int:
+    value = tree.expression
+    if not isinstance(value, exp.Literal) or not value.name.isdecimal() or int(value.name) < least:
+        raise refused(tree, f"{tree.key.upper()} {shown(value)}", f"write a whole number, {least} or more")
+    return int(value.name)
+
+
+def _copying(tree: Tree) -> Callable[[], Tree]:
+    return lambda: bracketed(tree.copy())
+
+
+def _in_aggregate(node: Tree) -> bool:
+    while node is not None:
+        if isinstance(node, exp.Anonymous) and _CALLED.get(node.name.lower(), node.name.lower()) in _AGGREGATES:
+            return True
+        node = node.parent
+    return False
+
+
+def given(tree: Tree, known: set[str]) -> list[str]:
+    """The clauses that it has beyond those."""
+    return [key for key, value in tree.args.items() if key not in known and value not in (None, False, [])]
+
+
+def only(tree: Tree, known: set[str]) -> None:
+    """Raise `ExpressionError` for a clause that nobody reads."""
+    for key in given(tree, known):
+        value = tree.args[key]
+        where = value[0] if isinstance(value, list) else value
+        what = f"{_WORDS.get(key, key.strip('_').upper())} is not supported"
+        raise refused(where if isinstance(where, exp.Expression) else tree, what, "docs/sql.md lists what is")

@@ -1,0 +1,226 @@
+"""A query that was read to verbs of collections.
+
+Invariant: the collection holds the query's answer at every time. The order of what is done is SQL's: FROM and WHERE,
+groups, HAVING, ranks, the select list, DISTINCT, the top. A query that is asked for twice, by WITH, is lowered once.
+The columns of a lowered query have the logical names ``0``, ``1``, ..., since two may have one name.
+
+>>> import ddflow as dd
+>>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
+>>> leaf = Leaf(people, {"id": "p.id", "n": "p.n"})
+>>> QueryLowering([], None).named(SelectQuery(["m"], set(), [column("p.n")], leaf))
+Project(m int64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from sqlglot import exp
+
+from ddflow.errors import ExpressionError
+from ddflow.expressions import compile as compile_expression
+from ddflow.expressions.parse import Tree
+from ddflow.expressions.types import meeting, sql_name, working
+from ddflow.plan.sql.clauses import AskedQuery, aggregates
+from ddflow.plan.sql.groups import Grouped, grouped
+from ddflow.plan.sql.query import Leaf, ReadQuery, SelectQuery, SetQuery, ValuesQuery
+from ddflow.plan.sql.relation import Made, Relation, Steps, as_type
+from ddflow.plan.sql.subqueries import Carry, Subqueries
+from ddflow.plan.sql.tables import Tables
+from ddflow.plan.sql.tops import Bounds, RankedRows, top
+from ddflow.plan.sql.trees import ASKED, Nested, column, names_of, number, refused, shown, text
+
+_NOTHING: Final = Carry()
+
+
+class QueryLowering:
+    """``nested``: the subqueries.  ``constant``: makes a collection of columns and rows, which are SQL."""
+
+    def __init__(self, nested: Sequence[AskedQuery], constant: Callable[[list[str], list[list[str]]], Any]) -> None:
+        self._nested, self._constant = nested, constant
+        self.steps = Steps()
+        self._tables = Tables(self, self.steps)
+        self._subqueries = Subqueries(self, self.steps, self._tables)
+        self._lowered: dict[Any, Relation] = {}
+
+    def named(self, query: ReadQuery) -> Any:
+        """The collection of a query, under the names of its columns."""
+        twice = sorted({each for each in query.columns if query.columns.count(each) > 1})
+        if twice:
+            raise ExpressionError(ASKED, f"several columns are called {twice}", "give each an alias of its own")
+        rows = self.query(query)
+        made = [Made(name, name, column(str(index))) for index, name in enumerate(query.columns)]
+        return self.steps.projected(rows, made).of
+
+    def asked(self, nested: Tree) -> AskedQuery:
+        """The subquery that a node stands for."""
+        place: int = nested.asked
+        return self._nested[place]
+
+    def refs(self, *trees: Tree) -> set[str]:
+        """The logical names that trees ask for, in their subqueries too."""
+        nested = (self.asked(each).query.outer for tree in trees for each in tree.find_all(Nested))
+        return names_of(*trees).union(*nested)
+
+    def where(self, rows: Relation, tree: Tree) -> Relation:
+        """The rows for which a condition is true."""
+        return self._subqueries.where(rows, tree) if tree.find(Nested) else self.steps.filtered(rows, [tree])
+
+    def unit(self) -> Relation:
+        """One row."""
+        return Relation(self.steps.then(self, ("unit",), lambda: self._constant(["one"], [["1"]])), {})
+
+    def query(
+        self, query: ReadQuery, carry: Carry = _NOTHING, bounds: Bounds | None = None, exists: bool = False
+    ) -> Relation:
+        """Any query.  ``exists``: only whether it has rows is asked for."""
+        if carry is not _NOTHING:
+            return self._query(query, carry, bounds or {}, exists)
+        key = query, tuple(sorted((bounds or {}).items())), exists
+        if key not in self._lowered:
+            self._lowered[key] = self._query(query, carry, bounds or {}, exists)
+        return self._lowered[key]
+
+    def _query(self, query: ReadQuery, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
+        if isinstance(query, SelectQuery):
+            return self._select(query, carry, bounds, exists)
+        if isinstance(query, SetQuery):
+            return self._set(query, carry)
+        assert isinstance(query, ValuesQuery)
+        rows = self._values(query)
+        return rows if carry.domain is None else self.steps.joined(carry.domain, rows, [], "inner")
+
+    # A SELECT.
+
+    def _select(self, query: SelectQuery, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
+        extra = [Made(name, name, each) for name, each in carry.columns]
+        if query.groups == []:
+            rows, over = self._of_one_row(query, carry, extra)
+        else:
+            late = [] if exists and query.simple else query.late()
+            rows = self._rows(query, carry, bounds, self.refs(*late, *(each.tree for each in extra)))
+            found = Grouped(rows, {}) if query.groups is None else self._grouped(rows, query, extra)
+            rows, over = found.rows, found.over
+            for each in query.having:
+                rows = self.where(rows, over(each))
+        extra = [each._replace(tree=over(each.tree)) for each in extra]
+        if exists and query.simple:
+            return self.steps.projected(rows, extra or [Made("any", "any", number(1))])
+        columns = list[Made]()
+        for index, (name, item) in enumerate(zip(query.columns, query.items, strict=True)):
+            rows, tree = self._subqueries.attached(rows, over(item))
+            columns.append(Made(str(index), name, tree))
+        qualify, orders = list[Tree](), list[tuple[Tree, str]]()
+        for each in query.qualify:
+            rows, tree = self._subqueries.attached(rows, over(each))
+            qualify.append(tree)
+        for ordering in query.order:
+            rows, tree = self._subqueries.attached(rows, over(ordering.tree))
+            orders.append((tree, ordering.way))
+        rows, swap = RankedRows(self.steps, query, columns, extra, qualify, orders).rows(rows, bounds)
+        columns = [each._replace(tree=swap(each.tree)) for each in columns]
+        return self._finished(query, rows, columns, extra, [(swap(tree), way) for tree, way in orders])
+
+    def _rows(self, query: SelectQuery, carry: Carry, bounds: Bounds, used: set[str]) -> Relation:
+        """FROM and WHERE."""
+        where = list(query.where if carry.where is None else carry.where)
+        for index, (k, _) in bounds.items():
+            if not isinstance(query.items[index].unnest(), exp.Window):
+                where.append(exp.LTE(this=query.items[index].copy(), expression=number(k)))
+        extra = [] if carry.domain is None else [Leaf(carry.domain, {each: each for each in carry.domain.names})]
+        return self._tables.rows(query.source, extra, where, used)
+
+    def _finished(
+        self,
+        query: SelectQuery,
+        rows: Relation,
+        columns: Sequence[Made],
+        extra: Sequence[Made],
+        orders: Sequence[tuple[Tree, str]],
+    ) -> Relation:
+        """The select list, DISTINCT, and the top."""
+        by, hidden = list[tuple[str, str]](), list[Made]()
+        for tree, direction in orders:
+            found = next((each.logical for each in columns if each.tree == tree), None)
+            if found is None:
+                if query.distinct:
+                    raise refused(query.written, f"ORDER BY {shown(tree)} is not in SELECT DISTINCT", "select it")
+                hidden.append(Made(f"order {len(hidden)}", shown(tree), tree))
+                found = hidden[-1].logical
+            by.append((found, direction))
+        rows = self.steps.projected(rows, [*columns, *extra, *hidden])
+        if query.distinct:
+            rows = self.steps.distinct(rows)
+        if query.limit is not None:
+            rows = top(self.steps, rows, query.limit, by, [rows.names[each.logical] for each in extra], query.offset)
+        return self.steps.narrowed(rows, {each.logical for each in [*columns, *extra]}) if hidden else rows
+
+    # Groups.
+
+    def whole(self, query: SelectQuery, carry: Carry, keys: Sequence[Made]) -> Grouped:
+        """An aggregate without groups, by ``keys``: no row where there are no rows."""
+        used = self.refs(*query.late(), *(each.tree for each in keys))
+        return self._grouped(self._rows(query, carry, {}, used), query, keys)
+
+    def _grouped(self, rows: Relation, query: SelectQuery, keys: Sequence[Made]) -> Grouped:
+        """The groups, with subqueries in aggregates computed before."""
+        found = {text(each): each for tree in query.late() for each in aggregates(tree)}
+        for told, each in found.items():
+            rows, found[told] = self._subqueries.attached(rows, each)
+        return grouped(self.steps, rows, query, keys, found)
+
+    def _of_one_row(
+        self, query: SelectQuery, carry: Carry, extra: Sequence[Made]
+    ) -> tuple[Relation, Callable[[Tree], Tree]]:
+        """An aggregate without groups: its one row, or one for each row of the domain."""
+        outer = self.unit() if carry.domain is None else carry.domain
+        keys = [each._replace(logical=f"own {each.logical}") for each in extra]
+        found = self.whole(query, carry, keys)
+        pairs = [(one.tree, column(each.logical)) for one, each in zip(extra, keys, strict=True)]
+        rows = self.steps.joined(outer, found.rows, self._subqueries.null_safe(outer, pairs), "left")
+
+        def over(tree: Tree) -> Tree:
+            return tree if tree in [each.tree for each in extra] else found.over(tree, empty=True)
+
+        for each in query.having:
+            rows = self.where(rows, over(each))
+        return rows, over
+
+    # Set operations and VALUES.
+
+    def _set(self, query: SetQuery, carry: Carry) -> Relation:
+        """Both sides under the names of the left one, in types that hold both."""
+        sides = [self.query(each, carry) for each in (query.left, query.right)]
+        logical = [*(str(index) for index in range(len(query.columns))), *(name for name, _ in carry.columns)]
+        made: list[list[Made]] = [[], []]
+        for each in logical:
+            kinds = [working(side.of.schema.field(side.names[each]).type) for side in sides]
+            kind = meeting(kinds)
+            if kind is None:
+                found = f"{query.op.upper()} of {sql_name(kinds[0])} and {sql_name(kinds[1])}"
+                raise ExpressionError(ASKED, found, "cast one of them")
+            for columns, given in zip(made, kinds, strict=True):
+                columns.append(Made(each, sides[0].names[each], as_type(column(each), given, kind)))
+        left, right = (self.steps.projected(side, columns) for side, columns in zip(sides, made, strict=True))
+        verb = {"union": "union", "except": "except_", "intersect": "intersect"}[query.op]
+        of = self.steps.then(
+            left.of, (verb, id(right.of), query.all), lambda: getattr(left.of, verb)(right.of, all=query.all)
+        )
+        return Relation(of, left.names)
+
+    def _values(self, query: ValuesQuery) -> Relation:
+        """Rows of constants, each column in the type that holds all."""
+        one, columns = pa.schema({"one": pa.int32()}), list[list[str]]()
+        for trees in zip(*query.rows, strict=True):
+            kinds = [compile_expression(text(each), one, what=shown(each)).type for each in trees]
+            kind = meeting(kinds)
+            if kind is None:
+                found = f"VALUES of {', '.join(map(sql_name, kinds))}"
+                raise refused(trees[0], found, "cast them to one type")
+            columns.append([text(as_type(tree, each, kind)) for tree, each in zip(trees, kinds, strict=True)])
+        rows, names = [list(row) for row in zip(*columns, strict=True)], list(query.columns)
+        if len(set(map(tuple, rows))) < len(rows):  # a constant has each row once
+            names, rows = [*names, "row"], [[*row, str(index)] for index, row in enumerate(rows)]
+        return Relation(self._constant(names, rows), {str(i): name for i, name in enumerate(query.columns)})

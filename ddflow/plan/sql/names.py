@@ -1,0 +1,148 @@
+"""What names mean at a place of a query: its tables and their columns, then those of the queries around it.
+
+Invariant: a name gives one tree or an error with its place and the nearest names, as Spark has it: exactly as written
+first, else in another case; ``t.a`` is a column of a table, here or around, before it is a field of a column. A name
+found in an enclosing query is noted in ``outer`` of all queries between.
+
+>>> from ddflow.expressions.parse import parse
+>>> names = Names(None)
+>>> names.add("o", {"id": "o.id", "city": "o.city"}, None)
+>>> names.resolve(parse("O.City").tree).name, Names(names).resolve(parse("id").tree).name
+('o.city', 'o.id')
+>>> names.resolve(parse("o.cty").tree)
+Traceback (most recent call last):
+    ...
+ddflow.errors.ExpressionError: flow.sql: there is no column 'o.cty' at line 1, column 1; did you mean 'city'? ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlglot import exp
+
+from ddflow.columns.names import did_you_mean
+from ddflow.expressions.parse import Tree
+from ddflow.plan.sql.trees import column, names_of, refused
+
+
+class Visible(NamedTuple):
+    """A column that an unqualified name may mean, and ``*`` stands for."""
+
+    alias: str | None
+    name: str
+    tree: Tree
+
+
+class Names:
+    """``around``: what names mean in the query around.  ``outer``: the logical names that are asked of it."""
+
+    def __init__(self, around: Names | None) -> None:
+        self.around = around
+        self.visible: list[Visible] = []
+        self.aliases: dict[str, dict[str, str]] = {}
+        self.lateral: dict[str, Callable[[], Tree]] = {}
+        """Columns of the select list, which may be asked for where nothing else has the name."""
+        self.outer: set[str] = set()
+
+    def add(self, alias: str, names: dict[str, str], written: Tree) -> None:
+        """A table, with the logical names of its columns."""
+        if find(alias, self.aliases):
+            raise refused(written, f"two tables are called {alias!r}", "give one an alias of its own")
+        self.aliases[alias] = names
+        self.visible += [Visible(alias, name, column(logical)) for name, logical in names.items()]
+
+    def joined(self, other: Names) -> Names:
+        """This and what another names."""
+        made = Names(self.around)
+        made.visible = [*self.visible, *other.visible]
+        made.aliases = {**self.aliases, **other.aliases}
+        return made
+
+    def merge(self, name: str, left: Visible, right: Visible, tree: Tree) -> None:
+        """One column in place of two, by USING: at the front, and no other by that name."""
+        self.visible = [each for each in self.visible if each is not left and each is not right]
+        count = sum(each.alias is None for each in self.visible)
+        self.visible.insert(count, Visible(None, name, tree))
+
+    def one(self, name: str, written: Tree) -> Visible:
+        """The column that an unqualified name means here.  Raises `ExpressionError`."""
+        found = _named(name, self.visible)
+        if len(found) != 1:
+            raise self.missing(name, found, written)
+        return found[0]
+
+    def resolve(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
+        """The tree of a column.  ``first``: names that go before all else.  Raises `ExpressionError`."""
+        parts = [part.name for part in tree.parts]
+        early = find(parts[0], first or {}) if len(parts) == 1 else None
+        if first and early is not None:
+            return first[early]()
+        for look in (_qualified, _plain) if len(parts) > 1 else (_plain,):
+            here: Names | None = self
+            between = list[Names]()
+            while here is not None:
+                found = look(here, parts, tree)
+                if found is not None:
+                    for each in between:
+                        each.outer |= names_of(found[0])
+                    made = _fields(*found)
+                    made.meta.update(tree.parts[0].meta)
+                    return made
+                between.append(here)
+                here = here.around
+        late = find(parts[0], self.lateral)
+        if late is not None:
+            return _fields(self.lateral[late](), parts[1:])
+        raise self.missing(".".join(parts), [], tree)
+
+    def missing(self, name: str, found: Sequence[Visible], written: Tree) -> Exception:
+        """The error for a name that means nothing here, or several columns."""
+        if found:
+            could = ", ".join(f"{each.alias}.{each.name}" for each in found)
+            return refused(written, f"the column {name!r} could be any of {could}", "write the table's name before it")
+        known = list(dict.fromkeys(each.name for each in self.visible))
+        return refused(written, f"there is no column {name!r}", did_you_mean(name.rpartition(".")[2], known))
+
+    def star(self, written: Tree, alias: str | None = None) -> list[Visible]:
+        """What ``*`` or ``alias.*`` stands for."""
+        if alias is None:
+            return list(self.visible)
+        found = find(alias, self.aliases)
+        if found is None:
+            raise refused(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
+        return [Visible(found, name, column(logical)) for name, logical in self.aliases[found].items()]
+
+
+def find(name: str, among: Iterable[str]) -> str | None:
+    """The one of these names that is meant: as written, or the only one that differs in case."""
+    known = list(among)
+    folded = [each for each in known if each.casefold() == name.casefold()]
+    return name if name in known else folded[0] if len(folded) == 1 else None
+
+
+def _qualified(here: Names, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
+    """A column of a table that is named, and the fields that are asked of it."""
+    alias = find(parts[0], here.aliases)
+    name = None if alias is None else find(parts[1], here.aliases[alias])
+    return None if alias is None or name is None else (column(here.aliases[alias][name]), parts[2:])
+
+
+def _plain(here: Names, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
+    """A column of any table."""
+    found = _named(parts[0], here.visible)
+    if len(found) > 1:
+        raise here.missing(parts[0], found, written)
+    return (found[0].tree.copy(), parts[1:]) if found else None
+
+
+def _named(name: str, among: Sequence[Visible]) -> list[Visible]:
+    exact = [each for each in among if each.name == name]
+    return exact or [each for each in among if each.name.casefold() == name.casefold()]
+
+
+def _fields(tree: Tree, fields: Sequence[str]) -> Any:
+    for name in fields:
+        tree = exp.Dot(this=tree, expression=exp.Identifier(this=name, quoted=True))
+    return tree

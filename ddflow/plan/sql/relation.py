@@ -1,0 +1,275 @@
+"""Relations: collections whose columns a query knows by logical names; and the verbs that a query needs of them.
+
+Invariant: what is asked for twice in a query is one collection. A column keeps its own name in the collection unless
+two that meet in a join have one name; then one side is renamed, so an input that is joined by its own key stays as it
+is, and is looked up in the arrangement that it has. Made-up names are texts of the query.
+
+>>> import ddflow as dd
+>>> from ddflow.plan.sql.trees import column
+>>> orders = dd.Flow().upserts("orders", {"id": int, "n": int}, dd.Upsert(key="id"))
+>>> rows = Relation(orders, {"o.id": "id", "o.n": "n"})
+>>> rows.sql(exp.Add(this=column("o.n"), expression=column("o.id"))), str(rows.type(column("o.n")))
+('n + id', 'int64')
+>>> from ddflow.plan.sql.trees import number
+>>> steps = Steps()
+>>> one, other = (steps.filtered(rows, [exp.GT(this=column("o.n"), expression=number(1))]) for _ in range(2))
+>>> one.of is other.of
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from sqlglot import exp
+
+from ddflow.errors import ExpressionError
+from ddflow.expressions import compile as compile_expression
+from ddflow.expressions.parse import Tree
+from ddflow.expressions.types import is_integer, meeting, sql_name, working
+from ddflow.plan.sql.trees import ASKED, all_of, cast, names_of, quoted, refused, replaced, shown, text
+
+Pair = tuple[Tree, Tree]
+"""What is equal in a join, of the left and of the right."""
+LATER = {"group_by": "groups with aggregates", "join": "joins", "top": "tops"}
+"""Verbs that collections get later, and what a query that needs one is refused for."""
+
+
+class Made(NamedTuple):
+    """A column of a projection: its logical name, the name that it gets where that is free, and what it is."""
+
+    logical: str
+    name: str
+    tree: Tree
+
+
+class Relation:
+    """``of``: the collection.  ``names``: its columns by logical names; others are not asked for.
+
+    ``solid``: the logical names of columns that are never null, as far as that is known.
+    """
+
+    def __init__(self, of: Any, names: dict[str, str], solid: Set[str] = frozenset()) -> None:
+        self.of, self.names, self.solid = of, names, solid
+
+    @classmethod
+    def of_collection(cls, of: Any, names: Mapping[str, str]) -> Relation:
+        """What stands in FROM.  ``names``: logical names by columns."""
+        spec = getattr(of, "spec", None)
+        keyed = () if getattr(spec, "null_key", "keep") == "keep" else getattr(spec, "key", ())
+        solid = {names[each.name] for each in of.schema if each.name in names and not each.nullable}
+        return cls(of, {logical: name for name, logical in names.items()}, solid | {names[each] for each in keyed})
+
+    def nullable(self, tree: Tree) -> bool:
+        """Whether a tree may be null; True where that is not known."""
+        return not (isinstance(tree, exp.Column) and tree.name in self.solid)
+
+    def sql(self, tree: Tree) -> str:
+        """A tree as SQL over its collection."""
+
+        def change(node: Tree) -> Tree | None:
+            if not isinstance(node, exp.Column):
+                return None
+            if node.name not in self.names:
+                found = f"the column {node.name!r} is neither grouped by nor in an aggregate"
+                raise refused(node, found, "add it to GROUP BY, or write min(...) or max(...)")
+            name = self.names[node.name]
+            return exp.Column(this=exp.Identifier(this=name, quoted=quoted(name) != name))
+
+        return text(replaced(tree, change))
+
+    def type(self, tree: Tree) -> pa.DataType:
+        """The type of a tree over it."""
+        if isinstance(tree, exp.Column):
+            schema: pa.Schema = self.of.schema
+            return schema.field(self.names[tree.name]).type
+        return compile_expression(self.sql(tree), self.of.schema, what=f"{shown(tree)}").type
+
+
+class Steps:
+    """The verbs.  What was made is kept, so that it is made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+        self._numbers = 0
+
+    def number(self, name: str) -> str:
+        """A logical name that nothing else has."""
+        self._numbers += 1
+        return f"{name} {self._numbers}"
+
+    def then(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
+        """What a verb gives; ``told``: says which verb, of what else."""
+        needed = {"agg": "group_by", "single": "group_by"}.get(told[0], told[0])
+        if needed in LATER and not hasattr(of, needed):
+            raise ExpressionError(
+                ASKED, f"{LATER[needed]} are not maintained yet", "leave them to a query of the result"
+            )
+        key = (id(of), *told)
+        if key not in self._made:
+            self._made[key] = of, make()  # with what it is of, whose id must stay its own
+        return self._made[key][1]
+
+    def filtered(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
+        """The rows for which all conditions are true."""
+        if not trees:
+            return rows
+        condition = rows.sql(all_of(trees))
+        of = self.then(rows.of, ("filter", condition), lambda: rows.of.filter(condition))
+        return Relation(of, rows.names, rows.solid)
+
+    def projected(self, rows: Relation, columns: Sequence[Made]) -> Relation:
+        """Other columns, in this order."""
+        names, made, solid = dict[str, str](), dict[str, str](), set[str]()
+        for each in columns:
+            if each.logical not in names:
+                names[each.logical] = fresh(each.name, made)
+                made[names[each.logical]] = rows.sql(each.tree)
+                solid |= set() if rows.nullable(each.tree) else {each.logical}
+        if [quoted(name) for name in made] == list(made.values()) and list(made) == rows.of.schema.names:
+            return Relation(rows.of, names, solid)
+        told = ("project", *made.items())
+        return Relation(self.then(rows.of, told, lambda: rows.of.project(made)), names, solid)
+
+    def narrowed(self, rows: Relation, used: Iterable[str]) -> Relation:
+        """Without the columns that nobody asks for."""
+        wanted = set(used)
+        kept = {logical: name for logical, name in rows.names.items() if logical in wanted}
+        columns = [name for name in rows.of.schema.names if name in kept.values()]
+        if len(columns) == len(rows.of.schema.names) or not columns:
+            return rows
+        of = self.then(rows.of, ("project", *columns), lambda: rows.of.project(columns))
+        return Relation(of, kept, rows.solid)
+
+    def distinct(self, rows: Relation) -> Relation:
+        """Each row once."""
+        return Relation(self.then(rows.of, ("distinct",), rows.of.distinct), rows.names, rows.solid)
+
+    def joined(
+        self,
+        left: Relation,
+        right: Relation,
+        keys: Sequence[Pair],
+        how: str,
+        condition: Sequence[Tree] = (),
+        used: set[str] | None = None,
+    ) -> Relation:
+        """The join of two.  ``used``: the logical names that are asked for later, where not all are."""
+        keys, condition = list(keys), list(condition)
+        read = names_of(*(each for pair in keys for each in pair), *condition)
+        wanted = read | (set(left.names) | set(right.names) if used is None else used)
+        left = left if arranged(left, [one for one, _ in keys]) else self.narrowed(left, wanted)
+        if how in ("semi", "anti"):
+            right = self.narrowed(right, read)
+        elif not arranged(right, [other for _, other in keys]):
+            right = self.narrowed(right, wanted)
+        shared = set() if how == "full" else self._shared(left, right, keys, how, used)
+        left, right = self._apart(left, right, keys, shared)
+        keys.sort(key=lambda pair: _key(left, pair[0]) not in shared or _key(left, pair[0]) != _key(right, pair[1]))
+        on, rest = self._on(left, right, keys)
+        names = {**right.names, **left.names}
+        met = None
+        if condition or rest:
+            met = Relation(left.of, names).sql(all_of([*rest, *condition]))
+        given: Any = on or []
+
+        def make() -> Any:
+            return left.of.join(right.of, on=given, how=how, condition=met)
+
+        of = self.then(left.of, ("join", id(right.of), how, met, *on.items()), make)
+        if how in ("semi", "anti"):
+            return Relation(of, left.names, left.solid)
+        solid = {"inner": left.solid | right.solid, "left": left.solid, "right": right.solid}.get(how, frozenset())
+        return Relation(of, names, solid)
+
+    def _shared(
+        self, left: Relation, right: Relation, keys: Sequence[Pair], how: str, used: set[str] | None
+    ) -> set[str]:
+        """The columns that are keys of one name and type on both sides, which are one column in the result.
+
+        In a left or right join only where the other side's, which may be null, is not asked for.
+        """
+        out = set()
+        for one, other in keys:
+            if not (isinstance(one, exp.Column) and isinstance(other, exp.Column)):
+                continue
+            name = left.names[one.name]
+            lost = {"left": other, "right": one}.get(how)
+            known = lost is None or (used is not None and lost.name not in used)
+            if name == right.names[other.name] and left.type(one) == right.type(other) and known:
+                out.add(name)
+        return out
+
+    def _apart(
+        self, left: Relation, right: Relation, keys: Sequence[Pair], shared: set[str]
+    ) -> tuple[Relation, Relation]:
+        """Both, with columns of one name but the ``shared`` ones renamed on one side."""
+        taken = {name for name in left.of.schema.names if name in right.of.schema.names} - shared
+        if not taken:
+            return left, right
+        if arranged(right, [other for _, other in keys]) and not arranged(left, [one for one, _ in keys]):
+            return self._renamed(left, taken, right), right
+        return left, self._renamed(right, taken, left)
+
+    def _renamed(self, rows: Relation, taken: set[str], other: Relation) -> Relation:
+        logical = {name: each for each, name in reversed(rows.names.items())}
+        columns, names = dict[str, str](), dict[str, str]()
+        for name in rows.of.schema.names:
+            if name in logical:  # others are asked for by nobody
+                new = fresh(logical[name], {**columns, **dict.fromkeys(other.of.schema.names)})
+                names[name] = new if name in taken else name
+                columns[names[name]] = quoted(name)
+        of = self.then(rows.of, ("project", *columns.items()), lambda: rows.of.project(columns))
+        return Relation(of, {each: names[name] for each, name in rows.names.items()}, rows.solid)
+
+    def _on(self, left: Relation, right: Relation, keys: Sequence[Pair]) -> tuple[dict[str, str], list[Tree]]:
+        """The keys, in types that compare; and those that a mapping cannot hold, as conditions."""
+        on, rest = dict[str, str](), list[Tree]()
+        for one, other in keys:
+            a, b = _comparing(left, one, right, other)
+            first, second = _key(left, a), _key(right, b)
+            if first in on:
+                rest += [] if on[first] == second else [exp.EQ(this=one.copy(), expression=other.copy())]
+            else:
+                on[first] = second
+        return on, rest
+
+
+def _key(rows: Relation, tree: Tree) -> str:
+    return rows.names[tree.name] if isinstance(tree, exp.Column) else rows.sql(tree)
+
+
+def _comparing(left: Relation, one: Tree, right: Relation, other: Tree) -> Pair:
+    """Both with Spark's casts, where their types differ."""
+    kinds = [working(left.type(one)), working(right.type(other))]
+    if kinds[0] == kinds[1] or all(map(is_integer, kinds)):
+        return one, other
+    kind = meeting(kinds)
+    if kind is None:
+        found = f"{shown(one)} = {shown(other)} compares {sql_name(kinds[0])} with {sql_name(kinds[1])}"
+        raise refused(one, found, "cast one of them")
+    return as_type(one, kinds[0], kind), as_type(other, kinds[1], kind)
+
+
+def as_type(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
+    """A tree of one type in another."""
+    return tree if kind == wanted else cast(tree, sql_name(wanted))
+
+
+def arranged(rows: Relation, keys: Sequence[Tree]) -> bool:
+    """Whether it is an input that is arranged by these keys."""
+    spec = getattr(rows.of, "spec", None)
+    if spec is None or not all(isinstance(each, exp.Column) for each in keys):
+        return False
+    return sorted(rows.names[each.name] for each in keys) == sorted(spec.key)
+
+
+def fresh(name: str, taken: Iterable[str]) -> str:
+    """The name, or another that is free."""
+    found, n, known = name, 1, set(taken)
+    while found in known:
+        n += 1
+        found = f"{name} {n}"
+    return found

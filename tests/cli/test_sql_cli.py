@@ -1,0 +1,69 @@
+"""``ddflow sql``: the answer of a query over files, or the differences that lead there; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from ddflow.cli import app
+
+MONDAY, TUESDAY = "id,city,n,op\n1,Bern,3,U\n2,Basel,4,U\n", "id,city,n,op\n2,,,D\n3,Chur,1,U\n"
+TABLE = ["orders=monday.csv:key=id:tombstone=op=D", "orders=tuesday.csv"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with two days of orders."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "monday.csv").write_text(MONDAY)
+    (tmp_path / "tuesday.csv").write_text(TUESDAY)
+    return tmp_path
+
+
+def run(*words: str, code: int = 0) -> Result:
+    """A command line; the exit code is checked."""
+    result = CliRunner().invoke(app, ["sql", *words])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def rows(result: Result) -> list[dict[str, object]]:
+    return sorted(map(json.loads, result.stdout.splitlines()), key=str)
+
+
+def test_the_answer_is_that_of_all_files_each_row_as_often_as_it_is_there() -> None:
+    assert rows(run("select city from orders where n < 4", *TABLE)) == [{"city": "Bern"}, {"city": "Chur"}]
+    assert rows(run("select 'x' as s from orders", *TABLE)) == [{"s": "x"}, {"s": "x"}]
+
+
+def test_differences_are_by_file() -> None:
+    found = rows(run("select city from orders where n > 1", *TABLE, "--diff"))
+    assert [(each["city"], each["_time"], each["_diff"]) for each in found] == [
+        ("Basel", 1, 1),
+        ("Basel", 2, -1),
+        ("Bern", 1, 1),
+    ]
+
+
+def test_it_writes_a_file_and_replaces_none() -> None:
+    result = run("select city from orders", *TABLE, "-o", "out.parquet")
+    assert "4 rows of 1 tables: 2 rows" in result.stderr
+    assert pq.read_table("out.parquet").num_rows == 2
+    assert "out.parquet" in run("select city from orders", *TABLE, "-o", "out.parquet", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["select cty from orders", *TABLE], 1, "there is no column 'cty' at line 1, column 8; did you mean 'city'"),
+        (["select 1 a", "orders=monday.csv"], 2, "the table 'orders' has no key"),
+        (["select 1 a", "monday.csv:key=id"], 2, "write NAME=FILE:key=COLUMNS"),
+    ],
+)
+def test_what_is_wrong_is_named(words: list[str], code: int, message: str) -> None:
+    assert message in run(*words, code=code).stderr

@@ -1,0 +1,179 @@
+"""Thresholds and the verbs of sets: beside DuckDB, with what they share, and every refusal with its words.
+
+That they hold to the laws of operators is ``test_operators``'s and ``test_laws``'s; here an outside witness says what
+SQL means by UNION, EXCEPT and INTERSECT.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from chance import effort
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ddflow as dd
+from ddflow.plan.codec import describe
+from ddflow.plan.rebuild import rebuild
+
+COLUMNS = {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}
+ROW = st.tuples(st.sampled_from(["Bern", "Basel", None]), st.sampled_from([0, 1, None]))
+EVENTS = st.lists(st.tuples(st.integers(0, 6), ROW), max_size=8)
+VERBS = {"union": "union", "except_": "except", "intersect": "intersect"}
+
+
+def two() -> tuple[dd.Flow, list[dd.Collection]]:
+    """Two collections whose rows may be there several times."""
+    flow = dd.Flow()
+    return flow, [flow.upserts(name, COLUMNS, dd.Upsert("id")).project(["city", "n"]) for name in "ab"]
+
+
+def table(events: list[tuple[int, tuple[Any, ...]]]) -> pa.Table:
+    return pa.Table.from_pylist([{"id": k, "city": c, "n": n} for k, (c, n) in events], pa.schema(COLUMNS))
+
+
+@effort(40)
+@given(st.lists(st.tuples(EVENTS, EVENTS), min_size=1, max_size=4))
+def test_they_mean_what_they_mean_in_duckdb(steps: list[tuple[Any, Any]]) -> None:
+    flow, (a, b) = two()
+    for verb in VERBS:
+        for every in (False, True):
+            flow.output(f"{verb} {every}", getattr(a, verb)(b, all=every))
+    added: dict[str, Counter[Any]] = {name: Counter() for name in flow.outputs}
+    with flow.open() as engine, duckdb.connect() as witness:
+        for time, (of_a, of_b) in enumerate(steps):
+            step = engine.step({"a": table(of_a), "b": table(of_b)}, time)
+            held = {name: engine.read(name).select(list(COLUMNS)) for name in "ab"}
+            for name, rows in held.items():
+                witness.register(name, rows)
+            for verb, word in VERBS.items():
+                for every in (False, True):
+                    sql = f"select city, n from a {word} {'all' if every else ''} select city, n from b"
+                    name = f"{verb} {every}"
+                    for city, n, _, diff in zip(*(c.to_pylist() for c in step[name].columns), strict=True):
+                        added[name][city, n] += diff
+                    found = Counter({row: times for row, times in added[name].items() if times})
+                    assert found == Counter(witness.execute(sql).fetchall()), name
+
+
+def test_what_is_below_zero_is_none_at_every_time_of_a_step() -> None:
+    flow = dd.Flow()
+    spec = dd.Upsert("id", time="at", delete=dd.tombstone("gone"))
+    rows = flow.upserts("rows", {"id": int, "v": str, "at": int, "gone": bool}, spec).project(["v"])
+    none, less = rows.concat(rows.negate(), rows.negate()), rows.negate()
+    flow.output("union", less.union(none, all=True))
+    flow.output("without", rows.except_(less, all=True))
+    flow.output("negative", less.threshold("least(n, 0)"))
+    with flow.open() as engine:
+        engine.push({"rows": {"id": [1, 2, 1], "v": ["x"] * 3, "at": [1, 2, 3], "gone": [False, False, True]}})
+        out = engine.advance_to(dd.CLOSED)
+    assert out["union"].num_rows == 0
+    assert out["without"].to_pylist() == [
+        {"v": "x", "_time": time, "_diff": diff} for time, diff in ((1, 1), (2, 1), (3, -1))
+    ]
+    assert out["negative"].column("_diff").to_pylist() == [-1, -1, 1]
+
+
+def test_rows_that_cannot_be_negative_are_held_once() -> None:
+    flow, (a, b) = two()
+    flow.output("union", a.union(b))
+    flow.output("again", a.union(b))
+    flow.output("without", a.except_(b, all=True))
+    flow.output("both", a.intersect(b, all=True))
+    with flow.open() as engine:
+        kept = [name for name in engine.stats()["arrangements"] if name not in "ab"]
+    assert len(kept) == 4  # two concats that look alike are two collections; "both" stands on its own "without"
+    flow, (a, _) = two()
+    assert a.distinct() is a.distinct()
+    assert a.threshold("least(n, 2)") is a.threshold("least(n, 2)")
+    once = a.distinct()
+    assert once.union() is once and once.positive and once.unique
+    assert not once.negate().positive and a.negate().union(all=True).positive
+
+
+def test_a_threshold_may_be_a_function_which_no_state_can_hold() -> None:
+    def capped(batch: pa.RecordBatch) -> Any:
+        return np.minimum(batch.column("n").to_numpy(), 2)
+
+    flow, (a, _) = two()
+    flow.output("some", a.threshold(capped))
+    with flow.open() as engine:
+        engine.step({"a": table([(k, ("Bern", 0)) for k in range(5)])}, 1)
+        assert engine.read("some").to_pylist() == [{"city": "Bern", "n": 0, "_diff": 2}]
+    with pytest.raises(dd.SpecError, match="not SQL"):
+        rebuild(describe(flow))
+    assert "threshold('least(n, 2)')" in dd.Flow.explain(flow_of("least(n, 2)"))
+    again = rebuild(describe(flow_of("least(n, 2)")))
+    assert describe(again) == describe(flow_of("least(n, 2)"))
+
+
+def flow_of(formula: Any) -> dd.Flow:
+    flow, (a, _) = two()
+    flow.output("out", a.threshold(formula))
+    return flow
+
+
+@pytest.mark.parametrize(
+    ("formula", "words"),
+    [
+        ("n + 1", r"for n = 0, a row that is not there, it gives 1; give 0 there"),
+        ("nullif(n, 0)", r"for n = 0, a row that is not there, it gives None"),
+        ("n / 2", "its result is double; give an integer"),
+        ("m", "there is no column 'm'"),
+        (lambda batch: ["a"], "the function gave a list"),
+        (7, "it is int; give SQL"),
+    ],
+)
+def test_a_threshold_gives_integers_and_none_for_none(formula: Any, words: str) -> None:
+    with pytest.raises(dd.errors.ExpressionError, match=words):
+        flow_of(formula)
+
+
+def test_a_threshold_that_gives_null_refuses_the_step_whole() -> None:
+    with flow_of("case when n < 2 then n end").open() as engine:
+        engine.step({"a": table([(1, ("Bern", 0))])}, 1)
+        with pytest.raises(dd.errors.ExpressionError, match="for n = 2 it is null; give a number for every n"):
+            engine.step({"a": table([(2, ("Bern", 0))])}, 2)
+        assert engine.read("out").to_pylist() == [{"city": "Bern", "n": 0, "_diff": 1}]
+        engine.step({"a": table([(2, ("Basel", 0))])}, 2)
+        engine._check()
+
+
+@pytest.mark.parametrize("formula", ["n * 9223372036854775807", "case n when 1 then -9223372036854775808 else 0 end"])
+def test_multiplicities_that_leave_int64_refuse_the_step(formula: str) -> None:
+    with flow_of(formula).open() as engine:
+        events = [(1, ("Bern", 0)), (2, ("Bern", 0))]
+        with pytest.raises((dd.errors.CountOverflow, dd.errors.ExpressionError)):
+            engine.step({"a": table(events if "*" in formula else events[:1])}, 1)
+        assert engine.read("out").num_rows == engine.read("a").num_rows == 0
+
+
+@pytest.mark.parametrize("verb", ["union", "except_", "intersect", "concat"])
+def test_collections_that_do_not_fit_are_refused(verb: str) -> None:
+    _, (a, b) = two()
+    call = getattr(a, verb)
+    with pytest.raises(dd.SpecError, match=r"project both to \['city', 'n'\]; the second has no 'city': did you mean"):
+        call(b.project({"City": "city", "n": "n"}))
+    with pytest.raises(dd.SpecError, match="'n' is int64 in one and string in the other: cast it"):
+        call(b.project({"city": "city", "n": "cast(n as string)"}))
+    with pytest.raises(dd.SpecError, match="of another flow; build both in one flow"):
+        call(two()[1][0])
+    with pytest.raises(dd.SpecError, match="is no collection"):
+        call("b")
+    if verb in ("except_", "intersect"):
+        with pytest.raises(dd.SpecError, match=f"no other collection is given; write a.{verb}"):
+            call()
+
+
+def test_rows_that_are_forgotten_without_a_word_have_no_threshold() -> None:
+    flow = dd.Flow()
+    spec = dd.Upsert("id", order_by="n", expiry=dd.Expiry(ttl=3, on_expire="forget"))
+    rows = flow.upserts("rows", COLUMNS, spec)
+    for make in (lambda c: c.project(["city"]).distinct(), lambda c: c.threshold("n"), lambda c: c.except_(c)):
+        with pytest.raises(dd.SpecError, match=r"forget rows without a retraction.*leave on_expire='forget' out"):
+            make(rows)

@@ -1,0 +1,166 @@
+-- Queries over the three small tables of queries.py, a line each, by what they need; DuckDB's text behind ||.
+
+-- rowwise
+select id, amount * 2 as twice from o where status = 'paid' and n > 1
+select * from o where d >= date '2024-01-02' and d < date '2024-01-01' + interval 3 days
+select o.*, upper(o.status) up from o where not (o.n > 1 or o.status is null)
+select case when n > 1 then 'many' when n is null then 'none' else 'few' end as how, id from o
+select extract(year from d) y, month(d) m, substring(status, 1, 2) s, coalesce(n, 0) n from o
+select n + 1 as m, m * 2 as twice from o
+with p as (select id, n from o where status = 'paid'), q(i, j) as (select * from p) select i, j + 1 as j from q
+select x.id as a from (select id, n from o where n between 1 and 2) as x where x.id in (1, 2, 3)
+select p.i from (select id, n from o) as p(i, j) where j is null
+
+-- distinct
+select distinct status from o
+select distinct upper(status) s, n from o where n > 0
+select status from o group by status
+select n % 2 as odd from o group by n % 2
+select n % 2 as odd from o group by odd
+select n % 2 as odd, status from o group by 1, 2
+select distinct x.s from (select distinct status s, n from o) x where n > 1
+
+-- groups
+select status, count(*) n, sum(amount) total from o group by status
+select status, count(*) k, count(n) m, count(distinct n) d, min(n) lo, max(amount) hi from o group by status
+select status, sum(n) filter (where n > 1) s from o group by status having count(*) > 1
+select status s, sum(n) as total from o group by status having total > 2 and s is not null
+select year(d) y, sum(n) + 1 as s from o where n > 0 group by year(d)
+select y, max(k) m from (select year(d) y, status, count(*) k from o group by 1, 2) x group by y
+select sum(n) s, count(*) k from o where n > 1000
+select count(*) as k from o
+select count(*) k, max(amount) m from o having count(*) > 3
+select status, avg(n) a from o group by status having min(n) is not null
+select status from o group by status having count(*) > 1
+select count(distinct status) as s, count(distinct n) + 1 as m from o where id > 1
+select n, status, count(*) k from o group by all
+select bool_and(n > 1) a, bool_or(n > 1) b from o where n is not null
+
+-- joins
+select o.id, c.name from o join c on o.c = c.id
+select o.id, c.name from o, c where o.c = c.id and o.n = c.n
+select o.id as oid, c.id as cid from o left join c on o.c = c.id
+select o.id as oid, c.id as cid, o.n as n, c.n as m from o left join c on o.c = c.id and c.city = 'Bern'
+select o.id as oid, c.id as cid from o left join c on o.c = c.id and o.n > 1
+select o.id as oid, c.id as cid from o left join c on o.c = c.id where c.id is null
+select o.id as oid, c.id as cid from o left join c on o.c = c.id where o.n > 1 and (c.city = 'Bern' or o.status = 'paid')
+select o.id as oid, c.id as cid, c.name from o right join c on o.c = c.id and o.n > 1 where c.n > 0
+select o.id as oid, c.id as cid from o full join c on o.c = c.id and o.n >= c.n
+select o.id as oid, c.id as cid from o full join c on o.c = c.id where coalesce(o.n, c.n) > 1
+select id, o.status, c.name from o join c using (id)
+select * from (select id, status from o) x full join (select id, name from c) y using (id)
+select id, x.s, y.name from (select id, status s from o) x left join c y using (id)
+select * from (select id, status from o) x natural join (select id, city from c) y
+select o.id from o left semi join c on o.c = c.id and c.n > o.n || select o.id from o semi join c on o.c = c.id and c.n > o.n
+select o.id from o left anti join c on o.c = c.id || select o.id from o anti join c on o.c = c.id
+select o.id as i, c.id as j from o cross join c where o.n > c.n
+select a.id as x, b.id as y from o a join o b on a.n = b.n and a.id < b.id
+select a.id as x, b.id as y, c.id as z from o a, c, o b where a.c = c.id and b.c = c.id and a.id < b.id
+select o.id, t.k from o join t on o.n + 1 = t.a
+select o.id, t.k from o join t on o.status = t.b and o.n = t.f
+select o.id, t.k, c.name from t, o, c where (t.a = o.n and o.c = c.id and c.n = 1) or (t.a = o.n and o.c = c.id and t.k < 2)
+select c.city, count(*) n, sum(o.amount) revenue from o join c on o.c = c.id where o.status = 'paid' group by c.city having count(*) > 1
+select c.city, count(o.id) n from c left join o on o.c = c.id group by c.city
+select x.id, y.name, z.k from o x left join (c y join t z on y.n = z.a) on x.c = y.id
+with p as (select * from o where n > 1) select a.id i, b.id j from p a join p b on a.c = b.c
+select x.id from (select o.id, c.city from o join c on o.c = c.id) x where x.city = 'Bern'
+select o.id, c.name from o join c on o.c = c.id and o.id = c.id
+select o.id, v.word from o join (values (1, 'one'), (2, 'two'), (2, 'zwei')) as v(n, word) on o.n = v.n
+
+-- subqueries
+select id from o where c in (select id from c where city = 'Bern')
+select id from o where c not in (select id from c where city = 'Bern')
+select id from o where n in (select n from c)
+select id from o where n not in (select n from c)
+select id from o where n not in (select n from c where n is not null)
+select id from o where n not in (select n from c where n > 100)
+select id from o where n not in (select c.n from c where c.id = o.c)
+select id from o where n in (select c.n from c where c.id = o.c)
+select id from o where (c, n) in (select id, n from c)
+select id from o where exists (select * from c where c.id = o.c and c.n > 1)
+select id from o where not exists (select 1 from c where c.id = o.c and c.n > o.n)
+select id from o where exists (select 1 from c where c.n > o.n)
+select id from o where exists (select 1 from c)
+select id from o where not exists (select 1 from c where n > 100)
+select id from o where exists (select city from c where c.id = o.c group by city having count(*) > 0)
+select id, exists (select 1 from c where c.id = o.c) as e from o
+select id, c in (select id from c where n > 1) as e, n not in (select n from c) as f from o
+select id from o where status = 'paid' or c in (select id from c where n > 1)
+select id from o where not (n not in (select n from c) and status = 'paid')
+select id, (select name from c where c.id = o.c) as name from o
+select id, (select count(*) from c where c.n = o.n) as k from o
+select id, (select count(*) + 1 from c where c.n = o.n and c.city = 'Bern') as k from o
+select id, (select coalesce(sum(c.n), -1) from c where c.n = o.n) as k from o
+select id, (select max(n) from c) as m from o where n < (select max(n) from c)
+select id from o where n > (select avg(n) from c where c.n = o.n or c.n is null)
+select id, (select count(*) from c where c.n < o.n) as k from o
+select id, (select count(*) from c where c.n < o.n or o.n is null) as k from o
+select id from o where 0 = (select count(*) from c where c.id = o.c)
+select id from o where amount = (select max(p.amount) from o p where p.c = o.c)
+select c.city, count(*) k from c group by c.city having count(*) > (select count(*) from o where status = 'paid')
+select c.city, (select count(*) from o where o.status = c.city) as k from c group by c.city
+select c.id from c where (select sum(n) from o where o.c = c.id having count(*) > 1) > 2
+select id from o where n in (select max(n) from c where c.id = o.c)
+select id from o where n not in (select max(n) from c where c.id = o.c)
+select id from o where exists (select max(n) from c where c.id = o.c)
+select id from c where exists (select 1 from o where o.c = c.id and exists (select 1 from t where t.a = o.n and t.k > c.n))
+select id from c where id in (select o.c from o where o.n = (select max(t.a) from t where t.a <= o.n))
+select id from c where n in (select o.n from o where o.c = c.id union select t.a from t where t.a = c.n)
+select id, (select max(x.n) from (select n from c) x where x.n < o.n) as m from o
+select max((select count(*) from c where c.id = o.c)) m from o
+select id from o where n = (select o.n) and c is not null
+select id from o where (select count(*) from c) > 2 and n > 0
+select id from o where n in (select distinct n from c where c.city is not null)
+select id, case when exists (select 1 from t where t.a = o.n) then (select min(t.k) from t where t.a = o.n) else -1 end m from o
+select id from c where n in (select o.n from o where o.c = c.id union values (2))
+select id from c where n in (select o.n from o where o.c = c.id union all select max(t.a) from t where t.a < c.n)
+select id, (select x.n from (select n, id from o) x where x.id = c.id) as m from c
+select id from o where not exists (select 1 from c where c.id = o.c and not exists (select 1 from t where t.a = c.n))
+select id from o where n is null or n not in (select t.a from t where t.b = o.status)
+select c.id, (select count(distinct o.n) from o where o.c = c.id and o.n > (select min(t.a) from t)) as k from c
+select id from o where (select max(c.n) from c where c.id = o.c) + (select min(t.a) from t) > n
+select id from o where n between (select min(n) from c) and (select max(a) from t)
+select c, sum(n) s from o where c in (select id from c) group by c having sum(n) >= (select min(n) from c where c.id = o.c)
+select o.id from o join c on o.c = c.id where exists (select 1 from t where t.a = o.n and t.k >= c.n)
+select o.id as i, c.id as j from o left join c on o.c = c.id where not exists (select 1 from t where t.a = c.n)
+select id from o where n not in (select x.n from c x where x.n = o.n and o.id > 1)
+select k from t where 0 > (select coalesce(max(c.n), -1) from c where c.n = t.a)
+select k from t where a in (select x.a from t x where coalesce(x.a, 0) = t.a group by x.a having count(*) > 0)
+
+-- sets
+select n from o union select n from c
+select n, status from o union all select n, city from c
+select n from o except select n from c
+select n from o except all select n from c
+select n from o intersect select n from c
+select n from o intersect all select n from c
+select n from o where n > 1 union select id from c except select 2
+select c, amount from o union select id, n from c
+select status s, count(*) k from o group by status union all select 'all', count(*) from o
+select 1 as x, 'a' as y
+values (1, 'a'), (2, null)
+select col1 + 1 as x from values (1), (2) || select col0 + 1 as x from (values (1), (2))
+select * from (select n from o union all select n from c) x where n > 1
+select k, count(*) as m from (select status k from o union all select city from c) x group by k
+
+-- tops
+select id, n from o order by n desc, id limit 2
+select id, n from o order by n desc nulls last, id limit 2 offset 1
+select id from o order by n, id limit 3
+select status, count(*) k from o group by status order by count(*) desc, status limit 1
+select status, count(*) k from o group by status order by k desc, 1 limit 2
+select id + 1 as i from o where n is not null order by n + c nulls first, id limit 2
+select distinct status from o order by status limit 2
+select id, n from (select id, n, status, row_number() over (partition by status order by n desc nulls last, id) rn from o) x where rn <= 2
+select * from (select id, n, row_number() over (partition by status order by n desc nulls last, id) rn from o) x where rn < 3
+select id, rn from (select id, row_number() over (order by n desc nulls last, id) rn from o) x where rn = 2
+select id from (select id, row_number() over (order by n desc nulls last, id) rn from o) x where x.rn = 1
+select id, rn from (select id, row_number() over (order by n nulls first, id) as rn from o) x where rn between 2 and 3
+select id, n from o qualify row_number() over (partition by status order by n desc nulls last, id) = 1
+select id, row_number() over (partition by status order by n desc nulls last, id) as r from o qualify r <= 2
+select * from (select *, row_number() over (partition by c order by s desc nulls last, st nulls first) rn from (select c, status st, sum(n) s from o group by c, status) y) z where rn <= 1
+with r as (select id, n, row_number() over (order by n desc nulls last, id) rn from o), s as (select id, rn from r) select id from s where rn <= 2
+select c.name, x.id from c join (select id, c cc, row_number() over (partition by c order by amount desc nulls last, id) rn from o) x on x.cc = c.id where x.rn <= 1
+select n from o union all select n from c order by 1 limit 3
+select id, (select p.id from o p where p.c = o.c order by p.amount desc nulls last, p.id limit 1) as best from o
+select id from o where n in (select p.n from o p where p.c = o.c order by p.id limit 1)
