@@ -28,6 +28,7 @@ from ddflow.kernels.ordered_tree import (
     TOPS,
     USED,
     Keys,
+    Number,
     Tree,
     _add,
     _begin,
@@ -83,9 +84,9 @@ def write_ordered(
     value: Words,
     live: Flags,
     last: Ints,
-    begin: np.int64,
-    tag: np.int64,
-    alive: np.int64,
+    begin: Number,
+    tag: Number,
+    alive: Number,
     keeps: bool,
 ) -> int:
     """Put versions into the tree, replacing what their identities held.
@@ -142,7 +143,7 @@ def write_ordered(
 
 @kernel
 def group_ordered(
-    tree: Tree, keys: Keys, most: np.int64, mask: np.uint64, references: Ints, values: Words, begins: Ints
+    tree: Tree, keys: Keys, most: Number, mask: np.uint64, references: Ints, values: Words, begins: Ints
 ) -> int:
     """Write the entries of groups, each in order, up to ``most`` of a group.
 

@@ -11,7 +11,7 @@ words at addresses, because numba counts references to arrays wherever it hands 
 [1, 0, 1, 0, 1]
 """
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.index import ID, LOW
 from ddflow.kernels.pointer import copy_bytes, load_u64, store_u64
 
+Number = Any
+"""An integer, of Python or of numpy."""
 LEAF, FAN = 64, 64
 """Entries of a leaf, and leaves of a node, at most."""
 LEAVES, FREE, NODES, SPARE, TOPS, USED, MOST_LEAVES, MOST_NODES = range(8)
@@ -43,7 +45,8 @@ class Tree(NamedTuple):
     @classmethod
     def of(cls, arrays: list[Words]) -> Self:
         """Of what `empty_tree` gave."""
-        return cls(*[np.uint64(each.ctypes.data) for each in arrays], np.uint64(8 * arrays[0].shape[1]))
+        words = [each.ctypes.data for each in arrays] + [8 * arrays[0].shape[1]]
+        return cls._make(map(np.uint64, words))
 
 
 class Keys(NamedTuple):
@@ -52,7 +55,7 @@ class Keys(NamedTuple):
     high: np.uint64
     low: np.uint64
     more: np.uint64
-    words: np.int64
+    words: Number
 
     @classmethod
     def of(cls, high: Words, low: Words, more: Words) -> Self:
@@ -61,12 +64,12 @@ class Keys(NamedTuple):
         return cls(np.uint64(high.ctypes.data), second, np.uint64(more.ctypes.data), np.int64(more.shape[1]))
 
 
-def empty_tree(leaves: int, width: int) -> list[Words]:
+def empty_tree(leaves: Number, width: Number) -> list[Words]:
     """The arrays of a tree without entries, with room for so many leaves: entries, uint64[LEAF * leaves + LEAF, width];
     then a leaf's size, and what follows it; a node's children, their first words, how many; nodes in order, and their
     first words; counters."""
     nodes = max(leaves // (FAN // 2), 1) + 2
-    arrays = [np.empty(((leaves + 1) * LEAF, width), np.uint64)]
+    arrays: list[Any] = [np.empty(((leaves + 1) * LEAF, width), np.uint64)]
     for n in (leaves + 1, leaves + 1, (nodes + 1) * FAN, (nodes + 1) * FAN, nodes + 1, nodes + 1, nodes + 1, 8):
         arrays.append(np.zeros(n, np.uint64))
     arrays[-1][MOST_LEAVES], arrays[-1][MOST_NODES] = leaves, nodes
@@ -74,38 +77,38 @@ def empty_tree(leaves: int, width: int) -> list[Words]:
 
 
 @kernel
-def _get(base: np.uint64, at: np.int64) -> np.int64:
+def _get(base: np.uint64, at: Number) -> Any:
     """A number of an array."""
     return np.int64(load_u64(base + np.uint64(at << 3)))
 
 
 @kernel
-def _put(base: np.uint64, at: np.int64, number: np.int64) -> None:
+def _put(base: np.uint64, at: Number, number: Number) -> None:
     """Set a number of an array."""
     store_u64(base + np.uint64(at << 3), np.uint64(number))
 
 
 @kernel
-def _copy(base: np.uint64, to: np.int64, at: np.int64) -> None:
+def _copy(base: np.uint64, to: Number, at: Number) -> None:
     """Copy a word of an array to another place."""
     store_u64(base + np.uint64(to << 3), load_u64(base + np.uint64(at << 3)))
 
 
 @kernel
-def _word(tree: Tree, place: np.int64, word: np.int64) -> np.uint64:
+def _word(tree: Tree, place: Number, word: Number) -> np.uint64:
     """A word of an entry."""
     return load_u64(tree.table + np.uint64(place) * tree.width + np.uint64(word << 3))
 
 
 @kernel
-def _move(tree: Tree, to: np.int64, place: np.int64, n: np.int64) -> None:
+def _move(tree: Tree, to: Number, place: Number, n: Number) -> None:
     """Copy entries to a place that they do not overlap."""
     at, size = tree.table + np.uint64(place) * tree.width, np.uint64(n) * tree.width
     copy_bytes(tree.table + np.uint64(to) * tree.width, at, size)
 
 
 @kernel
-def _compare(tree: Tree, place: np.int64, keys: Keys, row: np.int64) -> int:
+def _compare(tree: Tree, place: Number, keys: Keys, row: Number) -> int:
     """-1, 0 or 1: how an entry stands to the words of a row; to a prefix of words, where these are fewer."""
     mine, other = _word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
     if mine != other:
@@ -123,7 +126,7 @@ def _compare(tree: Tree, place: np.int64, keys: Keys, row: np.int64) -> int:
 
 
 @kernel
-def _below(words: np.uint64, n: np.int64, stride: np.uint64, word: np.uint64) -> np.int64:
+def _below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
     """How many of n ascending words are below a word; without a branch on them, because none could be foreseen."""
     begin, rest = np.int64(0), n
     while rest > 0:
@@ -134,7 +137,7 @@ def _below(words: np.uint64, n: np.int64, stride: np.uint64, word: np.uint64) ->
 
 
 @kernel
-def _begun(tree: Tree, node: np.int64, keys: Keys, row: np.int64, strict: bool) -> np.int64:
+def _begun(tree: Tree, node: Number, keys: Keys, row: Number, strict: bool) -> Any:
     """The last child of a node (0: of the list of nodes) that begins before the words of a row, else the first.
 
     ``strict``: not one that begins at them.
@@ -157,20 +160,20 @@ def _begun(tree: Tree, node: np.int64, keys: Keys, row: np.int64, strict: bool) 
 
 
 @kernel
-def _descend(tree: Tree, keys: Keys, row: np.int64, strict: bool) -> tuple[np.int64, np.int64]:
+def _descend(tree: Tree, keys: Keys, row: Number, strict: bool) -> tuple[Any, Any]:
     """The last leaf that begins before the words of a row, else the first one: its node's place, its place there."""
     at = _begun(tree, np.int64(0), keys, row, strict)
     return at, _begun(tree, _get(tree.top, at), keys, row, strict)
 
 
 @kernel
-def _leaf_at(tree: Tree, at: np.int64, c: np.int64) -> np.int64:
+def _leaf_at(tree: Tree, at: Number, c: Number) -> Any:
     """A leaf by its node's place and its place there."""
     return _get(tree.child, _get(tree.top, at) * FAN + c)
 
 
 @kernel
-def _leaf_for(tree: Tree, leaf: np.int64, keys: Keys, row: np.int64) -> np.int64:
+def _leaf_for(tree: Tree, leaf: Number, keys: Keys, row: Number) -> Any:
     """The last leaf that begins at the words of a row or before; ``leaf``: that of a row before, 0 for none."""
     for _ in range(2):
         if leaf == 0:
@@ -184,7 +187,7 @@ def _leaf_for(tree: Tree, leaf: np.int64, keys: Keys, row: np.int64) -> np.int64
 
 
 @kernel
-def _lower(tree: Tree, leaf: np.int64, keys: Keys, row: np.int64) -> np.int64:
+def _lower(tree: Tree, leaf: Number, keys: Keys, row: Number) -> Any:
     """How many entries of a leaf are before the words of a row."""
     word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _get(tree.size, leaf)
     begin = _below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
@@ -199,7 +202,7 @@ def _lower(tree: Tree, leaf: np.int64, keys: Keys, row: np.int64) -> np.int64:
 
 
 @kernel
-def _add(tree: Tree, counter: np.int64, more: np.int64) -> np.int64:
+def _add(tree: Tree, counter: Number, more: Number) -> Any:
     """Change a counter; what it is then."""
     now = _get(tree.counters, counter) + more
     _put(tree.counters, counter, now)
@@ -207,14 +210,14 @@ def _add(tree: Tree, counter: np.int64, more: np.int64) -> np.int64:
 
 
 @kernel
-def _has_room(tree: Tree) -> bool:
+def _has_room(tree: Tree) -> Any:
     """Whether a leaf and a node can be made."""
     leaves = _get(tree.counters, LEAVES) < _get(tree.counters, MOST_LEAVES) or _get(tree.counters, FREE) > 0
     return leaves and (_get(tree.counters, NODES) < _get(tree.counters, MOST_NODES) or _get(tree.counters, SPARE) > 0)
 
 
 @kernel
-def _new(tree: Tree, free: np.int64, made: np.int64, nexts: np.uint64, stride: np.int64) -> np.int64:
+def _new(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
     """The number of a leaf or a node: of one that is free, else a new one."""
     number = _get(tree.counters, free)
     if number == 0:
@@ -239,7 +242,7 @@ def _begin(tree: Tree, word: np.uint64) -> None:
 
 
 @kernel
-def _insert(tree: Tree, leaf: np.int64, spot: np.int64, keys: Keys, row: np.int64) -> None:
+def _insert(tree: Tree, leaf: Number, spot: Number, keys: Keys, row: Number) -> None:
     """Make a place in a leaf that has room, with the words of a row."""
     size, wide = _get(tree.size, leaf), np.int64(tree.width >> np.uint64(3))
     here = tree.table + np.uint64(leaf * LEAF + spot) * tree.width
@@ -255,7 +258,7 @@ def _insert(tree: Tree, leaf: np.int64, spot: np.int64, keys: Keys, row: np.int6
 
 
 @kernel
-def _remove(tree: Tree, leaf: np.int64, spot: np.int64) -> None:
+def _remove(tree: Tree, leaf: Number, spot: Number) -> None:
     """Take an entry out of a leaf."""
     size, wide = _get(tree.size, leaf), np.int64(tree.width >> np.uint64(3))
     here = tree.table + np.uint64(leaf * LEAF + spot) * tree.width
@@ -266,7 +269,7 @@ def _remove(tree: Tree, leaf: np.int64, spot: np.int64) -> None:
 
 
 @kernel
-def _split_node(tree: Tree, at: np.int64, half: np.int64) -> None:
+def _split_node(tree: Tree, at: Number, half: Number) -> None:
     """Make a node behind a full one, with its children from ``half`` on."""
     old, node = _get(tree.top, at), _new(tree, SPARE, NODES, tree.child, FAN)
     for i in range(half, FAN):
@@ -283,7 +286,7 @@ def _split_node(tree: Tree, at: np.int64, half: np.int64) -> None:
 
 
 @kernel
-def _split(tree: Tree, at: np.int64, c: np.int64, ends: bool) -> None:
+def _split(tree: Tree, at: Number, c: Number, ends: bool) -> None:
     """Make a leaf behind a full one, with half of its entries; ``ends``: with the last, for what follows all of them.
 
     Keys that ascend so fill leaves nearly whole.
@@ -310,7 +313,7 @@ def _split(tree: Tree, at: np.int64, c: np.int64, ends: bool) -> None:
 
 
 @kernel
-def _name(tree: Tree, at: np.int64, c: np.int64) -> None:
+def _name(tree: Tree, at: Number, c: Number) -> None:
     """Tell the directory of a leaf's first entry; a leaf without entries goes, and a node without leaves."""
     node = _get(tree.top, at)
     leaf = _get(tree.child, node * FAN + c)
@@ -329,7 +332,7 @@ def _name(tree: Tree, at: np.int64, c: np.int64) -> None:
 
 
 @kernel
-def _unlink(tree: Tree, at: np.int64, c: np.int64) -> None:
+def _unlink(tree: Tree, at: Number, c: Number) -> None:
     """Let a leaf go, but for the directory of nodes."""
     node = _get(tree.top, at)
     leaf = _get(tree.child, node * FAN + c)
