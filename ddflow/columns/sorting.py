@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ddflow.columns.arena import Arena
-from ddflow.columns.hashing import Narrow, Words
+from ddflow.columns.hashing import NONE, Ints, Narrow, Words
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, sort_buckets, sort_rows
+from ddflow.kernels.sort_ordered import sort_ordered
 
 FILLED, RESOLVED = 4, 25
 """Nanoseconds that it takes to put a row into its bucket, and to look a key up or resolve it, about."""
@@ -66,3 +67,11 @@ def sort(high: Words, low: Words, arena: Arena | None = None, threads: Threads =
     threads.each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
     groups = group_starts(ids, seconds, starts)
     return Sorted(permutation, ids, seconds, starts[: groups + 1])
+
+
+def in_order(high: Words, low: Words, order: Ints, arena: Arena | None = None) -> Sorted:
+    """Sort rows by identities of more than two words, ``order`` int64[n, w] being the others, unsigned.  O(n log n)."""
+    by = sort(high, NONE, arena)
+    more, starts = np.ascontiguousarray(order).view(np.uint64), np.empty(high.size + 1, np.int32)
+    n = sort_ordered(by.permutation, by.starts, low, more, np.empty(high.size, np.int32), starts)
+    return Sorted(by.permutation, by.high, low.take(by.permutation), starts[: n + 1])

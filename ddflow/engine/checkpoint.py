@@ -192,8 +192,7 @@ def _restored(
     """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place.
 
     ``identified``: the columns by which its versions are, where these may have grown since."""
-    index = empty.index
-    every = [empty, *(Arrangement(empty.schema, index.wide, index.words, empty.keeps) for _ in given[1:])]
+    every = [empty, *(empty.like() for _ in given[1:])]
     home = batch_store if sieved and not indexed else None
     for each, (what, record) in zip(every, given, strict=True):
         if empty.lapse is not None and each is not empty:
@@ -224,7 +223,7 @@ def _regrown(
     Their identities are others with it, so nothing is found where it lies.  O(versions), in memory."""
     there = {name for names in record.shapes for name in names}
     schema = pa.schema([field for field in empty.schema if field.name in there])
-    old = Arrangement(schema, empty.index.wide, empty.index.words, empty.keeps)
+    old = empty.like(schema)
     keys = RowHashes(pa.schema([field for field in identified if field.name in there]), secret)
 
     def hashed(rows: pa.Table | pa.RecordBatch) -> Hashes:

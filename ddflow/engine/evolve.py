@@ -101,7 +101,7 @@ def _keep(was: Readable, running: Readable, dataflow: Dataflow) -> None:
     """Give an operator the arrangements of the one before, in its columns."""
     for arranged, new in zip(was.arrangements, running.arrangements, strict=True):
         if rekeys(was.identified, running.identified):
-            below, home = bool(arranged._lower()), dataflow.budget.home
+            below, home = bool(arranged.lower), dataflow.budget.home
             new.slots.lasting = arranged.slots.lasting
             rekeyed(arranged, new, running.rehashed, not below, home if below else None)
         elif arranged.schema != new.schema:

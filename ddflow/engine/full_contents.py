@@ -253,7 +253,7 @@ def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
 
     O(keys) in memory, O(versions) on disk; it must not change meanwhile.
     """
-    if not arranged._lower():
+    if not arranged.lower:
         references, places = arranged.index.walk(live=True)
         high, low, _, _ = arranged.index.entries(places)
         yield high, low, references

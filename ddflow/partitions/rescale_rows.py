@@ -33,7 +33,7 @@ from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, ends, same, starts
+from ddflow.trace.batch import Batch, ends, same
 from ddflow.trace.batch_file import Made, filed, unfiled
 from ddflow.trace.checkpoint import Written, restore
 from ddflow.trace.merge import Picked, by_sorting, useless
@@ -132,7 +132,7 @@ class MovedRows:
 
         A deletion's row may be filler, so what a live version of the same key says holds for all."""
         high, _ = identities(gather(old.slots.pool, picked.references, keys), self.secret, picked.high.size)
-        first = starts(picked.high, picked.low)
+        first = picked.starts
         of, live = np.cumsum(first) - 1, picked.live != 0
         decided = high[first]
         decided[of[live]] = high[live]
@@ -155,7 +155,7 @@ class _ShareWriter:
             self.write()
         self.waiting.append(batch)
         self.nbytes, self.versions = self.nbytes + batch.nbytes, self.versions + len(batch)
-        last = ends(batch.high, batch.low)
+        last = ends(batch.high, batch.low, batch.more)
         live = batch.live != 0
         self.keys, self.deleted = self.keys + int((live & last).sum()), self.deleted + int((~live & last).sum())
         self.latest = max(self.latest, int(batch.time.max()))
@@ -214,7 +214,7 @@ def grouped(to: Narrow) -> dict[int, Ints]:
 def _whole(batches: list[Batch], since: int) -> Batch:
     """Batches of ascending identities as one."""
     names = ("high", "low", "time", "live", "value", "order")
-    columns = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
+    columns: dict[str, Any] = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
     n, latest = columns["high"].size, int(columns["time"].max())
     if latest <= since:
         # History before since is one, and one time takes no room.

@@ -37,10 +37,10 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
-from ddflow.trace.batch import starts
 from ddflow.trace.change import Change
 from ddflow.trace.index import Index, Write
 from ddflow.trace.merge import Lapse, RunMerge, by_sorting
+from ddflow.trace.ordered_index import OrderedIndex
 from ddflow.trace.run import END, Part, Run, Slots
 from ddflow.trace.spill import find, spilled
 from ddflow.trace.spine import Spine
@@ -53,43 +53,52 @@ PIECE = 1 << 19
 
 class Arrangement:
     """``schema``: the columns of a version's payload.  ``wide``: identities of two words.  ``words``: order words an
-    entry.  ``keeps``: whether the order of a deleted key must stay."""
+    entry.  ``keeps``: whether the order of a deleted key must stay.  ``ordered``: identities have these words beyond
+    two, and a group of rows is a prefix of words (`ordered_index`)."""
 
-    def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False) -> None:
-        self.schema, self.keeps = schema, keeps
-        self.index = Index(wide, words, keeps)
-        self.slots = Slots(schema)
+    def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False, ordered: bool = False) -> None:
+        self.schema, self.keeps, self.ordered = schema, keeps, ordered
+        self.index: Index = OrderedIndex(words, keeps) if ordered else Index(wide, words, keeps)
+        self.slots = Slots(schema, ordered)
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
         self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
+
+    def like(self, schema: pa.Schema | None = None) -> Arrangement:
+        """An empty arrangement whose versions are identified as here."""
+        return Arrangement(schema or self.schema, self.index.wide, self.index.words, self.keeps, self.ordered)
 
     def share(self, threads: Threads) -> None:
         """Let threads share the work; results do not depend on it."""
         self.slots.pool.threads = threads
         self.index.share(threads)
 
-    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
+    def seek(
+        self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
+    ) -> Prior:
         """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
 
-        O(keys) expected; in memory but for those that are on disk, about 40 ns for each and run there.
+        ``order``: words of identities beyond two.  O(keys) expected; in memory but for those that are on disk, about
+        40 ns for each and run there.
         """
-        prior = self.index.seek(high, low, starts, arena)
-        if self._lower():
-            self._seek_on_disk(prior, high, low, starts)
+        prior = self.index.seek(high, low, starts, arena, order)
+        if self.lower:
+            self._seek_on_disk(prior, high, low, starts, order)
         return prior
 
-    def _lower(self) -> list[list[Part]]:
+    @property
+    def lower(self) -> list[list[Part]]:
         """What is not in the index's care, newest first: runs on disk, and before them one that is on its way."""
         lower = [item.parts for item in reversed(self.on_disk.items)] if self.on_disk.items else []
         if self.spine.items and isinstance(flush := self.spine.items[0], RunMerge) and flush.target is not None:
             lower.insert(0, flush.output.parts)
         return lower
 
-    def _seek_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow) -> None:
+    def _seek_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow, order: Ints | None) -> None:
         """Fill in what is held by the keys that the index does not know."""
         wanted = np.flatnonzero(prior.reference == 0)
-        for parts in self._lower():
+        for parts in self.lower:
             ids = high.take(starts.take(wanted))
             for part in parts:
                 batch = self.slots[part.slot]
@@ -97,7 +106,7 @@ class Arrangement:
                 last = int(np.searchsorted(ids, batch.high[part.end - 1], side="right"))
                 if first == last:
                     continue
-                groups, rows = find(batch, part.begin, high, low, starts, wanted[first:last])
+                groups, rows = find(batch, part.begin, high, low, starts, wanted[first:last], order)
                 live = batch.live.take(rows).astype(np.int64)
                 prior.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
                 prior.value[groups] = batch.value.take(rows)
@@ -134,7 +143,7 @@ class Arrangement:
             self.index.room(entries)
             run = Run(Description(lower, upper, NEVER), self._taken(changes))
             (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
-        self.spine.plan(self.index.used if self.lapse is None else self._needed, not self._lower())
+        self.spine.plan(self.index.used if self.lapse is None else self._needed, not self.lower)
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
@@ -251,7 +260,7 @@ class Arrangement:
     def pieces(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
         """What `read` gives, range by range of identities; it must not change meanwhile."""
         self.check_readable(as_of, what)
-        if (as_of is None or as_of >= self.latest) and not self._lower():
+        if (as_of is None or as_of >= self.latest) and not self.lower:
             yield gather(self.slots.pool, self.index.walk(live=True)[0], self.schema)
             return
         # A merge stamps what it settles with a time up to since, which may be after the latest version's.
@@ -289,7 +298,7 @@ class Arrangement:
         early = picked.time <= as_of
         last = early.copy()
         # A version is the one in force when the next of its key is not yet.
-        last[:-1] &= starts(picked.high, picked.low)[1:] | ~early[1:]
+        last[:-1] &= picked.starts[1:] | ~early[1:]
         live: Ints = picked.references[last & (picked.live != 0)]
         return live
 
@@ -320,7 +329,7 @@ class Arrangement:
         assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.by_slot) if b is not None]
         assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
         where, alive = {part.slot: part for part in self.spine.parts}, 0
-        for word in self.index.table[self.index.table[:, 2] != 0, 2]:
+        for word in self.index.walk(live=False)[0]:
             slot, row = (int(word) >> SLOT) & ((1 << 20) - 1), int(word) & ((1 << SLOT) - 1)
             alive += bool(int(word) & LIVE)
             if slot:
@@ -331,4 +340,4 @@ class Arrangement:
                 assert not int(word) & LIVE and (not self.index.keeps or self.index.tombstones)
         # Counted as they came and went, the keys are those that a read finds.
         assert self.keys == sum(table.num_rows for table in self.pieces())
-        assert self._lower() or alive == self.keys
+        assert self.lower or alive == self.keys

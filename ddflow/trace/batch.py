@@ -39,8 +39,9 @@ class Batch:
 
     ``high``, ``low``: uint64[n], identities (low of size 0 where one word is enough).  ``time``: int64[n].
     ``live``: uint8[n].  ``value``: uint64[n], hashes of the rows, or of size 0 where an index holds them.  ``order``:
-    int64[n, w], the order words that each version was won with.  ``rows``: n rows of payload; a deletion's payload is
-    filler.  ``mapped``: the file the columns are in, None for memory.
+    int64[n, w], the order words that each version was won with; where ``ordered``, the words of identities beyond two.
+    ``rows``: n rows of payload; a deletion's payload is filler.  ``mapped``: the file the columns are in, None for
+    memory.
     """
 
     high: Words
@@ -51,6 +52,12 @@ class Batch:
     order: Ints
     rows: Rows
     mapped: Any = None
+    ordered: bool = False
+
+    @property
+    def more(self) -> Ints | None:
+        """The words of identities beyond two, None where there are none."""
+        return self.order if self.ordered else None
 
     @classmethod
     def of(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Self:
@@ -84,7 +91,9 @@ class Batch:
         assert self.value.size in (0, n)
         if n < 2:
             return
-        columns = (self.high, self.low if self.low.size else np.zeros(n, np.uint64), self.time)
+        columns = [self.high, self.low if self.low.size else np.zeros(n, np.uint64)]
+        columns += [*np.ascontiguousarray(self.order).view(np.uint64).T] if self.ordered else []
+        columns.append(self.time)  # type: ignore[arg-type]
         equal, less = np.ones(n - 1, bool), np.zeros(n - 1, bool)
         for column in columns:
             less |= equal & (column[:-1] < column[1:])
@@ -100,8 +109,10 @@ class Batch:
         assert less.all(), "a batch is not in hash order"
 
 
-def starts(high: Words, low: Words) -> Any:
+def starts(high: Words, low: Words, more: Ints | None = None) -> Any:
     """bool[n]: where another key begins, of identities in order (``low`` of size 0 where one word is enough).  O(n).
+
+    ``more``: int64[n, w], words beyond two.
 
     >>> starts(np.array([1, 1, 2], np.uint64), np.empty(0, np.uint64)).tolist()
     [True, False, True]
@@ -110,9 +121,12 @@ def starts(high: Words, low: Words) -> Any:
     out[1:] = high[1:] != high[:-1]
     if low.size:
         out[1:] |= low[1:] != low[:-1]
+    if more is not None:
+        for word in more.T:
+            out[1:] |= word[1:] != word[:-1]
     return out
 
 
-def ends(high: Words, low: Words) -> Any:
+def ends(high: Words, low: Words, more: Ints | None = None) -> Any:
     """bool[n]: which are the last of their keys, of identities in order.  O(n)."""
-    return np.append(starts(high, low)[1:], np.ones(min(high.size, 1), np.bool_))
+    return np.append(starts(high, low, more)[1:], np.ones(min(high.size, 1), np.bool_))

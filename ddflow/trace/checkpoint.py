@@ -284,7 +284,9 @@ def _load(
             written = home.write(plain)
             batch, file.columns = unfiled(written.batch, file.layout), written
     timed, told = (batch.time if layout.time is None else NONE.view(np.int64)), layout.live is None
-    wrong = first_wrong(batch.high, batch.low, timed, batch.live if told else np.empty(0, np.uint8))
+    beyond = layout.words if arranged.ordered else 0
+    more = np.uint64(batch.order.ctypes.data if beyond else 0)
+    wrong = first_wrong(batch.high, batch.low, more, beyond, timed, batch.live if told else np.empty(0, np.uint8))
     if wrong >= 0:
         raise _wrong(what, f"row {wrong} of {kept.blob.name} is not in order")
     if sieved and record.bloom is not None and len(fields) == len(arranged.schema):

@@ -30,7 +30,7 @@ from ddflow.columns.hashing import Ints
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.index import Index, Write
+from ddflow.trace.index import Write
 from ddflow.trace.records import BatchRecord
 from ddflow.trace.run import LASTS, Part, Run, lasts
 
@@ -85,8 +85,7 @@ class Held:
             for part in gone:
                 self._clear(part, floor)
         elif self.slots:
-            index = arranged.index
-            arranged.index = Index(index.wide, index.words, arranged.keeps)
+            arranged.index = arranged.like().index
         for slot in self.slots:
             if slot not in now:
                 slots.drop(slot)
@@ -130,7 +129,7 @@ class Held:
     def _lost(self, slot: int, rows: Ints, floor: Ints) -> tuple[Ints, Any]:
         """Where the index has the keys of some rows, and bool[m]: which of these entries point at what is gone."""
         batch = self.arranged.slots[slot]
-        prior = self.arranged.index.seek(batch.high, batch.low, rows.astype(np.int32))
+        prior = self.arranged.index.seek(batch.high, batch.low, rows.astype(np.int32), order=batch.more)
         references = prior.reference & ~np.int64(OCCUPIED | LIVE)
         return prior.place, references & ROW < floor[references >> SLOT]
 

@@ -86,8 +86,14 @@ class Index:
         """Bytes of the table, free slots included."""
         return int(self.table.nbytes)
 
-    def seek(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
-        """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected."""
+    def seek(
+        self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
+    ) -> Prior:
+        """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected.
+
+        ``order``: words of identities beyond two, which none has here.
+        """
+        del order
         n, arena = starts.size, arena or Arena()
         empty = arena.room(n)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
@@ -158,12 +164,14 @@ class Index:
         self.parted = self.parted + gone if end else 0
         self.built += 1
 
-    def places(self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints) -> Ints:
+    def places(
+        self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints, order: Ints | None = None
+    ) -> Ints:
         """int64[m]: the slots of the entries that point at ``references`` (without flags), -1 where they do not.
 
         ``groups``: int64[m], of which of the keys at ``starts`` each reference is.
         """
-        prior = self.seek(high, low, starts)
+        prior = self.seek(high, low, starts, order=order)
         now = (prior.reference & ~(OCCUPIED | LIVE))[groups]
         there = (now == references) & (prior.reference[groups] != 0)
         return np.where(there, prior.place[groups], -1)

@@ -27,7 +27,7 @@ import numpy as np
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Words
 from ddflow.columns.rows import Rows, laid
-from ddflow.columns.sorting import sort
+from ddflow.columns.sorting import in_order, sort
 from ddflow.errors import CorruptState
 from ddflow.kernels.merge import prune
 from ddflow.kernels.resolve import LIVE
@@ -68,15 +68,22 @@ class Picked(NamedTuple):
     live: Flags
     value: Words
     order: Ints
+    ordered: bool = False
+
+    @property
+    def more(self) -> Ints | None:
+        """The words of identities beyond two, None where there are none."""
+        return self.order if self.ordered else None
+
+    @property
+    def starts(self) -> Any:
+        """bool[m]: which are the first of their keys.  O(m)."""
+        return starts(self.high, self.low, self.more)
 
     @property
     def last(self) -> Any:
         """bool[m]: which are the last of their keys.  O(m)."""
-        out = np.ones(self.high.size, np.bool_)
-        out[:-1] = self.high[1:] != self.high[:-1]
-        if self.low.size:
-            out[:-1] |= self.low[1:] != self.low[:-1]
-        return out
+        return ends(self.high, self.low, self.more)
 
     def without(self, out: Any) -> Picked:
         """They without some, by bool[m].  O(m)."""
@@ -95,6 +102,7 @@ class Picked(NamedTuple):
             self.live[rows],
             value,
             self.order[rows],
+            self.ordered,
         )
 
     def batch(self, slots: Slots, values: bool) -> Batch:
@@ -116,7 +124,8 @@ def by_index(
     high, low, value, order = index.entries(places)
     m = references.size
     live = (references & LIVE != 0).astype(np.uint8) if deletions else same(1, m, np.uint8)
-    return Picked(references & (LIVE - 1), places, high, low, same(time, m, np.int64), live, value, order)
+    columns = high, low, same(time, m, np.int64), live, value, order
+    return Picked(references & (LIVE - 1), places, *columns, slots.ordered)
 
 
 def by_sorting(
@@ -136,7 +145,11 @@ def by_sorting(
     def joined(name: str) -> Any:
         return np.concatenate([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
 
-    by = sort(joined("high"), joined("low") if cuts[0][0].low.size else NONE)
+    order = joined("order")
+    if slots.ordered:
+        by = in_order(joined("high"), joined("low"), order)
+    else:
+        by = sort(joined("high"), joined("low") if cuts[0][0].low.size else NONE)
     times, live = joined("time"), joined("live")
     kept, groups = np.empty(times.size, np.int64), np.empty(times.size, np.int64)
     n = prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept, groups)
@@ -152,18 +165,18 @@ def by_sorting(
     low = by.low.take(kept) if by.low.size else NONE
     value, places = NONE, np.full(n, -1)
     if index is not None:
-        places = index.places(by.high, by.low, by.starts[:-1], references, groups)
+        more = order.take(by.permutation, axis=0) if slots.ordered else None
+        places = index.places(by.high, by.low, by.starts[:-1], references, groups, more)
         value = np.where(places >= 0, index.entries(np.maximum(places, 0))[2], np.uint64(0))
     elif all(batch.value.size for batch, _ in cuts):
         value = joined("value").take(rows)
-    return Picked(
-        references, places, by.high.take(kept), low, times.take(rows), live.take(rows), value, joined("order")[rows]
-    )
+    columns = by.high.take(kept), low, times.take(rows), live.take(rows), value, order[rows]
+    return Picked(references, places, *columns, slots.ordered)
 
 
 def useless(picked: Picked, since: int, lapse: Lapse) -> Any:
     """bool[m]: which versions are deletions that hide nothing any more, of keys that need not be known.  O(m)."""
-    alone = starts(picked.high, picked.low) & ends(picked.high, picked.low)
+    alone = picked.starts & picked.last
     out = alone & (picked.live == 0) & (picked.time <= since)
     out[out] &= lapse.of(picked.order[out])
     return out

@@ -102,7 +102,7 @@ def rekeyed(
 
     ``indexed``: in memory, and in the index; else on disk: in files of ``batch_store``, None where it is only read.
     """
-    moved = Arrangement(new.schema, new.index.wide, new.index.words, new.keeps)
+    moved = new.like()
     for batch in recast_pieces(old, new.schema, made, True):
         if len(batch):
             moved.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [moved.slots.put(batch)]))

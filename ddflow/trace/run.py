@@ -51,17 +51,21 @@ def lasts(batch: Batch, part: Part) -> Iterator[Ints]:
     for begin in range(part.begin, part.end, LASTS):
         end = min(begin + LASTS, part.end)
         to = min(end + 1, part.end)
-        yield np.flatnonzero(ends(batch.high[begin:to], batch.low[begin:to])[: end - begin]) + begin
+        more = None if batch.more is None else batch.more[begin:to]
+        yield np.flatnonzero(ends(batch.high[begin:to], batch.low[begin:to], more)[: end - begin]) + begin
 
 
 class Slots:
     """The batches of an arrangement by number; 0 is left to the events of the step at hand.
 
+    ``ordered``: whether identities have more words than two.
+
     ``lasting``: whether commits write them to files.  ``files``: by number, those of resident ones that were written.
     ``shapes``: the columns that payloads in files have or had; one is added where it is new, and none goes.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, ordered: bool = False) -> None:
+        self.ordered = ordered
         self.by_slot: list[Batch | None] = [None]
         self.free: list[int] = []
         self.pool = RowPool(schema)
@@ -83,6 +87,7 @@ class Slots:
 
     def put(self, batch: Batch) -> Part:
         """Give a batch a number; all its rows as a part.  O(columns)."""
+        batch = replace(batch, ordered=True) if self.ordered else batch
         if self.free:
             slot = self.free.pop()
             self.by_slot[slot] = batch
@@ -112,7 +117,7 @@ class Slots:
     def swap(self, slot: int, batch: Batch) -> None:
         """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
         self._weigh(self[slot], -1)
-        self.by_slot[slot] = batch
+        self.by_slot[slot] = replace(batch, ordered=True) if self.ordered else batch
         self.pool.put(slot, batch.rows)
         self._weigh(batch, 1)
 

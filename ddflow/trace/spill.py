@@ -26,6 +26,7 @@ from ddflow.columns.hashing import Ints, Narrow, Words, view
 from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.search import search
+from ddflow.kernels.search_ordered import search_ordered
 from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.storage.closing import on_failure
 from ddflow.trace.batch import Batch
@@ -110,16 +111,23 @@ def filtered(columns: StoredBatch, layout: Layout, batch_store: BatchStore) -> B
     return replace(batch, mapped=BatchFiles(columns, layout, words, BloomFilter.of(batch, words.batch)))
 
 
-def find(batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints) -> tuple[Ints, Ints]:
+def find(
+    batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints, order: Ints | None = None
+) -> tuple[Ints, Ints]:
     """Which of the ``wanted`` groups have versions among a spilled batch's rows from ``begin`` on, and their last ones.
 
-    ``high``, ``low``, ``starts``: sorted identities and where each group begins.  ``wanted``: int64[m], ascending, in
-    the batch's range.  Both int64[found].  O(m) expected.
+    ``high``, ``low``, ``starts``: sorted identities and where each group begins; ``order``: their words beyond two.
+    ``wanted``: int64[m], ascending, in the batch's range.  Both int64[found].  O(m) expected; O(m log n)
+    with ``order``.
     """
     bloom = batch.mapped.bloom
     maybe = np.empty(wanted.size, np.int64)
     n = sift(high, low, starts, wanted, bloom.base, bloom.shift, bloom.words, maybe)
     maybe = maybe[:n]
+    if order is not None:
+        first, last = located(batch, begin, high, low, order, starts.take(maybe).astype(np.int64))
+        there = last > first
+        return maybe[there], last[there] - 1
     row = np.empty(n, np.int64)
     second = np.uint64(batch.low.ctypes.data if low.size else 0)
     search(
@@ -127,3 +135,32 @@ def find(batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, want
     )
     there = row >= 0
     return maybe[there], row[there]
+
+
+def located(
+    batch: Batch, begin: int, high: Words, low: Words, order: Ints | None, keys: Ints | None = None
+) -> tuple[Ints, Ints]:
+    """Where the rows of some identities, or prefixes of them, stand among a batch's rows from ``begin`` on.
+
+    ``keys``: rows of these, None for all.  Both int64[m], [first, last).  O(m log n).
+    """
+    keys = np.arange(high.size) if keys is None else keys
+    more = np.empty((high.size, 0), np.int64) if order is None else np.ascontiguousarray(order)
+    theirs = np.ascontiguousarray(batch.order)
+    first, last = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
+    search_ordered(
+        np.uint64(high.ctypes.data),
+        np.uint64(low.ctypes.data if low.size else 0),
+        np.uint64(more.ctypes.data),
+        np.int64(more.shape[1]),
+        keys,
+        np.uint64(batch.high.ctypes.data),
+        np.uint64(batch.low.ctypes.data),
+        np.uint64(theirs.ctypes.data),
+        np.int64(theirs.shape[1]),
+        np.int64(begin),
+        np.int64(len(batch)),
+        first,
+        last,
+    )
+    return first, last

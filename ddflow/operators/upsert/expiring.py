@@ -98,7 +98,7 @@ class Expiring:
             self._until = horizons.ahead(rows, horizons.ttl)
             most = max(most, self._until)
         found, useless = [(self._words[:0], NONE, NONE)], self._useless(tombstones)
-        lower = {part.slot for parts in self.arranged._lower() for part in parts}
+        lower = {part.slot for parts in self.arranged.lower for part in parts}
         for part in self.arranged.parts:
             batch = self.arranged.slots[part.slot]
             if batch not in self._least:

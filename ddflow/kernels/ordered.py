@@ -1,0 +1,257 @@
+"""The ordered index: a B+-tree in arrays over identities of several words, in their order.
+
+Invariant: leaves hold entries ascending, none is empty, and they are linked in that order. A directory of two levels
+names them: nodes of up to ``FAN`` leaves, and one ascending list of nodes. For each child it has the first word of its
+first entry; where words are equal, the entry itself decides. An entry is a row of words as in ``index``: first word of
+the identity, value, reference, then its other words. What is looked for ascends, so a walk stays on a leaf while it
+can. All entries of a prefix of the words, a group, stand together. How leaves come and go is in ``ordered_tree``.
+
+>>> import numpy as np
+>>> from ddflow.kernels.ordered_tree import empty_tree
+>>> arrays = empty_tree(4, 4)
+>>> tree, words, none = Tree.of(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
+>>> low, live, last = np.array([1, 2, 0], np.uint64), np.ones(3, np.uint8), np.arange(3)
+>>> write_ordered(tree, Keys.of(words, low, none), words, live, last, 0, np.int64(1 << 61), np.int64(1 << 60), False)
+3
+>>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
+>>> group_ordered(tree, Keys.of(words, low[:0], none), np.int64(9), np.uint64(1 << 60), references, values, begins)
+2
+"""
+
+import numpy as np
+
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.index import BATCH, BATCHES, ID, REF, VALUE
+from ddflow.kernels.ordered_tree import (
+    LEAF,
+    TOPS,
+    USED,
+    Keys,
+    Number,
+    Tree,
+    _add,
+    _begin,
+    _compare,
+    _descend,
+    _get,
+    _has_room,
+    _insert,
+    _leaf_at,
+    _leaf_for,
+    _lower,
+    _move,
+    _name,
+    _put,
+    _remove,
+    _split,
+    _word,
+)
+from ddflow.kernels.pointer import load_u64, store_u64
+
+
+@kernel
+def seek_ordered(tree: Tree, keys: Keys, starts: Narrow, place: Ints, reference: Ints, value: Words) -> None:
+    """Look up entries, by all their words.
+
+    keys: ascending.  starts: int32[g], rows of these.  Written: place int64[g], -1 when absent; reference int64[g], 0
+    when absent; value uint64[g].  O(g log entries).
+
+    >>> from ddflow.kernels.ordered_tree import empty_tree
+    >>> arrays, one, place = empty_tree(4, 4), np.ones(1, np.uint64), np.empty(1, np.int64)
+    >>> keys = Keys.of(one, one, np.empty((1, 0), np.uint64))
+    >>> seek_ordered(Tree.of(arrays), keys, np.zeros(1, np.int32), place, np.empty(1, np.int64), one.copy())
+    >>> place.tolist()
+    [-1]
+    """
+    leaf, tops = np.int64(0), _get(tree.counters, TOPS)
+    for g in range(starts.size):
+        row = np.int64(starts[g])
+        place[g], reference[g], value[g] = -1, 0, np.uint64(0)
+        if tops == 0:
+            continue
+        leaf = _leaf_for(tree, leaf, keys, row)
+        spot = _lower(tree, leaf, keys, row)
+        here = leaf * LEAF + spot
+        if spot < _get(tree.size, leaf) and _compare(tree, here, keys, row) == 0:
+            place[g], reference[g], value[g] = here, np.int64(_word(tree, here, REF)), _word(tree, here, VALUE)
+
+
+@kernel
+def write_ordered(
+    tree: Tree,
+    keys: Keys,
+    value: Words,
+    live: Flags,
+    last: Ints,
+    begin: Number,
+    tag: Number,
+    alive: Number,
+    keeps: bool,
+) -> int:
+    """Put versions into the tree, replacing what their identities held.
+
+    keys, value: uint64[n], live: uint8[n], by version, ascending.  last: int64[m], the versions to put, ascending, -1
+    for none; those from ``begin`` on.  tag: of the reference, beside the row.  alive: its flag for a live one.  keeps:
+    whether deletions are entries; else they take one out.  Returns up to where in ``last`` there was room.
+    O(m log entries).
+
+    >>> from ddflow.kernels.ordered_tree import empty_tree
+    >>> arrays, one, live, last = empty_tree(4, 4), np.ones(1, np.uint64), np.ones(1, np.uint8), np.zeros(1, np.int64)
+    >>> keys = Keys.of(one, one, np.empty((1, 0), np.uint64))
+    >>> write_ordered(Tree.of(arrays), keys, one, live, last, 0, np.int64(1 << 61), np.int64(1), True)
+    1
+    """
+    leaf, i = np.int64(0), int(begin)
+    while i < last.size:
+        row = last[i]
+        empty = _get(tree.counters, TOPS) == 0
+        if row < 0 or (empty and live[row] == 0 and not keeps):
+            i += 1
+            continue
+        if not _has_room(tree):
+            return i
+        if empty:
+            _begin(tree, load_u64(keys.high + np.uint64(row << 3)))
+        leaf = _leaf_for(tree, leaf, keys, row)
+        spot = _lower(tree, leaf, keys, row)
+        here, size = leaf * LEAF + spot, _get(tree.size, leaf)
+        there = spot < size and _compare(tree, here, keys, row) == 0
+        if live[row] == 0 and not keeps:
+            if there and spot == 0:
+                at, c = _descend(tree, keys, row, False)
+                _remove(tree, leaf, spot)
+                _name(tree, at, c)
+                leaf = np.int64(0)
+            elif there:
+                _remove(tree, leaf, spot)
+        elif not there and size == LEAF:
+            at, c = _descend(tree, keys, row, False)
+            _split(tree, at, c, spot == LEAF)
+            continue
+        else:
+            if not there:
+                _insert(tree, leaf, spot, keys, row)
+                if spot == 0:
+                    _name(tree, np.int64(0), np.int64(0))
+            word = tree.table + np.uint64(here) * tree.width
+            store_u64(word + np.uint64(8 * VALUE), value[row])
+            store_u64(word + np.uint64(8 * REF), np.uint64(tag | row | (alive if live[row] != 0 else np.int64(0))))
+        i += 1
+    return i
+
+
+@kernel
+def group_ordered(
+    tree: Tree, keys: Keys, most: Number, mask: np.uint64, references: Ints, values: Words, begins: Ints
+) -> int:
+    """Write the entries of groups, each in order, up to ``most`` of a group.
+
+    keys: as many prefixes of words as ``begins`` has room for.  mask: bits of a reference of which it must have one.
+    references: int64[room], values: uint64[room], begins: int64[groups + 1], written.  Returns how many entries there
+    are; where that is more than there is room for, the first ones are written.  O(g log entries + entries walked).
+
+    >>> from ddflow.kernels.ordered_tree import empty_tree
+    >>> arrays, one, none = empty_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
+    >>> group_ordered(Tree.of(arrays), Keys.of(one, one[:0], none), np.int64(9), one[0], np.empty(0, np.int64), one[:0],
+    ...               np.empty(2, np.int64))
+    0
+    """
+    found, tops = 0, _get(tree.counters, TOPS)
+    for g in range(begins.size - 1):
+        begins[g] = found
+        if tops == 0:
+            continue
+        at, c = _descend(tree, keys, g, True)
+        leaf = _leaf_at(tree, at, c)
+        spot, some, going = _lower(tree, leaf, keys, g), np.int64(0), True
+        while leaf > 0 and going:
+            size = _get(tree.size, leaf)
+            while spot < size:
+                here = leaf * LEAF + spot
+                if some == most or _compare(tree, here, keys, g) != 0:
+                    going = False
+                    break
+                if _word(tree, here, REF) & mask != np.uint64(0):
+                    if found < references.size:
+                        references[found], values[found] = np.int64(_word(tree, here, REF)), _word(tree, here, VALUE)
+                    found += 1
+                    some += 1
+                spot += 1
+            leaf, spot = _get(tree.follows, leaf), np.int64(0)
+    begins[begins.size - 1] = found
+    return found
+
+
+@kernel
+def walk_ordered(tree: Tree, bounds: Words, mask: np.uint64, members: Flags, references: Ints, places: Ints) -> int:
+    """Write the references and places of the entries of a range, in their order; return how many.
+
+    bounds: uint64[2], the least and the greatest first word.  mask: bits that a reference must have, all of them.
+    members: uint8[batch slots], 1 for those whose references are wanted; of size 0 for all.  references, places:
+    int64[at least as many].  O(log entries + entries of the range).
+
+    >>> from ddflow.kernels.ordered_tree import empty_tree
+    >>> arrays, none = empty_tree(4, 4), np.empty(0, np.int64)
+    >>> walk_ordered(Tree.of(arrays), np.zeros(2, np.uint64), np.uint64(1), np.empty(0, np.uint8), none, none)
+    0
+    """
+    found = 0
+    if _get(tree.counters, TOPS) == 0:
+        return found
+    at, c = _descend(tree, Keys(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True)
+    leaf = _leaf_at(tree, at, c)
+    while leaf > 0:
+        for here in range(leaf * LEAF, leaf * LEAF + _get(tree.size, leaf)):
+            word, high = _word(tree, here, REF), _word(tree, here, ID)
+            if high > bounds[1]:
+                return found
+            if high < bounds[0] or word & mask != mask:
+                continue
+            if members.size == 0 or members[np.int64(word >> np.uint64(BATCH)) & BATCHES] != 0:
+                references[found], places[found] = np.int64(word), here
+                found += 1
+        leaf = _get(tree.follows, leaf)
+    return found
+
+
+@kernel
+def evict_ordered(tree: Tree, bounds: Words, gone: Flags) -> int:
+    """Take out the entries of a range that point into certain batches; return how many there were.
+
+    bounds: as of `walk_ordered`.  gone: uint8[batch slots], 1 for those whose entries go.  O(log entries + entries of
+    the range).
+
+    >>> from ddflow.kernels.ordered_tree import empty_tree
+    >>> arrays = empty_tree(4, 4)
+    >>> evict_ordered(Tree.of(arrays), np.zeros(2, np.uint64), np.ones(1, np.uint8))
+    0
+    """
+    before = _get(tree.counters, USED)
+    if _get(tree.counters, TOPS) == 0:
+        return 0
+    at, c = _descend(tree, Keys(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True)
+    while at < _get(tree.counters, TOPS):
+        leaf = _leaf_at(tree, at, c)
+        base, size, kept = leaf * LEAF, _get(tree.size, leaf), np.int64(0)
+        if _word(tree, base, ID) > bounds[1]:
+            break
+        for spot in range(size):
+            high, word = _word(tree, base + spot, ID), _word(tree, base + spot, REF)
+            within = bounds[0] <= high <= bounds[1]
+            if within and gone[np.int64(word >> np.uint64(BATCH)) & BATCHES] != 0:
+                continue
+            if kept != spot:
+                _move(tree, base + kept, base + spot, 1)
+            kept += 1
+        _add(tree, USED, kept - size)
+        _put(tree.size, leaf, kept)
+        nodes = _get(tree.counters, TOPS)
+        _name(tree, at, c)
+        if _get(tree.counters, TOPS) < nodes:
+            c = np.int64(0)
+            continue
+        c += np.int64(kept > 0)
+        if c == _get(tree.fill, _get(tree.top, at)):
+            at, c = at + 1, np.int64(0)
+    return int(before - _get(tree.counters, USED))

@@ -1,0 +1,351 @@
+"""How leaves of the ordered index are found, filled, split and taken out; for ``ordered`` alone.
+
+Invariant: as there. What a function changes is whole when it returns: a leaf that is made is named by the directory and
+linked, one that is let go is neither, and may be made again. Leaves and nodes have numbers from 1 on; 0 is none. All is
+words at addresses, because numba counts references to arrays wherever it hands them on, which took most of the time.
+
+>>> arrays = empty_tree(leaves=2, width=4)
+>>> tree = Tree.of(arrays)
+>>> _begin(tree, np.uint64(5))
+>>> arrays[-1].tolist()[:5]  # the last leaf that was made, none free, the last node, none free, and one in use
+[1, 0, 1, 0, 1]
+"""
+
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from ddflow.kernels.arrays import Words
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.index import ID, LOW
+from ddflow.kernels.pointer import copy_bytes, load_u64, store_u64
+
+Number = Any
+"""An integer, of Python or of numpy."""
+LEAF, FAN = 64, 64
+"""Entries of a leaf, and leaves of a node, at most."""
+LEAVES, FREE, NODES, SPARE, TOPS, USED, MOST_LEAVES, MOST_NODES = range(8)
+"""Counters: the last leaf made, one that is free; nodes likewise; nodes in use; entries; room for leaves and nodes."""
+
+
+class Tree(NamedTuple):
+    """The addresses of a tree's arrays, which must be kept meanwhile, and the bytes of an entry."""
+
+    table: np.uint64
+    size: np.uint64
+    follows: np.uint64
+    child: np.uint64
+    least: np.uint64
+    fill: np.uint64
+    top: np.uint64
+    first: np.uint64
+    counters: np.uint64
+    width: np.uint64
+
+    @classmethod
+    def of(cls, arrays: list[Words]) -> Self:
+        """Of what `empty_tree` gave."""
+        words = [each.ctypes.data for each in arrays] + [8 * arrays[0].shape[1]]
+        return cls._make(map(np.uint64, words))
+
+
+class Keys(NamedTuple):
+    """The addresses of identities: of first and second words, and of the others, so many a row.  0: there are none."""
+
+    high: np.uint64
+    low: np.uint64
+    more: np.uint64
+    words: Number
+
+    @classmethod
+    def of(cls, high: Words, low: Words, more: Words) -> Self:
+        """uint64[n], uint64[n] or of size 0, uint64[n, w]; they must be kept meanwhile."""
+        second = np.uint64(low.ctypes.data if low.size else 0)
+        return cls(np.uint64(high.ctypes.data), second, np.uint64(more.ctypes.data), np.int64(more.shape[1]))
+
+
+def empty_tree(leaves: Number, width: Number) -> list[Words]:
+    """The arrays of a tree without entries, with room for so many leaves: entries, uint64[LEAF * leaves + LEAF, width];
+    then a leaf's size, and what follows it; a node's children, their first words, how many; nodes in order, and their
+    first words; counters."""
+    nodes = max(leaves // (FAN // 2), 1) + 2
+    arrays: list[Any] = [np.empty(((leaves + 1) * LEAF, width), np.uint64)]
+    for n in (leaves + 1, leaves + 1, (nodes + 1) * FAN, (nodes + 1) * FAN, nodes + 1, nodes + 1, nodes + 1, 8):
+        arrays.append(np.zeros(n, np.uint64))
+    arrays[-1][MOST_LEAVES], arrays[-1][MOST_NODES] = leaves, nodes
+    return arrays
+
+
+@kernel
+def _get(base: np.uint64, at: Number) -> Any:
+    """A number of an array."""
+    return np.int64(load_u64(base + np.uint64(at << 3)))
+
+
+@kernel
+def _put(base: np.uint64, at: Number, number: Number) -> None:
+    """Set a number of an array."""
+    store_u64(base + np.uint64(at << 3), np.uint64(number))
+
+
+@kernel
+def _copy(base: np.uint64, to: Number, at: Number) -> None:
+    """Copy a word of an array to another place."""
+    store_u64(base + np.uint64(to << 3), load_u64(base + np.uint64(at << 3)))
+
+
+@kernel
+def _word(tree: Tree, place: Number, word: Number) -> np.uint64:
+    """A word of an entry."""
+    return load_u64(tree.table + np.uint64(place) * tree.width + np.uint64(word << 3))
+
+
+@kernel
+def _move(tree: Tree, to: Number, place: Number, n: Number) -> None:
+    """Copy entries to a place that they do not overlap."""
+    at, size = tree.table + np.uint64(place) * tree.width, np.uint64(n) * tree.width
+    copy_bytes(tree.table + np.uint64(to) * tree.width, at, size)
+
+
+@kernel
+def _compare(tree: Tree, place: Number, keys: Keys, row: Number) -> int:
+    """-1, 0 or 1: how an entry stands to the words of a row; to a prefix of words, where these are fewer."""
+    mine, other = _word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
+    if mine != other:
+        return -1 if mine < other else 1
+    if keys.low == np.uint64(0):
+        return 0
+    mine, other = _word(tree, place, LOW), load_u64(keys.low + np.uint64(row << 3))
+    if mine != other:
+        return -1 if mine < other else 1
+    for w in range(keys.words):
+        mine, other = _word(tree, place, LOW + 1 + w), load_u64(keys.more + np.uint64((row * keys.words + w) << 3))
+        if mine != other:
+            return -1 if mine < other else 1
+    return 0
+
+
+@kernel
+def _below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
+    """How many of n ascending words are below a word; without a branch on them, because none could be foreseen."""
+    begin, rest = np.int64(0), n
+    while rest > 0:
+        half = (rest + 1) >> 1
+        begin += half * np.int64(load_u64(words + np.uint64(begin + half - 1) * stride) < word)
+        rest -= half
+    return begin
+
+
+@kernel
+def _begun(tree: Tree, node: Number, keys: Keys, row: Number, strict: bool) -> Any:
+    """The last child of a node (0: of the list of nodes) that begins before the words of a row, else the first.
+
+    ``strict``: not one that begins at them.
+    """
+    words, n = tree.first, _get(tree.counters, TOPS)
+    if node > 0:
+        words, n = tree.least + np.uint64((node * FAN) << 3), _get(tree.fill, node)
+    word = load_u64(keys.high + np.uint64(row << 3))
+    found = _below(words, n, np.uint64(8), word)
+    if found < n and load_u64(words + np.uint64(found << 3)) == word:
+        while found < n:
+            middle = (found + n) >> 1
+            leaf = _get(tree.child, (node if node > 0 else _get(tree.top, middle)) * FAN + (middle if node > 0 else 0))
+            order = _compare(tree, leaf * LEAF, keys, row)
+            if order < 0 or (order == 0 and not strict):
+                found = middle + 1
+            else:
+                n = middle
+    return max(found - 1, 0)
+
+
+@kernel
+def _descend(tree: Tree, keys: Keys, row: Number, strict: bool) -> tuple[Any, Any]:
+    """The last leaf that begins before the words of a row, else the first one: its node's place, its place there."""
+    at = _begun(tree, np.int64(0), keys, row, strict)
+    return at, _begun(tree, _get(tree.top, at), keys, row, strict)
+
+
+@kernel
+def _leaf_at(tree: Tree, at: Number, c: Number) -> Any:
+    """A leaf by its node's place and its place there."""
+    return _get(tree.child, _get(tree.top, at) * FAN + c)
+
+
+@kernel
+def _leaf_for(tree: Tree, leaf: Number, keys: Keys, row: Number) -> Any:
+    """The last leaf that begins at the words of a row or before; ``leaf``: that of a row before, 0 for none."""
+    for _ in range(2):
+        if leaf == 0:
+            break
+        after = _get(tree.follows, leaf)
+        if after == 0 or _compare(tree, after * LEAF, keys, row) > 0:
+            return leaf
+        leaf = after
+    at, c = _descend(tree, keys, row, False)
+    return _leaf_at(tree, at, c)
+
+
+@kernel
+def _lower(tree: Tree, leaf: Number, keys: Keys, row: Number) -> Any:
+    """How many entries of a leaf are before the words of a row."""
+    word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _get(tree.size, leaf)
+    begin = _below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
+    if begin < end and _word(tree, base + begin, ID) == word:
+        while begin < end:
+            middle = (begin + end) >> 1
+            if _compare(tree, base + middle, keys, row) < 0:
+                begin = middle + 1
+            else:
+                end = middle
+    return begin
+
+
+@kernel
+def _add(tree: Tree, counter: Number, more: Number) -> Any:
+    """Change a counter; what it is then."""
+    now = _get(tree.counters, counter) + more
+    _put(tree.counters, counter, now)
+    return now
+
+
+@kernel
+def _has_room(tree: Tree) -> Any:
+    """Whether a leaf and a node can be made."""
+    leaves = _get(tree.counters, LEAVES) < _get(tree.counters, MOST_LEAVES) or _get(tree.counters, FREE) > 0
+    return leaves and (_get(tree.counters, NODES) < _get(tree.counters, MOST_NODES) or _get(tree.counters, SPARE) > 0)
+
+
+@kernel
+def _new(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
+    """The number of a leaf or a node: of one that is free, else a new one."""
+    number = _get(tree.counters, free)
+    if number == 0:
+        return _add(tree, made, 1)
+    _put(tree.counters, free, _get(nexts, number * stride))
+    return number
+
+
+@kernel
+def _begin(tree: Tree, word: np.uint64) -> None:
+    """Make the first leaf of an empty tree."""
+    leaf = _new(tree, FREE, LEAVES, tree.follows, 1)
+    node = _new(tree, SPARE, NODES, tree.child, FAN)
+    _put(tree.size, leaf, 0)
+    _put(tree.follows, leaf, 0)
+    _put(tree.child, node * FAN, leaf)
+    store_u64(tree.least + np.uint64((node * FAN) << 3), word)
+    _put(tree.fill, node, 1)
+    _put(tree.top, 0, node)
+    store_u64(tree.first, word)
+    _put(tree.counters, TOPS, 1)
+
+
+@kernel
+def _insert(tree: Tree, leaf: Number, spot: Number, keys: Keys, row: Number) -> None:
+    """Make a place in a leaf that has room, with the words of a row."""
+    size, wide = _get(tree.size, leaf), np.int64(tree.width >> np.uint64(3))
+    here = tree.table + np.uint64(leaf * LEAF + spot) * tree.width
+    for at in range((size - spot) * wide - 1, -1, -1):
+        _copy(here, at + wide, at)
+    store_u64(here + np.uint64(8 * ID), load_u64(keys.high + np.uint64(row << 3)))
+    store_u64(here + np.uint64(8 * LOW), load_u64(keys.low + np.uint64(row << 3)))
+    for w in range(keys.words):
+        word = load_u64(keys.more + np.uint64((row * keys.words + w) << 3))
+        store_u64(here + np.uint64((LOW + 1 + w) << 3), word)
+    _put(tree.size, leaf, size + 1)
+    _add(tree, USED, 1)
+
+
+@kernel
+def _remove(tree: Tree, leaf: Number, spot: Number) -> None:
+    """Take an entry out of a leaf."""
+    size, wide = _get(tree.size, leaf), np.int64(tree.width >> np.uint64(3))
+    here = tree.table + np.uint64(leaf * LEAF + spot) * tree.width
+    for at in range((size - spot - 1) * wide):
+        _copy(here, at, at + wide)
+    _put(tree.size, leaf, size - 1)
+    _add(tree, USED, -1)
+
+
+@kernel
+def _split_node(tree: Tree, at: Number, half: Number) -> None:
+    """Make a node behind a full one, with its children from ``half`` on."""
+    old, node = _get(tree.top, at), _new(tree, SPARE, NODES, tree.child, FAN)
+    for i in range(half, FAN):
+        _put(tree.child, node * FAN + i - half, _get(tree.child, old * FAN + i))
+        _copy(tree.least, node * FAN + i - half, old * FAN + i)
+    _put(tree.fill, old, half)
+    _put(tree.fill, node, FAN - half)
+    for i in range(_get(tree.counters, TOPS), at + 1, -1):
+        _put(tree.top, i, _get(tree.top, i - 1))
+        _copy(tree.first, i, i - 1)
+    _put(tree.top, at + 1, node)
+    store_u64(tree.first + np.uint64((at + 1) << 3), load_u64(tree.least + np.uint64((node * FAN) << 3)))
+    _add(tree, TOPS, 1)
+
+
+@kernel
+def _split(tree: Tree, at: Number, c: Number, ends: bool) -> None:
+    """Make a leaf behind a full one, with half of its entries; ``ends``: with the last, for what follows all of them.
+
+    Keys that ascend so fill leaves nearly whole.
+    """
+    if _get(tree.fill, _get(tree.top, at)) == FAN:
+        half = FAN - 1 if ends and c == FAN - 1 else FAN // 2
+        _split_node(tree, at, half)
+        if c >= half:
+            at, c = at + 1, c - half
+    node = _get(tree.top, at)
+    leaf, new = _get(tree.child, node * FAN + c), _new(tree, FREE, LEAVES, tree.follows, 1)
+    half = LEAF - 1 if ends else LEAF // 2
+    _move(tree, new * LEAF, leaf * LEAF + half, LEAF - half)
+    _put(tree.size, leaf, half)
+    _put(tree.size, new, LEAF - half)
+    _put(tree.follows, new, _get(tree.follows, leaf))
+    _put(tree.follows, leaf, new)
+    for i in range(_get(tree.fill, node), c + 1, -1):
+        _put(tree.child, node * FAN + i, _get(tree.child, node * FAN + i - 1))
+        _copy(tree.least, node * FAN + i, node * FAN + i - 1)
+    _put(tree.child, node * FAN + c + 1, new)
+    store_u64(tree.least + np.uint64((node * FAN + c + 1) << 3), _word(tree, new * LEAF, ID))
+    _put(tree.fill, node, _get(tree.fill, node) + 1)
+
+
+@kernel
+def _name(tree: Tree, at: Number, c: Number) -> None:
+    """Tell the directory of a leaf's first entry; a leaf without entries goes, and a node without leaves."""
+    node = _get(tree.top, at)
+    leaf = _get(tree.child, node * FAN + c)
+    if _get(tree.size, leaf) > 0:
+        store_u64(tree.least + np.uint64((node * FAN + c) << 3), _word(tree, leaf * LEAF, ID))
+    else:
+        _unlink(tree, at, c)
+    if _get(tree.fill, node) > 0:
+        store_u64(tree.first + np.uint64(at << 3), load_u64(tree.least + np.uint64((node * FAN) << 3)))
+        return
+    _put(tree.child, node * FAN, _get(tree.counters, SPARE))
+    _put(tree.counters, SPARE, node)
+    for i in range(at, _add(tree, TOPS, -1)):
+        _put(tree.top, i, _get(tree.top, i + 1))
+        _copy(tree.first, i, i + 1)
+
+
+@kernel
+def _unlink(tree: Tree, at: Number, c: Number) -> None:
+    """Let a leaf go, but for the directory of nodes."""
+    node = _get(tree.top, at)
+    leaf = _get(tree.child, node * FAN + c)
+    if c > 0:
+        _put(tree.follows, _get(tree.child, node * FAN + c - 1), _get(tree.follows, leaf))
+    elif at > 0:
+        before = _get(tree.top, at - 1)
+        last = _get(tree.child, before * FAN + _get(tree.fill, before) - 1)
+        _put(tree.follows, last, _get(tree.follows, leaf))
+    _put(tree.follows, leaf, _get(tree.counters, FREE))
+    _put(tree.counters, FREE, leaf)
+    fill = _get(tree.fill, node) - 1
+    _put(tree.fill, node, fill)
+    for i in range(node * FAN + c, node * FAN + fill):
+        _put(tree.child, i, _get(tree.child, i + 1))
+        _copy(tree.least, i, i + 1)

@@ -1,0 +1,188 @@
+"""The resident index of an ordered arrangement: identities of several words, in their order; groups are prefixes.
+
+Invariant: it answers as `ddflow.trace.index.Index` does, and has the same calls; beyond them, `group` gives the rows of
+a group in order. The order words of its batches are the last words of an identity. A place is a leaf's entry, and good
+until the next write. A deletion that need not be kept is taken out at once.
+
+>>> index = OrderedIndex(words=1)
+>>> high, low, more = np.array([1, 1], np.uint64), np.array([5, 7], np.uint64), np.array([[0], [2]])
+>>> both, value = np.array([0, 1]), np.array([3, 4], np.uint64)
+>>> index.room(2)
+>>> index.write(Write(both, 0, both, high, low, value, np.ones(2, np.uint8), more, slot=3))
+>>> found = index.group(high[:1], low[:0])
+>>> found.values.tolist(), found.begins.tolist(), len(index)
+([3, 4], [0, 2], 2)
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import Flags, Ints, Narrow, Words
+from ddflow.kernels.gather import SLOT
+from ddflow.kernels.index import REF, entries, redirect
+from ddflow.kernels.ordered import evict_ordered, group_ordered, seek_ordered, walk_ordered, write_ordered
+from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Keys, Tree, empty_tree
+from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
+from ddflow.trace.index import EVERY, Index, Write
+
+FEWEST = 8
+"""Leaves of a new tree."""
+SPARSE = 4
+"""All is packed when leaves could hold so many times the entries, where there would else be more leaves."""
+ALL = (1 << 62) - 1
+"""More entries than a group has."""
+
+
+class Group(NamedTuple):
+    """The live rows of g groups, each in order: references without flags, multiplicities, and where groups begin."""
+
+    references: Ints
+    values: Ints
+    begins: Ints
+    """int64[g + 1]."""
+
+
+def words_of(order: Ints) -> Words:
+    """Order words as they stand in identities: one after the other in memory, unsigned."""
+    return np.ascontiguousarray(order).view(np.uint64)
+
+
+class OrderedIndex(Index):
+    """``words``: words of an identity beyond two.  ``keeps``: whether deletions have entries."""
+
+    def __init__(self, words: int, keeps: bool = False) -> None:
+        self.words, self.wide, self.keeps = words, True, keeps
+        self.built, self.tombstones = 0, False
+        self._take(empty_tree(FEWEST, 4 + words))
+
+    def _take(self, arrays: list[Words]) -> None:
+        self.arrays, self.tree, self.table = arrays, Tree.of(arrays), arrays[0]
+
+    @property
+    def used(self) -> int:  # type: ignore[override]
+        """Entries."""
+        return int(self.arrays[-1][USED])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tree, free places included."""
+        return sum(each.nbytes for each in self.arrays)
+
+    def share(self, threads: object) -> None:
+        """One thread does it all."""
+
+    def seek(
+        self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
+    ) -> Prior:
+        """What the identities at ``starts`` hold; ``order``: their words beyond two.  O(keys log entries)."""
+        assert order is not None
+        n, empty, more = starts.size, (arena or Arena()).room(starts.size), words_of(order)
+        prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), np.empty((n, 0), np.int64))
+        seek_ordered(self.tree, Keys.of(high, low, more), starts, prior.place, prior.reference, prior.value)
+        return prior
+
+    def group(self, high: Words, low: Words, order: Ints | None = None, most: int = ALL, live: bool = True) -> Group:
+        """The rows of groups, given by ascending prefixes, each in order; at most so many of each.
+
+        ``low`` of size 0, ``order`` None: prefixes are shorter.  ``live``: without deletions.  Where these are wanted,
+        references have their flags.  O(groups log entries + rows).
+        """
+        begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
+        keys = Keys.of(high, low, more if order is None else (more := words_of(order)))
+        mask, room = np.uint64(LIVE if live else OCCUPIED), 2 * high.size + 16
+        while True:
+            references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
+            n = group_ordered(self.tree, keys, most, mask, references, values, begins)
+            if n <= room:
+                break
+            room = n
+        references = references[:n] & (LIVE - 1) if live else references[:n]
+        return Group(references, values[:n].view(np.int64), begins)
+
+    def write(self, *writes: Write) -> None:
+        """See `Index.write`.  O(keys log entries)."""
+        for _, _, last, high, low, value, live, order, slot in writes:
+            begin, more = 0, words_of(order)
+            while begin < last.size:
+                tag = OCCUPIED | slot << SLOT
+                keys = Keys.of(high, low, more)
+                begin = write_ordered(self.tree, keys, value, live, last, begin, tag, LIVE, self.keeps)
+                if begin < last.size:
+                    self._grow()
+        self.built += 1
+
+    def room(self, more: int) -> None:
+        """See `Index.room`: leaves are made as they are needed."""
+
+    def _grow(self) -> None:
+        """Make room for more leaves; where those there are stand nearly empty, pack them.  O(entries)."""
+        leaves = int(self.arrays[-1][MOST_LEAVES])
+        if self.used * SPARSE < leaves * LEAF:
+            self._pack(leaves)
+            return
+        bigger = empty_tree(leaves + leaves // 2 + FEWEST, 4 + self.words)
+        for old, new in zip(self.arrays[:-1], bigger[:-1], strict=True):
+            new[: old.shape[0]] = old
+        bigger[-1][:MOST_LEAVES] = self.arrays[-1][:MOST_LEAVES]
+        self._take(bigger)
+
+    def _pack(self, leaves: int) -> None:
+        """Put all entries that point at something side by side, into a tree with room for so many leaves."""
+        references, places = self.walk(live=False)
+        there = references & ~(OCCUPIED | LIVE) != 0
+        references, (high, low, value, order) = references[there], self.entries(places[there])
+        self._take(empty_tree(leaves, 4 + self.words))
+        n, keys, live = references.size, Keys.of(high, low, words_of(order)), np.ones(references.size, np.uint8)
+        assert (
+            write_ordered(self.tree, keys, value, live, np.arange(n), 0, np.int64(OCCUPIED), np.int64(LIVE), True) == n
+        )
+        self.table[self.walk(live=False)[1], REF] = references.view(np.uint64)
+        self.tombstones, self.built = False, self.built + 1
+
+    def redirect(self, places: Ints, references: Ints) -> None:
+        """See `Index.redirect`."""
+        redirect(self.table, places, references, np.uint64(OCCUPIED | LIVE))
+
+    def evict(self, first: int, last: int, members: Flags) -> None:
+        """See `Index.evict`.  O(entries of the range)."""
+        evict_ordered(self.tree, np.array([first, last], np.uint64), members)
+        self.built += 1
+
+    def walk(self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1) -> tuple[Ints, Ints]:
+        """See `Index.walk`.  O(entries of the range)."""
+        mask, room = np.uint64(OCCUPIED | LIVE if live else OCCUPIED), self.used
+        references, places = np.empty(room, np.int64), np.empty(room, np.int64)
+        n = walk_ordered(self.tree, np.array([first, last], np.uint64), mask, members, references, places)
+        return references[:n], places[:n]
+
+    def entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
+        """See `Index.entries`."""
+        m = places.size
+        out = (np.empty(m, np.uint64), np.empty(m, np.uint64), np.empty(m, np.uint64))
+        order = np.empty((m, self.words), np.int64)
+        entries(self.table, places, *out, order)
+        return *out, order
+
+    def keep_deletions(self) -> None:
+        """See `Index.keep_deletions`."""
+        self.keeps = True
+
+    def _check(self) -> None:
+        """Assert the invariant of the tree."""
+        references, places = self.walk(live=False)
+        # The count is the number of entries.
+        assert references.size == self.used, (references.size, self.used)
+        high, low, _, order = self.entries(places)
+        columns = [high, low, *words_of(order).T]
+        less, equal = np.zeros(max(self.used - 1, 0), bool), np.ones(max(self.used - 1, 0), bool)
+        for column in columns:
+            less |= equal & (column[:-1] < column[1:])
+            equal &= column[:-1] == column[1:]
+        # Entries ascend, and no identity has two.
+        assert less.all()
+        # Each identity is found where it stands.
+        found = self.seek(high, low, np.arange(high.size, dtype=np.int32), order=order)
+        assert (found.place == places).all()
+        assert int(self.arrays[-1][LEAVES]) <= int(self.arrays[-1][MOST_LEAVES])
