@@ -73,7 +73,7 @@ def by_city(function: Callable[[int, int], int]) -> Callable[[Rows], Rows]:
 
 def never(c: dd.Collection) -> dd.Collection:
     """A constant, and nothing of it."""
-    made = operator("constant")([c.inputs[0]], ["n"], [["1"], ["2"]])
+    made = operator("constant")([*c.inputs, c][:1], ["n"], [["1"], ["2"]])
     return made.concat(made.negate())  # type: ignore[no-any-return]
 
 

@@ -6,7 +6,7 @@ ddflow wrote them. It takes as long as reading the columns.
 
 >>> import numpy as np
 >>> none = np.empty(0, np.uint64)
->>> first_wrong(np.array([2, 2, 1], np.uint64), none, np.array([1, 5, 7]), np.ones(3, np.uint8))
+>>> first_wrong(np.array([2, 2, 1], np.uint64), none, np.uint64(0), 0, np.array([1, 5, 7]), np.ones(3, np.uint8))
 2
 """
 

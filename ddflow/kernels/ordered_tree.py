@@ -21,7 +21,6 @@ from ddflow.kernels.index import ID, LOW
 from ddflow.kernels.pointer import copy_bytes, load_u64, store_u64
 
 Number = Any
-"""An integer, of Python or of numpy."""
 LEAF, FAN = 64, 64
 """Entries of a leaf, and leaves of a node, at most."""
 LEAVES, FREE, NODES, SPARE, TOPS, USED, MOST_LEAVES, MOST_NODES = range(8)
@@ -49,7 +48,7 @@ class Tree(NamedTuple):
         return cls._make(map(np.uint64, words))
 
 
-class Keys(NamedTuple):
+class Sought(NamedTuple):
     """The addresses of identities: of first and second words, and of the others, so many a row.  0: there are none."""
 
     high: np.uint64
@@ -65,13 +64,11 @@ class Keys(NamedTuple):
 
 
 def empty_tree(leaves: Number, width: Number) -> list[Words]:
-    """The arrays of a tree without entries, with room for so many leaves: entries, uint64[LEAF * leaves + LEAF, width];
-    then a leaf's size, and what follows it; a node's children, their first words, how many; nodes in order, and their
-    first words; counters."""
+    """The arrays of a tree without entries, with room for so many leaves, in the order of `Tree`'s fields."""
     nodes = max(leaves // (FAN // 2), 1) + 2
     arrays: list[Any] = [np.empty(((leaves + 1) * LEAF, width), np.uint64)]
-    for n in (leaves + 1, leaves + 1, (nodes + 1) * FAN, (nodes + 1) * FAN, nodes + 1, nodes + 1, nodes + 1, 8):
-        arrays.append(np.zeros(n, np.uint64))
+    sizes = leaves + 1, leaves + 1, (nodes + 1) * FAN, (nodes + 1) * FAN, nodes + 1, nodes + 1, nodes + 1, 8
+    arrays += [np.zeros(n, np.uint64) for n in sizes]
     arrays[-1][MOST_LEAVES], arrays[-1][MOST_NODES] = leaves, nodes
     return arrays
 
@@ -103,12 +100,12 @@ def _word(tree: Tree, place: Number, word: Number) -> np.uint64:
 @kernel
 def _move(tree: Tree, to: Number, place: Number, n: Number) -> None:
     """Copy entries to a place that they do not overlap."""
-    at, size = tree.table + np.uint64(place) * tree.width, np.uint64(n) * tree.width
-    copy_bytes(tree.table + np.uint64(to) * tree.width, at, size)
+    target, at = tree.table + np.uint64(to) * tree.width, tree.table + np.uint64(place) * tree.width
+    copy_bytes(target, at, np.uint64(n) * tree.width)
 
 
 @kernel
-def _compare(tree: Tree, place: Number, keys: Keys, row: Number) -> int:
+def _compare(tree: Tree, place: Number, keys: Sought, row: Number) -> int:
     """-1, 0 or 1: how an entry stands to the words of a row; to a prefix of words, where these are fewer."""
     mine, other = _word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
     if mine != other:
@@ -128,16 +125,16 @@ def _compare(tree: Tree, place: Number, keys: Keys, row: Number) -> int:
 @kernel
 def _below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
     """How many of n ascending words are below a word; without a branch on them, because none could be foreseen."""
-    begin, rest = np.int64(0), n
-    while rest > 0:
-        half = (rest + 1) >> 1
+    begin = np.int64(0)
+    while n > 0:
+        half = (n + 1) >> 1
         begin += half * np.int64(load_u64(words + np.uint64(begin + half - 1) * stride) < word)
-        rest -= half
+        n -= half
     return begin
 
 
 @kernel
-def _begun(tree: Tree, node: Number, keys: Keys, row: Number, strict: bool) -> Any:
+def _begun(tree: Tree, node: Number, keys: Sought, row: Number, strict: bool) -> Any:
     """The last child of a node (0: of the list of nodes) that begins before the words of a row, else the first.
 
     ``strict``: not one that begins at them.
@@ -160,7 +157,7 @@ def _begun(tree: Tree, node: Number, keys: Keys, row: Number, strict: bool) -> A
 
 
 @kernel
-def _descend(tree: Tree, keys: Keys, row: Number, strict: bool) -> tuple[Any, Any]:
+def _descend(tree: Tree, keys: Sought, row: Number, strict: bool) -> tuple[Any, Any]:
     """The last leaf that begins before the words of a row, else the first one: its node's place, its place there."""
     at = _begun(tree, np.int64(0), keys, row, strict)
     return at, _begun(tree, _get(tree.top, at), keys, row, strict)
@@ -173,7 +170,7 @@ def _leaf_at(tree: Tree, at: Number, c: Number) -> Any:
 
 
 @kernel
-def _leaf_for(tree: Tree, leaf: Number, keys: Keys, row: Number) -> Any:
+def _leaf_for(tree: Tree, leaf: Number, keys: Sought, row: Number) -> Any:
     """The last leaf that begins at the words of a row or before; ``leaf``: that of a row before, 0 for none."""
     for _ in range(2):
         if leaf == 0:
@@ -187,7 +184,7 @@ def _leaf_for(tree: Tree, leaf: Number, keys: Keys, row: Number) -> Any:
 
 
 @kernel
-def _lower(tree: Tree, leaf: Number, keys: Keys, row: Number) -> Any:
+def _lower(tree: Tree, leaf: Number, keys: Sought, row: Number) -> Any:
     """How many entries of a leaf are before the words of a row."""
     word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _get(tree.size, leaf)
     begin = _below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
@@ -212,8 +209,9 @@ def _add(tree: Tree, counter: Number, more: Number) -> Any:
 @kernel
 def _has_room(tree: Tree) -> Any:
     """Whether a leaf and a node can be made."""
-    leaves = _get(tree.counters, LEAVES) < _get(tree.counters, MOST_LEAVES) or _get(tree.counters, FREE) > 0
-    return leaves and (_get(tree.counters, NODES) < _get(tree.counters, MOST_NODES) or _get(tree.counters, SPARE) > 0)
+    if _get(tree.counters, LEAVES) == _get(tree.counters, MOST_LEAVES) and _get(tree.counters, FREE) == 0:
+        return False
+    return _get(tree.counters, NODES) < _get(tree.counters, MOST_NODES) or _get(tree.counters, SPARE) > 0
 
 
 @kernel
@@ -242,7 +240,7 @@ def _begin(tree: Tree, word: np.uint64) -> None:
 
 
 @kernel
-def _insert(tree: Tree, leaf: Number, spot: Number, keys: Keys, row: Number) -> None:
+def _insert(tree: Tree, leaf: Number, spot: Number, keys: Sought, row: Number) -> None:
     """Make a place in a leaf that has room, with the words of a row."""
     size, wide = _get(tree.size, leaf), np.int64(tree.width >> np.uint64(3))
     here = tree.table + np.uint64(leaf * LEAF + spot) * tree.width
@@ -289,7 +287,7 @@ def _split_node(tree: Tree, at: Number, half: Number) -> None:
 def _split(tree: Tree, at: Number, c: Number, ends: bool) -> None:
     """Make a leaf behind a full one, with half of its entries; ``ends``: with the last, for what follows all of them.
 
-    Keys that ascend so fill leaves nearly whole.
+    Sought that ascend so fill leaves nearly whole.
     """
     if _get(tree.fill, _get(tree.top, at)) == FAN:
         half = FAN - 1 if ends and c == FAN - 1 else FAN // 2

@@ -1,7 +1,7 @@
 """Inputs: what a plan reads from.
 
 >>> from ddflow.plan.plan import Plan
->>> Plan().updates("log", {"city": pa.string()}).spec.keep
+>>> Plan().updates("log", {"city": str}).spec.keep
 False
 """
 

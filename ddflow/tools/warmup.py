@@ -20,8 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from msgspec.json import Decoder
 
 import ddflow as dd
+from ddflow.columns.hashing import NONE
+from ddflow.columns.rows import Rows
+from ddflow.columns.sorting import in_order
 from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spilling import make_room
@@ -30,7 +34,15 @@ from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.interpret import PATIENCE
 from ddflow.kernels.warmup import entries, is_ready, watched
 from ddflow.operators.upsert.resolution import EMITTED
+from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.fields import decoded, encoded
 from ddflow.storage.memory import MemoryStore
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Batch
+from ddflow.trace.change import Change
+from ddflow.trace.checkpoint import restore, take
+from ddflow.trace.group_rows import group_rows
+from ddflow.trace.records import ArrangementRecord
 
 Progress = Callable[[int, int, str], None]
 """Called with how many kernels are ready, how many there are, and what is being compiled."""
@@ -82,6 +94,7 @@ def _parts() -> Iterator[str]:
     yield from _reopened()
     yield from _back()
     yield from _merging()
+    yield from _ordered()
 
 
 def _by_epochs() -> Iterator[str]:
@@ -231,3 +244,27 @@ def _merging() -> Iterator[str]:
             for time in range(2):
                 engine.step({"events": pa.table({"key": [1, 1, 2], "symbol": ["x"] * 3})}, time)
         yield "machines"
+
+
+def _ordered() -> Iterator[str]:
+    """Rows by group, in an order: written, looked up, taken out, on disk, from an inventory."""
+    schema, batch_store = pa.schema({"n": pa.int64()}), BatchStore(MemoryStore())
+    arranged = Arrangement(schema, True, 1, ordered=True)
+    arranged.slots.lasting = True
+    for time, live in ((0, 1), (1, 1), (2, 0)):
+        n = np.arange(40 * (time + 1))
+        by = in_order((n // 4).astype(np.uint64), n.astype(np.uint64), n[:, None].copy())
+        order = n[:, None].take(by.permutation, axis=0)
+        prior = arranged.seek(by.high, by.low, by.starts[:-1], order=order)
+        rows = Rows(pa.table({"n": n}).combine_chunks())
+        lives, times, counts = np.full(n.size, live, np.uint8), np.full(n.size, time), np.ones(n.size, np.uint64)
+        batch = Batch(by.high, by.low, times, lives, NONE, order, rows)
+        arranged.apply([Change(batch, counts, n, prior.place, arranged.index.built, 0, 0)], time + 1, time)
+        group_rows(arranged, by.high[:1], by.low[:1], most=1)
+        if time == 1:
+            arranged.spill(batch_store, 0)
+    arranged.index.evict(0, 4, np.ones(8, np.uint8))
+    record = decoded(Decoder(ArrangementRecord), encoded(take(arranged, batch_store)), "a warm-up")
+    again = Arrangement(schema, True, 1, ordered=True)
+    restore(again, record, "a warm-up", batch_store, indexed=True, made=lambda rows: (NONE, NONE, NONE))
+    yield "rows in an order"

@@ -20,7 +20,7 @@ from ddflow.kernels.gather import ROWS, SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, ends, starts
-from ddflow.trace.ordered_index import ALL, Group, OrderedIndex
+from ddflow.trace.ordered_index import ALL, OrderedIndex, RowsByGroup
 from ddflow.trace.spill import located
 
 
@@ -37,7 +37,7 @@ class Layer(NamedTuple):
 
 def group_rows(
     arranged: Arrangement, high: Words, low: Words = NONE, order: Ints | None = None, most: int = ALL
-) -> Group:
+) -> RowsByGroup:
     """The live rows of groups, given by ascending prefixes of identities; at most so many of each.
 
     ``low`` of size 0, ``order`` None: prefixes are shorter.  O(groups log entries + rows) in memory; on disk, O(log
@@ -50,7 +50,7 @@ def group_rows(
     found = index.group(high, low, order, live=False)
     layers = [_resident(arranged, found)]
     for parts in arranged.lower:
-        for part in parts:
+        for part in reversed(parts):  # inputs of a merge are there oldest first
             batch = arranged.slots[part.slot]
             first, last = located(batch, part.begin, high, low, order)
             sizes = last - first
@@ -63,7 +63,7 @@ def group_rows(
     return _cut(every, newest, high, low, order, most)
 
 
-def _resident(arranged: Arrangement, found: Group) -> Layer:
+def _resident(arranged: Arrangement, found: RowsByGroup) -> Layer:
     """What the index holds of the groups, deletions too."""
     slots, rows = (found.references >> SLOT) & SLOTS, found.references & ROWS
     there = np.flatnonzero(slots)
@@ -74,8 +74,8 @@ def _resident(arranged: Arrangement, found: Group) -> Layer:
         high[here], low[here], order[here] = (each[rows[here]] for each in (batch.high, batch.low, batch.order))
     live = (found.references & LIVE != 0).astype(np.uint64)
     plain = found.references & ~(OCCUPIED | LIVE)
-    every = Layer(plain, found.values, live, high, low, order)
-    return Layer(*(each[there] for each in every))
+    columns = plain, found.values, live, high, low, order
+    return Layer(*(each[there] for each in columns))  # type: ignore[arg-type]
 
 
 def _stored(batch: Batch, rows: Ints, slot: int) -> Layer:
@@ -89,7 +89,7 @@ def _stored(batch: Batch, rows: Ints, slot: int) -> Layer:
     return Layer(rows | slot << SLOT, values, live, high[last], low[last], order[last])
 
 
-def _cut(every: Layer, rows: Ints, high: Words, low: Words, order: Ints | None, most: int) -> Group:
+def _cut(every: Layer, rows: Ints, high: Words, low: Words, order: Ints | None, most: int) -> RowsByGroup:
     """Rows in the order of identities as groups, at most so many of each."""
     groups = [high, *([low] if low.size else []), *([] if order is None else order.view(np.uint64).T)]
     theirs = [every.high[rows], every.low[rows], *every.order.view(np.uint64)[rows].T][: len(groups)]
@@ -101,7 +101,7 @@ def _cut(every: Layer, rows: Ints, high: Words, low: Words, order: Ints | None, 
     begins = np.zeros(high.size + 1, np.int64)
     begins[at + 1] = np.minimum(sizes, most)
     rows = rows[keep]
-    return Group(every.references[rows], every.values[rows], np.cumsum(begins))
+    return RowsByGroup(every.references[rows], every.values[rows], np.cumsum(begins))
 
 
 def _beyond(words: list[Words]) -> Ints | None:

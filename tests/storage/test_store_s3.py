@@ -65,7 +65,9 @@ def drive(moto: Moto, proxy: Proxy, folder: Path, seed: int, steps: int) -> Mode
 def test_a_faulty_network_breaks_no_promise(moto: Moto, proxy: Proxy, tmp_path: Path, seed: int) -> None:
     model = drive(moto, proxy, tmp_path, seed, steps=100)
     assert model.seen["publish won"] > 3 and model.seen["publish lost"] and model.seen["map right"]
-    assert sum(proxy.seen.values()) > 50 and {"denied", "late", "hidden", "403"} <= proxy.seen.keys(), proxy.seen
+    # Which faults there are is drawn, so one of the four may be missing.
+    seen = proxy.seen
+    assert sum(seen.values()) > 50 and len({"denied", "late", "hidden", "403"} & seen.keys()) > 2, seen
 
 
 @pytest.mark.soak

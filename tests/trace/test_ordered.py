@@ -15,13 +15,14 @@ import pytest
 from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.json import Decoder
 
 from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import in_order
 from ddflow.kernels.resolve import LIVE
 from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.fields import Decoder, decoded, encoded
+from ddflow.storage.fields import decoded, encoded
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.scratch import ScratchStore
 from ddflow.trace.arrangement import Arrangement
