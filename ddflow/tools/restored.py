@@ -197,13 +197,18 @@ class Examination:
         name, bloom = record.file.name, record.bloom
         if name not in self.seen:
             self.seen.add(name)
-            high, low, value = rows(pa.table(batch.rows.table))
+            high, low, value, *more = rows(pa.table(batch.rows.table))
             # A version that was replaced before it was merged has no hash any more.
             hashed = (batch.live != 0) & (batch.value != 0)
             for what, there, expected, at in (
                 ("identity", batch.high, high, batch.live != 0),
                 ("identity", batch.low, low, batch.live != 0),
                 ("hash", batch.value, value, hashed),
+                *(
+                    ("order", *pair, batch.live != 0)
+                    for words in more
+                    for pair in zip(batch.order.T, words.T, strict=True)
+                ),
             ):
                 if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
                     raise self._odd(name, f"the {what} of row {odd[0]:,} is not that of its columns")
