@@ -12,18 +12,26 @@ later of its two times on. Which rows are of one group the caller knows, who has
 [[3, 3], [0, 0], [70, 71], [-1, -5]]
 """
 
+import numpy as np
+
 from ddflow.kernels.arrays import Ints, Narrow
 from ddflow.kernels.compile import kernel
 
-HALF, LEAST = 1 << 31, -(1 << 63)
+HALF = 1 << 31
 
 
 @kernel
 def _leaves(a: int, b: int) -> bool:
-    """Whether a * b leaves int64; neither is 0."""
-    if a == LEAST or b == LEAST:
-        return a != 1 and b != 1
-    return (a * b) // b != a
+    """Whether a * b leaves int64; b is not 0."""
+    most = np.uint64(1 << 63) if (a < 0) != (b < 0) else np.uint64((1 << 63) - 1)
+    return _size(a) > most // _size(b)
+
+
+@kernel
+def _size(a: int) -> int:
+    """uint64: how far a is from 0."""
+    size: int = np.uint64(a) if a >= 0 else ~np.uint64(a) + np.uint64(1)
+    return size
 
 
 @kernel

@@ -30,7 +30,7 @@ from ddflow.columns.paired import Chosen, Paired
 from ddflow.columns.rows import RowPool, Rows, View, shown_row
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import sort
-from ddflow.errors import CountOverflow
+from ddflow.errors import CountOverflow, SpecError
 from ddflow.kernels.pair import pair
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Operator, Readable, Running, register
@@ -62,6 +62,9 @@ class Join(Operator):
         sides = left, right
         fields = [sides[side].schema.field(of).with_name(name) for name, side, of in self.columns]
         check_names([name for name, _, _ in self.columns], self.verb)
+        if forgetting := left.forgetting | right.forgetting:
+            found = f"the inputs {sorted(forgetting)} forget rows without a retraction: their pairs would stay for ever"
+            raise SpecError(self.verb, found, "leave on_expire='forget' out there")
         super().__init__(left.flow, pa.schema(fields), sides, False)
         self.unique = False
         self.positive = all(each.positive for each in self.inputs)
