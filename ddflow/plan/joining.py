@@ -182,7 +182,7 @@ def seen_through(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]]:
 
 def _arranged(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, str]]:
     """A collection whose rows are found by some columns, that has others, too; and what all are called there."""
-    of, sources = seen_through(side, {*by, *columns})
+    of, sources = seen_through(side, {*by, *columns} or side.schema.names[:1])
     wanted = [sources[name] for name in by]
     if len(set(wanted)) < len(wanted):  # a column that two of the other side's meet has two names here
         return side.arrange(by), {name: name for name in sources}
