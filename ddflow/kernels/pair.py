@@ -12,6 +12,8 @@ later of its two times on. Which rows are of one group the caller knows, who has
 [[3, 3], [0, 0], [70, 71], [-1, -5]]
 """
 
+from typing import Any
+
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow
@@ -24,13 +26,13 @@ HALF = 1 << 31
 def _leaves(a: int, b: int) -> bool:
     """Whether a * b leaves int64; b is not 0."""
     most = np.uint64(1 << 63) if (a < 0) != (b < 0) else np.uint64((1 << 63) - 1)
-    return _size(a) > most // _size(b)
+    return bool(_size(a) > most // _size(b))
 
 
 @kernel
-def _size(a: int) -> int:
+def _size(a: int) -> Any:
     """uint64: how far a is from 0."""
-    size: int = np.uint64(a) if a >= 0 else ~np.uint64(a) + np.uint64(1)
+    size: Any = np.uint64(a) if a >= 0 else ~np.uint64(a) + np.uint64(1)
     return size
 
 

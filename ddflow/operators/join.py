@@ -44,6 +44,7 @@ from ddflow.trace.ordered_index import RowsByGroup
 @register
 class Join(Operator):
     """``on``: columns of the left and the right that meet.  ``columns``: of the result.  ``nulls``: whether they meet.
+    ``whole``: the sides whose every column is shown, so that columns that they get later are, too.
 
     Both sides are arranged by these columns, in this order, or hold at most one row a key of them."""
 
@@ -55,11 +56,11 @@ class Join(Operator):
         right: Collection,
         on: Sequence[Sequence[str]],
         columns: Sequence[Sequence[Any]],
+        whole: Sequence[int] = (),
         nulls: bool = False,
     ) -> None:
-        self.on, self.nulls = [(str(one), str(other)) for one, other in on], nulls
-        self.columns: list[Chosen] = [(str(name), int(side), str(of)) for name, side, of in columns]
-        sides = left, right
+        self.on, self.nulls, self.whole = [(str(one), str(other)) for one, other in on], nulls, list(whole)
+        self.columns, sides = chosen(columns), (left, right)
         fields = [sides[side].schema.field(of).with_name(name) for name, side, of in self.columns]
         check_names([name for name, _, _ in self.columns], self.verb)
         if forgetting := left.forgetting | right.forgetting:
@@ -71,13 +72,21 @@ class Join(Operator):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """What meets, and the columns."""
-        return {"on": [list(each) for each in self.on], "columns": [list(c) for c in self.columns], "nulls": self.nulls}
+        columns = [list(each) for each in self.columns]
+        return {"on": [list(each) for each in self.on], "columns": columns, "whole": self.whole, "nulls": self.nulls}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
         """See `Collection.from_json`."""
         left, right = inputs
-        return cls(left, right, record.list("on"), record.list("columns"), bool(record.given.get("nulls")))
+        on, columns, whole = (record.list(name) for name in ("on", "columns", "whole"))
+        return cls(left, right, on, columns, whole, bool(record.given.get("nulls")))
+
+    def again(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.again`."""
+        left, right = inputs
+        columns = with_new(self.columns, self.whole, self.inputs, inputs)
+        return Join(left, right, self.on, columns, self.whole, self.nulls)
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
@@ -102,6 +111,23 @@ class Join(Operator):
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
         return RunningJoin(self, context)
+
+
+def chosen(columns: Sequence[Sequence[Any]]) -> list[Chosen]:
+    """Columns as they stand in JSON."""
+    return [(str(name), int(side), str(of)) for name, side, of in columns]
+
+
+def with_new(
+    columns: Sequence[Chosen], whole: Sequence[int], before: Sequence[Collection], now: Sequence[Collection]
+) -> list[Chosen]:
+    """The columns of a join with those that its sides have got, behind the last of the side."""
+    out = list(columns)
+    for side in whole:
+        place = 1 + max((i for i, column in enumerate(out) if column[1] == side), default=len(out) - 1)
+        new = [name for name in now[side].schema.names if name not in before[side].schema.names]
+        out[place:place] = [(name, side, name) for name in new]
+    return out
 
 
 class Met(NamedTuple):

@@ -1,10 +1,10 @@
-"""Pad: rows of one collection, and nulls in the place of another's columns, for outer joins.
+"""Pad: rows of one side of a join, and nulls in the place of the other's columns, for outer joins.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
 >>> orders = flow.upserts("orders", {"id": int}, dd.Upsert(key="id"))
 >>> customers = flow.upserts("customers", {"name": str}, dd.Upsert(key="name"))
->>> Pad(orders, customers, [("id", 0, "id"), ("name", 1, "name")])
+>>> Pad(orders, customers, 1, [("id", 0, "id"), ("name", 1, "name")])
 Pad(id int64, name string)
 """
 
@@ -13,76 +13,98 @@ from typing import Any
 
 import pyarrow as pa
 
+from ddflow.columns.paired import Chosen
+from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.join import chosen, with_new
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
+from ddflow.storage.fields import MEND
 
 
 @register
 class Pad(Operator):
-    """``of``: whose rows.  ``like``: whose columns are null.  ``columns``: (name, 0 or 1, name there) of each."""
+    """``side``: whose rows, 0 for the left's.  ``columns``, ``whole``: of the join.  ``keys``: columns of the left's
+    in ``columns`` that the right has under the same names, and gives where the rows are its."""
 
     verb = "pad"
 
-    def __init__(self, of: Collection, like: Collection, columns: Sequence[Sequence[Any]]) -> None:
-        self.columns = [(str(name), int(side), str(there)) for name, side, there in columns]
-        sides = of, like
-        fields = [sides[side].schema.field(there).with_name(name) for name, side, there in self.columns]
-        fields = [
-            f.with_nullable(f.nullable or side == 1) for f, (_, side, _) in zip(fields, self.columns, strict=True)
-        ]
-        super().__init__(of.flow, pa.schema(fields), sides, False)
-        whole = set(of.schema.names) <= {there for _, side, there in self.columns if side == 0}
-        self.unique, self.positive = of.unique and whole, of.positive
+    def __init__(
+        self,
+        left: Collection,
+        right: Collection,
+        side: int,
+        columns: Sequence[Sequence[Any]],
+        keys: Sequence[str] = (),
+        whole: Sequence[int] = (),
+    ) -> None:
+        self.side, self.columns, self.keys, self.whole = side, chosen(columns), list(keys), list(whole)
+        sides, own = (left, right), self._own()
+        fields = [sides[at].schema.field(of).with_name(name) for name, at, of in self.columns]
+        fields = [field.with_nullable(field.nullable or field.name not in own) for field in fields]
+        super().__init__(left.flow, pa.schema(fields), sides, False)
+        mine = sides[side]
+        self.unique = mine.unique and set(mine.schema.names) <= set(own.values())
+        self.positive = mine.positive
+
+    def _own(self) -> dict[str, str]:
+        """The columns that are not null, and what they are called in the rows."""
+        mine = {name: of for name, at, of in self.columns if at == self.side}
+        return mine | {name: name for name in self.keys}
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The columns."""
-        return {"columns": [list(each) for each in self.columns]}
+        """The side, the columns and the keys."""
+        columns = [list(each) for each in self.columns]
+        return {"side": str(self.side), "columns": columns, "keys": self.keys, "whole": self.whole}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
         """See `Collection.from_json`."""
-        of, like = inputs
-        return cls(of, like, record.list("columns"))
+        left, right = inputs
+        if (side := record.text("side")) not in ("0", "1"):
+            raise CorruptState(record.what, f"its side is {side!r}", MEND)
+        return cls(left, right, int(side), record.list("columns"), record.texts("keys"), record.list("whole"))
+
+    def again(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.again`."""
+        left, right = inputs
+        columns: list[Chosen] = with_new(self.columns, self.whole, self.inputs, inputs)
+        return Pad(left, right, self.side, columns, self.keys, self.whole)
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The columns that are null."""
-        return str([name for name, side, _ in record.list("columns") if side == 1])
+        """Whose rows, and the other."""
+        return f"{', '.join(inputs)}, rows of the {'right' if record.text('side') == '1' else 'left'}"
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """Of the rows, what is wanted; of the other, nothing."""
-        return [{there for name, side, there in self.columns if side == 0 and name in wanted}, set()]
+        mine = {of for name, of in self._own().items() if name in wanted}
+        return [mine if at == self.side else set() for at in (0, 1)]
 
-    def carried(self, by: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """See `Collection.carried`."""
-        names = {there: name for name, side, there in reversed(self.columns) if side == 0}
+    def carried(self, by: Columns | None) -> Columns | None:
+        """See `Collection.carried`: columns of the rows."""
+        names = {of: name for name, of in reversed(self._own().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        wanted = [i for i, field in enumerate(self.schema) if field.name in context.wanted]
-        return Padding(self, wanted)
+        return Padding(self, [field for field in self.schema if field.name in context.wanted])
 
 
 class Padding(Linear):
     """``wanted``: the columns that are read in a step; a read makes all."""
 
-    def __init__(self, node: Pad, wanted: Sequence[int]) -> None:
-        super().__init__(lambda of, _: self._padded(of, wanted))
-        self.node = node
+    def __init__(self, node: Pad, wanted: Sequence[pa.Field]) -> None:
+        super().__init__(lambda *inputs: self._padded(inputs[node.side], wanted))
+        self.node, self.own = node, node._own()
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """See `Running.read`."""
-        return self._padded(inputs[0], range(len(self.node.schema)))
+        return self._padded(inputs[self.node.side], list(self.node.schema))
 
-    def _padded(self, of: Updates, which: Sequence[int]) -> Updates:
+    def _padded(self, of: Updates, fields: Sequence[pa.Field]) -> Updates:
         """The rows with nulls beside.  O(n)."""
-        n, fields = of.diffs.size, [self.node.schema.field(i) for i in which]
-        told = [self.node.columns[i] for i in which]
-        columns = [
-            pa.nulls(n, field.type) if side == 1 else of.rows.column(there)
-            for field, (_, side, there) in zip(fields, told, strict=True)
-        ]
+        n, own = of.diffs.size, self.own
+        columns = [of.rows.column(own[f.name]) if f.name in own else pa.nulls(n, f.type) for f in fields]
         return of._replace(rows=pa.Table.from_arrays(columns, schema=pa.schema(fields)))

@@ -42,6 +42,8 @@ class Sides(NamedTuple):
     merged: list[str]
     shown: tuple[list[str], list[str]]
     """The columns that were given of each; others are keys that were computed."""
+    whole: list[int]
+    """The sides that are given as they are, no projection of others."""
 
     def names(self) -> list[tuple[str, int, str]]:
         """The columns of a join of both, as an operator takes them: a merged key is the left's."""
@@ -106,7 +108,12 @@ def _sides(left: Any, right: Any, pairs: list[tuple[str, str]], how: str) -> Sid
         if found_by is not None and sorted(found_by) == sorted(sources[name] for name in names):
             on.sort(key=lambda pair: found_by.index(sources[pair[0 if side is left else 1]]))
             break
-    return Sides(left, right, on, merged, shown)
+    whole = [side for side, (of, names) in enumerate(zip((left, right), shown, strict=True)) if _as_is(of, names)]
+    return Sides(left, right, on, merged, shown, whole)
+
+
+def _as_is(side: Any, shown: Sequence[str]) -> bool:
+    return seen_through(side, shown)[0] is side and list(side.schema.names) == list(shown)
 
 
 def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str]) -> tuple[Any, list[str]]:
@@ -202,14 +209,21 @@ def _arranged(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any
 
 def _inner(sides: Sides, condition: str | None) -> Any:
     """The pairs that meet the condition."""
-    made = pairs_of(sides.left, sides.right, sides.on, sides.names())
+    made = pairs_of(sides.left, sides.right, sides.on, sides.names(), sides.whole)
     return made if condition is None else made.filter(condition)
 
 
 def pairs_of(
-    left: Any, right: Any, on: Sequence[tuple[str, str]], columns: Sequence[tuple[str, int, str]], nulls: bool = False
+    left: Any,
+    right: Any,
+    on: Sequence[tuple[str, str]],
+    columns: Sequence[tuple[str, int, str]],
+    whole: Sequence[int] = (),
+    nulls: bool = False,
 ) -> Any:
-    """The inner join of two collections.  ``columns``: its own, as (name, side, name there)."""
+    """The inner join of two collections.  ``columns``: its own, as (name, side, name there).
+
+    ``whole``, ``nulls``: as of `ddflow.operators.join.Join`."""
     both = []
     for side, of in enumerate((left, right)):
         keys, read = [pair[side] for pair in on], [name for _, at, name in columns if at == side]
@@ -217,7 +231,7 @@ def pairs_of(
     (one, ones), (other, others) = both
     at = ones, others
     meets = [(ones[a], others[b]) for a, b in on]
-    return operator("join")(one, other, meets, [(name, side, at[side][of]) for name, side, of in columns], nulls)
+    return operator("join")(one, other, meets, [(name, side, at[side][of]) for name, side, of in columns], whole, nulls)
 
 
 def _matched(sides: Sides, side: int, pairs: Any) -> Any:
@@ -229,15 +243,19 @@ def _matched(sides: Sides, side: int, pairs: Any) -> Any:
         under, sources = seen_through(partner, theirs)
         if not (partner.unique and under.found_by() == tuple(sources[name] for name in theirs)):
             partner = partner.project(list(dict.fromkeys(theirs))).distinct() if theirs else _any_row(partner)
-        return _marked(of, pairs_of(of, partner, list(zip(keys, theirs, strict=True)), _own(of)))
+        return _marked(of, pairs_of(of, partner, list(zip(keys, theirs, strict=True)), _own(of), _only(of, 0)))
     if of.unique and names == list(of.schema.names):
         return pairs.project(names).distinct()
     found = pairs.project(names).distinct()
-    return _marked(of, pairs_of(of, found, [(name, name) for name in names], _own(of), nulls=True))
+    return _marked(of, pairs_of(of, found, [(name, name) for name in names], _own(of), _only(of, 0), nulls=True))
 
 
 def _own(of: Any) -> list[tuple[str, int, str]]:
     return [(name, 0, name) for name in of.schema.names]
+
+
+def _only(of: Any, side: int) -> list[int]:
+    return [side] if of.renames() is None else []
 
 
 def _any_row(of: Any) -> Any:
@@ -258,10 +276,9 @@ def _marked(of: Any, made: Any) -> Any:
 
 def _padded(sides: Sides, side: int, pairs: Any, condition: str | None) -> Any:
     """The rows of a side that have no partner, with nulls for the other's columns."""
-    of, like = (sides.left, sides.right) if side == 0 else (sides.right, sides.left)
-    alone = _without(of, _matched(sides, side, None if condition is None else pairs))
-    columns = [(name, 0 if name in sides.merged or at == side else 1, source) for name, at, source in sides.names()]
-    return operator("pad")(alone, like, columns)
+    both = [sides.left, sides.right]
+    both[side] = _without(both[side], _matched(sides, side, None if condition is None else pairs))
+    return operator("pad")(*both, side, sides.names(), sides.merged if side else [], sides.whole)
 
 
 def _positive(side: Any, by: Sequence[str], how: str) -> Any:

@@ -199,11 +199,11 @@ class Examination:
             self.seen.add(name)
             high, low, value, *more = rows(pa.table(batch.rows.table))
             live = batch.live != 0
-            words = [pair for each in more for pair in zip(batch.order.T, each.T, strict=True)]
+            beyond = [pair for each in more for pair in zip(batch.order.T, each.T, strict=True)]
             for what, there, expected, at in (
                 ("identity", batch.high, high, live),
                 ("identity", batch.low, low, live),
-                *(("identity", *pair, live) for pair in words),
+                *(("identity", *pair, live) for pair in beyond),
                 # A version that was replaced before it was merged has no hash any more.
                 ("hash", batch.value, value, live & (batch.value != 0)),
             ):
