@@ -104,8 +104,8 @@ class Graph:
         """The operators that must see all pieces of a step together."""
         self.whole = {each for node in self.exchange for each in node.inputs} | set(plan.outputs.values())
         """The collections whose pieces are kept until they are all there."""
-        self.exchanged = {node: node.exchange()[0] for node in self.exchange}
-        """The columns whose equal rows must meet, None where an operator has several inputs."""
+        self.exchanged = {node: node.exchange() for node in self.exchange}
+        """The columns of each input whose equal rows must meet, None where an input's rows need not."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
         """The columns of the tables of outputs."""
 

@@ -143,8 +143,8 @@ class Computation:
         if node.of_events:
             return [[self._events(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
-        if by is not None:
-            return zip(self._gathered(node.inputs[0], by), strict=True)
+        if by[0] is not None:
+            return self._together([self.arrived(of, columns) for of, columns in zip(node.inputs, by, strict=True)], by)
         every = [self._pieces(each) for each in node.inputs]
         if all(len(pieces) == 1 for pieces in every):
             return [[pieces[0] for pieces in every]]
@@ -177,21 +177,30 @@ class Computation:
     def _consolidated(self, node: Collection) -> list[Updates]:
         return [
             self.buffer.keep(made) if self.many else made
-            for made in (consolidated(piece, self.graph.secret) for piece in self._gathered(node))
+            for made in (
+                consolidated(piece, self.graph.secret)
+                for (piece,) in self._together([self.arrived(node, None)], [None])
+            )
         ]
 
-    def _gathered(self, node: Collection, by: Sequence[str] | None = None) -> Iterable[Updates]:
-        """A node's updates with equal rows (by some columns; None: all) in one piece, ranges ascending."""
-        pieces = self.arrived(node, by)
-        return pieces if len(pieces) == 1 else self._together(pieces, by)
-
-    def _together(self, pieces: Sequence[Updates], by: Sequence[str] | None) -> Iterator[Updates]:
-        """Pieces in others, of which each has all equal rows; a range of identities at a time."""
-        total = sum(piece.diffs.size for piece in pieces)
+    def _together(
+        self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
+    ) -> Iterable[Sequence[Updates]]:
+        """The pieces of some inputs in others, of which each has all rows that are equal by some columns of each input
+        (None: all); a range of identities at a time, ascending."""
+        if all(len(pieces) == 1 for pieces in inputs):
+            yield [pieces[0] for pieces in inputs]
+            return
+        total = sum(piece.diffs.size for pieces in inputs for piece in pieces)
         bits = (total // GATHERED).bit_length() if self.buffer.scratch is not None else 0
-        ranged = [self._ranged(piece, by, bits) for piece in pieces]
+        every = [
+            [self._ranged(piece, columns, bits) for piece in pieces] for pieces, columns in zip(inputs, by, strict=True)
+        ]
         for number in range(1 << bits):
-            yield concat([piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged])
+            yield [
+                concat([piece.between(int(ends[number]), int(ends[number + 1])) for piece, ends in ranged])
+                for ranged in every
+            ]
 
     def _ranged(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
         """A piece in the order of ranges of its rows' identities, by some columns, and where each range ends."""
