@@ -144,7 +144,7 @@ class Computation:
             return [[self._events(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
         if by[0] is not None:
-            return self._together([self.arrived(of, columns) for of, columns in zip(node.inputs, by, strict=True)], by)
+            return self._together(list(map(self.arrived, node.inputs, by)), by)
         every = [self._pieces(each) for each in node.inputs]
         if all(len(pieces) == 1 for pieces in every):
             return [[pieces[0] for pieces in every]]
@@ -175,19 +175,25 @@ class Computation:
         return [Updates(empty(self.graph.needed[node]), few(), ints(), self.times)]
 
     def _consolidated(self, node: Collection) -> list[Updates]:
-        return [
-            self.buffer.keep(made) if self.many else made
-            for made in (
-                consolidated(piece, self.graph.secret)
-                for (piece,) in self._together([self.arrived(node, None)], [None])
-            )
-        ]
+        pieces, out = self.arrived(node, None), []
+        for (each,) in self._together([pieces], [None]):
+            made = consolidated(each, self.graph.secret)
+            out.append(self.buffer.keep(made) if self.many else made)
+        return out
 
     def _together(
         self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
     ) -> Iterable[Sequence[Updates]]:
         """The pieces of some inputs in others, of which each has all rows that are equal by some columns of each input
         (None: all); a range of identities at a time, ascending."""
+        if len(inputs) == len(inputs[0]) == 1:
+            return [inputs[0]]
+        return self._cut(inputs, by)
+
+    def _cut(
+        self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
+    ) -> Iterator[Sequence[Updates]]:
+        """The same, of several pieces or inputs."""
         if all(len(pieces) == 1 for pieces in inputs):
             yield [pieces[0] for pieces in inputs]
             return
