@@ -1,0 +1,88 @@
+"""Cells: the updates of one group at one time, and how many rows there are after each.
+
+Invariant: cells stand by group, within one by time, so the state after a cell is that before the next of its group.
+A tally is judged at the end of a cell: what leaves int64 within one and comes back is no overflow.
+
+>>> import numpy as np
+>>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
+>>> rows, starts, ranks, firsts = ints(0, 2, 1), ints(0, 0, 0, 0), few(0, 0, 0), ints(0, 0, 0)
+>>> cells(rows, few(0, 1, 0), few(0, 0, 1), starts, ranks, firsts)
+3
+>>> starts.tolist(), ranks.tolist(), firsts.tolist()
+([0, 1, 2, 3], [0, 1, 0], [0, 2, 3])
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ddflow.kernels.arrays import Flags, Ints, Narrow
+from ddflow.kernels.compile import kernel
+
+
+class Cells(NamedTuple):
+    """c cells of g groups."""
+
+    rows: Ints
+    """int64[n]: the updates by group, within one by time."""
+    starts: Ints
+    """int64[c + 1]: the place of each cell's first update."""
+    firsts: Ints
+    """int64[g + 1]: each group's first cell."""
+
+
+@kernel
+def cells(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
+    """Find the cells of rows by group, of which none is empty.
+
+    rows: int64[n], by group, within one by rank.  groups: int32[n], from 0 without a gap, and ranks: int32[n], by row.
+    Written: starts int64[c + 1], cell_ranks int32[c], firsts int64[g + 1].  Returns c, at most n.  O(n).
+
+    >>> cells(np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(2, np.int64),
+    ...       np.zeros(1, np.int32), np.zeros(2, np.int64))
+    1
+    """
+    found, group, rank = 0, -1, -1
+    for place in range(rows.size):
+        row = rows[place]
+        if groups[row] != group or ranks[row] != rank:
+            if groups[row] != group:
+                group = groups[row]
+                firsts[group] = found
+            rank = ranks[row]
+            starts[found], cell_ranks[found] = place, rank
+            found += 1
+    starts[found], firsts[group + 1] = rows.size, found
+    return found
+
+
+@kernel
+def tally(cells: Cells, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
+    """Add up the diffs of rows.
+
+    present: uint8[n], by row, 0 where one does not count; of size 0 where all do.  diffs: int64[n], by row.  held:
+    int64[g], what each group had.  Written: out int64[c], what it has after each cell.  Returns the cell after which
+    that is outside of int64, or -1.  O(n).
+
+    >>> one, few = np.zeros(1, np.int64), np.arange(2)
+    >>> tally(Cells(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
+    (-1, [7])
+    """
+    rows, starts, firsts = cells
+    every = present.size == 0
+    for group in range(firsts.size - 1):
+        now = held[group]
+        for cell in range(firsts[group], firsts[group + 1]):
+            beyond = 0
+            for place in range(starts[cell], starts[cell + 1]):
+                row = rows[place]
+                if every or present[row] != 0:
+                    diff = diffs[row]
+                    total = now + diff
+                    if ((now ^ total) & (diff ^ total)) < 0:
+                        beyond += 1 if diff > 0 else -1
+                    now = total
+            if beyond != 0:
+                return cell
+            out[cell] = now
+    return -1
