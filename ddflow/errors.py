@@ -103,6 +103,10 @@ class CountOverflow(DdflowError, OverflowError):
     """A count does not fit int64; the step was refused whole."""
 
 
+class NegativeMultiplicity(DdflowError, ValueError):
+    """A row is there less than zero times where that means nothing; the step was refused whole."""
+
+
 class CorruptState(DdflowError, RuntimeError):
     """State breaks its own invariant (two live values for one key); it must not be used."""
 

@@ -1,0 +1,195 @@
+"""Rows with multiplicities, arranged by the columns of a group and in an order within it: the fold of a step over them.
+
+Invariant: the arrangement holds each row beside its multiplicity, positive or not, once. A row's identity is 128 bits
+of its group, the words of its order, if any, and 128 bits of the row; so the rows of a group stand side by side, in
+order. Nulls are a group like any other value, and equal keys of other columns, or of other widths, are the same words.
+Nothing changes until the arrangement takes the change in. Joins look groups up in it, tops and extremes read them from
+the front.
+
+>>> from ddflow.operators.updates import few, ints
+>>> schema = pa.schema({"city": pa.string(), "id": pa.int64()})
+>>> rows = OrderedRows(schema, ["city"], [OrderColumn("id", False, True)], Secret(1, 2))
+>>> table = pa.table({"city": ["Bern", "Bern"], "id": [7, 3]}, schema=schema)
+>>> folded = rows.fold(Updates(table, few(0, 0), ints(1, 2), ints(5)), since=5)
+>>> rows.apply([folded.change], upper=6, since=5)
+>>> found = rows.look(*rows.groups([pa.array(["Bern"])], 1))
+>>> rows.gathered(found.references).to_pylist(), found.values.tolist()
+([{'city': 'Bern', 'id': 3}, {'city': 'Bern', 'id': 7}], [2, 1])
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words
+from ddflow.columns.layout import Column, Laid
+from ddflow.columns.names import TIMES
+from ddflow.columns.order_words import OrderColumn, order_words, word_count
+from ddflow.columns.rows import RowPool, Rows, gather, laid
+from ddflow.columns.schema import arrays
+from ddflow.columns.sorting import Sorted, in_order
+from ddflow.kernels import accumulate as kernels
+from ddflow.kernels.group import group
+from ddflow.kernels.resolve import LIVE, Prior
+from ddflow.kernels.sort import order_by_rank
+from ddflow.operators.base import Hashes, Running, once_each
+from ddflow.operators.updates import Updates, overflow
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Batch
+from ddflow.trace.change import Change
+from ddflow.trace.group_rows import group_rows
+from ddflow.trace.ordered_index import ALL, RowsByGroup
+
+KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
+"""Of the columns that the fold writes: ranks, rows, multiplicities, numbers."""
+
+
+class Folded(NamedTuple):
+    """What a step does to rows: m distinct rows, in the order of identities, and how their multiplicities change."""
+
+    change: Change
+    """To apply."""
+    by: Sorted
+    """The distinct rows' groups and where identities begin; ``permutation``: their numbers."""
+    order: Ints
+    """int64[m, w]: the other words of their identities."""
+    rows: Ints
+    """int64[c]: for each (row, time) whose multiplicity changed, an update of the step with that row; ascending in
+    time."""
+    ranks: Narrow
+    """int32[c]: of the times."""
+    counts: Ints
+    """int64[c]: the multiplicities from then on, 0 for none."""
+    numbers: Ints
+    """int64[c]: which row it is, by its place in ``by``."""
+    prior: Ints
+    """int64[m]: the multiplicities before the step, by place in ``by``."""
+
+
+class OrderedRows(Running):
+    """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group."""
+
+    def __init__(self, row: pa.Schema, by: Sequence[str], order: Sequence[OrderColumn], secret: Secret) -> None:
+        self.row, self.by, self.order, self.secret = row, list(by), list(order), secret
+        # Of any nullability: then keys take two words, and those of two collections are the same.
+        loose = pa.schema([field.with_nullable(True) for field in row])
+        self.keys = RowHashes(pa.schema([loose.field(name) for name in by]), secret)
+        self.whole, self.schema = RowHashes(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
+        words = sum(word_count(row.field(each.name).type, each.name) for each in order) + 2
+        self.arrangements, self.arena = (Arrangement(self.schema, wide=True, words=words, ordered=True),), Arena()
+        self.given, self.fields, self.identified = RowPool(row), list(loose), row
+
+    def groups(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
+        """uint64[n], twice: the first words of identities, of the columns of groups.  O(n)."""
+        return self.keys.identities(columns, n)
+
+    def look(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
+        """The rows that groups hold, given by ascending words; at most so many of each.  See `group_rows`."""
+        return group_rows(self.arranged, high, low, most=most)
+
+    def gathered(self, references: Ints) -> pa.Table:
+        """The rows that references name.  O(n)."""
+        return gather(self.arranged.slots.pool, references, self.row)
+
+    def fold(self, updates: Updates, since: int) -> Folded:
+        """Fold the updates of a step over what is held.  O(n log n).  Raises `CountOverflow`; nothing changes."""
+        n, arena, arranged = updates.diffs.size, self.arena, self.arranged
+        columns = arrays(updates.rows, self.row.names)
+        table = pa.Table.from_arrays(columns, schema=pa.schema(self.fields))
+        self.given.put(0, Rows.of(columns, self.given.shape, n))
+        arena.reset()
+        high, low = self.whole.identities(columns, n)
+        number, first = numbered(high, low, arena)
+        by, order = self._sorted(table, high, low, first, n)
+        prior = arranged.seek(by.high, by.low, by.starts[:-1], arena, order=order)
+        m, empty = first.size, arena.room(n)
+        counts: Ints = empty(m, np.int64)
+        before = np.where(prior.reference & LIVE != 0, prior.value.view(np.int64), 0)
+        counts[by.permutation] = before
+        since_rank = np.int64(np.searchsorted(updates.times, since, side="right") - 1)
+        up, down = [empty(2 * n, kind) for kind in KINDS], [empty(n, kind) for kind in KINDS]
+        work: Any = (empty(m, np.int64), empty(n, np.int64), *up, *down, empty(m, np.int64))
+        changed, versions, refused = kernels.count(number, updates.ranks, updates.diffs, counts, since_rank, *work)
+        if refused >= 0:
+            raise overflow(table, refused)
+        place = np.empty(m, np.int64)
+        place[by.permutation] = np.arange(m)
+        change = self._change(updates, by, order, prior, place, [column[:versions] for column in down])
+        change = change._replace(live_added=int(np.count_nonzero(counts)) - int(np.count_nonzero(before)))
+        ranks, rows, times, diffs = (column[:changed] for column in up)
+        # A retraction that an assertion follows is one change of the multiplicity; else it has become none.
+        same = np.zeros(changed, bool)
+        same[:-1] = (diffs[:-1] < 0) & (diffs[1:] > 0) & (rows[:-1] == rows[1:])
+        kept = np.flatnonzero(~same)
+        times = np.where(diffs[kept] > 0, times[kept], 0)
+        numbers = place[number.take(rows[kept])]
+        self.given.put(0, None)
+        return Folded(change, by, order, rows[kept], ranks[kept], times, numbers, before)
+
+    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Readable.rehashed`: the words of groups, multiplicities, and, of whole rows, all other words."""
+        high, low = self.keys.of(rows)
+        times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
+        if not set(self.row.names) <= set(rows.schema.names):
+            return high, low, times  # of a file that was written before there were more columns
+        return high, low, times, self._words(rows, *self.whole.of(rows))
+
+    def held(self, arranged: pa.Table) -> Updates:
+        """See `Readable.held`: each row as often as it is there."""
+        (times,) = arrays(arranged, [TIMES])
+        return once_each(arranged)._replace(diffs=times.to_numpy())
+
+    def _words(self, rows: Any, high: Words, low: Words) -> Ints:
+        """int64[n, w]: the other words of rows whose own two are these."""
+        mine = [high.reshape(-1, 1), low.reshape(-1, 1)]
+        if self.order:
+            mine.insert(0, order_words(rows.select([each.name for each in self.order]), self.order))
+        return np.ascontiguousarray(np.hstack(mine)).view(np.int64)
+
+    def _sorted(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[Sorted, Ints]:
+        """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""
+        groups = [each.take(first) for each in self.keys.identities(arrays(table, self.by), n)]
+        words = self._words(table, high, low).take(first, 0)
+        by = in_order(groups[0], groups[1], words, self.arena)
+        return by, np.ascontiguousarray(words.take(by.permutation, 0))
+
+    def _change(
+        self, updates: Updates, by: Sorted, order: Ints, prior: Prior, place: Ints, versions: list[Any]
+    ) -> Change:
+        """The versions, in the order of identities, then times, and which are their rows' last."""
+        ranks, rows, values, numbers = versions
+        at = place.take(numbers).astype(np.int32)
+        sorting = np.empty(at.size, np.int64)
+        order_by_rank(at, np.empty(0, np.int64), np.int64(place.size), sorting)
+        at, values = at.take(sorting), values.take(sorting)
+        last = np.full(place.size, -1)
+        last[at] = np.arange(at.size)
+        batch = Batch(
+            by.high.take(at),
+            by.low.take(at),
+            updates.times.take(ranks.take(sorting)),
+            (values != 0).astype(np.uint8),
+            NONE,
+            order.take(at, 0),
+            Rows.of(self._columns(rows.take(sorting), values), self.arranged.slots.pool.shape, at.size),
+            ordered=True,
+        )
+        return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
+
+    def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
+        """Some rows of the step, and multiplicities."""
+        column = Laid(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
+        return [*laid(self.given, rows, self.fields), column]
+
+
+def numbered(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
+    """The dense number of each of equal identities, and the first row of each number.  O(n) expected."""
+    n = high.size
+    bits, empty = max(n.bit_length() + 1, 2), arena.room(n)
+    table, number, first = empty(1 << bits, np.int32), empty(n, np.int32), empty(n, np.int64)
+    table[:] = -1
+    m = group(high, low, np.int64(bits), table, number, first)
+    return number, first[:m]
