@@ -14,8 +14,6 @@ A tally is judged at the end of a cell: what leaves int64 within one and comes b
 
 from typing import NamedTuple
 
-import numpy as np
-
 from ddflow.kernels.arrays import Flags, Ints, Narrow
 from ddflow.kernels.compile import kernel
 
