@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, is_wide
-from ddflow.columns.layout import Column
+from ddflow.columns.layout import Column, arrayed
 from ddflow.columns.names import check_names, column_names, did_you_mean
 from ddflow.columns.rows import Rows, gather, laid, shown_row
 from ddflow.columns.schema import arrays
@@ -239,10 +239,7 @@ class RunningAggregate(Running):
         rows = step.folding.cells.rows.take(step.folding.cells.starts.take(at >> 1))
         places = pa.array(np.stack([before, after], axis=1).ravel()[at])
         columns = [*self._groups(rows), *(each.take(places) for each in results)]
-        made = pa.Table.from_arrays(
-            [each if isinstance(each, pa.Array) else pa.Array.from_buffers(*each) for each in columns],
-            schema=self.shown,
-        )
+        made = pa.Table.from_arrays(arrayed(columns), schema=self.shown)
         return Updates(made, step.ranks.take(at >> 1), ((at & 1) * 2 - 1), step.updates.times)
 
     def _groups(self, rows: Ints) -> list[Column]:

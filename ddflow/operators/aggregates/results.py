@@ -245,7 +245,7 @@ def _quotients(states: pa.Array, counts: Ints, unit: int) -> Any:
         for place in np.flatnonzero(np.abs(counts) >= 1 << 32).tolist():
             (total,) = whole(states.slice(place, 1))
             if total is not None:
-                out[place] = _double(Fraction(total, int(counts[place]) << -unit))
+                out[place] = _double(total, int(counts[place]) << -unit)
     return out
 
 
