@@ -29,7 +29,7 @@ def _width(word: np.uint64) -> int:
         if word >> np.uint64(step) != ZERO:
             word >>= np.uint64(step)
             found += step
-    return found + np.int64(word)
+    return found + int(word)
 
 
 @kernel
@@ -44,11 +44,12 @@ def _rounded(high: np.uint64, low: np.uint64, more: bool, unit: int) -> np.uint6
     elif drop <= 64:
         part, half = low & (~ZERO >> np.uint64(64 - drop)), ONE << np.uint64(drop - 1)
         kept = (low >> np.uint64(drop) if drop < 64 else ZERO) | (high << np.uint64(64 - drop) if drop < 64 else high)
-        beyond, tie = part > half, part == half
+        beyond, tie = bool(part > half), bool(part == half)
     else:
         part, half = high & (~ZERO >> np.uint64(128 - drop)), ONE << np.uint64(drop - 65)
         kept = high >> np.uint64(drop - 64) if drop < 128 else ZERO
-        beyond, tie = part > half or (part == half and low != ZERO), part == half and low == ZERO
+        tie = bool(part == half and low == ZERO)
+        beyond = bool(part >= half) and not tie
     if beyond or (tie and (more or kept & ONE != ZERO)):
         kept += ONE
     exponent = unit + drop - LEAST
@@ -118,8 +119,8 @@ def quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out: Float
                 rest = (rest << HALF) | digit
                 high, low = (high << HALF) | (low >> HALF), (low << HALF) | (rest // by)
                 rest %= by
-        more = rest != ZERO or place >= lowest
-        bits[i] = _rounded(high, low, more, 32 * position + unit) | (np.uint64(negative) << ALL)
+        more = bool(rest != ZERO or place >= lowest)
+        bits[i] = _rounded(high, low, more, 32 * int(position) + unit) | (np.uint64(negative) << ALL)
     return wide
 
 

@@ -56,7 +56,7 @@ class Part:
     kind: pa.DataType
 
     @abstractmethod
-    def fold(self, folding: Folding, held: pa.Array, values: pa.Array) -> pa.Array:
+    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
         """The states after each cell.  ``held``: those of the groups that had one.  O(updates).  Raises `Beyond`."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Tally(Part):
 
     kind = pa.int64()
 
-    def fold(self, folding: Folding, held: pa.Array, values: pa.Array | None) -> pa.Array:
+    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
         """See `Part.fold`.  ``values``: None where every row counts."""
         before, out = np.zeros(folding.groups, np.int64), np.empty(folding.cells.starts.size - 1, np.int64)
         before[folding.lived] = view(held, np.dtype(np.int64))
@@ -96,7 +96,7 @@ class Exact(Part):
         else:
             self.word, self.how = (pa.float64(), exact.FLOAT) if pat.is_floating(of) else (pa.int64(), exact.INTEGER)
 
-    def fold(self, folding: Folding, held: pa.Array, values: pa.Array) -> pa.Array:
+    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
         """See `Part.fold`."""
         cells, values = folding.cells, values.cast(self.word)
         size = 2 * len(values) if self.how == exact.DECIMAL else len(values)
@@ -106,10 +106,10 @@ class Exact(Part):
         else:
             words = view(values, at)
         held_ends, held_at = _before(folding, held)
-        work = np.zeros(exact.DIGITS, np.int64), np.zeros(exact.WIDE, np.uint64), np.zeros(3, np.int64)
+        work = np.zeros(exact.WORK, np.uint64)
         ends, present = np.zeros(cells.starts.size, np.int64), validity(values)
         out, begin, room = np.empty(0, np.uint8), 0, 64 * ends.size + exact.MOST
-        given: Any = cells, words, present, folding.diffs.view(np.uint64), self.how, self.square, held_ends, held_at
+        given = cells, words, present, folding.diffs.view(np.uint64), self.how, self.square, held_ends, held_at
         while begin < folding.groups:
             used, mine = int(ends[cells.firsts[begin]]), int(cells.firsts[begin + 1] - cells.firsts[begin])
             more = np.empty(max(room, used + mine * exact.MOST), np.uint8)
