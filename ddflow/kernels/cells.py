@@ -1,4 +1,4 @@
-"""Cells: the updates of one group at one time, and how many rows there are after each.
+"""GroupTimes: the updates of one group at one time, and how many rows there are after each.
 
 Invariant: cells stand by group, within one by time, so the state after a cell is that before the next of its group.
 A tally is judged at the end of a cell: what leaves int64 within one and comes back is no overflow.
@@ -14,11 +14,13 @@ A tally is judged at the end of a cell: what leaves int64 within one and comes b
 
 from typing import NamedTuple
 
-from ddflow.kernels.arrays import Flags, Ints, Narrow
+import numpy as np
+
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 
 
-class Cells(NamedTuple):
+class GroupTimes(NamedTuple):
     """c cells of g groups."""
 
     rows: Ints
@@ -55,7 +57,7 @@ def cells(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: N
 
 
 @kernel
-def tally(cells: Cells, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
+def tally(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
     """Add up the diffs of rows.
 
     present: uint8[n], by row, 0 where one does not count; of size 0 where all do.  diffs: int64[n], by row.  held:
@@ -63,7 +65,7 @@ def tally(cells: Cells, present: Flags, diffs: Ints, held: Ints, out: Ints) -> i
     that is outside of int64, or -1.  O(n).
 
     >>> one, few = np.zeros(1, np.int64), np.arange(2)
-    >>> tally(Cells(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
+    >>> tally(GroupTimes(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
     (-1, [7])
     """
     rows, starts, firsts = cells
@@ -84,3 +86,52 @@ def tally(cells: Cells, present: Flags, diffs: Ints, held: Ints, out: Ints) -> i
                 return cell
             out[cell] = now
     return -1
+
+
+@kernel
+def differences(
+    before: Ints,
+    there: Flags,
+    hashes: Words,
+    ranks: Narrow,
+    ends: Ints,
+    cells: Ints,
+    places: Ints,
+    out_ranks: Narrow,
+    diffs: Ints,
+) -> int:
+    """The rows that leave and enter with each cell, in the order of times; a retraction before its assertion.
+
+    before: int64[c], the place of the row before each cell, or -1.  there: uint8[s], 0 where there is no row, and
+    hashes: uint64[s], by place; those after cells are the last ones.  ranks: int32[c], below the size of ends, which is
+    scratch and one more.  Written: cells, places, out_ranks, diffs, each [2 c].  Returns how many.  O(c).
+
+    >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
+    >>> places, diffs, made = ints(0, 0), ints(0, 0), (ints(0, 0), few(0, 0))
+    >>> differences(ints(0), np.ones(2, np.uint8), np.arange(2, dtype=np.uint64), few(0), ints(0, 0), made[0], places,
+    ...             made[1], diffs), places.tolist(), diffs.tolist()
+    (2, [0, 1], [-1, 1])
+    """
+    first = there.size - before.size
+    ends[:] = 0
+    for turn in range(2):
+        for cell in range(before.size):
+            old, new, rank = before[cell], first + cell, ranks[cell]
+            leaves, enters = old >= 0 and there[old] != 0, there[new] != 0
+            if leaves and enters and hashes[old] == hashes[new]:
+                continue
+            if turn == 0:
+                ends[rank + 1] += np.int64(leaves) + np.int64(enters)
+                continue
+            at = ends[rank]
+            if leaves:
+                cells[at], places[at], out_ranks[at], diffs[at] = cell, old, rank, -1
+                at += 1
+            if enters:
+                cells[at], places[at], out_ranks[at], diffs[at] = cell, new, rank, 1
+                at += 1
+            ends[rank] = at
+        if turn == 0:
+            for rank in range(1, ends.size):
+                ends[rank] += ends[rank - 1]
+    return int(ends[max(ends.size - 2, 0)])

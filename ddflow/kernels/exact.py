@@ -12,7 +12,7 @@ While values lie within 2**120 of each other their sum has 9 digits or fewer: 40
 >>> import numpy as np
 >>> ints = lambda *v: np.array(v, np.int64)
 >>> ends, out, zero = ints(0, 0, 0), np.empty(2 * MOST, np.uint8), np.uint64(0)
->>> values, cells = np.array([0.1, 1e9]).view(np.uint64), Cells(ints(0, 1), ints(0, 1, 2), ints(0, 1, 2))
+>>> values, cells = np.array([0.1, 1e9]).view(np.uint64), GroupTimes(ints(0, 1), ints(0, 1, 2), ints(0, 1, 2))
 >>> ones, work = np.ones(2, np.uint64), np.zeros(WORK, np.uint64)
 >>> add_up(cells, values, np.empty(0, np.uint8), ones, FLOAT, False, ints(0, 0, 0), zero, work, 0, ends, out)
 2
@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Words
-from ddflow.kernels.cells import Cells
+from ddflow.kernels.cells import GroupTimes
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u8, load_u32, load_u64, mul128, store_u32, store_u64
 
@@ -269,7 +269,7 @@ def _add_others(given: Given, begin: int, end: int, kind: int, square: bool, low
 
 @kernel
 def add_up(
-    cells: Cells,
+    cells: GroupTimes,
     values: Words,
     present: Flags,
     diffs: Words,
@@ -293,7 +293,7 @@ def add_up(
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, work = ints(0, 0), np.empty(MOST, np.uint8), np.zeros(WORK, np.uint64)
-    >>> add_up(Cells(ints(0), ints(0, 1), ints(0, 1)), np.array([3], np.uint64), np.empty(0, np.uint8),
+    >>> add_up(GroupTimes(ints(0), ints(0, 1), ints(0, 1)), np.array([3], np.uint64), np.empty(0, np.uint8),
     ...        np.array([5], np.uint64), INTEGER, True, ints(0, 0), np.uint64(0), work, 0, ends, out), out[4]
     (1, np.uint8(45))
     """

@@ -34,7 +34,7 @@ from ddflow.errors import AggregateOverflow, SpecError
 from ddflow.kernels import cells as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.aggregates.parts import Beyond, Folding, Part, Tally
+from ddflow.operators.aggregates.parts import Beyond, Folding, StatePart, Tally
 from ddflow.operators.aggregates.results import ROWS, Aggregate, Key, aggregate_of
 from ddflow.operators.base import Context, Hashes, Operator, Running, once_each, register
 from ddflow.operators.count import RunningCount
@@ -122,7 +122,7 @@ def shown(groups: pa.Schema, aggregates: Sequence[Aggregate]) -> pa.Schema:
     return pa.schema([*groups, *(pa.field(e.call.name, e.type, nullable=e.nullable) for e in aggregates)])
 
 
-class Stepped(NamedTuple):
+class GroupedStep(NamedTuple):
     """The groups of a step, and its cells."""
 
     updates: Updates
@@ -131,8 +131,6 @@ class Stepped(NamedTuple):
     folding: Folding
     ranks: Any
     """int32[c]: of the cells' times."""
-    groups: Ints
-    """int64[c]: the cells' groups."""
     before: Ints
     """int64[c]: where the state before each cell stands among those that groups had, then those after cells; or -1."""
 
@@ -142,7 +140,7 @@ class RunningAggregate(Running):
 
     def __init__(self, groups: pa.Schema, aggregates: Sequence[Aggregate], secret: Secret) -> None:
         self.groups, self.aggregates, self.secret = groups, aggregates, secret
-        self.parts: dict[Key, Part] = {ROWS: Tally()}
+        self.parts: dict[Key, StatePart] = {ROWS: Tally()}
         self.arguments: dict[str, Any] = {}
         for each in aggregates:
             self.parts |= each.parts
@@ -168,7 +166,7 @@ class RunningAggregate(Running):
         out = self._updates(step, states)
         return out, self._change(step, states, since)
 
-    def _stepped(self, updates: Updates) -> Stepped:
+    def _stepped(self, updates: Updates) -> GroupedStep:
         """The groups of some updates, in the order of identities, and their cells."""
         n, keyed, arena = updates.diffs.size, self.keyed, self.keyed.arena
         columns = arrays(updates.rows, self.groups.names)
@@ -186,14 +184,14 @@ class RunningAggregate(Running):
         starts, ranks, firsts = empty(n + 1, np.int64), empty(n, np.int32), np.zeros(m + 1, np.int64)
         c = kernels.cells(rows, groups, updates.ranks, starts, ranks, firsts) if n else 0
         lived = np.flatnonzero(prior.reference & LIVE)
-        cells = kernels.Cells(rows, starts[: c + 1], firsts)
+        cells = kernels.GroupTimes(rows, starts[: c + 1], firsts)
         before = np.arange(lived.size - 1, lived.size + c - 1)
         before[firsts[:-1]] = -1
         before[firsts[lived]] = np.arange(lived.size)
         of = np.repeat(np.arange(m), np.diff(firsts))
-        return Stepped(updates, by, prior, Folding(cells, updates.diffs, lived, m), ranks[:c], of, before)
+        return GroupedStep(updates, by, prior, Folding(cells, updates.diffs, lived, m, of, None), ranks[:c], before)
 
-    def _folded(self, step: Stepped, held: Sequence[pa.Array]) -> list[pa.Array]:
+    def _folded(self, step: GroupedStep, held: Sequence[pa.Array]) -> list[pa.Array]:
         """The states that groups had, then those after each cell, a column for each part."""
         rows = step.updates.rows
         read = set[str]().union(*(each.columns or () for each in self.arguments.values()))
@@ -201,10 +199,11 @@ class RunningAggregate(Running):
         schema = pa.schema([rows.schema.field(name) for name in names])
         given = pa.RecordBatch.from_arrays(arrays(rows, names), schema=schema)
         values = {text: argument(given) for text, argument in self.arguments.items()}
-        out = []
+        out = list[pa.Array]()
         for ((_, text), part), before in zip(self.parts.items(), held, strict=True):
+            folding = step.folding._replace(shared=out[0] if out else None)
             try:
-                after = part.fold(step.folding, before, values.get(text))
+                after = part.fold(folding, before, values.get(text))
             except Beyond as beyond:
                 raise self._overflow(step, beyond.place, text or "count(*)") from None
             out.append(pa.concat_arrays([before, after]))
@@ -221,70 +220,64 @@ class RunningAggregate(Running):
                 return there, [], (beyond.place, f"{each.call.name} = {each.call.text}")
         return there, out, None
 
-    def _updates(self, step: Stepped, states: Sequence[pa.Array]) -> Updates:
+    def _updates(self, step: GroupedStep, states: Sequence[pa.Array]) -> Updates:
         """The updates of the output, in the order of times."""
         there, results, refused = self._made(states)
-        lived, c = step.folding.lived.size, step.groups.size
+        lived, c = step.folding.lived.size, step.folding.of.size
         if refused is not None:
             raise self._overflow(step, refused[0] - lived, refused[1])
-        hashes, before, after = self.results.values(results, there.size), step.before, np.arange(lived, lived + c)
-        was = there[before] & (before >= 0)
-        is_ = there[after]
-        changed = (was != is_) | (was & is_ & (hashes[before] != hashes[after]))
-        pairs = np.stack([was & changed, is_ & changed], axis=1).ravel()
-        at = np.flatnonzero(pairs)
-        order = np.empty(at.size, np.int64)
-        order_by_rank(step.ranks.take(at >> 1), np.empty(0, np.int64), np.int64(step.updates.times.size), order)
-        at = at[order]
-        rows = step.folding.cells.rows.take(step.folding.cells.starts.take(at >> 1))
-        places = pa.array(np.stack([before, after], axis=1).ravel()[at])
-        columns = [*self._groups(rows), *(each.take(places) for each in results)]
-        made = pa.Table.from_arrays(arrayed(columns), schema=self.shown)
-        return Updates(made, step.ranks.take(at >> 1), ((at & 1) * 2 - 1), step.updates.times)
+        hashes, empty = self.results.values(results, there.size), self.keyed.arena.room(2 * c)
+        at, places, ranks, diffs = (empty(2 * c, kind) for kind in (np.int64, np.int64, np.int32, np.int64))
+        ends = np.empty(step.updates.times.size + 1, np.int64)
+        given = step.before, there.view(np.uint8), hashes, step.ranks, ends
+        made = kernels.differences(*given, at, places, ranks, diffs)
+        cells, taken = step.folding.cells, pa.array(places[:made])
+        columns = [
+            *self._groups(cells.rows.take(cells.starts.take(at[:made]))),
+            *(each.take(taken) for each in results),
+        ]
+        rows = pa.Table.from_arrays(arrayed(columns), schema=self.shown)
+        return Updates(rows, ranks[:made].copy(), diffs[:made].copy(), step.updates.times)
 
     def _groups(self, rows: Ints) -> list[Column]:
         """The groups of some updates."""
         return laid(self.keyed.given, rows, self.keyed.fields)
 
-    def _change(self, step: Stepped, states: Sequence[pa.Array], since: int) -> Change:
+    def _change(self, step: GroupedStep, states: Sequence[pa.Array], since: int) -> Change:
         """The versions, by identities and times: states after cells that differ from those before."""
-        lived, by, cells = step.folding.lived, step.by, step.folding.cells
-        hashes = self._hashes(states)
-        live = np.zeros(hashes.size, bool)
-        for part, each in zip(self.parts.values(), states, strict=True):
-            live |= part.something(each)
+        by, cells, prior, lived = step.by, step.folding.cells, step.prior, step.folding.lived.size
         # Of times that need not be kept apart, the last one of each group.
         since_rank = np.searchsorted(step.updates.times, since, side="right") - 1
         early = step.ranks <= since_rank
-        following = np.append(early[1:] & (step.groups[1:] == step.groups[:-1]), False)
+        following = np.append(early[1:] & (step.folding.of[1:] == step.folding.of[:-1]), False)
         at = np.flatnonzero(~(early & following))
-        new = np.append(True, step.groups[at[1:]] != step.groups[at[:-1]])[: at.size]
-        before = np.where(
-            new, step.before[cells.firsts[step.groups[at]]], np.append(0, at[:-1] + lived.size)[: at.size]
-        )
-        after = at + lived.size
-        was, had = np.where(before >= 0, hashes[before], 0), live[before] & (before >= 0)
-        differs = (was != hashes[after]) | (had != live[after])
-        at, after = at[differs], after[differs]
-        groups = step.groups[at]
+        groups, kept = step.folding.of[at], [each.take(pa.array(at + lived)) for each in states]
+        hashes, live = self._hashes(kept), np.zeros(at.size, bool)
+        for part, each in zip(self.parts.values(), kept, strict=True):
+            live |= part.something(each)
+        was, had, first = np.roll(hashes, 1), np.roll(live, 1), groups != np.roll(groups, 1)
+        first[:1] = True
+        had[first] = prior.reference[groups[first]] & LIVE != 0
+        was[first] = prior.value[groups[first]]
+        added = int(np.count_nonzero(live[np.roll(first, -1)])) - lived
+        differs = np.flatnonzero((live != had) | (live & (was != hashes)))
+        if differs.size < at.size:
+            at, groups, hashes, live = at[differs], groups[differs], hashes[differs], live[differs]
+            kept = [each.take(pa.array(differs)) for each in kept]
         last = np.full(step.folding.groups, -1)
         last[groups] = np.arange(at.size)
-        rows = cells.rows.take(cells.starts.take(at))
-        places = pa.array(after)
-        payload = [*self._groups(rows), *(each.take(places) for each in states)]
+        payload = [*self._groups(cells.rows.take(cells.starts.take(at))), *kept]
         batch = Batch(
             by.high.take(groups),
             by.low.take(groups) if by.low.size else by.low,
             step.updates.times.take(step.ranks.take(at)),
-            live[after].astype(np.uint8),
+            live.astype(np.uint8),
             NONE,
             np.empty((at.size, 0), np.int64),
             Rows.of(payload, self.arranged.slots.pool.shape, at.size),
         )
-        ends = cells.firsts[1:] - 1 + lived.size
         self.keyed.given.put(0, None)
-        added = int(np.count_nonzero(live[ends])) - lived.size
-        return Change(batch, hashes[after], last, step.prior.place, self.arranged.index.built, added, 0)
+        return Change(batch, hashes, last, prior.place, self.arranged.index.built, added, 0)
 
     def _hashes(self, states: Sequence[pa.Array]) -> Words:
         return self.values.values(states, len(states[0]))
@@ -299,7 +292,7 @@ class RunningAggregate(Running):
         columns = [*arrays(arranged, self.groups.names), *results]
         return once_each(pa.Table.from_arrays(columns, schema=self.shown)).picked(np.flatnonzero(there))
 
-    def _overflow(self, step: Stepped, cell: int, what: str) -> AggregateOverflow:
+    def _overflow(self, step: GroupedStep, cell: int, what: str) -> AggregateOverflow:
         """The error for a group's value after a cell that leaves its type."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
         table = pa.Table.from_arrays(arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.keyed.fields))

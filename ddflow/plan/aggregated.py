@@ -49,7 +49,7 @@ class OrderedBy(NamedTuple):
     nulls_first: bool
 
 
-class Call(NamedTuple):
+class AggregateCall(NamedTuple):
     """``arguments``: SQL; none of ``count(*)``, but under a FILTER."""
 
     name: str
@@ -71,14 +71,14 @@ class Call(NamedTuple):
         return ExpressionError(f"agg {self.name}={cut(self.text)!r}", found, remedy)
 
 
-def written_aggregate(name: str, text: Any) -> Call:
+def written_aggregate(name: str, text: Any) -> AggregateCall:
     """What the text of an aggregate says.  O(text).  Raises `ExpressionError`."""
     from sqlglot import exp  # which takes long to import
 
     from ddflow.expressions.node import Refusal
     from ddflow.expressions.parse import parse
 
-    empty = Call(name, str(text), "", [], False, [], False, False)
+    empty = AggregateCall(name, str(text), "", [], False, [], False, False)
     if not isinstance(text, str):
         raise empty.refused(f"it is {type(text).__name__}", "write SQL, as in total='sum(amount)'")
     try:
@@ -118,7 +118,7 @@ def written_aggregate(name: str, text: Any) -> Call:
     arguments = [] if star else [_sql(each) for each in given]
     if where is not None:
         arguments = [f"CASE WHEN {_sql(where)} THEN {each} END" for each in arguments or ["true"]]
-    return Call(name, text, function, arguments, distinct, order, ignores, where is not None)
+    return AggregateCall(name, text, function, arguments, distinct, order, ignores, where is not None)
 
 
 def _sql(tree: Any) -> str:

@@ -256,7 +256,7 @@ def _aggregates() -> Iterator[str]:
     with flow.open() as engine:
         for time in range(2):
             n = np.arange(60)
-            rows = {"id": n, "city": (n % 3).astype(str), "n": n, "f": n / 3 + time, "d": n}
+            rows = {"id": n, "city": (n % 3).astype(str), "n": n, "f": n / 3 + time, "d": n / 4}
             engine.step({"orders": pa.table(rows).cast(pa.schema(columns))}, time)
         engine.read("cities")
     yield "aggregates"

@@ -3,9 +3,9 @@
 Invariant: a state depends on the rows that are there, not on the order in which they came or on rows that left; of no
 rows it is nothing (0, or empty). So a group without rows leaves nothing behind.
 
->>> from ddflow.kernels.cells import Cells
+>>> from ddflow.kernels.cells import GroupTimes
 >>> ints = lambda *v: np.array(v, np.int64)
->>> folding = Folding(Cells(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1)
+>>> folding = Folding(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1, ints(0), None)
 >>> Tally().fold(folding, pa.array([], pa.int64()), pa.array([7, None])).to_pylist()
 [1]
 >>> states = Exact(pa.float64()).fold(folding, pa.array([], BYTES), pa.array([0.1, 0.1]))
@@ -25,9 +25,12 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, Words, validity, view
 from ddflow.columns.layout import address, plainly
 from ddflow.kernels import exact
-from ddflow.kernels.cells import Cells, tally
+from ddflow.kernels.cells import GroupTimes, tally
 
 BYTES: Final = pa.large_binary()
+INT64: Final = np.dtype(np.int64)
+FAR: Final = 1 << 61
+"""Counts below it have differences that can be added."""
 
 
 class Beyond(Exception):
@@ -41,16 +44,20 @@ class Beyond(Exception):
 class Folding(NamedTuple):
     """The updates of a step, by group and time."""
 
-    cells: Cells
+    cells: GroupTimes
     diffs: Ints
     """int64[n], by row."""
     lived: Ints
     """The groups that had a state, ascending."""
     groups: int
     """How many there are."""
+    of: Ints
+    """int64[c]: the groups of cells."""
+    shared: pa.Array | None
+    """How many rows groups had, then had after cells, once that is known."""
 
 
-class Part:
+class StatePart:
     """What is kept of the values of one argument.  ``kind``: the type of states."""
 
     kind: pa.DataType
@@ -64,15 +71,21 @@ class Part:
         """bool[n]: which states are not those of no rows."""
 
 
-class Tally(Part):
+class Tally(StatePart):
     """How many values are not null."""
 
     kind = pa.int64()
 
     def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
-        """See `Part.fold`.  ``values``: None where every row counts."""
-        before, out = np.zeros(folding.groups, np.int64), np.empty(folding.cells.starts.size - 1, np.int64)
-        before[folding.lived] = view(held, np.dtype(np.int64))
+        """See `StatePart.fold`.  ``values``: None where every row counts."""
+        before, had, n = np.zeros(folding.groups, np.int64), view(held, INT64), len(held)
+        if values is not None and not values.null_count and folding.shared is not None:
+            rows = view(folding.shared, INT64)
+            if all(max(each.max(initial=0), -each.min(initial=0)) < FAR for each in (rows, had)):
+                before[folding.lived] = had - rows[:n]
+                return pa.array(rows[n:] + before.take(folding.of))
+        out = np.empty(folding.cells.starts.size - 1, np.int64)
+        before[folding.lived] = had
         present = np.empty(0, np.uint8) if values is None else validity(values)
         beyond = tally(folding.cells, present, folding.diffs, before, out)
         if beyond >= 0:
@@ -80,11 +93,11 @@ class Tally(Part):
         return pa.Array.from_buffers(pa.int64(), out.size, [None, pa.py_buffer(out)])
 
     def something(self, states: pa.Array) -> Any:
-        """See `Part.something`."""
-        return view(states, np.dtype(np.int64)) != 0
+        """See `StatePart.something`."""
+        return view(states, INT64) != 0
 
 
-class Exact(Part):
+class Exact(StatePart):
     """The exact sum of values of a type, or of their squares; see `kernels.exact`."""
 
     kind = BYTES
@@ -97,7 +110,7 @@ class Exact(Part):
             self.word, self.how = (pa.float64(), exact.FLOAT) if pat.is_floating(of) else (pa.int64(), exact.INTEGER)
 
     def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
-        """See `Part.fold`."""
+        """See `StatePart.fold`."""
         cells, values = folding.cells, values.cast(self.word)
         size = 2 * len(values) if self.how == exact.DECIMAL else len(values)
         at = np.dtype(np.uint64)
@@ -121,7 +134,7 @@ class Exact(Part):
         )
 
     def something(self, states: pa.Array) -> Any:
-        """See `Part.something`."""
+        """See `StatePart.something`."""
         ends, _ = spelt(states)
         return ends[1:] != ends[:-1]
 

@@ -21,8 +21,8 @@ from ddflow.columns.hashing import Ints, view
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels import exact_results as kernels
-from ddflow.operators.aggregates.parts import Beyond, Exact, Part, Tally, spelt, whole
-from ddflow.plan.aggregated import Call, written_aggregate
+from ddflow.operators.aggregates.parts import INT64, Beyond, Exact, StatePart, Tally, spelt, whole
+from ddflow.plan.aggregated import AggregateCall, written_aggregate
 
 Key = tuple[str, str]
 """Of a part: what it keeps, and of which argument."""
@@ -41,10 +41,10 @@ class Aggregate:
     type: pa.DataType
     nullable, unit = True, 0
 
-    def __init__(self, call: Call, schema: pa.Schema) -> None:
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         self.call, self.schema = call, schema
         self.arguments: dict[str, Expression] = {}
-        self.parts: dict[Key, Part] = {}
+        self.parts: dict[Key, StatePart] = {}
         if call.distinct or call.order or call.ignores_nulls:
             what = "DISTINCT" if call.distinct else "ORDER BY" if call.order else "IGNORE NULLS"
             raise call.refused(f"{call.function} takes no {what}", "leave it out")
@@ -65,12 +65,12 @@ class Aggregate:
         raise NotImplementedError
 
 
-class Count(Aggregate):
+class CountOf(Aggregate):
     """Rows, or values that are not null."""
 
     type, nullable = pa.int64(), False
 
-    def __init__(self, call: Call, schema: pa.Schema) -> None:
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         if not call.arguments:
             self.parts[ROWS] = Tally()
@@ -93,7 +93,7 @@ class Truth(Aggregate):
 
     type = pa.bool_()
 
-    def __init__(self, call: Call, schema: pa.Schema) -> None:
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         text = call.arguments[0]
         if self.argument(text) != pa.bool_():
@@ -106,7 +106,7 @@ class Truth(Aggregate):
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `Aggregate.results`.  A multiplicity below zero is none."""
-        trues, falses = (view(each, np.dtype(np.int64)) > 0 for each in states)
+        trues, falses = (view(each, INT64) > 0 for each in states)
         found = ~falses if self.call.function == "bool_and" else trues
         return pa.array(found, mask=~(trues | falses))
 
@@ -114,7 +114,7 @@ class Truth(Aggregate):
 class Numeric(Aggregate):
     """Something of the exact sum of numbers.  ``scale``: the exponent of 10 of what is added up."""
 
-    def __init__(self, call: Call, schema: pa.Schema) -> None:
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         self.text = call.arguments[0]
         self.of = self.argument(self.text)
@@ -126,10 +126,10 @@ class Numeric(Aggregate):
         self.unit = kernels.LEAST if pat.is_floating(self.of) else 0
 
 
-class Sum(Numeric):
+class SumOf(Numeric):
     """The sum."""
 
-    def __init__(self, call: Call, schema: pa.Schema) -> None:
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         self.type = DOUBLE if self.unit else pa.int64()
         if pat.is_decimal(self.of):
@@ -137,9 +137,9 @@ class Sum(Numeric):
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `Aggregate.results`."""
-        none = view(states[0], np.dtype(np.int64)) == 0
+        none = view(states[0], INT64) == 0
         if self.unit:
-            return pa.array(_quotients(states[1], np.ones(none.size, np.int64), self.unit), mask=none)
+            return masked(_quotients(states[1], np.ones(none.size, np.int64), self.unit), none)
         words, fits = np.empty((none.size, 2), np.uint64), np.empty(none.size, np.uint8)
         kernels.integers(*spelt(states[1]), words, fits)
         low, high = words[:, 0], words[:, 1].view(np.int64)
@@ -151,13 +151,13 @@ class Sum(Numeric):
             given = pa.Array.from_buffers(pa.decimal128(38, self.scale), none.size, [None, pa.py_buffer(words)])
             return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_places(none))
         _within((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
-        return pa.array(low.view(np.int64), mask=none)
+        return masked(low.view(np.int64), none)
 
 
 class Average(Numeric):
     """The sum by how many values there are."""
 
-    def __init__(self, call: Call, schema: pa.Schema) -> None:
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         self.type = DOUBLE
         if pat.is_decimal(self.of):
@@ -165,10 +165,10 @@ class Average(Numeric):
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `Aggregate.results`."""
-        counts = view(states[0], np.dtype(np.int64))
+        counts = view(states[0], INT64)
         none = counts == 0
         if self.type == DOUBLE:
-            return pa.array(_quotients(states[1], counts, self.unit), mask=none)
+            return masked(_quotients(states[1], counts, self.unit), none)
         out, most, more = [], 10**self.type.precision, 10 ** (self.type.scale - self.scale)
         for place, (total, n) in enumerate(zip(whole(states[1]), counts.tolist(), strict=True)):
             assert total is not None
@@ -187,14 +187,14 @@ class Spread(Numeric):
 
     type = DOUBLE
 
-    def __init__(self, call: Call, schema: pa.Schema) -> None:
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         self.parts["squares", self.text] = Exact(self.of, square=True)
         self.sample, self.root = call.function.endswith("_samp"), call.function.startswith("stddev")
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `Aggregate.results`."""
-        counts = view(states[0], np.dtype(np.int64))
+        counts = view(states[0], INT64)
         given = zip(counts.tolist(), whole(states[1]), whole(states[2]), strict=True)
         found = np.array([self._one(*each) for each in given], np.float64)
         return pa.array(found, mask=(counts == 0) | (self.sample & (counts == 1)))
@@ -210,8 +210,8 @@ class Spread(Numeric):
 
 
 FUNCTIONS: Final[dict[str, type[Aggregate]]] = {
-    "count": Count,
-    "sum": Sum,
+    "count": CountOf,
+    "sum": SumOf,
     "avg": Average,
     **dict.fromkeys(("var_pop", "var_samp", "stddev_pop", "stddev_samp"), Spread),
     **dict.fromkeys(("bool_and", "bool_or"), Truth),
@@ -225,6 +225,11 @@ def aggregate_of(name: str, text: Any, schema: pa.Schema) -> Aggregate:
         found = f"{call.function} is not maintained yet"
         raise call.refused(found, f"there are {', '.join(sorted(FUNCTIONS))}")
     return FUNCTIONS[call.function](call, schema)
+
+
+def masked(values: Any, none: Any) -> pa.Array:
+    """Numbers, null where there is ``none``; nobody else writes to them."""
+    return pa.array(np.ascontiguousarray(values), mask=none if none.any() else None)
 
 
 def _within(fits: Any, there: Any) -> None:
