@@ -18,6 +18,10 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.pointer import prefetch
+
+AHEAD = 24
+"""Rows ahead that are asked for."""
 
 
 class GroupTimes(NamedTuple):
@@ -42,9 +46,12 @@ def cells(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: N
     ...       np.zeros(1, np.int32), np.zeros(2, np.int64))
     1
     """
-    found, group, rank = 0, -1, -1
+    found, group, rank, last = 0, -1, -1, rows.size - 1
+    at_groups, at_ranks = np.uint64(groups.ctypes.data), np.uint64(ranks.ctypes.data)
     for place in range(rows.size):
-        row = rows[place]
+        row, ahead = rows[place], np.uint64(rows[min(place + AHEAD, last)]) << np.uint64(2)
+        prefetch(at_groups + ahead)
+        prefetch(at_ranks + ahead)
         if groups[row] != group or ranks[row] != rank:
             if groups[row] != group:
                 group = groups[row]
@@ -69,13 +76,14 @@ def tally(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out: Ints)
     (-1, [7])
     """
     rows, starts, firsts = cells
-    every = present.size == 0
+    every, at_diffs, last = present.size == 0, np.uint64(diffs.ctypes.data), rows.size - 1
     for group in range(firsts.size - 1):
         now = held[group]
         for cell in range(firsts[group], firsts[group + 1]):
             beyond = 0
             for place in range(starts[cell], starts[cell + 1]):
                 row = rows[place]
+                prefetch(at_diffs + (np.uint64(rows[min(place + AHEAD, last)]) << np.uint64(3)))
                 if every or present[row] != 0:
                     diff = diffs[row]
                     total = now + diff

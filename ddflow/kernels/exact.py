@@ -27,7 +27,7 @@ import numpy as np
 from ddflow.kernels.arrays import Flags, Ints, Words
 from ddflow.kernels.cells import GroupTimes
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.pointer import load_u8, load_u32, load_u64, mul128, store_u32, store_u64
+from ddflow.kernels.pointer import load_u8, load_u32, load_u64, mul128, prefetch, store_u32, store_u64
 
 INTEGER, FLOAT, DECIMAL = range(3)
 """What is added up: int64, double, decimal of 128 bits."""
@@ -41,6 +41,8 @@ MOST = 4 + 24 + 4 * DIGITS
 LOW = np.uint64(0xFFFFFFFF)
 ZERO, ONE, HALF, ALL = np.uint64(0), np.uint64(1), np.uint64(32), np.uint64(63)
 FRACTION, EXPONENT = np.uint64((1 << 52) - 1), np.uint64(0x7FF)
+AHEAD = 24
+"""Rows ahead whose values are asked for."""
 WORD, DIGIT, FIVE = np.uint64(8), np.uint64(4), np.uint64(5)
 
 
@@ -48,6 +50,8 @@ class Given(NamedTuple):
     """Addresses, of what is added up and of scratch."""
 
     rows: np.uint64
+    last: int
+    """How many rows there are, less one."""
     values: np.uint64
     present: np.uint64
     """0 where all are."""
@@ -186,6 +190,9 @@ def _add_integers(given: Given, begin: int, end: int) -> None:
     low = high = top = ZERO
     for place in range(begin, end):
         row = load_u64(given.rows + WORD * np.uint64(place))
+        ahead = WORD * load_u64(given.rows + WORD * np.uint64(min(place + AHEAD, given.last)))
+        prefetch(given.values + ahead)
+        prefetch(given.diffs + ahead)
         if given.present == ZERO or load_u8(given.present + row) != ZERO:
             value, diff = load_u64(given.values + WORD * row), load_u64(given.diffs + WORD * row)
             word, upper = mul128(value, diff)
@@ -231,6 +238,9 @@ def _add_others(given: Given, begin: int, end: int, kind: int, square: bool, low
     """Add up the values of a cell, or their squares; returns the lowest and the highest digit's place."""
     for place in range(begin, end):
         row = load_u64(given.rows + WORD * np.uint64(place))
+        ahead = WORD * load_u64(given.rows + WORD * np.uint64(min(place + AHEAD, given.last)))
+        prefetch(given.values + ahead)
+        prefetch(given.diffs + ahead)
         if given.present != ZERO and load_u8(given.present + row) == ZERO:
             continue
         diff, bit = load_u64(given.diffs + WORD * row), ZERO
@@ -300,6 +310,7 @@ def add_up(
     starts, firsts, scratch = cells.starts, cells.firsts, np.uint64(work.ctypes.data)
     given = Given(
         np.uint64(cells.rows.ctypes.data),
+        cells.rows.size - 1,
         np.uint64(values.ctypes.data),
         np.uint64(present.ctypes.data) if present.size else ZERO,
         np.uint64(diffs.ctypes.data),
