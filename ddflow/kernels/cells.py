@@ -64,7 +64,7 @@ def cells(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: N
 
 
 @kernel
-def tally(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
+def tally_cells(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
     """Add up the diffs of rows.
 
     present: uint8[n], by row, 0 where one does not count; of size 0 where all do.  diffs: int64[n], by row.  held:
@@ -72,7 +72,7 @@ def tally(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out: Ints)
     that is outside of int64, or -1.  O(n).
 
     >>> one, few = np.zeros(1, np.int64), np.arange(2)
-    >>> tally(GroupTimes(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
+    >>> tally_cells(GroupTimes(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
     (-1, [7])
     """
     rows, starts, firsts = cells

@@ -25,7 +25,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, Words, validity, view
 from ddflow.columns.layout import address, plainly
 from ddflow.kernels import exact
-from ddflow.kernels.cells import GroupTimes, tally
+from ddflow.kernels.cells import GroupTimes, tally_cells
 
 BYTES: Final = pa.large_binary()
 INT64: Final = np.dtype(np.int64)
@@ -87,7 +87,7 @@ class Tally(StatePart):
         out = np.empty(folding.cells.starts.size - 1, np.int64)
         before[folding.lived] = had
         present = np.empty(0, np.uint8) if values is None else validity(values)
-        beyond = tally(folding.cells, present, folding.diffs, before, out)
+        beyond = tally_cells(folding.cells, present, folding.diffs, before, out)
         if beyond >= 0:
             raise Beyond(beyond)
         return pa.Array.from_buffers(pa.int64(), out.size, [None, pa.py_buffer(out)])
