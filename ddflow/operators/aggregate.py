@@ -24,10 +24,11 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, is_wide
 from ddflow.columns.layout import Column, arrayed
 from ddflow.columns.names import check_names, column_names, did_you_mean
-from ddflow.columns.rows import Rows, gather, laid, shown_row
+from ddflow.columns.rows import RowPool, Rows, gather, laid, shown_row
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import AggregateOverflow, SpecError
@@ -37,7 +38,6 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.aggregates.parts import Beyond, Folding, StatePart, Tally
 from ddflow.operators.aggregates.results import ROWS, Aggregate, Key, aggregate_of
 from ddflow.operators.base import Context, Hashes, Operator, Running, once_each, register
-from ddflow.operators.count import RunningCount
 from ddflow.operators.ordered_rows import numbered
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
@@ -150,8 +150,8 @@ class RunningAggregate(Running):
         self.state = pa.schema([pa.field(n, kind, nullable=False) for n, kind in zip(names, kinds, strict=True)])
         self.schema, self.shown = pa.schema([*groups, *self.state]), shown(groups, aggregates)
         self.arrangements = (Arrangement(self.schema, is_wide(groups), 0),)
-        self.keyed = RunningCount(groups, TALLY, secret)
-        self.hashes, self.values = self.keyed.hashes, RowHashes(self.state, secret)
+        self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
+        self.arena, self.hashes, self.values = Arena(), RowHashes(groups, secret), RowHashes(self.state, secret)
         self.results = RowHashes(pa.schema([*self.shown][len(groups) :]), secret)
         self.identified = groups
 
@@ -168,9 +168,9 @@ class RunningAggregate(Running):
 
     def _stepped(self, updates: Updates) -> GroupedStep:
         """The groups of some updates, in the order of identities, and their cells."""
-        n, keyed, arena = updates.diffs.size, self.keyed, self.keyed.arena
+        n, arena = updates.diffs.size, self.arena
         columns = arrays(updates.rows, self.groups.names)
-        keyed.given.put(0, Rows.of(columns, keyed.given.shape, n))
+        self.given.put(0, Rows.of(columns, self.given.shape, n))
         arena.reset()
         empty = arena.room(n)
         high, low = self.hashes.identities(columns, n)
@@ -226,7 +226,7 @@ class RunningAggregate(Running):
         lived, c = step.folding.lived.size, step.folding.of.size
         if refused is not None:
             raise self._overflow(step, refused[0] - lived, refused[1])
-        hashes, empty = self.results.values(results, there.size), self.keyed.arena.room(2 * c)
+        hashes, empty = self.results.values(results, there.size), self.arena.room(2 * c)
         at, places, ranks, diffs = (empty(2 * c, kind) for kind in (np.int64, np.int64, np.int32, np.int64))
         ends = np.empty(step.updates.times.size + 1, np.int64)
         given = step.before, there.view(np.uint8), hashes, step.ranks, ends
@@ -241,7 +241,7 @@ class RunningAggregate(Running):
 
     def _groups(self, rows: Ints) -> list[Column]:
         """The groups of some updates."""
-        return laid(self.keyed.given, rows, self.keyed.fields)
+        return laid(self.given, rows, self.fields)
 
     def _change(self, step: GroupedStep, states: Sequence[pa.Array], since: int) -> Change:
         """The versions, by identities and times: states after cells that differ from those before."""
@@ -276,7 +276,7 @@ class RunningAggregate(Running):
             np.empty((at.size, 0), np.int64),
             Rows.of(payload, self.arranged.slots.pool.shape, at.size),
         )
-        self.keyed.given.put(0, None)
+        self.given.put(0, None)
         return Change(batch, hashes, last, prior.place, self.arranged.index.built, added, 0)
 
     def _hashes(self, states: Sequence[pa.Array]) -> Words:
@@ -295,6 +295,6 @@ class RunningAggregate(Running):
     def _overflow(self, step: GroupedStep, cell: int, what: str) -> AggregateOverflow:
         """The error for a group's value after a cell that leaves its type."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
-        table = pa.Table.from_arrays(arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.keyed.fields))
+        table = pa.Table.from_arrays(arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))
         found = f"{what} leaves its type for the group {shown_row(table, row)}"
         return AggregateOverflow("adding up", found, "cast its argument to a wider type; nothing of this step was kept")

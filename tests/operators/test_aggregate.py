@@ -16,9 +16,11 @@ import pytest
 from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
+from model import Twin, collection
+from rules import Input, canonical
 
 import ddflow as dd
-from ddflow.errors import AggregateOverflow, ExpressionError, SpecError
+from ddflow.errors import AggregateOverflow, ExpressionError, PlanChanged, SpecError
 from ddflow.plan.codec import describe
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
@@ -378,3 +380,50 @@ def test_names_and_columns_are_checked() -> None:
     with pytest.raises(SpecError, match="forget rows without a retraction"):
         forgets.agg(s="sum(i)")
     assert forgets.agg(n="count(*)").verb == "count"
+
+
+def kinds(n: pa.DataType) -> dd.Flow:
+    flow = dd.Flow()
+    rows = flow.upserts("rows", pa.schema({"id": pa.int64(), "g": pa.string(), "n": n}), dd.Upsert("id"))
+    flow.output("out", rows.group_by("g").agg(s="sum(n)", a="avg(n)", c="count(n)"))
+    return flow
+
+
+def test_wider_columns_go_on_and_other_kinds_are_refused_by_name() -> None:
+    store, small = MemoryStore(), pa.int32()
+    with kinds(small).open(store.writer()) as engine:
+        engine.step({"rows": pa.table({"id": [1, 2], "g": ["a", "a"], "n": pa.array([1, 2], small)})}, 1)
+        engine.evolve({"rows": pa.schema({"id": pa.int64(), "g": pa.large_string(), "n": pa.int64()})})
+        engine.step({"rows": pa.table({"id": [2], "g": ["a"], "n": [2**40]})}, 2)
+        assert engine.read("out").to_pylist() == [{"g": "a", "s": 2**40 + 1, "a": 2.0**39 + 0.5, "c": 2, "_diff": 1}]
+    with pytest.raises(PlanChanged, match="'sum\\(n\\)' was int64, and would be double"):
+        dd.evolve(store.writer(), {"n": pa.float64()})
+
+
+def rows_with(column: str, rows: list[tuple[dict[str, Any], int]]) -> list[tuple[Any, int]]:
+    return [(row[column], n) for row, n in rows]
+
+
+@given(steps=st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3), st.floats()), max_size=6), max_size=4))
+@effort(40)
+def test_upserts_give_what_the_twin_gives(steps: list[list[tuple[int, int, float]]]) -> None:
+    spec, names = dd.Upsert("id"), ("id", "g", "x")
+    flow = dd.Flow()
+    rows = flow.upserts("rows", pa.schema({"id": pa.int64(), "g": pa.int64(), "x": pa.float64()}), spec)
+    flow.output("out", rows.group_by("g").agg(n="count(*)", s="sum(x)", a="avg(id)"))
+    input = Input(names, spec)
+    node = collection("rows", input).agg(
+        ["g"],
+        n=lambda rows: sum(n for _, n in rows),
+        s=lambda rows: rules.total(rows_with("x", rows)),
+        a=lambda rows: rules.average(rows_with("id", rows)),
+    )
+    twin = Twin({"rows": input}, {"out": node})
+    with flow.open() as engine:
+        for time, step in enumerate(steps):
+            events = [dict(zip(names, row, strict=True)) for row in step]
+            out = engine.step({"rows": pa.Table.from_pylist(events, rows.schema)}, time)["out"]
+            found = Counter[Any]()
+            for *row, _, diff in zip(*(column.to_pylist() for column in out.columns), strict=True):
+                found[tuple(map(canonical, row)), time] += diff
+            assert found == twin.step({"rows": events}, time).updates["out"]
