@@ -206,6 +206,16 @@ TABLE: Mapping[str, Law] = {
 }
 
 MADE: Mapping[str, Law] = {
+    "agg of all rows": Law(
+        lambda c: c.agg(n="count(n)", s="sum(n)", v="var_samp(n)"),
+        lambda rows: Counter(
+            [
+                (rules.counted(numbers), rules.total(numbers), rules.spread(numbers, sample=True))
+                for numbers in [[(n, times) for (_, n, _), times in rows.items()]]
+                if sum(rows.values())
+            ]
+        ),
+    ),
     "union": Law(
         lambda c: cities(c)[0].union(*cities(c)),
         by_city(lambda a, b: int(a > 0 or b > 0)),
