@@ -107,6 +107,10 @@ class NegativeMultiplicity(DdflowError, ValueError):
     """A row is there less than zero times where that means nothing; the step was refused whole."""
 
 
+class AggregateOverflow(DdflowError, OverflowError):
+    """An aggregate of a group leaves its type; cast its argument to a wider one, the step was refused whole."""
+
+
 class CorruptState(DdflowError, RuntimeError):
     """State breaks its own invariant (two live values for one key); it must not be used."""
 

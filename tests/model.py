@@ -77,6 +77,24 @@ class Node:
             (*groups.columns, name), lambda state: Counter({(*group, n): 1 for group, n in groups.of(state).items()})
         )
 
+    def agg(self, by: Sequence[str], **aggregates: Callable[[list[tuple[dict[str, Any], int]]], Any]) -> Node:
+        """What functions give of each group's rows with multiplicities, where these do not add up to zero."""
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            groups: dict[Row, list[tuple[dict[str, Any], int]]] = defaultdict(list)
+            for row, n in self.of(state).items():
+                named = self._named(row)
+                groups[tuple(named[name] for name in by)].append((named, n))
+            return Counter(
+                {
+                    (*group, *(canonical(each(rows)) for each in aggregates.values())): 1
+                    for group, rows in groups.items()
+                    if sum(n for _, n in rows)
+                }
+            )
+
+        return Node((*by, *aggregates), of)
+
     def consolidate(self) -> Node:
         """The same collection."""
         return self

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import aggregate_rules as rules
 import pyarrow as pa
 
 import ddflow as dd
@@ -50,6 +51,20 @@ def groups(rows: Rows) -> Rows:
     for (city, *_), times in rows.items():
         found[city] += times
     return Counter({(city, n): 1 for city, n in found.items() if n})
+
+
+def aggregates(rows: Rows) -> Rows:
+    """Some aggregates of each city's numbers."""
+    found: dict[Any, list[tuple[Any, int]]] = {}
+    for (city, n, _), times in rows.items():
+        found.setdefault(city, []).append((n, times))
+    out: Rows = Counter()
+    for city, numbers in found.items():
+        few = [(n > 1, times) for n, times in numbers if n is not None and n < 3]
+        spread = rules.spread(numbers, root=True)
+        made = rules.total(numbers), rules.average(numbers), spread, rules.truth(few, every=False)
+        out[(city, sum(times for _, times in numbers), *made)] += 1
+    return Counter({row: times for row, times in out.items() if row[1]})
 
 
 def cities(c: dd.Collection) -> list[dd.Collection]:
@@ -165,6 +180,12 @@ TABLE: Mapping[str, Law] = {
     "consolidate": Law(lambda c: c.project(["city"]).consolidate(), each(lambda row: [row[:1]])),
     "unnest": Law(lambda c: c.unnest("tags"), each(lambda row: [(*row[:2], tag) for tag in row[2] or ()])),
     "count": Law(lambda c: c.count("city"), groups),
+    "agg": Law(
+        lambda c: c.group_by("city").agg(
+            rows="count(*)", s="sum(n)", mean="avg(n)", sd="stddev_pop(n)", tagged="bool_or(n > 1) filter (where n < 3)"
+        ),
+        aggregates,
+    ),
     "distinct": Law(
         lambda c: c.project(["city"]).distinct(),
         lambda rows: Counter({(city,): 1 for city, *_ in rows}),
@@ -185,6 +206,16 @@ TABLE: Mapping[str, Law] = {
 }
 
 MADE: Mapping[str, Law] = {
+    "agg of all rows": Law(
+        lambda c: c.agg(n="count(n)", s="sum(n)", v="var_samp(n)"),
+        lambda rows: Counter(
+            [
+                (rules.counted(numbers), rules.total(numbers), rules.spread(numbers, sample=True))
+                for numbers in [[(n, times) for (_, n, _), times in rows.items()]]
+                if sum(rows.values())
+            ]
+        ),
+    ),
     "union": Law(
         lambda c: cities(c)[0].union(*cities(c)),
         by_city(lambda a, b: int(a > 0 or b > 0)),

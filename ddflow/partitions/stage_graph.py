@@ -88,10 +88,11 @@ class StageComputation(Computation):
 
     def _sum(self, exchange: Exchange) -> pa.Table:
         """What leaves for an exchange: one update a row and time."""
-        node, by, schema = self.of.plan.nodes[exchange.of], list(exchange.by), exchange.schema
+        node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []
         for piece in self._pieces(node):
-            columns = [piece.rows.column(name) for name in by] or [pa.repeat(True, piece.diffs.size)]
+            given, every = piece.rows, pa.repeat(True, piece.diffs.size)
+            columns = [given.column(f.name) if f.name in given.schema.names else every for f in schema]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
             made = consolidated(piece._replace(rows=rows), self.of.secret)
             pieces.append(self.buffer.keep(made) if self.many else made)

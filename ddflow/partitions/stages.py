@@ -17,7 +17,7 @@ stage 0: orders, filter; paid; sums 0 by [city]
 stage 1: sums 0 by [city]; count; by_city
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -43,8 +43,8 @@ class Placement(NamedTuple):
 class Exchange(NamedTuple):
     """Where rows come together: those of ``of``, by the columns ``by``, on a stage.
 
-    ``number``: among the exchanges.  ``of``: its place among the flow's collections.  ``schema``: of ``by``; `ALL` for
-    none, since rows need a column."""
+    ``number``: among the exchanges.  ``of``: its place among the flow's collections.  ``schema``: of ``by``, and of
+    columns that are read there; `ALL` for none, since rows need a column."""
 
     number: int
     stage: int
@@ -164,7 +164,9 @@ class _Cutter:
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
         for node in self.flow.nodes:  # a collection stands behind what it is made of
             if node.inputs and node in self.needed and self.places[node].roots == (node,):
-                self.stage[node] = self._exchange(node.inputs[0], node.exchange()[0] or ()).stage
+                self.stage[node] = self._exchange(
+                    node.inputs[0], node.exchange()[0] or (), node.needs(set(node.schema.names))[0]
+                ).stage
         for name, node in self.flow.outputs.items():
             direct = node.consolidated or self.places[node].by is not None
             exchange = None if direct else self._exchange(node, tuple(node.schema.names))
@@ -179,10 +181,14 @@ class _Cutter:
         given = tuple(tuple(name for at, name in outputs if at == stage) for stage in range(stages))
         return Stages(self.flow, stages, tuple(self.exchanges.values()), tuple(tuple(sorted(a)) for a in active), given)
 
-    def _exchange(self, of: Collection, by: Columns) -> Exchange:
+    def _exchange(self, of: Collection, by: Columns, read: Set[str] = frozenset()) -> Exchange:
+        """Where rows come together by some columns, with those that are ``read`` there."""
         known = (of, *by)
         if known not in self.exchanges:
             stage = 1 + max(self.stage[root] for root in self.places[of].roots)
-            schema = pa.schema([of.schema.field(name) for name in by]) if by else ALL
-            self.exchanges[known] = Exchange(len(self.exchanges), stage, self.at[of], by, schema)
+            self.exchanges[known] = Exchange(len(self.exchanges), stage, self.at[of], by, pa.schema([]))
+        made = self.exchanges[known]
+        more = [name for name in of.schema.names if name not in by and (name in read or name in made.schema.names)]
+        schema = pa.schema([of.schema.field(name) for name in (*by, *more)]) or ALL
+        self.exchanges[known] = made._replace(schema=schema)
         return self.exchanges[known]

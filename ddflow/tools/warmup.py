@@ -95,6 +95,7 @@ def _parts() -> Iterator[str]:
     yield from _back()
     yield from _merging()
     yield from _ordered()
+    yield from _aggregates()
 
 
 def _by_epochs() -> Iterator[str]:
@@ -244,6 +245,21 @@ def _merging() -> Iterator[str]:
             for time in range(2):
                 engine.step({"events": pa.table({"key": [1, 1, 2], "symbol": ["x"] * 3})}, time)
         yield "machines"
+
+
+def _aggregates() -> Iterator[str]:
+    """Sums of integers, floats and decimals, and of squares."""
+    columns = {"id": pa.int64(), "city": pa.string(), "n": pa.int64(), "f": pa.float64(), "d": pa.decimal128(9, 2)}
+    texts = {"rows": "count(f)", "i": "sum(n)", "mean": "avg(f)", "d": "sum(d)", "v": "var_pop(f)"}
+    flow = dd.Flow()
+    flow.output("cities", flow.upserts("orders", columns, dd.Upsert("id")).group_by("city").agg(**texts))
+    with flow.open() as engine:
+        for time in range(2):
+            n = np.arange(60)
+            rows = {"id": n, "city": (n % 3).astype(str), "n": n, "f": n / 3 + time, "d": n / 4}
+            engine.step({"orders": pa.table(rows).cast(pa.schema(columns))}, time)
+        engine.read("cities")
+    yield "aggregates"
 
 
 def _ordered() -> Iterator[str]:

@@ -171,12 +171,13 @@ def twin_step(columns: dict[str, Any], log: list[pa.Table], retain: int) -> dd.S
 
 
 def rewritable(partitioned: bool) -> Any:
-    """The plan without what multiplies: over decimals and doubles that is another expression."""
-    return lambda columns: flow_without(plan(columns, partitioned), "project")
+    """The plan without what multiplies, or adds up: over decimals and doubles that is another expression."""
+    return lambda columns: flow_without(plan(columns, partitioned), "project", "agg")
 
 
-def flow_without(flow: dd.Flow, name: str) -> dd.Flow:
-    del flow.outputs[name]
+def flow_without(flow: dd.Flow, *names: str) -> dd.Flow:
+    for name in names:
+        del flow.outputs[name]
     return flow
 
 

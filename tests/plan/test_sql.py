@@ -127,7 +127,7 @@ def test_queries_of_nexmark_that_look_at_one_row(number: int) -> None:
     "query, found",
     [
         ("select x.id from o x join c y on x.c = y.id", "joins are not maintained yet"),
-        ("select status, count(*) k from o group by status", "groups with aggregates are not maintained yet"),
+        ("select status, min(n) k from o group by status", "min is not maintained yet"),
         ("select id from o order by id limit 3", "tops are not maintained yet"),
     ],
 )

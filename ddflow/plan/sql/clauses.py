@@ -25,29 +25,12 @@ from sqlglot import exp
 from ddflow.expressions.functions import find
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree
+from ddflow.plan.aggregated import CALLED, NAMES
 from ddflow.plan.sql.names import Names
 from ddflow.plan.sql.query import Joining, Leaf, Ordering, ReadQuery, SelectQuery
 from ddflow.plan.sql.trees import Nested, bracketed, conjuncts, refused, replaced, shown, text
 
 Aliases = Mapping[str, Callable[[], Tree]]
-_AGGREGATES: Final = frozenset(
-    (
-        *("array_agg", "avg", "bool_and", "bool_or", "count", "first", "last", "max", "min"),
-        *("stddev_pop", "stddev_samp", "sum", "var_pop", "var_samp"),
-    )
-)
-_CALLED: Final = {
-    "mean": "avg",
-    "variance": "var_samp",
-    "std": "stddev_samp",
-    "stddev": "stddev_samp",
-    "every": "bool_and",
-    "any": "bool_or",
-    "some": "bool_or",
-    "first_value": "first",
-    "last_value": "last",
-    "collect_list": "array_agg",
-}
 CHANGING: Final = tuple(
     getattr(exp, name)
     for name in ("CurrentDate", "CurrentTimestamp", "CurrentTime", "CurrentUser", "Rand", "Uuid")
@@ -74,7 +57,7 @@ class AskedQuery(NamedTuple):
 
 def is_aggregate(node: Tree) -> bool:
     """Whether it is a call of an aggregate."""
-    return isinstance(node, exp.Anonymous) and node.name in _AGGREGATES
+    return isinstance(node, exp.Anonymous) and node.name in NAMES
 
 
 def aggregates(tree: Tree) -> list[Tree]:
@@ -151,9 +134,9 @@ class ClauseReader:
 
     def _check(self, node: Tree) -> None:
         """Refuse what is no function, or none that can be maintained; names become lower case."""
-        name = _CALLED.get(node.name.lower(), node.name.lower())
+        name = CALLED.get(node.name.lower(), node.name.lower())
         node.set("this", name)
-        if name in _AGGREGATES or (name == "row_number" and isinstance(node.parent, exp.Window)):
+        if name in NAMES or (name == "row_number" and isinstance(node.parent, exp.Window)):
             return
         try:
             find(name)
@@ -279,7 +262,7 @@ def _copying(tree: Tree) -> Callable[[], Tree]:
 
 def _in_aggregate(node: Tree) -> bool:
     while node is not None:
-        if isinstance(node, exp.Anonymous) and _CALLED.get(node.name.lower(), node.name.lower()) in _AGGREGATES:
+        if isinstance(node, exp.Anonymous) and CALLED.get(node.name.lower(), node.name.lower()) in NAMES:
             return True
         node = node.parent
     return False

@@ -33,7 +33,7 @@ from ddflow.plan.sql.trees import ASKED, all_of, cast, names_of, quoted, refused
 
 Pair = tuple[Tree, Tree]
 """What is equal in a join, of the left and of the right."""
-LATER = {"group_by": "groups with aggregates", "join": "joins", "top": "tops"}
+LATER = {"join": "joins", "top": "tops"}
 """Verbs that collections get later, and what a query that needs one is refused for."""
 
 
@@ -102,7 +102,7 @@ class Steps:
 
     def then(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
         """What a verb gives; ``told``: says which verb, of what else."""
-        needed = {"agg": "group_by", "single": "group_by"}.get(told[0], told[0])
+        needed = told[0]
         if needed in LATER and not hasattr(of, needed):
             raise ExpressionError(
                 ASKED, f"{LATER[needed]} are not maintained yet", "leave them to a query of the result"

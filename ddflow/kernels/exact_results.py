@@ -1,0 +1,158 @@
+"""What exact sums are in types with bounds: integers of 128 bits, and quotients as doubles, rounded once.
+
+Invariant: a quotient is the double nearest to the exact one, the even one of two; beyond the largest it is infinite.
+The first four digits of a sum, of which the highest is not zero, divided by less than 2**32 give 65 bits or more, and
+what is left is only asked whether it is zero.
+
+>>> import numpy as np
+>>> state = np.array([0, 1], np.uint32).view(np.uint8)
+>>> out, ends = np.empty(1), np.array([0, 8])
+>>> quotients(ends, np.uint64(state.ctypes.data), np.array([3]), 0, out), float(out[0]) == 1 / 3
+(-1, True)
+"""
+
+import numpy as np
+
+from ddflow.kernels.arrays import Flags, Floats, Ints, Words
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.exact import ALL, HALF, LOW, NEVER, ONE, UP, ZERO
+from ddflow.kernels.pointer import load_u32, load_u64
+
+LEAST, INFINITE = -1074, np.uint64(0x7FF << 52)
+
+
+@kernel
+def _width(word: np.uint64) -> int:
+    """How many bits a word has, but for leading zeros."""
+    found = 0
+    for step in (32, 16, 8, 4, 2, 1):
+        if word >> np.uint64(step) != ZERO:
+            word >>= np.uint64(step)
+            found += step
+    return found + int(word)
+
+
+@kernel
+def _rounded(high: np.uint64, low: np.uint64, more: bool, unit: int) -> np.uint64:
+    """The bits of the double nearest to (high, low) * 2**unit, of which some was cut off if ``more``."""
+    width = 64 + _width(high) if high != ZERO else _width(low)
+    drop = max(width - 53, LEAST - unit)
+    if drop > 128 or width == 0:
+        return ZERO
+    if drop <= 0:
+        kept, beyond, tie = low << np.uint64(-drop), False, False
+    elif drop <= 64:
+        part, half = low & (~ZERO >> np.uint64(64 - drop)), ONE << np.uint64(drop - 1)
+        kept = (low >> np.uint64(drop) if drop < 64 else ZERO) | (high << np.uint64(64 - drop) if drop < 64 else high)
+        beyond, tie = bool(part > half), bool(part == half)
+    else:
+        part, half = high & (~ZERO >> np.uint64(128 - drop)), ONE << np.uint64(drop - 65)
+        kept = high >> np.uint64(drop - 64) if drop < 128 else ZERO
+        tie = bool(part == half and low == ZERO)
+        beyond = bool(part >= half) and not tie
+    if beyond or (tie and (more or kept & ONE != ZERO)):
+        kept += ONE
+    exponent = unit + drop - LEAST
+    if exponent > 2046:
+        return INFINITE
+    return min((np.uint64(exponent) << np.uint64(52)) + kept, INFINITE)
+
+
+@kernel
+def quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out: Floats) -> int:
+    """Divide sums by counts.
+
+    ends: int64[m + 1], and states: the address of states of `kernels.exact`, one after the other, whose unit is
+    2**unit.  counts: int64[m]; 0 gives 0.  Written: out float64[m].  Returns a place whose count has no magnitude
+    below 2**32, or -1: its quotient is 0, and there may be others.  O(bytes).
+
+    >>> ends, out = np.zeros(2, np.int64), np.ones(1)
+    >>> quotients(ends, np.uint64(0), np.ones(1, np.int64), 0, out), out[0]
+    (-1, np.float64(0.0))
+    """
+    bits, wide = out.view(np.uint64), -1
+    for i in range(counts.size):
+        at, end, count = states + np.uint64(ends[i]), states + np.uint64(ends[i + 1]), counts[i]
+        bits[i] = ZERO
+        if at == end or count == 0:
+            continue
+        negative, by = count < 0, np.uint64(-count) if count < 0 else np.uint64(count)
+        header = load_u32(at)
+        at += np.uint64(4)
+        if header & np.uint64(7 * NEVER) != ZERO:
+            never, ups, downs = header & np.uint64(NEVER) != ZERO, False, False
+            if never:
+                at += np.uint64(8)
+            for which in range(2):
+                if header & np.uint64(UP << which) != ZERO:
+                    up = (load_u64(at) >> ALL == ZERO) == (which == 0)
+                    ups, downs = ups or up, downs or not up
+                    at += np.uint64(8)
+            if never or (ups and downs):
+                bits[i] = INFINITE | (ONE << np.uint64(51))
+            else:
+                bits[i] = INFINITE | (np.uint64(downs != negative) << ALL)
+            continue
+        if by >> HALF != ZERO:
+            wide = i
+            continue
+        # From the highest digit on; of a negative sum, the digits of its opposite.
+        place = end - np.uint64(4)
+        below = load_u32(place) >> np.uint64(31) != ZERO
+        negative ^= below
+        flip = LOW if below else ZERO
+        lowest = at
+        while load_u32(lowest) == ZERO:
+            lowest += np.uint64(4)
+        high = low = rest = ZERO
+        some, position = 0, np.int64(header & np.uint64(0xFFFF)) + np.int64((end - at) >> np.uint64(2))
+        while some < 4:
+            digit = ZERO
+            if place >= at:
+                digit = load_u32(place) ^ flip
+                if below and place <= lowest:
+                    digit = (digit + ONE) & LOW
+            place -= np.uint64(4)
+            position -= 1
+            if some > 0 or digit != ZERO or position < 0:
+                some += 1
+                rest = (rest << HALF) | digit
+                high, low = (high << HALF) | (low >> HALF), (low << HALF) | (rest // by)
+                rest %= by
+        more = bool(rest != ZERO or place >= lowest)
+        bits[i] = _rounded(high, low, more, 32 * int(position) + unit) | (np.uint64(negative) << ALL)
+    return wide
+
+
+@kernel
+def integers(ends: Ints, states: np.uint64, out: Words, fits: Flags) -> None:
+    """The sums as integers of 128 bits, in two's complement.
+
+    ends, states: as of `quotients`.  Written: out uint64[m, 2], the low word and the high one; fits uint8[m], 0 where
+    a sum has more than 128 bits.  O(bytes).
+
+    >>> out = np.empty((1, 2), np.uint64)
+    >>> integers(np.zeros(2, np.int64), np.uint64(0), out, np.empty(1, np.uint8)), out.tolist()
+    (None, [[0, 0]])
+    """
+    for i in range(fits.size):
+        at, end = states + np.uint64(ends[i]), states + np.uint64(ends[i + 1])
+        low = high = ZERO
+        fits[i] = 1
+        if at < end:
+            place = np.int64(load_u32(at) & np.uint64(0xFFFF))
+            at += np.uint64(4)
+            implied = ZERO - (load_u32(end - np.uint64(4)) >> np.uint64(31))
+            while at < end or place < 4:
+                digit = load_u32(at) if at < end else implied & LOW
+                if place < 2:
+                    low |= digit << np.uint64(32 * place)
+                elif place < 4:
+                    high |= digit << np.uint64(32 * place - 64)
+                elif digit != implied & LOW:
+                    fits[i] = 0
+                at += np.uint64(4)
+                place += 1
+            if (high >> ALL) != implied & ONE:
+                fits[i] = 0
+        out[i, 0], out[i, 1] = low, high

@@ -1,0 +1,300 @@
+"""Agg: aggregates of each group, as differences.
+
+Invariant: a group is there while its rows' multiplicities do not add up to zero. When one of its results changes, the
+old row leaves and the new one enters. The arrangement holds one row a group, whose payload is how many rows it has and
+the states of its parts (`ddflow.operators.aggregates`), and whose value word is a hash of those; a group that has no
+rows but a state, after rows left that had not come, is held and not shown. An aggregate of ``count(*)`` alone is a
+`Count`.
+
+>>> import pyarrow as pa
+>>> from ddflow.operators.updates import few, ints
+>>> rows = pa.table({"v": ["a", "a", "b"], "n": [1, 2, 3]})
+>>> aggregates = [aggregate_of("total", "sum(n)", rows.schema), aggregate_of("rows", "count(*)", rows.schema)]
+>>> running = RunningAggregate(pa.schema({"v": pa.string()}), aggregates, Secret(1, 2))
+>>> out, change = running.compute([Updates(rows, few(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+>>> running.apply([change], upper=6, since=5)
+>>> out, _ = running.compute([Updates(rows.slice(0, 1), few(0), ints(-1), ints(6))], 6)
+>>> out.to_table(running.shown, pa.int64()).to_pylist()
+[{'v': 'a', 'total': 3, 'rows': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'total': 2, 'rows': 1, '_time': 6, '_diff': 1}]
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, is_wide
+from ddflow.columns.layout import Column, arrayed
+from ddflow.columns.names import check_names, column_names, did_you_mean
+from ddflow.columns.rows import RowPool, Rows, gather, laid, shown_row
+from ddflow.columns.schema import arrays
+from ddflow.columns.sorting import Sorted, sort
+from ddflow.errors import AggregateOverflow, SpecError
+from ddflow.kernels import cells as kernels
+from ddflow.kernels.resolve import LIVE, Prior
+from ddflow.kernels.sort import order_by_rank
+from ddflow.operators.aggregates.parts import Beyond, Folding, StatePart, Tally
+from ddflow.operators.aggregates.results import ROWS, Aggregate, Key, aggregate_of
+from ddflow.operators.base import Context, Hashes, Operator, Running, once_each, register
+from ddflow.operators.ordered_rows import numbered
+from ddflow.operators.updates import Updates
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.formulas import changed_by
+from ddflow.plan.record import Record
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Batch
+from ddflow.trace.change import Change
+
+TALLY: Final = "_rows"
+"""The column of how many rows a group has, beside its columns; those of other parts are numbered."""
+
+
+@register
+class Agg(Operator):
+    """See `Grouping.agg`.  ``by``: the group columns.  ``aggregates``: in the order of their columns."""
+
+    verb, keeps = "agg", True
+
+    def __init__(self, of: Collection, by: Sequence[str], texts: Mapping[str, str]) -> None:
+        self.by = list(column_names(by, self.verb, "group_by"))
+        for column in self.by:
+            if column not in of.schema.names:
+                raise SpecError("group_by", f"there is no column {column!r}", did_you_mean(column, of.schema.names))
+        if taken := [name for name in texts if name in self.by]:
+            raise SpecError(self.verb, f"a group column is called {taken[0]!r} already", "choose another name")
+        if not texts:
+            raise SpecError(self.verb, "no aggregate is named", "write one, as in total='sum(amount)'")
+        if of.forgetting:
+            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would be added again"
+            raise SpecError(self.verb, found, "leave on_expire='forget' out there")
+        check_names([*self.by, *texts], self.verb)
+        self.aggregates = [aggregate_of(name, text, of.schema) for name, text in texts.items()]
+        self.groups = pa.schema([of.schema.field(c) for c in self.by])
+        super().__init__(of.flow, shown(self.groups, self.aggregates), [of], True)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """The groups and the aggregates."""
+        return {"by": self.by, "aggregates": [{"name": e.call.name, "sql": e.call.text} for e in self.aggregates]}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        texts = {each.text("name"): each.text("sql") for each in record.records("aggregates")}
+        return inputs[0].group_by(*record.texts("by")).agg(**texts)
+
+    def unlike(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.unlike`: what is added up must be of the same kind, and say the same."""
+        for mine, its in zip(self.aggregates, narrow.aggregates, strict=True):
+            if mine.type != its.type or mine.unit != its.unit:
+                yield f"{mine.call.text!r} was {its.type}, and would be {mine.type}"
+            for expression in mine.arguments.values():
+                schemas = narrow.inputs[0].schema, self.inputs[0].schema
+                kind = its.arguments[expression.text or ""].type
+                yield from changed_by(expression, *schemas, kind)
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The groups and the aggregates."""
+        texts = [f"{each.text('name')}={each.text('sql')!r}" for each in record.records("aggregates")]
+        return ", ".join([f"by={record.texts('by')}", *texts])
+
+    def needs(self, wanted: set[str]) -> list[set[str]]:
+        """The groups, and what is read by aggregates."""
+        read = set(self.by)
+        for aggregate in self.aggregates:
+            for each in aggregate.arguments.values():
+                read |= set(self.inputs[0].schema.names if each.columns is None else each.columns)
+        return [read]
+
+    def exchange(self) -> list[Columns | None]:
+        """The groups."""
+        return [tuple(self.by)]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningAggregate(self.groups, self.aggregates, context.secret)
+
+
+def shown(groups: pa.Schema, aggregates: Sequence[Aggregate]) -> pa.Schema:
+    """The columns of groups and results."""
+    return pa.schema([*groups, *(pa.field(e.call.name, e.type, nullable=e.nullable) for e in aggregates)])
+
+
+class GroupedStep(NamedTuple):
+    """The groups of a step, and its cells."""
+
+    updates: Updates
+    by: Sorted
+    prior: Prior
+    folding: Folding
+    ranks: Any
+    """int32[c]: of the cells' times."""
+    before: Ints
+    """int64[c]: where the state before each cell stands among those that groups had, then those after cells; or -1."""
+
+
+class RunningAggregate(Running):
+    """``groups``: the group columns, possibly none.  State: one row a group."""
+
+    def __init__(self, groups: pa.Schema, aggregates: Sequence[Aggregate], secret: Secret) -> None:
+        self.groups, self.aggregates, self.secret = groups, aggregates, secret
+        self.parts: dict[Key, StatePart] = {ROWS: Tally()}
+        self.arguments: dict[str, Any] = {}
+        for each in aggregates:
+            self.parts |= each.parts
+            self.arguments |= each.arguments
+        names = [TALLY, *(f"_{i}" for i in range(1, len(self.parts)))]
+        kinds = [part.kind for part in self.parts.values()]
+        self.state = pa.schema([pa.field(n, kind, nullable=False) for n, kind in zip(names, kinds, strict=True)])
+        self.schema, self.shown = pa.schema([*groups, *self.state]), shown(groups, aggregates)
+        self.arrangements = (Arrangement(self.schema, is_wide(groups), 0),)
+        self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
+        self.arena, self.hashes, self.values = Arena(), RowHashes(groups, secret), RowHashes(self.state, secret)
+        self.results = RowHashes(pa.schema([*self.shown][len(groups) :]), secret)
+        self.identified = groups
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+        """See `Running.compute`.  O(updates), and for each group and time what its states take.
+
+        Raises `AggregateOverflow`, and what arguments raise.
+        """
+        step = self._stepped(inputs[0])
+        held = gather(self.arranged.pool(), step.prior.reference[step.folding.lived], self.state)
+        states = self._folded(step, arrays(held))
+        out = self._updates(step, states)
+        return out, self._change(step, states, since)
+
+    def _stepped(self, updates: Updates) -> GroupedStep:
+        """The groups of some updates, in the order of identities, and their cells."""
+        n, arena = updates.diffs.size, self.arena
+        columns = arrays(updates.rows, self.groups.names)
+        self.given.put(0, Rows.of(columns, self.given.shape, n))
+        arena.reset()
+        empty = arena.room(n)
+        high, low = self.hashes.identities(columns, n)
+        number, first = numbered(high, low, arena)
+        by = sort(high.take(first), low.take(first) if low.size else low, arena)
+        prior, m = self.arranged.seek(by.high, by.low, by.starts[:-1], arena), first.size
+        place = empty(m, np.int32)
+        place[by.permutation] = np.arange(m, dtype=np.int32)
+        groups, rows = place.take(number), empty(n, np.int64)
+        order_by_rank(groups, np.empty(0, np.int64), np.int64(m), rows)
+        starts, ranks, firsts = empty(n + 1, np.int64), empty(n, np.int32), np.zeros(m + 1, np.int64)
+        c = kernels.cells(rows, groups, updates.ranks, starts, ranks, firsts) if n else 0
+        lived = np.flatnonzero(prior.reference & LIVE)
+        cells = kernels.GroupTimes(rows, starts[: c + 1], firsts)
+        before = np.arange(lived.size - 1, lived.size + c - 1)
+        before[firsts[:-1]] = -1
+        before[firsts[lived]] = np.arange(lived.size)
+        of = np.repeat(np.arange(m), np.diff(firsts))
+        return GroupedStep(updates, by, prior, Folding(cells, updates.diffs, lived, m, of, None), ranks[:c], before)
+
+    def _folded(self, step: GroupedStep, held: Sequence[pa.Array]) -> list[pa.Array]:
+        """The states that groups had, then those after each cell, a column for each part."""
+        rows = step.updates.rows
+        read = set[str]().union(*(each.columns or () for each in self.arguments.values()))
+        names = [name for name in rows.schema.names if name in read] or rows.schema.names[:1]
+        schema = pa.schema([rows.schema.field(name) for name in names])
+        given = pa.RecordBatch.from_arrays(arrays(rows, names), schema=schema)
+        values = {text: argument(given) for text, argument in self.arguments.items()}
+        out = list[pa.Array]()
+        for ((_, text), part), before in zip(self.parts.items(), held, strict=True):
+            folding = step.folding._replace(shared=out[0] if out else None)
+            try:
+                after = part.fold(folding, before, values.get(text))
+            except Beyond as beyond:
+                raise self._overflow(step, beyond.place, text or "count(*)") from None
+            out.append(pa.concat_arrays([before, after]))
+        return out
+
+    def _made(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array], tuple[int, str] | None]:
+        """Which states have rows, their results, and the first one beyond its type: its place, and its text."""
+        kept = dict(zip(self.parts, states, strict=True))
+        there, out = kept[ROWS].to_numpy() != 0, []
+        for each in self.aggregates:
+            try:
+                out.append(each.results([kept[key] for key in each.parts], there))
+            except Beyond as beyond:
+                return there, [], (beyond.place, f"{each.call.name} = {each.call.text}")
+        return there, out, None
+
+    def _updates(self, step: GroupedStep, states: Sequence[pa.Array]) -> Updates:
+        """The updates of the output, in the order of times."""
+        there, results, refused = self._made(states)
+        lived, c = step.folding.lived.size, step.folding.of.size
+        if refused is not None:
+            raise self._overflow(step, refused[0] - lived, refused[1])
+        hashes, empty = self.results.values(results, there.size), self.arena.room(2 * c)
+        at, places, ranks, diffs = (empty(2 * c, kind) for kind in (np.int64, np.int64, np.int32, np.int64))
+        ends = np.empty(step.updates.times.size + 1, np.int64)
+        given = step.before, there.view(np.uint8), hashes, step.ranks, ends
+        made = kernels.differences(*given, at, places, ranks, diffs)
+        cells, taken = step.folding.cells, pa.array(places[:made])
+        columns = [
+            *self._groups(cells.rows.take(cells.starts.take(at[:made]))),
+            *(each.take(taken) for each in results),
+        ]
+        rows = pa.Table.from_arrays(arrayed(columns), schema=self.shown)
+        return Updates(rows, ranks[:made].copy(), diffs[:made].copy(), step.updates.times)
+
+    def _groups(self, rows: Ints) -> list[Column]:
+        """The groups of some updates."""
+        return laid(self.given, rows, self.fields)
+
+    def _change(self, step: GroupedStep, states: Sequence[pa.Array], since: int) -> Change:
+        """The versions, by identities and times: states after cells that differ from those before."""
+        by, cells, prior, lived = step.by, step.folding.cells, step.prior, step.folding.lived.size
+        # Of times that need not be kept apart, the last one of each group.
+        since_rank = np.searchsorted(step.updates.times, since, side="right") - 1
+        early = step.ranks <= since_rank
+        following = np.append(early[1:] & (step.folding.of[1:] == step.folding.of[:-1]), False)
+        at = np.flatnonzero(~(early & following))
+        groups, kept = step.folding.of[at], [each.take(pa.array(at + lived)) for each in states]
+        hashes, live = self._hashes(kept), np.zeros(at.size, bool)
+        for part, each in zip(self.parts.values(), kept, strict=True):
+            live |= part.something(each)
+        was, had, first = np.roll(hashes, 1), np.roll(live, 1), groups != np.roll(groups, 1)
+        first[:1] = True
+        had[first] = prior.reference[groups[first]] & LIVE != 0
+        was[first] = prior.value[groups[first]]
+        added = int(np.count_nonzero(live[np.roll(first, -1)])) - lived
+        differs = np.flatnonzero((live != had) | (live & (was != hashes)))
+        if differs.size < at.size:
+            at, groups, hashes, live = at[differs], groups[differs], hashes[differs], live[differs]
+            kept = [each.take(pa.array(differs)) for each in kept]
+        last = np.full(step.folding.groups, -1)
+        last[groups] = np.arange(at.size)
+        payload = [*self._groups(cells.rows.take(cells.starts.take(at))), *kept]
+        batch = Batch(
+            by.high.take(groups),
+            by.low.take(groups) if by.low.size else by.low,
+            step.updates.times.take(step.ranks.take(at)),
+            live.astype(np.uint8),
+            NONE,
+            np.empty((at.size, 0), np.int64),
+            Rows.of(payload, self.arranged.slots.pool.shape, at.size),
+        )
+        self.given.put(0, None)
+        return Change(batch, hashes, last, prior.place, self.arranged.index.built, added, 0)
+
+    def _hashes(self, states: Sequence[pa.Array]) -> Words:
+        return self.values.values(states, len(states[0]))
+
+    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Running.rehashed`.  The hash is that of the states."""
+        return *self.hashes.of(rows), self._hashes(arrays(rows, self.state.names))
+
+    def held(self, arranged: pa.Table) -> Updates:
+        """See `Readable.held`: the results of groups that have rows."""
+        there, results, _ = self._made(arrays(arranged, self.state.names))
+        columns = [*arrays(arranged, self.groups.names), *results]
+        return once_each(pa.Table.from_arrays(columns, schema=self.shown)).picked(np.flatnonzero(there))
+
+    def _overflow(self, step: GroupedStep, cell: int, what: str) -> AggregateOverflow:
+        """The error for a group's value after a cell that leaves its type."""
+        row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
+        table = pa.Table.from_arrays(arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))
+        found = f"{what} leaves its type for the group {shown_row(table, row)}"
+        return AggregateOverflow("adding up", found, "cast its argument to a wider type; nothing of this step was kept")

@@ -1,0 +1,168 @@
+"""What is kept of a group's values: a state for each group, folded cell by cell.
+
+Invariant: a state depends on the rows that are there, not on the order in which they came or on rows that left; of no
+rows it is nothing (0, or empty). So a group without rows leaves nothing behind.
+
+>>> from ddflow.kernels.cells import GroupTimes
+>>> ints = lambda *v: np.array(v, np.int64)
+>>> folding = Folding(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1, ints(0), None)
+>>> Tally().fold(folding, pa.array([], pa.int64()), pa.array([7, None])).to_pylist()
+[1]
+>>> states = Exact(pa.float64()).fold(folding, pa.array([], BYTES), pa.array([0.1, 0.1]))
+>>> states.to_pylist()
+[b'']
+>>> whole(states)
+[0]
+"""
+
+from abc import abstractmethod
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Ints, Words, validity, view
+from ddflow.columns.layout import address, plainly
+from ddflow.kernels import exact
+from ddflow.kernels.cells import GroupTimes, tally_cells
+
+BYTES: Final = pa.large_binary()
+INT64: Final = np.dtype(np.int64)
+FAR: Final = 1 << 61
+"""Counts below it have differences that can be added."""
+
+
+class Beyond(Exception):
+    """A value leaves its type.  ``place``: that of the state it is made of."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+class Folding(NamedTuple):
+    """The updates of a step, by group and time."""
+
+    cells: GroupTimes
+    diffs: Ints
+    """int64[n], by row."""
+    lived: Ints
+    """The groups that had a state, ascending."""
+    groups: int
+    """How many there are."""
+    of: Ints
+    """int64[c]: the groups of cells."""
+    shared: pa.Array | None
+    """How many rows groups had, then had after cells, once that is known."""
+
+
+class StatePart:
+    """What is kept of the values of one argument.  ``kind``: the type of states."""
+
+    kind: pa.DataType
+
+    @abstractmethod
+    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
+        """The states after each cell.  ``held``: those of the groups that had one.  O(updates).  Raises `Beyond`."""
+
+    @abstractmethod
+    def something(self, states: pa.Array) -> Any:
+        """bool[n]: which states are not those of no rows."""
+
+
+class Tally(StatePart):
+    """How many values are not null."""
+
+    kind = pa.int64()
+
+    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
+        """See `StatePart.fold`.  ``values``: None where every row counts."""
+        before, had, n = np.zeros(folding.groups, np.int64), view(held, INT64), len(held)
+        if values is not None and not values.null_count and folding.shared is not None:
+            rows = view(folding.shared, INT64)
+            if all(max(each.max(initial=0), -each.min(initial=0)) < FAR for each in (rows, had)):
+                before[folding.lived] = had - rows[:n]
+                return pa.array(rows[n:] + before.take(folding.of))
+        out = np.empty(folding.cells.starts.size - 1, np.int64)
+        before[folding.lived] = had
+        present = np.empty(0, np.uint8) if values is None else validity(values)
+        beyond = tally_cells(folding.cells, present, folding.diffs, before, out)
+        if beyond >= 0:
+            raise Beyond(beyond)
+        return pa.Array.from_buffers(pa.int64(), out.size, [None, pa.py_buffer(out)])
+
+    def something(self, states: pa.Array) -> Any:
+        """See `StatePart.something`."""
+        return view(states, INT64) != 0
+
+
+class Exact(StatePart):
+    """The exact sum of values of a type, or of their squares; see `kernels.exact`."""
+
+    kind = BYTES
+
+    def __init__(self, of: pa.DataType, square: bool = False) -> None:
+        self.square = square
+        if pat.is_decimal(of):
+            self.word, self.how = pa.decimal128(of.precision, of.scale), exact.DECIMAL
+        else:
+            self.word, self.how = (pa.float64(), exact.FLOAT) if pat.is_floating(of) else (pa.int64(), exact.INTEGER)
+
+    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
+        """See `StatePart.fold`."""
+        cells, values = folding.cells, values.cast(self.word)
+        size = 2 * len(values) if self.how == exact.DECIMAL else len(values)
+        at = np.dtype(np.uint64)
+        if self.how == exact.DECIMAL and size:
+            words: Words = plainly(np.frombuffer(values.buffers()[1], at, size, 16 * values.offset))
+        else:
+            words = view(values, at)
+        held_ends, held_at = _before(folding, held)
+        work = np.zeros(exact.WORK, np.uint64)
+        ends, present = np.zeros(cells.starts.size, np.int64), validity(values)
+        out, begin, room = np.empty(0, np.uint8), 0, 64 * ends.size + exact.MOST
+        given = cells, words, present, folding.diffs.view(np.uint64), self.how, self.square, held_ends, held_at
+        while begin < folding.groups:
+            used, mine = int(ends[cells.firsts[begin]]), int(cells.firsts[begin + 1] - cells.firsts[begin])
+            more = np.empty(max(room, used + mine * exact.MOST), np.uint8)
+            more[:used] = out[:used]
+            out, room = more, 2 * more.size
+            begin = exact.add_up(*given, work, begin, ends, out)
+        return pa.Array.from_buffers(
+            BYTES, ends.size - 1, [None, pa.py_buffer(ends), pa.py_buffer(out[: int(ends[-1])].copy())]
+        )
+
+    def something(self, states: pa.Array) -> Any:
+        """See `StatePart.something`."""
+        ends, _ = spelt(states)
+        return ends[1:] != ends[:-1]
+
+
+def _before(folding: Folding, held: pa.Array) -> tuple[Ints, Any]:
+    """The states that all groups had, one after the other: where they end, and their address."""
+    ends, at = spelt(held)
+    sizes = np.zeros(folding.groups + 1, np.int64)
+    sizes[folding.lived + 1] = ends[1:] - ends[:-1]
+    return np.cumsum(sizes), at + np.uint64(ends[0])
+
+
+def spelt(states: pa.Array) -> tuple[Ints, Any]:
+    """Where states end in their bytes, int64[n + 1], and the address of those."""
+    buffers = states.buffers()
+    if not len(states):
+        return np.zeros(1, np.int64), np.uint64(0)
+    ends = plainly(np.frombuffer(buffers[1], np.int64, len(states) + 1, 8 * states.offset))
+    return ends, np.uint64(address(buffers[2]))
+
+
+def whole(states: pa.Array) -> list[int | None]:
+    """Exact sums as numbers of their unit; None where NaN or infinities are counted.  O(bytes)."""
+    return [_whole(state) for state in states.to_pylist()]
+
+
+def _whole(state: bytes) -> int | None:
+    header = int.from_bytes(state[:4], "little")
+    if header & 7 * exact.NEVER:
+        return None
+    return int.from_bytes(state[4:], "little", signed=True) << 32 * (header & 0xFFFF)

@@ -1,0 +1,274 @@
+"""Aggregates as results of parts: what each keeps, of which type it is, and how it is made.
+
+Invariant: a result is rounded once, from exact parts. Of no value but nulls it is null; a count is 0. Variances are
+(n * sum of squares - square of the sum) / (n * n), or / (n * (n - 1)).
+
+>>> call = written_aggregate("mean", "avg(x)")
+>>> aggregate = FUNCTIONS["avg"](call, pa.schema({"x": pa.int64()}))
+>>> aggregate.type, [type(part).__name__ for _, part in aggregate.parts.items()]
+(DataType(double), ['Tally', 'Exact'])
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Ints, view
+from ddflow.expressions import Expression
+from ddflow.expressions import compile as compile_expression
+from ddflow.kernels import exact_results as kernels
+from ddflow.operators.aggregates.parts import INT64, Beyond, Exact, StatePart, Tally, spelt, whole
+from ddflow.plan.aggregated import AggregateCall, written_aggregate
+
+Key = tuple[str, str]
+"""Of a part: what it keeps, and of which argument."""
+ROWS: Final[Key] = "rows", ""
+"""How many rows there are, which is kept for every group."""
+DOUBLE = pa.float64()
+
+
+class Aggregate:
+    """An aggregate of a plan.  ``type``: of its results.  ``unit``: the exponent of 2 of what it adds up.
+
+    ``parts``: what it keeps, by what names it, so that equal parts of several aggregates are one. ``arguments``: by
+    text, the expressions of the parts.
+    """
+
+    type: pa.DataType
+    nullable, unit = True, 0
+
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
+        self.call, self.schema = call, schema
+        self.arguments: dict[str, Expression] = {}
+        self.parts: dict[Key, StatePart] = {}
+        if call.distinct and call.function == "count":
+            raise call.refused("count(distinct ...) is not maintained yet", "count a distinct projection")
+        if call.distinct or call.order or call.ignores_nulls:
+            what = "DISTINCT" if call.distinct else "ORDER BY" if call.order else "IGNORE NULLS"
+            raise call.refused(f"{call.function} takes no {what}", "leave it out")
+
+    def argument(self, text: str) -> pa.DataType:
+        """Compile an argument; its type.  Raises `ExpressionError`."""
+        what = f"{self.call.function} of {self.call.name!r}"
+        self.arguments[text] = compile_expression(text, self.schema, what=what)
+        return self.arguments[text].type
+
+    def tallied(self, text: str) -> Key:
+        """Keep how many values of an argument are not null."""
+        self.parts["count", text] = Tally()
+        return "count", text
+
+    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """The results of states of its parts.  ``there``: bool[n], which of them are asked for.  Raises `Beyond`."""
+        raise NotImplementedError
+
+
+class CountOf(Aggregate):
+    """Rows, or values that are not null."""
+
+    type, nullable = pa.int64(), False
+
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
+        super().__init__(call, schema)
+        if not call.arguments:
+            self.parts[ROWS] = Tally()
+        else:
+            # Of several arguments, the rows in which none is null.
+            text = call.arguments[0]
+            if len(call.arguments) > 1:
+                tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
+                text = f"CASE WHEN {tests} THEN true END"
+            self.argument(text)
+            self.tallied(text)
+
+    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `Aggregate.results`."""
+        return states[0]
+
+
+class Truth(Aggregate):
+    """Whether all, or some, of the values are true."""
+
+    type = pa.bool_()
+
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
+        super().__init__(call, schema)
+        text = call.arguments[0]
+        if self.argument(text) != pa.bool_():
+            kind = self.arguments[text].type
+            raise call.refused(f"its argument is {kind}, not boolean", "compare it with something")
+        del self.arguments[text]
+        for test in (f"CASE WHEN {text} THEN true END", f"CASE WHEN NOT ({text}) THEN true END"):
+            self.argument(test)
+            self.tallied(test)
+
+    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `Aggregate.results`.  A multiplicity below zero is none."""
+        trues, falses = (view(each, INT64) > 0 for each in states)
+        found = ~falses if self.call.function == "bool_and" else trues
+        return pa.array(found, mask=~(trues | falses))
+
+
+class Numeric(Aggregate):
+    """Something of the exact sum of numbers.  ``scale``: the exponent of 10 of what is added up."""
+
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
+        super().__init__(call, schema)
+        self.text = call.arguments[0]
+        self.of = self.argument(self.text)
+        if not (pat.is_integer(self.of) or pat.is_floating(self.of) or pat.is_decimal(self.of)):
+            raise call.refused(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
+        self.tallied(self.text)
+        self.parts["sum", self.text] = Exact(self.of)
+        self.scale = self.of.scale if pat.is_decimal(self.of) else 0
+        self.unit = kernels.LEAST if pat.is_floating(self.of) else 0
+
+
+class SumOf(Numeric):
+    """The sum."""
+
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
+        super().__init__(call, schema)
+        self.type = DOUBLE if self.unit else pa.int64()
+        if pat.is_decimal(self.of):
+            self.type = pa.decimal128(min(self.of.precision + 10, 38), self.scale)
+
+    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `Aggregate.results`."""
+        none = view(states[0], INT64) == 0
+        if self.unit:
+            return masked(_quotients(states[1], np.ones(none.size, np.int64), self.unit), none)
+        words, fits = np.empty((none.size, 2), np.uint64), np.empty(none.size, np.uint8)
+        kernels.integers(*spelt(states[1]), words, fits)
+        low, high = words[:, 0], words[:, 1].view(np.int64)
+        if pat.is_decimal(self.type):
+            most = 10**self.type.precision - 1
+            above = (high > most >> 64) | ((high == most >> 64) & (low > most & (2**64 - 1)))
+            below = (high < -most >> 64) | ((high == -most >> 64) & (low < -most & (2**64 - 1)))
+            _within((fits != 0) & ~above & ~below, there & ~none)
+            given = pa.Array.from_buffers(pa.decimal128(38, self.scale), none.size, [None, pa.py_buffer(words)])
+            return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_places(none))
+        _within((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
+        return masked(low.view(np.int64), none)
+
+
+class Average(Numeric):
+    """The sum by how many values there are."""
+
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
+        super().__init__(call, schema)
+        self.type = DOUBLE
+        if pat.is_decimal(self.of):
+            self.type = pa.decimal128(min(self.of.precision + 4, 38), min(self.scale + 4, 38))
+
+    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `Aggregate.results`."""
+        counts = view(states[0], INT64)
+        none = counts == 0
+        if self.type == DOUBLE:
+            return masked(_quotients(states[1], counts, self.unit), none)
+        out, most, more = [], 10**self.type.precision, 10 ** (self.type.scale - self.scale)
+        for place, (total, n) in enumerate(zip(whole(states[1]), counts.tolist(), strict=True)):
+            assert total is not None
+            up, by = (2 * abs(total) * more + abs(n), 2 * abs(n)) if n else (0, 1)
+            found = up // by if (total < 0) == (n < 0) else -(up // by)  # half goes away from zero
+            if abs(found) >= most and there[place]:
+                raise Beyond(place)
+            out.append(found if abs(found) < most else 0)
+        words = b"".join(each.to_bytes(16, "little", signed=True) for each in out)
+        given = pa.Array.from_buffers(self.type, len(out), [None, pa.py_buffer(words)])
+        return given.take(_places(none, np.arange(none.size)))
+
+
+class Spread(Numeric):
+    """A variance, or its root.  Null of one value where it is that of a sample."""
+
+    type = DOUBLE
+
+    def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
+        super().__init__(call, schema)
+        self.parts["squares", self.text] = Exact(self.of, square=True)
+        self.sample, self.root = call.function.endswith("_samp"), call.function.startswith("stddev")
+
+    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `Aggregate.results`."""
+        counts = view(states[0], INT64)
+        given = zip(counts.tolist(), whole(states[1]), whole(states[2]), strict=True)
+        found = np.array([self._one(*each) for each in given], np.float64)
+        return pa.array(found, mask=(counts == 0) | (self.sample & (counts == 1)))
+
+    def _one(self, n: int, total: int | None, squares: int | None) -> float:
+        if total is None or squares is None:
+            return math.nan
+        by = n * (n - 1 if self.sample else n)
+        if by == 0:
+            return 0.0
+        exact = n * squares - total * total, (by << -2 * self.unit) * 100**self.scale
+        return _root(*exact) if self.root else _double(*exact)
+
+
+FUNCTIONS: Final[dict[str, type[Aggregate]]] = {
+    "count": CountOf,
+    "sum": SumOf,
+    "avg": Average,
+    **dict.fromkeys(("var_pop", "var_samp", "stddev_pop", "stddev_samp"), Spread),
+    **dict.fromkeys(("bool_and", "bool_or"), Truth),
+}
+
+
+def aggregate_of(name: str, text: Any, schema: pa.Schema) -> Aggregate:
+    """The aggregate that a text says, over some columns.  O(text).  Raises `ExpressionError`."""
+    call = written_aggregate(name, text)
+    if call.function not in FUNCTIONS:
+        found = f"{call.function} is not maintained yet"
+        raise call.refused(found, f"there are {', '.join(sorted(FUNCTIONS))}")
+    return FUNCTIONS[call.function](call, schema)
+
+
+def masked(values: Any, none: Any) -> pa.Array:
+    """Numbers, null where there is ``none``; nobody else writes to them."""
+    return pa.array(np.ascontiguousarray(values), mask=none if none.any() else None)
+
+
+def _within(fits: Any, there: Any) -> None:
+    beyond = np.flatnonzero(there & ~fits)
+    if beyond.size:
+        raise Beyond(int(beyond[0]))
+
+
+def _places(none: Any, at: Ints | None = None) -> pa.Array:
+    """Where each value stands among those that are not null, or at some places; null where there is none."""
+    return pa.array(np.cumsum(~none) - 1 if at is None else at, mask=none)
+
+
+def _quotients(states: pa.Array, counts: Ints, unit: int) -> Any:
+    """Exact sums divided by counts, rounded once; of a count of 0 any."""
+    out = np.empty(counts.size)
+    if kernels.quotients(*spelt(states), counts, unit, out) >= 0:
+        for place in np.flatnonzero(np.abs(counts) >= 1 << 32).tolist():
+            (total,) = whole(states.slice(place, 1))
+            if total is not None:
+                out[place] = _double(total, int(counts[place]) << -unit)
+    return out
+
+
+def _double(over: int, under: int) -> float:
+    """The double nearest to a quotient; infinite beyond the largest."""
+    try:
+        return over / under
+    except OverflowError:
+        return math.inf if (over > 0) == (under > 0) else -math.inf
+
+
+def _root(over: int, under: int) -> float:
+    """The double nearest to a quotient's root: of 64 bits or more, the last says whether anything was cut off."""
+    if over < 0:
+        return math.nan
+    shift = max(128 - over.bit_length() + under.bit_length(), 0) + 1 & ~1
+    scaled, rest = divmod(over << shift, under)
+    root = math.isqrt(scaled)
+    return _double(2 * root + (rest != 0 or root * root != scaled), 2 << shift // 2)

@@ -1,0 +1,127 @@
+"""Aggregates as they are written: their names, and the parts of a call.
+
+Invariant: a text is one call of an aggregate, with FILTER, DISTINCT, ORDER BY and IGNORE NULLS where the syntax has
+them; anything else is refused. An argument under a FILTER is null where the condition is not true, because aggregates
+skip nulls; so it is not computed for those rows. What an aggregate does is not known here.
+
+>>> call = written_aggregate("total", "SUM(a * b) filter (where c > 1)")
+>>> call.function, call.arguments
+('sum', ['CASE WHEN c > 1 THEN a * b END'])
+>>> written_aggregate("n", "median(a)")
+Traceback (most recent call last):
+    ...
+ddflow.errors.ExpressionError: agg n='median(a)': there is no aggregate 'median'; there are array_agg, avg, ...
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from ddflow.errors import ExpressionError, cut
+
+NAMES: Final = frozenset(
+    (
+        *("array_agg", "avg", "bool_and", "bool_or", "count", "first", "last", "max", "min"),
+        *("stddev_pop", "stddev_samp", "sum", "var_pop", "var_samp"),
+    )
+)
+"""The aggregates that there are."""
+CALLED: Final = {
+    "mean": "avg",
+    "variance": "var_samp",
+    "std": "stddev_samp",
+    "stddev": "stddev_samp",
+    "every": "bool_and",
+    "any": "bool_or",
+    "some": "bool_or",
+    "first_value": "first",
+    "last_value": "last",
+    "collect_list": "array_agg",
+}
+"""Other names of theirs."""
+
+
+class OrderedBy(NamedTuple):
+    """A part of ORDER BY."""
+
+    text: str
+    descending: bool
+    nulls_first: bool
+
+
+class AggregateCall(NamedTuple):
+    """``arguments``: SQL; none of ``count(*)``, but under a FILTER."""
+
+    name: str
+    text: str
+    function: str
+    arguments: list[str]
+    distinct: bool
+    order: list[OrderedBy]
+    ignores_nulls: bool
+    filtered: bool
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether it is ``count(*)``."""
+        return self.function == "count" and not (self.arguments or self.ignores_nulls)
+
+    def refused(self, found: str, remedy: str) -> ExpressionError:
+        """The error for a call that cannot be."""
+        return ExpressionError(f"agg {self.name}={cut(self.text)!r}", found, remedy)
+
+
+def written_aggregate(name: str, text: Any) -> AggregateCall:
+    """What the text of an aggregate says.  O(text).  Raises `ExpressionError`."""
+    from sqlglot import exp  # which takes long to import
+
+    from ddflow.expressions.node import Refusal
+    from ddflow.expressions.parse import parse
+
+    empty = AggregateCall(name, str(text), "", [], False, [], False, False)
+    if not isinstance(text, str):
+        raise empty.refused(f"it is {type(text).__name__}", "write SQL, as in total='sum(amount)'")
+    try:
+        tree = parse(text).tree
+    except Refusal as refusal:
+        raise empty.refused(refusal.found, refusal.remedy) from refusal
+    where, ignores = None, False
+    while isinstance(tree, exp.Filter | exp.IgnoreNulls | exp.RespectNulls | exp.Paren):
+        ignores = ignores or isinstance(tree, exp.IgnoreNulls)
+        where = tree.expression.this if isinstance(tree, exp.Filter) else where
+        tree = tree.this
+    if not isinstance(tree, exp.Anonymous):
+        remedy = "write one aggregate a column, and project what is made of several"
+        raise empty.refused("it is no call of an aggregate", remedy)
+    function = CALLED.get(tree.name.lower(), tree.name.lower())
+    if function not in NAMES:
+        raise empty.refused(f"there is no aggregate {tree.name!r}", f"there are {', '.join(sorted(NAMES))}")
+    given, order, distinct = list(tree.expressions), list[OrderedBy](), False
+    if given and isinstance(given[-1], exp.Order):
+        ordered = given.pop()
+        given.append(ordered.this)
+        order = [
+            OrderedBy(_sql(each.this), bool(each.args.get("desc")), bool(each.args.get("nulls_first")))
+            for each in ordered.expressions
+        ]
+    if given and isinstance(given[0], exp.Distinct):
+        distinct, given = True, list(given[0].expressions)
+    if given and isinstance(given[0], exp.IgnoreNulls | exp.RespectNulls):
+        ignores, given[0] = isinstance(given[0], exp.IgnoreNulls), given[0].this
+    if function in ("first", "last") and len(given) == 2 and isinstance(given[1], exp.Boolean):
+        ignores = ignores or bool(given.pop().this)
+    star = len(given) == 1 and isinstance(given[0], exp.Star)
+    if star and (function != "count" or distinct):
+        raise empty.refused(f"{function} takes no *", "name a column, or write count(*)")
+    if len(given) != 1 and not (function == "count" and given):
+        raise empty.refused(f"{function} of {len(given)} arguments", f"write {function}(column)")
+    arguments = [] if star else [_sql(each) for each in given]
+    if where is not None:
+        arguments = [f"CASE WHEN {_sql(where)} THEN {each} END" for each in arguments or ["true"]]
+    return AggregateCall(name, text, function, arguments, distinct, order, ignores, where is not None)
+
+
+def _sql(tree: Any) -> str:
+    from ddflow.expressions.parse import DdflowSpark
+
+    return str(tree.sql(dialect=DdflowSpark, normalize_functions=False))

@@ -1,0 +1,119 @@
+"""Aggregates, said once in fractions: of values with multiplicities, nulls among them.
+
+Nothing here is clever or fast: sums are fractions of all values that are there, rounded where they become a result. A
+root is found by halving.
+
+>>> total([(0.1, 1), (0.2, 1), (None, 5)]), average([(1, 2), (4, 1)]), spread([(1, 1), (3, 1)], root=True)
+(0.30000000000000004, 2.0, 1.0)
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Context, Decimal
+from fractions import Fraction
+from typing import Any
+
+Values = Sequence[tuple[Any, int]]
+INT64 = 2**63
+
+
+class Overflow(Exception):
+    """A value leaves its type."""
+
+
+def counted(values: Values) -> int:
+    """How many are not null."""
+    return sum(n for value, n in values if value is not None)
+
+
+def truth(values: Values, every: bool) -> bool | None:
+    """Whether all, or some, are true."""
+    true, false = (sum(n for value, n in values if value is which) > 0 for which in (True, False))
+    return None if not (true or false) else not false if every else true
+
+
+def total(values: Values) -> Any:
+    """The sum: of integers an integer, of decimals a decimal, of floats the nearest float."""
+    values = [(value, n) for value, n in values if value is not None]
+    if counted(values) == 0:
+        return None
+    if all(isinstance(value, int) for value, _ in values):
+        exact = sum(value * n for value, n in values)
+        if not -INT64 <= exact < INT64:
+            raise Overflow
+        return exact
+    if all(isinstance(value, Decimal) for value, _ in values):
+        return sum((Context(prec=300).multiply(value, n) for value, n in values), Decimal(0))
+    return _over(values, 1)
+
+
+def average(values: Values, digits: int | None = None) -> Any:
+    """The sum by how many there are; of decimals with so many digits behind the point."""
+    values = [(value, n) for value, n in values if value is not None]
+    count = counted(values)
+    if count == 0:
+        return None
+    if digits is not None:
+        exact = sum((Fraction(value) * n for value, n in values), Fraction(0)) / count
+        shifted = abs(exact) * 10**digits
+        found = (2 * shifted.numerator + shifted.denominator) // (2 * shifted.denominator)
+        return Decimal(int(math.copysign(1, exact)) * found).scaleb(-digits, Context(prec=300, rounding=ROUND_HALF_UP))
+    return _over(values, count)
+
+
+def spread(values: Values, sample: bool = False, root: bool = False) -> float | None:
+    """The variance, or its root."""
+    values = [(value, n) for value, n in values if value is not None]
+    count = counted(values)
+    if count == 0 or (sample and count == 1):
+        return None
+    special: dict[str, int] = {}
+    for value, n in values:
+        if isinstance(value, float) and not math.isfinite(value):
+            special[str(value)] = special.get(str(value), 0) + n
+    if any(special.values()):
+        return math.nan
+    finite = [(Fraction(value), n) for value, n in values if not isinstance(value, float) or math.isfinite(value)]
+    sums, squares = sum(value * n for value, n in finite), sum(value * value * n for value, n in finite)
+    exact = (count * squares - sums * sums) / Fraction(count * (count - 1 if sample else count))
+    return _root(exact) if root else _nearest(exact)
+
+
+def _over(values: Values, count: int) -> float:
+    special: dict[str, int] = {}
+    for value, n in values:
+        if not math.isfinite(value):
+            special[str(value)] = special.get(str(value), 0) + n
+    ups, downs = special.get("inf", 0), -special.get("-inf", 0)
+    signs = {math.copysign(1, each) for each in (ups, downs) if each}
+    if special.get("nan", 0) or len(signs) > 1:
+        return math.nan
+    if signs:
+        return math.inf * signs.pop() * (1 if count > 0 else -1)
+    return _nearest(sum((Fraction(value) * n for value, n in values if math.isfinite(value)), Fraction(0)) / count)
+
+
+def _nearest(exact: Fraction) -> float:
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
+
+
+def _root(exact: Fraction) -> float:
+    if exact < 0:
+        return math.nan
+    low, high = 0, 0x7FF << 52  # doubles above zero have the order of their bits
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if Fraction(_float(middle)) ** 2 <= exact else (low, middle)
+    between = (Fraction(_float(low)) + Fraction(_float(high))) / 2 if high < 0x7FF << 52 else exact + 1
+    return _float(high if between**2 < exact or (between**2 == exact and low % 2) else low)
+
+
+def _float(bits: int) -> float:
+    value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
+    return value
