@@ -211,6 +211,10 @@ class NotUnique(DdflowError, ValueError):
     """A key of updates that are turned into upserts holds several rows; give another key, or say which row shows."""
 
 
+class NegativeMultiplicity(DdflowError, ValueError):
+    """A row is there less than no times where that means nothing; the step was refused whole."""
+
+
 class NotHeld(DdflowError, ValueError):
     """Updates retract a row that is not there; give all of them, from the beginning and in order."""
 

@@ -206,7 +206,7 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
         return getattr(below, rest[2])(plan(rest[1], inputs, python), all=rest[3])
     if verb == "threshold":
         return below.threshold(THRESHOLDS[rest[1]] if python else rest[1])
-    return getattr(below, verb)()
+    return getattr(below, verb)(*rest[1:])
 
 
 def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
@@ -234,6 +234,8 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
     if verb == "input":
         return keys[rest[0]]
     below = key_of(rest[0], keys)
+    if verb == "top" and rest[5] is not None and below is not None:
+        return [*rest[3], rest[5]]
     if verb == "count":
         return rest[1]
     if verb in ("concat", "set", "threshold") or below is None:
