@@ -103,6 +103,10 @@ class CountOverflow(DdflowError, OverflowError):
     """A count does not fit int64; the step was refused whole."""
 
 
+class NegativeMultiplicity(DdflowError, ValueError):
+    """A row is there less than zero times where that means nothing; the step was refused whole."""
+
+
 class CorruptState(DdflowError, RuntimeError):
     """State breaks its own invariant (two live values for one key); it must not be used."""
 
@@ -209,10 +213,6 @@ class OutOfMemory(DdflowError, MemoryError):
 
 class NotUnique(DdflowError, ValueError):
     """A key of updates that are turned into upserts holds several rows; give another key, or say which row shows."""
-
-
-class NegativeMultiplicity(DdflowError, ValueError):
-    """A row is there less than no times where that means nothing; the step was refused whole."""
 
 
 class NotHeld(DdflowError, ValueError):

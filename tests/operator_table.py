@@ -89,6 +89,80 @@ def never(c: dd.Collection) -> dd.Collection:
     return made.concat(made.negate())  # type: ignore[no-any-return]
 
 
+def pairs(
+    left: Callable[[Row], Row | None], right: Callable[[Row], Row | None], how: str = "inner", keys: int = 1
+) -> Callable[[Rows], Rows]:
+    """The twin of a join of two collections of the same rows, made by functions: by their first values.
+
+    ``how``: as of `Collection.join`, without a condition.  Keys are shown once."""
+
+    def scratch(rows: Rows) -> Rows:
+        sides = [Counter[Row](), Counter[Row]()]
+        for row, times in rows.items():
+            for side, made in zip(sides, (left(row), right(row)), strict=True):
+                if made is not None:
+                    side[made] += times
+        out: Rows = Counter()
+        partners = [{row[:keys] for row, times in side.items() if times and None not in row[:keys]} for side in sides]
+        for one, n in sides[0].items():
+            if how in ("semi", "anti"):
+                out[one] += n if (one[:keys] in partners[1]) == (how == "semi") else 0
+            elif how in ("left", "full") and one[:keys] not in partners[1]:
+                out[(*one, None)] += n
+            for other, m in sides[1].items() if how not in ("semi", "anti") else ():
+                if one[:keys] == other[:keys] and None not in one[:keys]:
+                    out[(*one, *other[keys:])] += n * m
+        for other, m in sides[1].items() if how in ("right", "full") else ():
+            if other[:keys] not in partners[0]:
+                out[(*other[:keys], None, *other[keys:])] += m
+        return out
+
+    return scratch
+
+
+def halves(c: dd.Collection) -> tuple[dd.Collection, dd.Collection]:
+    """Two collections by city: ``n`` where it is below 3, and ``m``, where it is there."""
+    return c.filter("n < 3").project(["city", "n"]), c.filter("n is not null").project({"city": "city", "m": "n"})
+
+
+def half(row: Row) -> Row | None:
+    """The left of `halves`."""
+    return None if row[1] is None or row[1] >= 3 else row[:2]
+
+
+def other_half(row: Row) -> Row | None:
+    """The right of `halves`."""
+    return None if row[1] is None else row[:2]
+
+
+def below(rows: Rows) -> Rows:
+    """The left of `halves`, with its greater partners of the right, and null where there is none."""
+    every = pairs(half, other_half)(rows)
+    out = Counter({row: times for row, times in every.items() if row[1] < row[2]})
+    lone = Counter[Row]()
+    for row, times in rows.items():
+        lone[row[:2]] += times if half(row) is not None else 0
+    met = {row[:2] for row, times in out.items() if times}
+    return out + Counter({(*row, None): times for row, times in lone.items() if row not in met})
+
+
+def counted(rows: Rows) -> Rows:
+    """The left of `halves`, beside how many rows the city has."""
+    found = dict(groups(rows).keys())
+    out: Rows = Counter()
+    for row, times in rows.items():
+        if half(row) is not None and row[0] is not None and row[0] in found:
+            out[(*row[:2], found[row[0]])] += times
+    return out
+
+
+def same_key(c: dd.Collection) -> dd.Collection:
+    """An input, joined with itself by its key."""
+    (rows,) = c.inputs
+    mine, other = rows.project(["id", "city"]), rows.project({"of": "id", "n": "n"})
+    return mine.join(other, on={"id": "of"}).project(["city", "n"])
+
+
 TABLE: Mapping[str, Law] = {
     "filter": Law(lambda c: c.filter("n > 1"), each(lambda row: [row] if row[1] is not None and row[1] > 1 else [])),
     "project": Law(
@@ -115,6 +189,11 @@ TABLE: Mapping[str, Law] = {
     "to_upserts": Law(lambda c: c.count("city").to_upserts("city"), groups, local=True),
     # It holds rows from the first event on, of which the rows that are held do not tell: see test_constant.
     "constant": Law(lambda c: never(c), lambda rows: Counter(), local=True),
+    "arrange": Law(lambda c: c.arrange("city"), each(lambda row: [row])),
+    "join": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city"), pairs(half, other_half), local=True),
+    "pad": Law(
+        lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left"), pairs(half, other_half, "left"), local=True
+    ),
     "single": Law(lambda c: c.project({"city": "city", "one": "1"}).single("one"), each(lambda row: [row[:1]])),
 }
 
@@ -140,5 +219,23 @@ MADE: Mapping[str, Law] = {
         lambda c: cities(c)[0].intersect(cities(c)[1], all=True),
         by_city(lambda a, b: min(max(a, 0), b)),
     ),
+    **{
+        f"{how} join": Law(
+            lambda c, how=how: halves(c)[0].join(halves(c)[1], on="city", how=how),  # type: ignore[misc]
+            pairs(half, other_half, how),
+            local=True,
+        )
+        for how in ("right", "full", "semi", "anti")
+    },
+    "join by two keys": Law(
+        lambda c: halves(c)[0].join(halves(c)[1], on={"city": "city", "n": "m"}),
+        pairs(half, lambda row: None if row[1] is None else (*row[:2], row[1]), keys=2),
+        local=True,
+    ),
+    "join on a condition": Law(
+        lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left", condition="n < m"), below, local=True
+    ),
+    "join of a count": Law(lambda c: halves(c)[0].join(c.count("city"), on="city"), counted, local=True),
+    "join by a key": Law(same_key, each(lambda row: [row[:2]]), local=True),
 }
 """Verbs that are made of others, which the laws hold for as well."""

@@ -90,11 +90,13 @@ class Graph:
         self.needed, self.time_type = _needed(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, Running] = {}
+        self.opened: dict[Collection, Readable] = {each: self.inputs[each.name] for each in plan.inputs.values()}
+        """All of it, by collection."""
         for node in plan.nodes:
             if node in self.needed and node.inputs:
-                self.running[node] = node.open(
-                    Context(secret, self.time_type, frozenset(self.needed[node].names), threads)
-                )
+                wanted, inputs = frozenset(self.needed[node].names), tuple(self.opened[of] for of in node.inputs)
+                self.running[node] = node.open(Context(secret, self.time_type, wanted, threads, inputs))
+                self.opened[node] = self.running[node]
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold a state."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
@@ -107,9 +109,6 @@ class Graph:
         """The columns whose equal rows must meet, None where an operator has several inputs."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
         """The columns of the tables of outputs."""
-        self.opened: dict[Collection, Readable] = {each: self.inputs[each.name] for each in plan.inputs.values()}
-        """All of it, by collection."""
-        self.opened |= self.running
 
     def _named(self) -> dict[str, Readable]:
         """What holds a state, by a name for people."""

@@ -229,7 +229,8 @@ def _regrown(
     def hashed(rows: pa.Table | pa.RecordBatch) -> Hashes:
         return *keys.of(rows), made(filled(rows, empty.schema))[2]
 
-    arrangements.restore(old, record, what, batch_store, False, hashed, False)
+    # Groups of an ordered one are of columns that it was written with.
+    arrangements.restore(old, record, what, batch_store, False, made if empty.ordered else hashed, False)
     rekeyed(old, empty, made, indexed, home)
 
 

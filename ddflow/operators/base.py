@@ -20,18 +20,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Secret, Words
+from ddflow.columns.hashing import NONE, Ints, Secret, Words
 from ddflow.columns.threads import ALONE, Threads
+from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.registry import register
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 __all__ = ["Context", "Linear", "Operator", "Running", "few", "ints", "register"]
 
-Hashes = tuple[Words, Words, Words]
-"""Of rows: their identities, high and low words, and a hash of what counts in "did it change"."""
+Hashes = tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]
+"""Of rows: their identities, high and low words, and a hash of what counts in "did it change"; of rows of ordered
+arrangements the words beyond two, where all columns are there."""
 
 
 class Context(NamedTuple):
@@ -45,6 +48,8 @@ class Context(NamedTuple):
     """The columns of its output that somebody reads in a step."""
     threads: Threads = ALONE
     """The threads that share the work."""
+    inputs: tuple[Any, ...] = ()
+    """What is opened of its inputs, each a `Readable`."""
 
 
 class Readable:
@@ -79,6 +84,20 @@ class Readable:
     def held(self, arranged: pa.Table) -> Updates:
         """What rows of its arrangement stand for: rows of its output, among others their columns.  O(rows)."""
         return once_each(arranged)
+
+    def look(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
+        """The rows of groups, given by the words of the columns they are identified by, ascending.
+
+        References point into the arrangement.  ``most``: of each group, at most.  O(groups) expected.
+        """
+        arranged = self.arranged
+        prior = arranged.seek(high, low if arranged.index.wide else NONE, np.arange(high.size, dtype=np.int32))
+        live = prior.reference & LIVE != 0
+        if not arranged.index.wide:
+            live &= low == 0  # null, which no row of it has
+        begins = np.concatenate([ints(0), np.cumsum(live)])
+        references = prior.reference[live] & (LIVE - 1) & ~OCCUPIED
+        return RowsByGroup(references, np.ones(references.size, np.int64), begins)
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """What the rows of its arrangement say of themselves, as it keeps it beside them.  O(rows).

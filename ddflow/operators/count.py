@@ -87,6 +87,10 @@ class Count(Operator):
         """The groups."""
         return [tuple(self.by)]
 
+    def found_by(self) -> Columns | None:
+        """See `Collection.found_by`: the groups."""
+        return tuple(self.by)
+
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
         return RunningCount(self.groups, self.name, context.secret)

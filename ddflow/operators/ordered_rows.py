@@ -11,7 +11,7 @@ the front.
 >>> rows = OrderedRows(schema, ["city"], [OrderColumn("id", False, True)], Secret(1, 2))
 >>> table = pa.table({"city": ["Bern", "Bern"], "id": [7, 3]}, schema=schema)
 >>> folded = rows.fold(Updates(table, few(0, 0), ints(1, 2), ints(5)), since=5)
->>> rows.arranged.apply([folded.change], upper=6, since=5)
+>>> rows.apply([folded.change], upper=6, since=5)
 >>> found = rows.look(*rows.groups([pa.array(["Bern"])], 1))
 >>> rows.gathered(found.references).to_pylist(), found.values.tolist()
 ([{'city': 'Bern', 'id': 3}, {'city': 'Bern', 'id': 7}], [2, 1])
@@ -36,6 +36,7 @@ from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.group import group
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
+from ddflow.operators.base import Hashes, Running, once_each
 from ddflow.operators.updates import Updates, overflow
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
@@ -69,19 +70,19 @@ class Folded(NamedTuple):
     """int64[m]: the multiplicities before the step, by place in ``by``."""
 
 
-class OrderedRows:
+class OrderedRows(Running):
     """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group."""
 
     def __init__(self, row: pa.Schema, by: Sequence[str], order: Sequence[OrderColumn], secret: Secret) -> None:
-        self.row, self.by, self.order = row, list(by), list(order)
+        self.row, self.by, self.order, self.secret = row, list(by), list(order), secret
         # Of any nullability: then keys take two words, and those of two collections are the same.
         loose = pa.schema([field.with_nullable(True) for field in row])
         self.keys = RowHashes(pa.schema([loose.field(name) for name in by]), secret)
         self.whole, self.schema = RowHashes(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
         self.ordered = pa.schema([(each.name, ordered_type(row.field(each.name).type)) for each in order])
-        words = sum(word_count(self.ordered.field(each.name).type, each.name) for each in order) + 2
-        self.arranged, self.arena = Arrangement(self.schema, wide=True, words=words, ordered=True), Arena()
-        self.given, self.fields = RowPool(row), list(loose)
+        words = sum(word_count(field.type, field.name) for field in self.ordered) + 2
+        self.arrangements, self.arena = (Arrangement(self.schema, wide=True, words=words, ordered=True),), Arena()
+        self.given, self.fields, self.identified = RowPool(row), list(loose), row
 
     def groups(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
         """uint64[n], twice: the first words of identities, of the columns of groups.  O(n)."""
@@ -132,21 +133,30 @@ class OrderedRows:
         self.given.put(0, None)
         return Folded(change, by, order, rows[kept], ranks[kept], times, numbers, before)
 
-    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> tuple[Words, Words, Words]:
-        """Groups' words and multiplicities, as rows of the arrangement have them.  O(rows)."""
-        return *self.keys.of(rows), np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
+    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Readable.rehashed`: the words of groups, multiplicities, and, of whole rows, all other words."""
+        high, low = self.keys.of(rows)
+        times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
+        if not set(self.row.names) <= set(rows.schema.names):
+            return high, low, times  # of a file that was written before there were more columns
+        return high, low, times, self._words(rows, *self.whole.of(rows))
 
-    def order_words(self, table: pa.Table) -> Words:
-        """uint64[n, w]: the words that rows are ordered by.  O(n w)."""
-        return order_words(table.select(self.ordered.names).cast(self.ordered), self.order)
+    def held(self, arranged: pa.Table) -> Updates:
+        """See `Readable.held`: each row as often as it is there."""
+        (times,) = arrays(arranged, [TIMES])
+        return once_each(arranged)._replace(diffs=times.to_numpy())
+
+    def _words(self, rows: Any, high: Words, low: Words) -> Ints:
+        """int64[n, w]: the other words of rows whose own two are these."""
+        mine = [high.reshape(-1, 1), low.reshape(-1, 1)]
+        if self.order:
+            mine.insert(0, order_words(rows.select(self.ordered.names).cast(self.ordered), self.order))
+        return np.ascontiguousarray(np.hstack(mine)).view(np.int64)
 
     def _sorted(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[Sorted, Ints]:
         """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""
         groups = [each.take(first) for each in self.keys.identities(arrays(table, self.by), n)]
-        mine = [high.take(first).reshape(-1, 1), (low if low.size else np.zeros_like(high)).take(first).reshape(-1, 1)]
-        if self.order:
-            mine.insert(0, self.order_words(table).take(first, 0))
-        words: Ints = np.ascontiguousarray(np.hstack(mine)).view(np.int64)
+        words = self._words(table, high, low).take(first, 0)
         by = in_order(groups[0], groups[1], words, self.arena)
         return by, np.ascontiguousarray(words.take(by.permutation, 0))
 

@@ -109,6 +109,11 @@ class Project(Operator):
                 names.setdefault(column, field.name)
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
+    def renames(self) -> dict[str, str] | None:
+        """See `Collection.renames`."""
+        names = {field.name: c for field, c in zip(self.schema, self.columns, strict=True) if isinstance(c, str)}
+        return names if len(names) == len(self.columns) else None
+
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
         return Projecting(self, context.wanted)

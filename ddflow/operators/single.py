@@ -78,4 +78,4 @@ def checked(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:
         where = ", ".join(f"{name} = {row[name]}" for name in keys)
         found = f"it has {row[count]} rows{' where ' if where else ''}{where}"
         raise NotSingle("a scalar subquery", found, "add a condition, or an aggregate such as max(...)")
-    return updates._replace(rows=updates.rows.drop_columns([count]))
+    return updates._replace(rows=updates.rows.select([name for name in updates.rows.schema.names if name != count]))

@@ -31,11 +31,12 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints
 from ddflow.columns.names import TIMES, check_names, column_name, column_names, did_you_mean
-from ddflow.columns.rows import RowPool, gather, gathered, shown_row
-from ddflow.errors import NegativeMultiplicity, SpecError
+from ddflow.columns.rows import RowPool, gather, gathered
+from ddflow.errors import SpecError
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import merge_top, move_windows
-from ddflow.operators.base import Context, Hashes, Operator, Running, once_each, register
+from ddflow.operators.arranged import refuse_negative
+from ddflow.operators.base import Context, Operator, Running, once_each, register
 from ddflow.operators.ordered_rows import Folded, OrderedRows
 from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
 from ddflow.operators.updates import Updates
@@ -137,25 +138,16 @@ class Candidates(NamedTuple):
     """int64[g + 1]: where groups begin."""
 
 
-class RunningTop(Running):
+class RunningTop(OrderedRows):
     """State: all rows of the input, by group and order."""
 
     def __init__(self, node: Top, context: Context) -> None:
-        self.schema, self.row, self.rank_name = node.schema, node.inputs[0].schema, node.rank_name
+        row, self.rank_name = node.inputs[0].schema, node.rank_name
         self.offset, self.limit = np.int64(node.offset), np.int64(node.offset + node.k)
-        self.order = RowOrder(self.row, node.partition_by, node.by, context.secret)
-        self.rows = OrderedRows(self.row, node.partition_by, self.order.words, context.secret)
-        self.wanted = pa.schema([field for field in self.row if field.name in context.wanted])
-        self.identified = self.row
-
-    @property
-    def arrangements(self) -> tuple[Arrangement, ...]:  # type: ignore[override]
-        """See `Readable.arrangements`."""
-        return (self.rows.arranged,)
-
-    @arrangements.setter
-    def arrangements(self, given: tuple[Arrangement, ...]) -> None:
-        (self.rows.arranged,) = given
+        self.ways = RowOrder(row, node.partition_by, node.by, context.secret)
+        super().__init__(row, node.partition_by, self.ways.words, context.secret)
+        self.wanted = pa.schema([field for field in row if field.name in context.wanted])
+        self.shown = self.wanted if node.rank_name is None else self.wanted.append(node.schema.field(node.rank_name))
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
@@ -164,19 +156,13 @@ class RunningTop(Running):
         O(k) more for each time at which a group's first rows change.
         """
         updates = inputs[0]
-        folded = self.rows.fold(updates, since)
-        if (below := np.flatnonzero(folded.counts < 0)).size:
-            at = int(folded.rows[below[0]])
-            raise _negative(updates.rows, at, int(folded.counts[below[0]]))
+        folded = self.fold(updates, since)
+        refuse_negative(folded, updates, "top")
         pool = self.arranged.pool(folded.change.batch.rows)
         try:
             return self._moved(folded, updates.times, pool), folded.change
         finally:
             pool.put(0, None)
-
-    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `Running.rehashed`."""
-        return self.rows.rehashed(rows)
 
     def pieces(self, as_of: int | None) -> Iterator[Updates]:
         """See `Readable.pieces`.  Of a group the rows are gathered that are shown, or tie with these; O(rows held)."""
@@ -219,8 +205,8 @@ class RunningTop(Running):
         by, m = folded.by, folded.prior.size
         order, heads = np.ascontiguousarray(folded.order), first[:-1]
         lowered = np.add.reduceat(folded.prior > 0, heads, dtype=np.int64) if heads.size else heads
-        most, tied = self.limit + lowered, self.order.tied
-        found = self.rows.look(by.high[heads], by.low[heads], most, tied, words=True)
+        most, tied = self.limit + lowered, self.ways.tied
+        found = self.look(by.high[heads], by.low[heads], most, tied, words=True)
         n = m + found.values.size
         merged, held, place = (np.empty(size, np.int64) for size in (n, n, m))
         ties, ends = np.empty(n, np.uint8), np.empty(first.size, np.int64)
@@ -244,16 +230,16 @@ class RunningTop(Running):
             return None
         tied = np.union1d(again, again - 1)
         classes = np.cumsum(ties == 0)[tied]
-        schema = pa.schema([self.row.field(each.name).with_nullable(True) for each in self.order.values])
+        schema = pa.schema([self.row.field(each.name).with_nullable(True) for each in self.ways.values])
         out = np.arange(references.size)
-        out[tied] = tied[self.order.sorted(gather(pool, references[tied], schema), classes)]
+        out[tied] = tied[self.ways.sorted(gather(pool, references[tied], schema), classes)]
         return out
 
     def _shown(self, arranged: Arrangement, references: Ints) -> Updates:
         """What is shown of rows in the order of identities, all of some groups."""
         pool = arranged.slots.pool
         high, low, order = identified(arranged, references)
-        heads, first = starts(high, low), starts(high, low, order[:, : self.order.tied])
+        heads, first = starts(high, low), starts(high, low, order[:, : self.ways.tied])
         times = gather(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0)
         held = np.minimum(np.asarray(times), self.limit)
         # Those that tie with the first row of a class may stand where it does.
@@ -275,8 +261,8 @@ class RunningTop(Running):
         """Rows of the output.  ``places``: counted from 0."""
         columns = gathered(pool, references, self.wanted)
         if self.rank_name is None:
-            return pa.Table.from_arrays(columns, schema=self.wanted)
-        return pa.Table.from_arrays([*columns, pa.array(places + 1)], schema=self.wanted.append(self.schema.field(-1)))
+            return pa.Table.from_arrays(columns, schema=self.shown)
+        return pa.Table.from_arrays([*columns, pa.array(places + 1)], schema=self.shown)
 
 
 def _before(held: Ints, heads: Any) -> Ints:
@@ -284,12 +270,3 @@ def _before(held: Ints, heads: Any) -> Ints:
     ends = np.cumsum(held)
     before: Ints = ends - held
     return before - before[heads][np.cumsum(heads) - 1]
-
-
-def _negative(rows: Any, at: int, n: int) -> NegativeMultiplicity:
-    """The error for a row whose multiplicity is below zero."""
-    return NegativeMultiplicity(
-        "top",
-        f"the row {shown_row(rows, at)} is there {n} times",
-        "a top needs rows that are there: look for what retracts it more often than it was given, or use threshold",
-    )

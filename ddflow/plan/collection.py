@@ -1,9 +1,8 @@
 """Collections: the nodes of a plan, and what each says of itself.
 
 Invariant: a collection is immutable and knows its schema. Which operators there are is not known here: `Collection` has
-a method for each verb, from a file for each family (`row_verbs`, `set_verbs`, `group_verbs`), and the registry has its
-class. `ddflow.plan.plan.Plan` has the inputs, from which all others
-are made.
+a method for each verb, from a file for each family (`row_verbs`, `set_verbs`, `group_verbs`, `join_verbs`), and the
+registry has its class. `ddflow.plan.plan.Plan` has the inputs, from which all others are made.
 
 >>> from ddflow.plan.plan import Plan
 >>> from ddflow.plan.spec import Upsert
@@ -21,6 +20,7 @@ import pyarrow as pa
 
 from ddflow.columns.schema import updates_schema
 from ddflow.plan.group_verbs import GroupVerbs
+from ddflow.plan.join_verbs import JoinVerbs
 from ddflow.plan.record import Record
 from ddflow.plan.row_verbs import RowVerbs
 from ddflow.plan.set_verbs import SetVerbs
@@ -43,7 +43,7 @@ class Nodes:
         return made
 
 
-class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Collection"]):
+class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Collection"], JoinVerbs["Collection"]):
     """A multiset of rows that changes over time: an input, or an operator's output.
 
     It is immutable.  Each verb makes a new collection and runs nothing.
@@ -141,6 +141,14 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
     def carried(self, by: Columns | None) -> Columns | None:
         """What columns of the input are called here; None where one is gone."""
         return by
+
+    def found_by(self) -> Columns | None:
+        """The columns that its rows are found by in a state that it has: of an arrangement, or keys of one row each."""
+        return None
+
+    def renames(self) -> dict[str, str] | None:
+        """Of what shows columns of its input, row for row: their names there; None of all else."""
+        return None
 
     def check_partitions(self) -> None:
         """Raise `SpecError` where it cannot be cut by hash over partitions."""

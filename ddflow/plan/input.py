@@ -36,6 +36,10 @@ class Input(Collection):
         """Who wins, what deletes, what changes; or how often rows count."""
         return self.bound.spec
 
+    def found_by(self) -> tuple[str, ...] | None:
+        """See `Collection.found_by`: the key, of upserts."""
+        return tuple(self.bound.key_schema.names) if self.unique else None
+
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Its name; its columns and its spec stand elsewhere, since they may change."""
         return {"name": self.name}

@@ -197,13 +197,15 @@ class Examination:
         name, bloom = record.file.name, record.bloom
         if name not in self.seen:
             self.seen.add(name)
-            high, low, value = rows(pa.table(batch.rows.table))
-            # A version that was replaced before it was merged has no hash any more.
-            hashed = (batch.live != 0) & (batch.value != 0)
+            high, low, value, *more = rows(pa.table(batch.rows.table))
+            live = batch.live != 0
+            words = [pair for each in more for pair in zip(batch.order.T, each.T, strict=True)]
             for what, there, expected, at in (
-                ("identity", batch.high, high, batch.live != 0),
-                ("identity", batch.low, low, batch.live != 0),
-                ("hash", batch.value, value, hashed),
+                ("identity", batch.high, high, live),
+                ("identity", batch.low, low, live),
+                *(("identity", *pair, live) for pair in words),
+                # A version that was replaced before it was merged has no hash any more.
+                ("hash", batch.value, value, live & (batch.value != 0)),
             ):
                 if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
                     raise self._odd(name, f"the {what} of row {odd[0]:,} is not that of its columns")

@@ -15,7 +15,7 @@ deletions keep theirs, because their rows may be gone.
 [{'k': 'a'}, {'k': 'b'}]
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 
-from ddflow.columns.hashing import NONE, Words, view
+from ddflow.columns.hashing import NONE, Ints, Words, view
 from ddflow.columns.rows import Rows
 from ddflow.storage.fields import Instant, Strict
 from ddflow.trace.batch import Batch, same
@@ -38,8 +38,9 @@ KINDS: Final[dict[str, Any]] = {
 """The columns that are ours, in their order, and the types of their words."""
 MADE: Final = ("high", "low", "value")
 """Those of them that a live version's row says as well."""
-Made = Callable[[pa.Table | pa.RecordBatch], tuple[Words, Words, Words]]
-"""Identities (high, low) and value hashes, as rows have them; those of rows of deletions may be any."""
+Made = Callable[[pa.Table | pa.RecordBatch], tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]]
+"""Identities (high, low) and value hashes, as rows have them, and where arrangements are ordered the words beyond two;
+those of rows of deletions may be any."""
 MOST_WORDS: Final = 1 << 10
 """Order words of a version, at most."""
 
@@ -106,11 +107,11 @@ def unfiled(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch
     return Batch(own["high"], low, time, live, value, order, Rows(rows), mapped)
 
 
-def whole(batch: Batch, made: tuple[Words, Words, Words]) -> Batch:
+def whole(batch: Batch, made: Sequence[Words]) -> Batch:
     """A compressed batch with the identities and hashes that were made of its rows, where these are live.  O(n)."""
     live = batch.live != 0
     high, low, value = (
         np.where(live, each, was) if was.size else was
-        for each, was in zip(made, (batch.high, batch.low, batch.value), strict=True)
+        for each, was in zip(made[:3], (batch.high, batch.low, batch.value), strict=True)
     )
     return replace(batch, high=high, low=low, value=value)

@@ -276,7 +276,7 @@ def _load(
     if layout.compressed:
         # What lies in the file is not what is held.
         batch, file.columns = (
-            whole(batch, made(_payload(batch, arranged.schema))),
+            whole(batch, made(_payload(batch, arranged.schema))[:3]),
             StoredBlob(batch_store, kept.blob, True),
         )
         if home is not None:

@@ -62,17 +62,19 @@ def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool) -> Batch:
                 column: Any = there.column(at).take(pa.array(every, mask=~live))
                 there = there.set_column(at, field, column)
     rows = filled(there, schema)
-    high, low, value = made(rows)
+    high, low, value, *more = made(rows)
     value = np.where(live, value, batch.value) if batch.value.size else value
     if not rekeys:
         return replace(batch, rows=Rows(rows), value=value, mapped=None)
-    of: Ints = np.cumsum(starts(batch.high, batch.low)) - 1
+    of: Ints = np.cumsum(starts(batch.high, batch.low, batch.more)) - 1
     said: Ints = np.full(len(batch), -1)
     said[of[live]] = np.flatnonzero(live)
     says: Ints = said[of]
     kept = np.flatnonzero(says >= 0)
     high, low = high[says[kept]], low[says[kept]] if low.size else low
-    order = np.lexsort((batch.time[kept], *([low] if low.size else []), high))
+    words = [each[says[kept]] for each in more]
+    others = [column for each in words for column in each.view(np.uint64).T[::-1]]
+    order = np.lexsort((batch.time[kept], *others, *([low] if low.size else []), high))
     chosen = kept[order]
     return replace(
         batch,
@@ -81,7 +83,7 @@ def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool) -> Batch:
         time=batch.time[chosen],
         live=batch.live[chosen],
         value=value[chosen],
-        order=batch.order[chosen],
+        order=words[0][order] if words else batch.order[chosen],
         rows=Rows(rows.take(pa.array(chosen))),
         mapped=None,
     )

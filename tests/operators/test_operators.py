@@ -217,7 +217,7 @@ def test_without_state_it_is_linear(verb: str, data: st.DataObject) -> None:
         node = engine.flow.outputs["out"]
         running = graph.running[node]
         if not isinstance(running, Linear):
-            assert node.keeps
+            assert node.keeps or len(node.inputs) > 1
             return
         columns = node.inputs[0].schema
         made = st.lists(st.tuples(ROWS, st.integers(-2, 2)), max_size=6)

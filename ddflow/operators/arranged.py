@@ -1,0 +1,96 @@
+"""Arrange: a collection's rows, kept by some of their columns, for joins to look up; its updates are passed on.
+
+Invariant: whoever needs the same rows by the same columns uses the same node, so they are held once. It is a collection
+like its input, row for row. Rows may be there several times, or less than zero times, unless that is refused.
+
+>>> import ddflow as dd
+>>> orders = dd.Flow().upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
+>>> orders.arrange("city"), orders.arrange(["city"]) is orders.arrange("city")
+(Arrange(id int64, city string), True)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddflow.columns.names import TIMES, check_names, column_names, did_you_mean
+from ddflow.columns.rows import shown_row
+from ddflow.errors import NegativeMultiplicity, SpecError
+from ddflow.operators.base import Context, Operator, Running, register
+from ddflow.operators.ordered_rows import Folded, OrderedRows
+from ddflow.operators.updates import Updates
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.record import Record
+from ddflow.trace.change import Change
+
+
+@register
+class Arrange(Operator):
+    """See `Collection.arrange`.  ``by``: the columns.  ``refuses``: what cannot do with less than zero, "" for none."""
+
+    verb, keeps = "arrange", True
+
+    def __init__(self, of: Collection, by: str | Sequence[str], refuses: str = "") -> None:
+        self.by, self.refuses = column_names(by, self.verb, "by"), refuses
+        for name in self.by:
+            if name not in of.schema.names:
+                found = f"there is no column {name!r}"
+                raise SpecError(f"arrange({list(self.by)})", found, did_you_mean(name, of.schema.names))
+        check_names(self.by, self.verb)
+        check_names([*of.schema.names, TIMES], self.verb)
+        if of.forgetting:
+            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would stay for ever"
+            raise SpecError(f"arrange({list(self.by)})", found, "leave on_expire='forget' out there")
+        super().__init__(of.flow, of.schema, [of], of.consolidated)
+        self.unique, self.positive = of.unique, of.positive or bool(refuses)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """The columns, and what refuses."""
+        return {"by": list(self.by), "refuses": self.refuses}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        return inputs[0]._then(cls.verb, record.texts("by"), record.text("refuses"))
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The columns."""
+        return f"by={record.texts('by')}"
+
+    def exchange(self) -> list[Columns | None]:
+        """The columns."""
+        return [self.by]
+
+    def found_by(self) -> Columns | None:
+        """See `Collection.found_by`."""
+        return self.by
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningArrange(self, context)
+
+
+class RunningArrange(OrderedRows):
+    """State: each row, beside how often it is there."""
+
+    def __init__(self, node: Arrange, context: Context) -> None:
+        super().__init__(node.schema, node.by, [], context.secret)
+        self.refuses = "" if node.inputs[0].positive else node.refuses
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+        """See `Running.compute`.  O(n log n).  Raises `CountOverflow`, `NegativeMultiplicity`."""
+        folded = self.fold(inputs[0], since)
+        if self.refuses:
+            refuse_negative(folded, inputs[0], self.refuses)
+        return inputs[0], folded.change
+
+
+def refuse_negative(folded: Folded, updates: Updates, asked: str) -> None:
+    """Raise `NegativeMultiplicity`, naming the row, where one is there less than zero times after some time."""
+    below = np.flatnonzero(folded.counts < 0)
+    if below.size:
+        at = int(below[0])
+        found = f"{shown_row(updates.rows, int(folded.rows[at]))} is there {int(folded.counts[at])} times"
+        raise NegativeMultiplicity(asked, found, "look for an input that takes away what was not there")

@@ -1,0 +1,233 @@
+"""Join: pairs of rows of two collections that agree in some columns, multiplicities multiplied.
+
+Invariant: of the updates of a step L and R, and of what was held before it L0 and R0, the step puts out L x R0 + L0 x R
++ L x R, each pair at the later of its two times. It holds nothing: it looks groups up in what is opened of its inputs,
+which are arranged by the columns that meet, and which do not change until the whole step is computed. Only pairs of
+references are made; a column is gathered when somebody reads it. A null meets nothing, unless ``nulls``. All other
+kinds of joins are made of this one (`ddflow.plan.joining`).
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> orders = flow.upserts("orders", {"id": int, "customer": int}, dd.Upsert(key="id"))
+>>> customers = flow.upserts("customers", {"customer": int, "city": str}, dd.Upsert(key="customer"))
+>>> _ = flow.output("out", orders.join(customers, on="customer").project(["id", "city"]))
+>>> with flow.open() as engine:
+...     _ = engine.step({"orders": pa.table({"id": [1, 2], "customer": [7, 8]})}, time=1)
+...     engine.step({"customers": pa.table({"customer": [7], "city": ["Bern"]})}, time=2)["out"].to_pylist()
+[{'id': 1, 'city': 'Bern', '_time': 2, '_diff': 1}]
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, validity
+from ddflow.columns.names import check_names
+from ddflow.columns.paired import Chosen, Paired
+from ddflow.columns.rows import RowPool, Rows, View, shown_row
+from ddflow.columns.schema import arrays
+from ddflow.columns.sorting import sort
+from ddflow.errors import CountOverflow, SpecError
+from ddflow.kernels.pair import pair
+from ddflow.kernels.sort import order_by_rank
+from ddflow.operators.base import Context, Operator, Readable, Running, register
+from ddflow.operators.ordered_rows import numbered
+from ddflow.operators.updates import Updates, few, ints
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.record import Record
+from ddflow.trace.ordered_index import RowsByGroup
+
+
+@register
+class Join(Operator):
+    """``on``: columns of the left and the right that meet.  ``columns``: of the result.  ``nulls``: whether they meet.
+
+    Both sides are arranged by these columns, in this order, or hold at most one row a key of them."""
+
+    verb = "join"
+
+    def __init__(
+        self,
+        left: Collection,
+        right: Collection,
+        on: Sequence[Sequence[str]],
+        columns: Sequence[Sequence[Any]],
+        nulls: bool = False,
+    ) -> None:
+        self.on, self.nulls = [(str(one), str(other)) for one, other in on], nulls
+        self.columns: list[Chosen] = [(str(name), int(side), str(of)) for name, side, of in columns]
+        sides = left, right
+        fields = [sides[side].schema.field(of).with_name(name) for name, side, of in self.columns]
+        check_names([name for name, _, _ in self.columns], self.verb)
+        if forgetting := left.forgetting | right.forgetting:
+            found = f"the inputs {sorted(forgetting)} forget rows without a retraction: their pairs would stay for ever"
+            raise SpecError(self.verb, found, "leave on_expire='forget' out there")
+        super().__init__(left.flow, pa.schema(fields), sides, False)
+        self.unique = False
+        self.positive = all(each.positive for each in self.inputs)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """What meets, and the columns."""
+        return {"on": [list(each) for each in self.on], "columns": [list(c) for c in self.columns], "nulls": self.nulls}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        left, right = inputs
+        return cls(left, right, record.list("on"), record.list("columns"), bool(record.given.get("nulls")))
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The other side, and what meets."""
+        on = {str(one): str(other) for one, other in record.list("on")}
+        return f"{', '.join(inputs)}, on={on}"
+
+    def needs(self, wanted: set[str]) -> list[set[str]]:
+        """What is wanted of each side, and what meets."""
+        chosen = [{of for name, at, of in self.columns if at == side and name in wanted} for side in (0, 1)]
+        return [each | {one[side] for one in self.on} for side, each in enumerate(chosen)]
+
+    def exchange(self) -> list[Columns | None]:
+        """What meets."""
+        return [tuple(each[side] for each in self.on) for side in (0, 1)]
+
+    def carried(self, by: Columns | None) -> Columns | None:
+        """See `Collection.carried`: columns of the left."""
+        names = {of: name for name, side, of in reversed(self.columns) if side == 0}
+        return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningJoin(self, context)
+
+
+class Met(NamedTuple):
+    """Updates of one side, by group: those whose key is not null, their numbers, and their places by group."""
+
+    updates: Updates
+    number: Narrow
+    begins: Ints
+    """int64[g + 1]: where each group's begin in ``places``."""
+    places: Ints
+
+
+class Pairs(NamedTuple):
+    """Some pairs: ranks, references into the left and the right, products."""
+
+    ranks: Narrow
+    left: Ints
+    right: Ints
+    diffs: Ints
+
+
+class RunningJoin(Running):
+    """It holds nothing.  ``sides``: what is opened of its inputs."""
+
+    def __init__(self, node: Join, context: Context) -> None:
+        self.node, self.sides, self.arena = node, context.inputs, Arena()
+        loose = [[of.schema.field(name).with_nullable(True) for name in by or ()] for of, by in self._keyed(node)]
+        self.keys = [RowHashes(pa.schema(fields), context.secret) for fields in loose]
+        self.wanted = [column for column in node.columns if column[0] in context.wanted]
+
+    @staticmethod
+    def _keyed(node: Join) -> list[tuple[Collection, Columns | None]]:
+        return list(zip(node.inputs, node.exchange(), strict=True))
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, None]:
+        """See `Running.compute`.  O(n + pairs), and a look-up a key.  Raises `CountOverflow`."""
+        pools = [self._pool(side, each) for side, each in zip(self.sides, inputs, strict=True)]
+        (left, right), high, low = self._met(inputs)
+        held = [self._held(self.sides[side], other, high, low) for side, other in ((0, right), (1, left))]
+        every = [
+            self._pairs(left, held[1].begins, held[1].references, held[1].values, few()),
+            self._turned(self._pairs(right, held[0].begins, held[0].references, held[0].values, few())),
+            self._pairs(left, right.begins, right.places, right.updates.diffs, right.updates.ranks),
+        ]
+        return self._updates(every, pools, inputs[0].times, self.wanted), None
+
+    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
+        """See `Running.read`."""
+        tables = [each.rows.select(each.rows.schema.names) for each in inputs]
+        pools = [RowPool(table.schema, [Rows(table)]) for table in tables]
+        (left, right), _, _ = self._met(inputs)
+        made = self._pairs(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
+        return self._updates([made], pools, inputs[0].times, self.node.columns)
+
+    def _met(self, inputs: Sequence[Updates]) -> tuple[list[Met], Words, Words]:
+        """The updates of both sides by group, and the words of the groups, ascending."""
+        words, some = [], []
+        for keys, each in zip(self.keys, inputs, strict=True):
+            columns, n = arrays(each.rows, keys.names), each.diffs.size
+            there = np.ones(n, bool)
+            for column in columns if not self.node.nulls else ():
+                there &= validity(column) != 0 if column.null_count else True
+            some.append(np.flatnonzero(there))
+            words.append([word.take(some[-1]) for word in keys.identities(columns, n)])
+        high, low = (np.concatenate(each) for each in zip(*words, strict=True))
+        self.arena.reset()
+        number, first = numbered(high, low, self.arena)
+        by = sort(high.take(first), low.take(first), self.arena)
+        place = np.empty(first.size, np.int32)
+        place[by.permutation] = np.arange(first.size, dtype=np.int32)
+        number = place.take(number)
+        cut, made = some[0].size, []
+        for each, rows, own in zip(inputs, some, (number[:cut], number[cut:]), strict=True):
+            begins = np.concatenate([ints(0), np.cumsum(np.bincount(own, minlength=first.size))])
+            places = np.empty(own.size, np.int64)
+            order_by_rank(own, NONE.view(np.int64), np.int64(first.size), places)
+            # Of each group, in the order of updates.
+            ranks, diffs = each.ranks.take(rows).take(places), each.diffs.take(rows).take(places)
+            made.append(Met(Updates(each.rows, ranks, diffs, each.times), own.take(places), begins, rows.take(places)))
+        return made, by.high.copy(), by.low.copy()
+
+    def _held(self, side: Readable, other: Met, high: Words, low: Words) -> RowsByGroup:
+        """What a side held before the step of the groups that the other's updates are of."""
+        which = np.flatnonzero(np.diff(other.begins))
+        found = side.look(high.take(which), low.take(which))
+        sizes = np.zeros(high.size + 1, np.int64)
+        sizes[which + 1] = np.diff(found.begins)
+        return found._replace(begins=np.cumsum(sizes))
+
+    def _pairs(self, mine: Met, begins: Ints, references: Ints, times: Ints, theirs: Narrow) -> Pairs:
+        """The updates of a side with the rows of their groups on the other."""
+        n = int(np.diff(begins).take(mine.number).sum())
+        out = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+        given = mine.number, mine.updates.ranks, mine.updates.diffs, begins, references, times, theirs
+        refused = pair(*given, *out)
+        if refused >= 0:
+            row = shown_row(mine.updates.rows, int(mine.places[refused]))
+            found = f"the multiplicity of {row}, times that of its partner, leaves int64"
+            remedy = "look for an input that multiplies diffs; nothing of this step was kept"
+            raise CountOverflow("a join", found, remedy)
+        return Pairs(out[0], mine.places.take(out[1]), out[2], out[3])
+
+    @staticmethod
+    def _turned(pairs: Pairs) -> Pairs:
+        """The same, of which mine are the right."""
+        return pairs._replace(left=pairs.right, right=pairs.left)
+
+    def _updates(
+        self, every: Sequence[Pairs], pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]
+    ) -> Updates:
+        """All pairs in the order of times, as updates."""
+        ranks, left, right, diffs = (np.concatenate(each) for each in zip(*every, strict=True))
+        if times.size > 1:
+            order = np.empty(ranks.size, np.int64)
+            order_by_rank(ranks, NONE.view(np.int64), np.int64(times.size), order)
+            ranks, left, right, diffs = (each.take(order) for each in (ranks, left, right, diffs))
+        schemas = [of.schema for of in self.node.inputs]
+        sides = [View(pool, refs, schema) for pool, refs, schema in zip(pools, (left, right), schemas, strict=True)]
+        return Updates(Paired(sides, columns), ranks, diffs, times)
+
+    def _pool(self, side: Readable, updates: Updates) -> RowPool:
+        """What is held of a side, and the updates of the step as number 0."""
+        pool, there = side.arranged.slots.pool, set(updates.rows.schema.names)
+        n = updates.diffs.size
+        columns = [
+            arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
+            for field in pool.schema
+        ]
+        return pool.beside(Rows.of(columns, pool.shape, n))

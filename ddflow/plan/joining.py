@@ -1,0 +1,273 @@
+"""Joins of all kinds, made of inner joins, distinct keys, and what has no partner.
+
+Invariant: an outer side's row without a partner is one of the side's rows less those that have one, so it leaves at the
+very time its first partner comes. A side is found where its rows are arranged already: an input of upserts by its key,
+a count by its groups, whoever is arranged by these columns, and all that through projections that rename or leave out
+columns, since a join of those is a projection of the join.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> orders = flow.upserts("orders", {"id": int, "customer": int}, dd.Upsert(key="id"))
+>>> customers = flow.upserts("customers", {"id": int, "city": str}, dd.Upsert(key="id"))
+>>> orders.join(customers, on={"customer": "id"})
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: join: both sides have the columns ['id'], which are not joined; rename them on one side: ...
+>>> joined(orders, customers.project({"customer": "id", "city": "city"}), "customer", "left", None).schema.names
+['id', 'customer', 'city']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.names import column_names, did_you_mean
+from ddflow.columns.schema import is_word, normal_type
+from ddflow.errors import SpecError
+from ddflow.plan.registry import operator
+
+KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
+
+
+class Sides(NamedTuple):
+    """Two collections and the columns of each that meet, in their order.  ``merged``: those of one name on both."""
+
+    left: Any
+    right: Any
+    on: list[tuple[str, str]]
+    merged: list[str]
+    shown: tuple[list[str], list[str]]
+    """The columns that were given of each; others are keys that were computed."""
+
+    def names(self) -> list[tuple[str, int, str]]:
+        """The columns of a join of both, as an operator takes them: a merged key is the left's."""
+        left = [(name, 0, name) for name in self.shown[0]]
+        return [*left, *((name, 1, name) for name in self.shown[1] if name not in self.merged)]
+
+
+def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> Any:
+    """See `ddflow.plan.join_verbs.JoinVerbs.join`."""
+    if how not in KINDS:
+        raise SpecError("join", f"how= is {how!r:.99}", f"it is one of {', '.join(map(repr, KINDS))}")
+    if getattr(right, "flow", None) is not left.flow:
+        raise SpecError("join", f"{right!r:.99} is no collection or of another flow", "build both in one flow")
+    sides = _sides(left, right, _pairs(on), how)
+    if how != "inner":
+        sides = sides._replace(
+            left=_positive(sides.left, [one for one, _ in sides.on], how),
+            right=_positive(sides.right, [other for _, other in sides.on], how),
+        )
+    if how in ("semi", "anti"):
+        found = _matched(sides, 0, _inner(sides, condition) if condition is not None else None)
+        return _shown(found if how == "semi" else _without(sides.left, found), sides.shown[0])
+    pairs = _inner(sides, condition)
+    parts = [pairs]
+    if how in ("left", "full"):
+        parts.append(_padded(sides, 0, pairs, condition))
+    if how in ("right", "full"):
+        parts.append(_padded(sides, 1, pairs, condition))
+    return pairs.concat(*parts[1:]) if len(parts) > 1 else pairs
+
+
+def _pairs(on: Any) -> list[tuple[str, str]]:
+    """The keys as pairs.  Raises `SpecError`."""
+    if isinstance(on, Mapping):
+        names = column_names([*on, *on.values()], "join", "on")
+        return list(zip(names[: len(on)], names[len(on) :], strict=True))
+    names = column_names(on, "join", "on")
+    return list(zip(names, names, strict=True))
+
+
+def _sides(left: Any, right: Any, pairs: list[tuple[str, str]], how: str) -> Sides:
+    """Both sides with a column for each key, in types that compare.  Raises `SpecError`, `ExpressionError`."""
+    shown = list(left.schema.names), list(right.schema.names)
+    merged = [one for one, other in pairs if one == other and one in shown[0] and one in shown[1]]
+    both = [name for name in shown[1] if name in shown[0] and name not in merged]
+    if both:
+        example = ", ".join(f"{name!r}: {f'{name}_2' if name in both else name!r}" for name in shown[1][:4])
+        found = f"both sides have the columns {both}, which are not joined"
+        raise SpecError("join", found, f"rename them on one side: right.project({{{example}, ...}})")
+    left, ones = _with_keys(left, [one for one, _ in pairs], right, [other for _, other in pairs])
+    right, others = _with_keys(right, [other for _, other in pairs], left, ones)
+    on = list(zip(ones, others, strict=True))
+    for (one, other), (was, its) in zip(on, pairs, strict=True):
+        a, b = left.schema.field(one).type, right.schema.field(other).type
+        if not comparable(a, b):
+            found = f"{was!r} is {a} and {its!r} is {b}, which do not compare without loss"
+            raise SpecError("join", found, f"cast one: on={{{was!r}: 'cast({its} as ...)'}}")
+    # A side that finds its rows by these columns has them in its own order.
+    for side, names in ((right, others), (left, ones)):
+        of, sources = seen_through(side, side.schema.names)
+        found_by = of.found_by()
+        if found_by is not None and sorted(found_by) == sorted(sources[name] for name in names):
+            on.sort(key=lambda pair: found_by.index(sources[pair[0 if side is left else 1]]))
+            break
+    return Sides(left, right, on, merged, shown)
+
+
+def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str]) -> tuple[Any, list[str]]:
+    """A side with a column for each key, and what these are called; keys that are decimals of others' are cast."""
+    columns, names = {name: name for name in side.schema.names}, list[str]()
+    for key, partner in zip(keys, its, strict=True):
+        text = key
+        if key in side.schema.names and partner in other.schema.names:
+            kind, its_kind = side.schema.field(key).type, other.schema.field(partner).type
+            common = _decimal(kind, its_kind)
+            text = key if common is None or common == kind else f"cast({_quoted(key)} as {_decimal_name(common)})"
+        if text in side.schema.names and text not in names:
+            names.append(text)
+            continue
+        if text == key and text not in side.schema.names and key.replace("_", "a").isalnum():
+            raise SpecError("join", f"there is no column {key!r}", did_you_mean(key, side.schema.names))
+        name, n = f"key {len(names) + 1}", len(names) + 1
+        while name in columns:
+            name, n = f"key {n + 1}", n + 1
+        columns[name] = text
+        names.append(name)
+    return (side if len(columns) == len(side.schema.names) else side.project(columns)), names
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _decimal_name(kind: pa.DataType) -> str:
+    return f"decimal({kind.precision}, {kind.scale})"
+
+
+def _decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The decimal in which two types compare without loss, where one is a decimal; None where there is none."""
+    digits = {8: 3, 16: 5, 32: 10, 64: 20}
+    if not (pat.is_decimal(one) or pat.is_decimal(other)):
+        return None
+    sizes = list[tuple[int, int]]()
+    for kind in (one, other):
+        if pat.is_integer(kind):
+            sizes.append((digits[kind.bit_width], 0))
+        elif pat.is_decimal(kind):
+            sizes.append((kind.precision - kind.scale, kind.scale))
+        else:
+            return None
+    whole, scale = max(each for each, _ in sizes), max(each for _, each in sizes)
+    return pa.decimal128(whole + scale, scale) if whole + scale <= 38 else None
+
+
+def comparable(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether equal values of two types are the same words: numbers of one kind, of any width; other types alike."""
+    one, other = normal_type(one), normal_type(other)
+    texts = pat.is_string, pat.is_large_string
+    if one == other or (any(f(one) for f in texts) and any(f(other) for f in texts)):
+        return True
+    if not (is_word(one) and is_word(other)):
+        return False
+    if pat.is_floating(one) or pat.is_floating(other):
+        return pat.is_floating(one) and pat.is_floating(other)
+    if not (pat.is_integer(one) and pat.is_integer(other)):
+        return False
+    unsigned = pat.is_unsigned_integer(one), pat.is_unsigned_integer(other)
+    return all(unsigned) or not (pat.is_uint64(one) or pat.is_uint64(other))
+
+
+def seen_through(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]]:
+    """What a side is a projection of, that names columns only, and what these are called there."""
+    sources = {name: name for name in names}
+    while (renamed := side.renames()) is not None:
+        side, sources = side.inputs[0], {name: renamed[of] for name, of in sources.items()}
+    return side, sources
+
+
+def _arranged(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, str]]:
+    """A collection whose rows are found by some columns, that has others, too; and what all are called there."""
+    of, sources = seen_through(side, {*by, *columns} or side.schema.names[:1])
+    wanted = [sources[name] for name in by]
+    if len(set(wanted)) < len(wanted):  # a column that two of the other side's meet has two names here
+        return side.arrange(by), {name: name for name in sources}
+    if of.found_by() == tuple(wanted):
+        return of, sources
+    for node in of.flow.nodes:
+        if node.verb == "arrange":
+            under, names = seen_through(node.inputs[0], node.schema.names)
+            here = {source: name for name, source in reversed(names.items())}
+            if under is of and set(sources.values()) <= set(here) and [names[n] for n in node.by] == wanted:
+                return node, {name: here[source] for name, source in sources.items()}
+    read = [name for name in of.schema.names if name in sources.values()]
+    if len(read) < len(of.schema.names):
+        of = of.project(read)
+    return of.arrange(wanted), sources
+
+
+def _inner(sides: Sides, condition: str | None) -> Any:
+    """The pairs that meet the condition."""
+    made = pairs_of(sides.left, sides.right, sides.on, sides.names())
+    return made if condition is None else made.filter(condition)
+
+
+def pairs_of(
+    left: Any, right: Any, on: Sequence[tuple[str, str]], columns: Sequence[tuple[str, int, str]], nulls: bool = False
+) -> Any:
+    """The inner join of two collections.  ``columns``: its own, as (name, side, name there)."""
+    both = []
+    for side, of in enumerate((left, right)):
+        keys, read = [pair[side] for pair in on], [name for _, at, name in columns if at == side]
+        both.append(_arranged(of, keys, read))
+    (one, ones), (other, others) = both
+    at = ones, others
+    meets = [(ones[a], others[b]) for a, b in on]
+    return operator("join")(one, other, meets, [(name, side, at[side][of]) for name, side, of in columns], nulls)
+
+
+def _matched(sides: Sides, side: int, pairs: Any) -> Any:
+    """The rows of a side that have a partner.  ``pairs``: those that meet a condition, None where there is none."""
+    of, names = (sides.left, sides.right)[side], list(sides.shown[side])
+    if pairs is None:
+        partner = (sides.right, sides.left)[side]
+        keys, theirs = zip(*((pair[side], pair[1 - side]) for pair in sides.on), strict=True) if sides.on else ((), ())
+        under, sources = seen_through(partner, theirs)
+        if not (partner.unique and under.found_by() == tuple(sources[name] for name in theirs)):
+            partner = partner.project(list(dict.fromkeys(theirs))).distinct() if theirs else _any_row(partner)
+        return _marked(of, pairs_of(of, partner, list(zip(keys, theirs, strict=True)), _own(of)))
+    if of.unique and names == list(of.schema.names):
+        return pairs.project(names).distinct()
+    found = pairs.project(names).distinct()
+    return _marked(of, pairs_of(of, found, [(name, name) for name in names], _own(of), nulls=True))
+
+
+def _own(of: Any) -> list[tuple[str, int, str]]:
+    return [(name, 0, name) for name in of.schema.names]
+
+
+def _any_row(of: Any) -> Any:
+    """A row where there are some."""
+    return of.project({"any": "true"}).distinct()
+
+
+def _without(of: Any, matched: Any) -> Any:
+    """The rows of a collection without some of them."""
+    return _marked(of, of.concat(matched.negate()))
+
+
+def _marked(of: Any, made: Any) -> Any:
+    """Some of a collection's rows, as often as they are there, which therefore are what it is."""
+    made.unique, made.positive = of.unique, of.positive
+    return made
+
+
+def _padded(sides: Sides, side: int, pairs: Any, condition: str | None) -> Any:
+    """The rows of a side that have no partner, with nulls for the other's columns."""
+    of, like = (sides.left, sides.right) if side == 0 else (sides.right, sides.left)
+    alone = _without(of, _matched(sides, side, None if condition is None else pairs))
+    columns = [(name, 0 if name in sides.merged or at == side else 1, source) for name, at, source in sides.names()]
+    return operator("pad")(alone, like, columns)
+
+
+def _positive(side: Any, by: Sequence[str], how: str) -> Any:
+    """A side, none of whose rows may be there less than zero times."""
+    return side if side.positive else side._refusing(list(dict.fromkeys(by)), f"a {how} join")
+
+
+def _shown(of: Any, names: Sequence[str]) -> Any:
+    return of if list(of.schema.names) == list(names) else of.project(list(names))
