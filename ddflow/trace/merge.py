@@ -109,7 +109,8 @@ class Picked(NamedTuple):
         """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
         pool = slots.pool
         rows = Rows.of(laid(pool, self.references, pool.schema), pool.shape, self.references.size)
-        return Batch(self.high, self.low, self.time, self.live, self.value if values else NONE, self.order, rows)
+        value = self.value if values else NONE
+        return Batch(self.high, self.low, self.time, self.live, value, self.order, rows, ordered=self.ordered)
 
 
 def by_index(
