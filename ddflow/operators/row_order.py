@@ -101,9 +101,10 @@ class RowOrder:
             column, kind = plain(one_chunk(rows.column(each.name))), normal_type(self.row.field(each.name).type)
             alone = pa.table({each.name: column})
             if not is_flat(kind):
-                keys += RowHashes(pa.schema([pa.field("", column.type)]), self.secret).identities([column], len(column))
+                hashes = RowHashes(pa.schema([pa.field("", column.type)]), self.secret)
+                keys.extend(hashes.identities([column], len(column)))
             elif exact(kind):
-                keys += order_words(alone, [each]).T
+                keys.extend(order_words(alone, [each]).T)
             else:
                 ranks = np.array(pc.rank(column, "descending" if each.descending else "ascending", tiebreaker="dense"))
                 ranks[np.asarray(column.is_null())] = 0 if each.nulls_first else len(column) + 1

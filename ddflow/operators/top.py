@@ -147,7 +147,6 @@ class RunningTop(OrderedRows):
         self.ways = RowOrder(row, node.partition_by, node.by, context.secret)
         super().__init__(row, node.partition_by, self.ways.words, context.secret)
         self.wanted = pa.schema([field for field in row if field.name in context.wanted])
-        self.shown = self.wanted if node.rank_name is None else self.wanted.append(node.schema.field(node.rank_name))
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
@@ -194,7 +193,7 @@ class RunningTop(OrderedRows):
         ranks, rows, diffs, places = (each[:n] for each in out)
         order = np.empty(n, np.int64)
         order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(times.size), order)
-        shown = self._gathered(pool, found.references[rows[order]], places[order])
+        shown = self._gathered(pool, found.references[rows[order]], self.wanted, places[order])
         return Updates(shown, ranks[order], diffs[order], times)
 
     def _candidates(self, folded: Folded, first: Ints, pool: RowPool) -> tuple[Candidates, Ints]:
@@ -252,17 +251,18 @@ class RunningTop(OrderedRows):
         shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)
         if self.rank_name is None:
             some = np.flatnonzero(shown)
-            return once_each(self._gathered(pool, references[some], some))._replace(diffs=shown[some])
+            return once_each(self._gathered(pool, references[some], self.row, some))._replace(diffs=shown[some])
         rows = np.repeat(np.arange(shown.size), shown)
         places = begin[rows] + np.arange(rows.size) - (np.cumsum(shown) - shown)[rows]
-        return once_each(self._gathered(pool, references[rows], places))
+        return once_each(self._gathered(pool, references[rows], self.row, places))
 
-    def _gathered(self, pool: RowPool, references: Ints, places: Ints) -> pa.Table:
-        """Rows of the output.  ``places``: counted from 0."""
-        columns = gathered(pool, references, self.wanted)
+    def _gathered(self, pool: RowPool, references: Ints, row: pa.Schema, places: Ints) -> pa.Table:
+        """Rows of the output.  ``row``: the columns wanted.  ``places``: counted from 0."""
+        columns = gathered(pool, references, row)
         if self.rank_name is None:
-            return pa.Table.from_arrays(columns, schema=self.shown)
-        return pa.Table.from_arrays([*columns, pa.array(places + 1)], schema=self.shown)
+            return pa.Table.from_arrays(columns, schema=row)
+        rank = pa.field(self.rank_name, pa.int64(), nullable=False)
+        return pa.Table.from_arrays([*columns, pa.array(places + 1)], schema=row.append(rank))
 
 
 def _before(held: Ints, heads: Any) -> Ints:
