@@ -169,7 +169,9 @@ def plans(
         sql for sql in CONDITIONS if columns_in(sql) <= {name for name in of if PAYLOAD.get(name) == of[name]}
     ]
     verb = draw(
-        st.sampled_from(["filter", "filter", "project", "project", "count", "concat", "negate", "sets", "top", "consolidate"])
+        st.sampled_from(
+            ["filter", "filter", "project", "project", "count", "concat", "negate", "sets", "top", "consolidate"]
+        )
     )
     if verb == "filter" and conditions:
         return ["filter", below, draw(st.sampled_from(conditions))], of

@@ -69,7 +69,11 @@ class Top(Operator):
         rank_name: str | None = None,
     ) -> None:
         asked = self.verb
-        self.k, self.offset, self.rank_name = _whole(k, "k", 1, MOST), _whole(offset, "offset", 0, FARTHEST - 1), rank_name
+        self.k, self.offset, self.rank_name = (
+            _whole(k, "k", 1, MOST),
+            _whole(offset, "offset", 0, FARTHEST - 1),
+            rank_name,
+        )
         self.by, self.partition_by = ordered_by(by, of.schema, asked), column_names(partition_by, asked, "partition_by")
         for name in self.partition_by:
             if name not in of.schema.names:
