@@ -234,8 +234,9 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
     if verb == "input":
         return keys[rest[0]]
     below = key_of(rest[0], keys)
-    if verb == "top" and rest[5] is not None and below is not None:
-        return [*rest[3], rest[5]]
+    if verb == "top" and below is not None:
+        # Rows of a key that may be of several groups are put out by group.
+        return [*rest[3], rest[5]] if rest[5] is not None else below if set(rest[3]) <= set(below) else None
     if verb == "count":
         return rest[1]
     if verb in ("concat", "set", "threshold") or below is None:

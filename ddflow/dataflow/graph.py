@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret
+from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import PlanChanged
-from ddflow.columns.schema import empty
 from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.inputs import opened_input

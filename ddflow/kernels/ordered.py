@@ -203,10 +203,10 @@ def _ties(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
     """Whether two entries of a group have equal words beyond two, the first ``tied`` of them; 0 is none."""
     if before == 0 or _word(tree, before, LOW) != _word(tree, here, LOW):
         return False
+    same = True
     for w in range(tied):
-        if _word(tree, before, LOW + 1 + w) != _word(tree, here, LOW + 1 + w):
-            return False
-    return True
+        same = same and _word(tree, before, LOW + 1 + w) == _word(tree, here, LOW + 1 + w)
+    return same
 
 
 @kernel

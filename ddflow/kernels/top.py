@@ -14,12 +14,15 @@ not including, ``limit``. What stands behind the last of them is looked at only 
 ([0, 2], [-1, 1])
 """
 
+from typing import Any
+
 import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u64
 
+Number = Any
 BEFORE, BEGIN, END = 0, 1, 2
 """Of a row: how many places are before it, and its window."""
 
@@ -56,11 +59,13 @@ def merge_top(
     """Merge the rows of a step into the first ones that groups hold; return how many there are.
 
     first: int64[g + 1], where the groups of the step's m rows begin.  prior: int64[m], their multiplicities before.
-    last: int64[m], references to them, -1 where nothing changed.  most: int64[g], how many rows were asked for.  begins: int64[g + 1],
-    references, values: int64[r]: what was found.  order, words: the addresses of the words of both, ``wide`` a row.
-    tied: how many of these say whether rows tie.  Written: merged (references) and held (multiplicities) int64[m + r];
-    ties: uint8[m + r], 1 where a row ties with the one before; place: int64[m], where a row of the step stands, -1
-    behind all that was asked for; ends: int64[g + 1], where groups begin.  O(m + r).
+    last: int64[m], references to them, -1 where nothing changed.  most: int64[g], how many rows were asked for.
+    begins: int64[g + 1], references, values: int64[r]: what was found.  order, words: the addresses of the words of
+    both, ``wide`` a row.  tied: how many of these say whether rows tie.
+
+    Written: merged (references) and held (multiplicities) int64[m + r]; ties: uint8[m + r], 1 where a row ties with the
+    one before; place: int64[m], where a row of the step stands, -1 behind all that was asked for; ends: int64[g + 1],
+    where groups begin.  O(m + r).
 
     >>> one, word, none = np.array([0, 1]), np.array([[7]], np.uint64), np.empty(0, np.int64)
     >>> out = [np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64), one.copy()]
@@ -120,9 +125,8 @@ def move_windows(
     1], where the c changes of groups begin, each group's ascending in time.  places: int64[c], of the rows that change;
     ranks: int32[c], of times; counts: int64[c], what their multiplicities are from then on.  ranked: whether each place
     is told apart.  windows: int64[n, 3], written: how many places are before a row, and its window, after the step.
-    Written: out_*: int[room], a group's ascending in time: the rank, the row, how often it comes or goes, and with
-    ``ranked`` the place.  Returns how many there are; beyond the room they are only counted.  O(c + n) where no group
-    changes at several times, else O(limit) for each time.
+    Written: out_*: int[room], a group's ascending in time: the rank, the row, how often it comes or goes, and the place
+    where ``ranked``.  Returns how many; beyond the room they are only counted.  O(c + n), and O(limit) a group's time.
 
     >>> one, none = np.array([0, 0]), np.empty(0, np.int64)
     >>> ranks, windows = np.empty(0, np.int32), np.empty((0, 3), np.int64)
@@ -132,54 +136,58 @@ def move_windows(
     written = 0
     windows[:] = 0
     for g in range(ends.size - 1):
-        # The windows before the step, at a time that none has: nothing of it comes out.
-        edge, at, least, rank = ends[g], begins[g], ends[g], np.int32(-1)
+        # The windows before the step are found at a time that none has: nothing of it comes out.
+        first, stop, at, rank = ends[g], ends[g + 1], begins[g], np.int32(-1)
+        edge = least = first
         while True:
-            places_before = windows[least, BEFORE] if ends[g] <= least < ends[g + 1] else np.int64(0)
-            row, reach = least, np.int64(-1)
-            while row < ends[g + 1] and (places_before < limit or row < edge):
-                begin, end = np.int64(0), np.int64(0)
-                room = limit - places_before
-                after = places_before + min(held[row], room)
-                if room > 0 and after > max(places_before, offset):
-                    begin, end = max(places_before, offset), after
+            before, row, reach = windows[least, BEFORE] if first < least < stop else np.int64(0), least, np.int64(-1)
+            while row < stop and (before < limit or row < edge):
+                begin, end, after = np.int64(0), np.int64(0), before + min(held[row], limit - before)
+                if after > max(before, offset):
+                    begin, end = max(before, offset), after
                 was, ended = windows[row, BEGIN], windows[row, END]
-                windows[row, BEFORE], windows[row, BEGIN], windows[row, END] = places_before, begin, end
-                places_before = after
+                windows[row, BEFORE], windows[row, BEGIN], windows[row, END] = before, begin, end
+                before = after
+                if rank >= 0 and not ranked and ended - was != end - begin:
+                    diff = (end - begin) - (ended - was)
+                    written = _put(out_rank, out_row, out_diff, out_place, written, rank, row, diff, begin)
+                elif rank >= 0 and ranked:
+                    for place in range(was, ended):
+                        if not begin <= place < end:
+                            written = _put(out_rank, out_row, out_diff, out_place, written, rank, row, -1, place)
+                    for place in range(begin, end):
+                        if not was <= place < ended:
+                            written = _put(out_rank, out_row, out_diff, out_place, written, rank, row, 1, place)
                 row += 1
-                if reach < 0 and after >= limit:
+                if reach < 0 and before >= limit:
                     reach = row
-                if rank < 0 or (was == begin and ended == end):
-                    continue
-                if not ranked:
-                    if ended - was != end - begin:
-                        if written < out_rank.size:
-                            out_rank[written], out_row[written] = rank, row - 1
-                            out_diff[written] = (end - begin) - (ended - was)
-                        written += 1
-                    continue
-                for place in range(was, ended):
-                    if not begin <= place < end:
-                        if written < out_rank.size:
-                            out_rank[written], out_row[written] = rank, row - 1
-                            out_diff[written], out_place[written] = -1, place
-                        written += 1
-                for place in range(begin, end):
-                    if not was <= place < ended:
-                        if written < out_rank.size:
-                            out_rank[written], out_row[written] = rank, row - 1
-                            out_diff[written], out_place[written] = 1, place
-                        written += 1
-            full, edge = reach >= 0, reach if reach >= 0 else row
-            least = ends[g + 1]
-            while at < begins[g + 1] and least == ends[g + 1]:
+            full, edge, least = reach >= 0, reach if reach >= 0 else row, stop
+            while at < begins[g + 1] and least == stop:
                 rank = ranks[at]
                 while at < begins[g + 1] and ranks[at] == rank:
                     held[places[at]] = counts[at]
                     least = min(least, places[at])
                     at += 1
                 if full and least >= edge:
-                    least = ends[g + 1]
-            if least == ends[g + 1]:
+                    least = stop
+            if least == stop:
                 break
     return written
+
+
+@kernel
+def _put(
+    ranks: Narrow,
+    rows: Ints,
+    diffs: Ints,
+    places: Ints,
+    at: Number,
+    rank: Number,
+    row: Number,
+    diff: Number,
+    place: Number,
+) -> Number:
+    """Write an update where there is room for it; where the next one goes."""
+    if at < ranks.size:
+        ranks[at], rows[at], diffs[at], places[at] = rank, row, diff, place
+    return at + 1

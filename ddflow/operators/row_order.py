@@ -71,7 +71,7 @@ def written(by: Sequence[OrderColumn]) -> list[str]:
 
 
 class RowOrder:
-    """``row``: the columns.  ``group``: those that are equal wherever rows are compared.  ``by``: what decides first."""
+    """``row``: the columns.  ``group``: those that are equal where rows are compared.  ``by``: what decides first."""
 
     def __init__(self, row: pa.Schema, group: Sequence[str], by: Sequence[OrderColumn], secret: Secret) -> None:
         self.row, self.secret = row, secret
@@ -95,7 +95,7 @@ class RowOrder:
                 break
 
     def sorted(self, rows: pa.Table, classes: Ints) -> Ints:
-        """The order of rows that tie by words.  ``classes``: int64[n], ascending, equal for those that do.  O(n log n)."""
+        """The order of rows by values.  ``classes``: int64[n], ascending, equal for those that tie.  O(n log n)."""
         keys: list[Any] = [classes]
         for each in self.values:
             column, kind = plain(one_chunk(rows.column(each.name))), normal_type(self.row.field(each.name).type)

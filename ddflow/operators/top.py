@@ -1,8 +1,8 @@
 """Top: the first k rows of each group, in an order, as differences.
 
 Invariant: a row of multiplicity m takes m places, and is shown as often as it has places from ``offset`` up to
-``offset + k``; so a row may be cut. Ties are decided by the remaining columns (`row_order`), so what is shown depends on
-the rows alone. Its state is every row by group and order, beside its multiplicity: nothing is held of what is shown.
+``offset + k``; so a row may be cut. Ties are decided by the remaining columns (`row_order`), so what is shown depends
+on the rows alone. Its state is every row by group and order, beside its multiplicity: nothing is held of what is shown.
 
 A step reads, of the groups that it touches and no others, the first rows: as many as there are places, and one more for
 each row that it may take away. A row that ties with the last of these is read as well, where words do not decide.
@@ -132,7 +132,7 @@ def _whole(value: Any, name: str, least: int, most: int) -> int:
     return value
 
 
-class Candidates(NamedTuple):
+class FirstRows(NamedTuple):
     """n rows that may be shown, in order: group by group."""
 
     references: Ints
@@ -177,7 +177,7 @@ class RunningTop(OrderedRows):
         """The updates of the output."""
         by, changes = folded.by, folded.numbers.size
         first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
-        found, place = self._candidates(folded, first, pool)
+        found, place = self._first_rows(folded, first, pool)
         at = place[folded.numbers]
         chosen = np.flatnonzero(at >= 0)
         group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[chosen]]
@@ -188,7 +188,7 @@ class RunningTop(OrderedRows):
         told = begins, at[chosen], folded.ranks[chosen], folded.counts[chosen]
         windows, room = np.empty((found.held.size, 3), np.int64), 4 * changes + 64
         while True:
-            out = [np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))]
+            out: Any = [np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))]
             limits = self.offset, self.limit, self.rank_name is not None
             n = move_windows(found.ends, found.held.copy(), *told, *limits, windows, *out)
             if n <= room:
@@ -200,7 +200,7 @@ class RunningTop(OrderedRows):
         shown = self._gathered(pool, found.references[rows[order]], self.wanted, places[order])
         return Updates(shown, ranks[order], diffs[order], times)
 
-    def _candidates(self, folded: Folded, first: Ints, pool: RowPool) -> tuple[Candidates, Ints]:
+    def _first_rows(self, folded: Folded, first: Ints, pool: RowPool) -> tuple[FirstRows, Ints]:
         """The rows that are shown before, at or after some time of the step; and where its rows stand, -1 for behind.
 
         ``first``: where the groups of the step's rows begin.
@@ -224,10 +224,10 @@ class RunningTop(OrderedRows):
             back = np.empty(n + 1, np.int64)
             back[places], back[-1] = np.arange(n), -1
             place = back[place]
-        return Candidates(merged[:n], held[:n], ends), place
+        return FirstRows(merged[:n], held[:n], ends), place
 
     def _settled(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
-        """The order of rows by values where words leave it open; None where they do not.  O(those that tie, log them)."""
+        """The order of rows by values where words leave it open; None where they do not.  O(those that tie)."""
         again = np.flatnonzero(ties)
         if not again.size:
             return None
@@ -273,4 +273,5 @@ def _before(held: Ints, heads: Any) -> Ints:
     """How many places are before each row; ``heads``: bool[n], where groups begin."""
     ends = np.cumsum(held)
     before: Ints = ends - held
-    return before - before[heads][np.cumsum(heads) - 1]
+    before -= before[heads][np.cumsum(heads) - 1]
+    return before

@@ -64,9 +64,9 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         k : int
             How many rows a group shows, 1 to 10,000.
         by : str or sequence of str
-            The order, as in ``["amount desc", "at"]``: a column, ``asc`` or ``desc``, ``nulls first`` or ``nulls last``.
-            Without these it ascends; nulls are first ascending and last descending.  Ties are decided by the other
-            columns in their order, ascending.
+            The order, as in ``["amount desc", "at"]``: a column, then ``asc`` or ``desc``, then ``nulls first`` or
+            ``nulls last``.  Without these it ascends; nulls are first ascending and last descending.  Ties are decided
+            by the other columns in their order, ascending.
         partition_by : str or sequence of str
             The group columns, possibly none.
         offset : int

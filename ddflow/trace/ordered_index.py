@@ -42,7 +42,7 @@ class RowsByGroup(NamedTuple):
     values: Ints
     begins: Ints
     """int64[g + 1]."""
-    order: Ints
+    order: Ints = np.empty((0, 0), np.int64)
     """int64[n, w]: the words of identities beyond two, where they were asked for."""
 
 

@@ -1,8 +1,8 @@
-"""Tops: beside the twin and DuckDB, in groups that are large beside k, with ties, multiplicities, ranks and offsets; what
-a step reads of them; and every refusal with its words.
+"""Tops: beside the twin and DuckDB, in groups that are large beside k, with ties, multiplicities, ranks and offsets;
+what a step reads of them; and every refusal with its words.
 
-That they hold to the laws of operators is ``test_operators``'s; ``test_laws`` and ``test_machine`` draw them among other
-plans.
+That they hold to the laws of operators is ``test_operators``'s; ``test_laws`` and ``test_machine`` draw them among
+other plans.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def test_groups_of_many_rows_beside_duckdb(medium: str, told: dict[str, Any], tm
             offset = told.get("offset", 0)
             rank = ", r" if "rank_name" in told else ""
             sql = (
-                f"select id, g, v, s{rank} from (select *, row_number() over (partition by g order by v desc nulls last, "
-                f"s, id) r from held) where r > {offset} and r <= {offset + told['k']}"
+                f"select id, g, v, s{rank} from (select *, row_number() over (partition by g "
+                f"order by v desc nulls last, s, id) r from held) where r > {offset} and r <= {offset + told['k']}"
             )
             history.append(Counter(witness.execute(sql).fetchall()))
             assert history[-1] == Counter({row: n for row, n in added.items() if n})
@@ -285,7 +285,7 @@ def test_lists_and_structs_are_compared_by_something_that_stays() -> None:
                 engine._check()
             found.add(repr(sorted(map(repr, engine.read("top").to_pylist()))))
     assert len(found) == 1
-    with pytest.raises(dd.SpecError, match="order by 'l': it is list.*, which has no order"):
+    with pytest.raises(dd.SpecError, match=r"order by 'l': it is list.*, which has no order"):
         rows.top(2, by=["l"])
 
 
