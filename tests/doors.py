@@ -239,7 +239,7 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
         return [*rest[3], rest[5]] if rest[5] is not None else below if set(rest[3]) <= set(below) else None
     if verb == "count":
         return rest[1]
-    if verb in ("concat", "set", "threshold") or below is None:
+    if verb in ("concat", "set", "threshold", "distinct") or below is None:
         return None
     if verb == "project":
         kept = [name for name, sql in rest[1].items() if name == sql] if isinstance(rest[1], Mapping) else rest[1]

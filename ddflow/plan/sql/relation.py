@@ -33,7 +33,7 @@ from ddflow.plan.sql.trees import ASKED, all_of, cast, names_of, quoted, refused
 
 Pair = tuple[Tree, Tree]
 """What is equal in a join, of the left and of the right."""
-LATER = {"group_by": "groups with aggregates", "join": "joins", "top": "tops"}
+LATER = {"group_by": "groups with aggregates", "join": "joins"}
 """Verbs that collections get later, and what a query that needs one is refused for."""
 
 
