@@ -1,6 +1,5 @@
 """SQL with groups, joins, subqueries, set operations and tops beside DuckDB, and the queries of TPC-H lowered.
-
-It is collected, as ``test_sql_joins``, from the day on which collections have ``join``, ``group_by`` and ``top``.
+It is collected, as ``test_sql_joins``, from the day on which collections have ``join`` and ``group_by``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ from ddflow.errors import ExpressionError, NotSingle
 from ddflow.plan.codec import describe
 
 
-@pytest.mark.parametrize("query", listed("groups", "joins", "subqueries", "sets", "tops"), ids=lambda pair: pair[0])
+@pytest.mark.parametrize(
+    "query", listed("groups", "joins", "subqueries", "sets", "tops of groups and joins"), ids=lambda pair: pair[0]
+)
 def test_queries_give_what_duckdb_gives(query: tuple[str, str]) -> None:
     for seed in range(4):
         same_as_duckdb(*query, seed)
