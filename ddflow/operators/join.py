@@ -108,6 +108,10 @@ class Join(Operator):
         names = {of: name for name, side, of in reversed(self.columns) if side == 0}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
+    def check_partitions(self) -> None:
+        """See `Collection.check_partitions`."""
+        raise SpecError("run a flow on Spark", "it has a join", "run it with flow.open()")
+
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
         return RunningJoin(self, context)
@@ -206,9 +210,8 @@ class RunningJoin(Running):
             order_by_rank(own, NONE.view(np.int64), np.int64(first.size), places)
             # Of each group, in the order of updates.
             ranks, diffs = each.ranks.take(rows).take(places), each.diffs.take(rows).take(places)
-            made.append(
-                MetUpdates(Updates(each.rows, ranks, diffs, each.times), own.take(places), begins, rows.take(places))
-            )
+            updates = Updates(each.rows, ranks, diffs, each.times)
+            made.append(MetUpdates(updates, own.take(places), begins, rows.take(places)))
         return made, by.high.copy(), by.low.copy()
 
     def _held(self, side: Readable, other: MetUpdates, high: Words, low: Words) -> RowsByGroup:

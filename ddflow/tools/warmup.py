@@ -114,6 +114,7 @@ def _by_epochs() -> Iterator[str]:
     cities = orders.project(["city"])
     flow.output("orders", orders)
     flow.output("counts", orders.count(["paid", "tags"]))
+    flow.output("pairs", orders.join(orders.project({"city": "city", "other": "key"}), on="city").count("other"))
     flow.output("cities", cities.concat(cities.negate(), cities).consolidate())
     with flow.open(verdicts="rows", retain=1) as engine:
         for time in range(12):

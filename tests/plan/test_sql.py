@@ -123,20 +123,6 @@ def test_queries_of_nexmark_that_look_at_one_row(number: int) -> None:
     assert row | {"auction": 246, **wanted.get(number, {})} == row
 
 
-@pytest.mark.parametrize(
-    "query, found",
-    [
-        ("select status, min(n) k from o group by status", "min is not maintained yet"),
-    ],
-)
-def test_what_is_not_there_yet_is_refused_by_name(query: str, found: str) -> None:
-    flow = flow_of()
-    before = list(flow.nodes)
-    with pytest.raises(ExpressionError, match=found):
-        flow.sql(query)
-    assert flow.nodes == before
-
-
 def test_inputs_of_differences_are_tables_too() -> None:
     flow = dd.Flow()
     flow.updates("log", {"page": str, "n": int}, diff="n")

@@ -1,6 +1,4 @@
-"""SQL with groups, joins, subqueries, set operations and tops beside DuckDB, and the queries of TPC-H lowered.
-It is collected, as ``test_sql_joins``, from the day on which collections have ``join`` and ``group_by``.
-"""
+"""SQL with groups, joins, subqueries, set operations and tops beside DuckDB, and the queries of TPC-H lowered."""
 
 from __future__ import annotations
 
