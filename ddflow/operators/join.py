@@ -92,7 +92,7 @@ class Join(Operator):
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
         """The other side, and what meets."""
         on = {str(one): str(other) for one, other in record.list("on")}
-        return f"{', '.join(inputs)}, on={on}"
+        return ", ".join([*inputs, f"on={on}"])
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted of each side, and what meets."""
