@@ -442,8 +442,8 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
         "when it is built",
     ),
     "an unknown operator": (
-        lambda: change(["collections", "0" * 32], {"op": "join", "of": [whole()["outputs"]["rows"]]}),
-        "its operator is 'join'",
+        lambda: change(["collections", "0" * 32], {"op": "windows", "of": [whole()["outputs"]["rows"]]}),
+        "its operator is 'windows'",
     ),
     "a filter of nothing": (lambda: change(["collections", "0" * 32], {"op": "filter", "of": []}), "of 0 collections"),
     "SQL that does not compile": (
