@@ -86,7 +86,7 @@ class Graph:
         self.inputs = {name: opened_input(each.bound, secret, threads) for name, each in plan.inputs.items()}
         self.forgets = any(each.expiring is not None for each in self.inputs.values())
         """Whether keys of an input expire."""
-        self.needed, self.time_type = _needed(plan), plan.time_type
+        self.needed, self.time_type = needed(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, Running] = {}
         self.opened: dict[Collection, Readable] = {each: self.inputs[each.name] for each in plan.inputs.values()}
@@ -232,17 +232,17 @@ class Graph:
             arrangement._check()
 
 
-def _needed(plan: Plan) -> dict[Collection, pa.Schema]:
+def needed(plan: Plan) -> dict[Collection, pa.Schema]:
     """For each node that an output depends on, the columns that somebody reads; one at least, to carry the rows."""
-    needed: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
+    read: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
     for node in reversed(plan.nodes):
-        if node in needed:
-            mine = needed[node]
+        if node in read:
+            mine = read[node]
             if not mine:
                 mine.add(node.schema.names[0])
-            for each, read in zip(node.inputs, node.needs(mine), strict=True):
-                needed.setdefault(each, set()).update(read)
-    return {node: pa.schema([f for f in node.schema if f.name in names]) for node, names in needed.items()}
+            for each, names in zip(node.inputs, node.needs(mine), strict=True):
+                read.setdefault(each, set()).update(names)
+    return {node: pa.schema([f for f in node.schema if f.name in names]) for node, names in read.items()}
 
 
 def _meets(node: Collection) -> bool:

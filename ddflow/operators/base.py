@@ -99,6 +99,14 @@ class Readable:
         references = prior.reference[live] & (LIVE - 1) & ~OCCUPIED
         return RowsByGroup(references, np.ones(references.size, np.int64), begins)
 
+    def anew(self) -> None:
+        """Hold nothing any more: as it was opened."""
+        fresh = [each.like() for each in self.arrangements]
+        for each, old in zip(fresh, self.arrangements, strict=True):
+            if old.lapse is not None:
+                each.lapses(old.lapse.of)
+        self.arrangements = tuple(fresh)
+
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """What the rows of its arrangement say of themselves, as it keeps it beside them.  O(rows).
 

@@ -48,7 +48,7 @@ class Join(Operator):
 
     Both sides are arranged by these columns, in this order, or hold at most one row a key of them."""
 
-    verb = "join"
+    verb, looks = "join", True
 
     def __init__(
         self,

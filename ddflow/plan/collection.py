@@ -72,6 +72,9 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
     of_events: ClassVar[bool] = False
     """Whether it is told when its inputs, which are inputs of the plan, have events, and not of their updates."""
 
+    looks: ClassVar[bool] = False
+    """Whether it looks its inputs up, by what is exchanged, in the state that they had before a step."""
+
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""
 
