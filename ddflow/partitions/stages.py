@@ -29,7 +29,7 @@ import pyarrow as pa
 from ddflow.dataflow.graph import needed
 from ddflow.errors import SpecError
 from ddflow.plan.codec import behind, node_ids
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by
 from ddflow.plan.plan import Plan
 
 ALL: Final = pa.schema({"all": pa.bool_()})
@@ -155,16 +155,18 @@ def placed(flow: Plan) -> dict[Collection, Placement]:
     input_keys: dict[Collection, Sequence[str]] = {
         input: input.bound.key_schema.names for input in flow.inputs.values()
     }
-    paired = paired_inputs(flow)
+    paired = paired_inputs(flow.outputs.values())
     for node in flow.nodes:
         node.check_partitions()
         inputs = [places[i] for i in node.inputs]
         if not inputs:
             places[node] = Placement((node,), tuple(input_keys[node]))
         elif (by := node.exchange()[0]) is not None:
-            of = None if len(inputs) > 1 else inputs[0].by
-            stands = of is not None and (of == by if node in paired else set(of) <= set(by))
-            places[node] = inputs[0] if stands else Placement((node,), node.carried(by) if len(inputs) > 1 else by)
+            if len(inputs) > 1:
+                places[node] = Placement((node,), node.carried(by))
+            else:
+                stands = stands_by(inputs[0].by, by, exactly=node in paired)
+                places[node] = inputs[0] if stands else Placement((node,), by)
         elif len(inputs) == 1:
             places[node] = Placement(inputs[0].roots, node.carried(inputs[0].by))
         else:
@@ -172,13 +174,6 @@ def placed(flow: Plan) -> dict[Collection, Placement]:
             same = len(roots) == 1 and len({i.by for i in inputs}) == 1
             places[node] = Placement(roots, inputs[0].by if same else None)
     return places
-
-
-def paired_inputs(flow: Plan) -> set[Collection]:
-    """What operators of several inputs bring together, each by its own columns: the rows of all must stand by exactly
-    these, since some columns of one need not be those of another.  O(nodes)."""
-    every = behind([*flow.inputs.values(), *flow.outputs.values()])
-    return {of for node in every if len(node.inputs) > 1 and node.exchange()[0] is not None for of in node.inputs}
 
 
 def told_by(node: Collection, place: Placement) -> Columns | None:

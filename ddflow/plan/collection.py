@@ -13,7 +13,7 @@ Count(city string, count int64)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -170,3 +170,22 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"
+
+
+def paired_inputs(outputs: Iterable[Collection]) -> set[Collection]:
+    """What is brought together with other collections, each by its own columns, to make some outputs.  O(nodes)."""
+    ahead, seen, paired = list(outputs), set[Collection](), set[Collection]()
+    while ahead:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            ahead += node.inputs
+            paired |= {*node.inputs} if len(node.inputs) > 1 and node.exchange()[0] is not None else set()
+    return paired
+
+
+def stands_by(of: Columns | None, by: Columns, exactly: bool) -> bool:
+    """Whether rows that are equal by ``by`` are in one partition, where those that are equal by ``of`` are.
+
+    ``exactly``: whether rows of another collection must be there, too: some columns of one are not those of another."""
+    return of is not None and (of == by if exactly else set(of) <= set(by))
