@@ -206,7 +206,7 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
         return getattr(below, rest[2])(plan(rest[1], inputs, python), all=rest[3])
     if verb == "threshold":
         return below.threshold(THRESHOLDS[rest[1]] if python else rest[1])
-    return getattr(below, verb)()
+    return getattr(below, verb)(*rest[1:])
 
 
 def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
@@ -234,9 +234,12 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
     if verb == "input":
         return keys[rest[0]]
     below = key_of(rest[0], keys)
+    if verb == "top" and below is not None:
+        # Rows of a key that may be of several groups are put out by group.
+        return [*rest[3], rest[5]] if rest[5] is not None else below if set(rest[3]) <= set(below) else None
     if verb == "count":
         return rest[1]
-    if verb in ("concat", "set", "threshold") or below is None:
+    if verb in ("concat", "set", "threshold", "distinct") or below is None:
         return None
     if verb == "project":
         kept = [name for name, sql in rest[1].items() if name == sql] if isinstance(rest[1], Mapping) else rest[1]

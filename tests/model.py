@@ -149,6 +149,31 @@ class Node:
 
         return Node(self.columns, of)
 
+    def top(
+        self, k: int, by: Sequence[str], partition_by: Sequence[str] = (), offset: int = 0, rank_name: str | None = None
+    ) -> Node:
+        """The first rows of each group, each as often as it has places; with a rank, a row a place."""
+        ways = [ordering(text) for text in by]
+        ways += [(name, False, True) for name in self.columns if name not in [each[0] for each in ways]]
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            groups: defaultdict[Row, list[Row]] = defaultdict(list)
+            for row, n in self.of(state).items():
+                assert n > 0
+                groups[tuple(self._named(row)[name] for name in partition_by)] += [row] * min(n, offset + k)
+            out: Collection = Counter()
+            for rows in groups.values():
+                for name, descending, nulls_first in reversed(ways):
+                    at = self.columns.index(name)
+                    rows.sort(key=lambda row: rank(row[at]), reverse=descending)
+                    rows.sort(key=lambda row: (row[at] is None) != nulls_first)
+                for place, row in enumerate(rows[: offset + k]):
+                    if place >= offset:
+                        out[row if rank_name is None else (*row, place + 1)] += 1
+            return out
+
+        return Node(self.columns if rank_name is None else (*self.columns, rank_name), of)
+
     def _named(self, row: Row) -> dict[str, Any]:
         return dict(zip(self.columns, row, strict=True))
 
@@ -198,6 +223,12 @@ class Feed:
             self.held = without_zeros(self.held)
             out.append((time, before, Counter(self.held)))
         return out
+
+
+def ordering(text: str) -> tuple[str, bool, bool]:
+    """A column, whether it descends, whether its nulls are first; of a text such as ``"n desc nulls last"``."""
+    name, *said = text.split()
+    return name, "desc" in said, "first" in said or not ("desc" in said or "last" in said)
 
 
 def collection(name: str, input: Input) -> Node:

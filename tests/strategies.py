@@ -169,7 +169,9 @@ def plans(
         sql for sql in CONDITIONS if columns_in(sql) <= {name for name in of if PAYLOAD.get(name) == of[name]}
     ]
     verb = draw(
-        st.sampled_from(["filter", "filter", "project", "project", "count", "concat", "negate", "sets", "consolidate"])
+        st.sampled_from(
+            ["filter", "filter", "project", "project", "count", "concat", "negate", "sets", "top", "consolidate"]
+        )
     )
     if verb == "filter" and conditions:
         return ["filter", below, draw(st.sampled_from(conditions))], of
@@ -191,6 +193,8 @@ def plans(
         return ["concat", below, other], of
     if verb == "sets":
         return draw(sets(below, of, conditions)), of
+    if verb == "top" and "rank" not in of and not any(kind.startswith(("list", "struct")) for kind in of.values()):
+        return draw(tops(below, of))
     return [verb if verb in ("negate", "consolidate") else "consolidate", below], of
 
 
@@ -206,6 +210,18 @@ def sets(draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list
     other = draw(st.sampled_from(others + [["filter", below, sql] for sql in conditions[:2]]))
     sides = draw(st.permutations([below, other]))
     return ["set", *sides, draw(st.sampled_from(["union", "except_", "intersect"])), draw(st.booleans())]
+
+
+@st.composite
+def tops(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
+    """The first rows of groups, of a collection whose multiplicities are not below zero."""
+    if "negate" in repr(below):
+        below = ["threshold", below, "n * n"]
+    ways = st.sampled_from(["", " desc", " asc nulls last", " desc nulls first"])
+    by = [name + draw(ways) for name in draw(some(list(of)))]
+    told = [draw(st.integers(1, 3)), by, draw(some(list(of))), draw(st.integers(0, 2))]
+    rank = draw(st.sampled_from([None, "rank"]))
+    return ["top", below, *told, rank], of if rank is None else of | {"rank": "int64"}
 
 
 @st.composite

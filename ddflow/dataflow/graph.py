@@ -21,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret
+from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import PlanChanged
-from ddflow.operators.base import Context, Readable, Running
+from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.inputs import opened_input
 from ddflow.operators.updates import Updates, consolidated, ints
@@ -221,8 +222,7 @@ class Graph:
             if each in wanted:
                 own = self.opened[each]
                 if own.arrangements:
-                    held = own.held(own.arranged.read(as_of))
-                    done[each] = held._replace(rows=held.rows.select(each.schema.names))
+                    done[each] = _whole(own.pieces(as_of), each.schema)
                 else:
                     done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
         return done[node]
@@ -230,6 +230,13 @@ class Graph:
     def _check(self) -> None:
         for arrangement in self.arrangements.values():
             arrangement._check()
+
+
+def _whole(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
+    """Pieces of what is held as one; the columns of ``schema``.  O(rows)."""
+    every = list(pieces) or [once_each(empty(schema))]
+    rows = pa.concat_tables([piece.rows.select(schema.names) for piece in every])
+    return once_each(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
 
 
 def needed(plan: Plan) -> dict[Collection, pa.Schema]:

@@ -14,6 +14,7 @@ counts with just its own digits, and ``%`` takes the sign of the dividend.
 """
 
 from collections.abc import Callable
+from decimal import ROUND_DOWN, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -202,10 +203,25 @@ def _divide(a: pa.DataType, b: pa.DataType, scale: int) -> Compute:
     """Division cut (not rounded) after at least ``scale`` digits: enough for the rounding after it to be exact."""
     lift = max(0, scale - (a.scale + b.precision - b.scale + 1))
     digits = a.precision - a.scale + b.scale + max(scale, a.scale + b.precision - b.scale + 1, 4)
-    _room(digits, "/", a, b)
+    if digits > WIDEST:
+        return lambda x, y: _divide_by_value(x, y, scale)
     make = pa.decimal128 if digits <= MOST_DIGITS else pa.decimal256
     dividend, divisor = make(a.precision + lift, a.scale + lift), make(b.precision, b.scale)
     return lambda x, y: pc.divide_checked(x.cast(dividend), y.cast(divisor))
+
+
+def _divide_by_value(x: pa.Array, y: pa.Array, scale: int) -> pa.Array:
+    """The same for types whose quotients may have more digits than there are: microseconds a value."""
+    out: list[Decimal | None] = []
+    with localcontext(prec=4 * WIDEST):
+        for one, other in zip(x.to_pylist(), y.to_pylist(), strict=True):
+            if one is None or other is None:
+                out.append(None)
+                continue
+            if not other:
+                raise pa.ArrowInvalid("divide by zero")
+            out.append((one / other).quantize(Decimal(1).scaleb(-scale), ROUND_DOWN))
+    return pa.array(out, pa.decimal256(WIDEST, scale))
 
 
 def _room(digits: int, sign: str, a: pa.DataType, b: pa.DataType) -> None:

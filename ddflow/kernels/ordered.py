@@ -14,7 +14,8 @@ can. All entries of a prefix of the words, a group, stand together. How leaves c
 >>> write_ordered(tree, Sought.of(words, low, none), words, live, last, 0, np.int64(1 << 61), np.int64(1 << 60), False)
 3
 >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
->>> group_ordered(tree, Sought.of(words, low[:0], none), np.int64(9), np.uint64(1 << 60), references, values, begins)
+>>> group = Sought.of(words, low[:0], none)
+>>> group_ordered(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
 2
 """
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.index import BATCH, BATCHES, ID, REF, VALUE
+from ddflow.kernels.index import BATCH, BATCHES, ID, LOW, REF, VALUE
 from ddflow.kernels.ordered_tree import (
     LEAF,
     TOPS,
@@ -143,18 +144,28 @@ def write_ordered(
 
 @kernel
 def group_ordered(
-    tree: Tree, keys: Sought, most: Number, mask: np.uint64, references: Ints, values: Words, begins: Ints
+    tree: Tree,
+    keys: Sought,
+    most: Ints,
+    tied: Number,
+    mask: np.uint64,
+    references: Ints,
+    values: Words,
+    begins: Ints,
+    words: Words,
 ) -> int:
-    """Write the entries of groups, each in order, up to ``most`` of a group.
+    """Write the entries of groups, each in order, up to ``most`` of a group and those that tie with its last one.
 
-    keys: as many prefixes of words as ``begins`` has room for.  mask: bits of a reference of which it must have one.
-    references: int64[room], values: uint64[room], begins: int64[groups + 1], written.  Returns how many entries there
-    are; where that is more than there is room for, the first ones are written.  O(g log entries + entries walked).
+    keys: as many prefixes of words as ``begins`` has room for.  most: int64[groups].  tied: how many words beyond two
+    say whether entries tie.  mask: bits of a reference of which it must have one.  references: int64[room], values:
+    uint64[room], begins: int64[groups + 1], written; words: uint64[room, w], written, those beyond two, or of size 0.
+    Returns how many entries there are; where that is more than there is room for, the first ones are written.
+    O(g log entries + entries walked).
 
     >>> from ddflow.kernels.ordered_tree import empty_tree
     >>> arrays, one, none = empty_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
-    >>> group_ordered(Tree.of(arrays), Sought.of(one, one[:0], none), np.int64(9), one[0], np.empty(0, np.int64),
-    ...               one[:0], np.empty(2, np.int64))
+    >>> group_ordered(Tree.of(arrays), Sought.of(one, one[:0], none), np.array([9]), 0, one[0], np.empty(0, np.int64),
+    ...               one[:0], np.empty(2, np.int64), none)
     0
     """
     found, tops = 0, _get(tree.counters, TOPS)
@@ -164,23 +175,38 @@ def group_ordered(
             continue
         at, c = _descend(tree, keys, g, True)
         leaf = _leaf_at(tree, at, c)
-        spot, some, going = _lower(tree, leaf, keys, g), np.int64(0), True
+        spot, some, going, before = _lower(tree, leaf, keys, g), np.int64(0), True, np.int64(0)
         while leaf > 0 and going:
             size = _get(tree.size, leaf)
             while spot < size:
                 here = leaf * LEAF + spot
-                if some == most or _compare(tree, here, keys, g) != 0:
+                if _compare(tree, here, keys, g) != 0 or (some >= most[g] and not _ties(tree, before, here, tied)):
                     going = False
                     break
                 if _word(tree, here, REF) & mask != np.uint64(0):
                     if found < references.size:
                         references[found], values[found] = np.int64(_word(tree, here, REF)), _word(tree, here, VALUE)
+                        if words.size != 0:
+                            for w in range(words.shape[1]):
+                                words[found, w] = _word(tree, here, LOW + 1 + w)
                     found += 1
                     some += 1
+                    before = here
                 spot += 1
             leaf, spot = _get(tree.follows, leaf), np.int64(0)
     begins[begins.size - 1] = found
     return found
+
+
+@kernel
+def _ties(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
+    """Whether two entries of a group have equal words beyond two, the first ``tied`` of them; 0 is none."""
+    if before == 0 or _word(tree, before, LOW) != _word(tree, here, LOW):
+        return False
+    same = True
+    for w in range(tied):
+        same = same and _word(tree, before, LOW + 1 + w) == _word(tree, here, LOW + 1 + w)
+    return same
 
 
 @kernel

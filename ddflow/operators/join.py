@@ -92,7 +92,7 @@ class Join(Operator):
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
         """The other side, and what meets."""
         on = {str(one): str(other) for one, other in record.list("on")}
-        return f"{', '.join(inputs)}, on={on}"
+        return ", ".join([*inputs, f"on={on}"])
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted of each side, and what meets."""
@@ -130,7 +130,7 @@ def with_new(
     return out
 
 
-class Met(NamedTuple):
+class MetUpdates(NamedTuple):
     """Updates of one side, by group: those whose key is not null, their numbers, and their places by group."""
 
     updates: Updates
@@ -182,7 +182,7 @@ class RunningJoin(Running):
         made = self._pairs(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
         return self._updates([made], pools, inputs[0].times, self.node.columns)
 
-    def _met(self, inputs: Sequence[Updates]) -> tuple[list[Met], Words, Words]:
+    def _met(self, inputs: Sequence[Updates]) -> tuple[list[MetUpdates], Words, Words]:
         """The updates of both sides by group, and the words of the groups, ascending."""
         words, some = [], []
         for keys, each in zip(self.keys, inputs, strict=True):
@@ -206,10 +206,11 @@ class RunningJoin(Running):
             order_by_rank(own, NONE.view(np.int64), np.int64(first.size), places)
             # Of each group, in the order of updates.
             ranks, diffs = each.ranks.take(rows).take(places), each.diffs.take(rows).take(places)
-            made.append(Met(Updates(each.rows, ranks, diffs, each.times), own.take(places), begins, rows.take(places)))
+            updates = Updates(each.rows, ranks, diffs, each.times)
+            made.append(MetUpdates(updates, own.take(places), begins, rows.take(places)))
         return made, by.high.copy(), by.low.copy()
 
-    def _held(self, side: Readable, other: Met, high: Words, low: Words) -> RowsByGroup:
+    def _held(self, side: Readable, other: MetUpdates, high: Words, low: Words) -> RowsByGroup:
         """What a side held before the step of the groups that the other's updates are of."""
         which = np.flatnonzero(np.diff(other.begins))
         found = side.look(high.take(which), low.take(which))
@@ -217,7 +218,7 @@ class RunningJoin(Running):
         sizes[which + 1] = np.diff(found.begins)
         return found._replace(begins=np.cumsum(sizes))
 
-    def _pairs(self, mine: Met, begins: Ints, references: Ints, times: Ints, theirs: Narrow) -> Pairs:
+    def _pairs(self, mine: MetUpdates, begins: Ints, references: Ints, times: Ints, theirs: Narrow) -> Pairs:
         """The updates of a side with the rows of their groups on the other."""
         n = int(np.diff(begins).take(mine.number).sum())
         out = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words
@@ -78,7 +79,8 @@ class OrderedRows(Running):
         loose = pa.schema([field.with_nullable(True) for field in row])
         self.keys = RowHashes(pa.schema([loose.field(name) for name in by]), secret)
         self.whole, self.schema = RowHashes(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
-        words = sum(word_count(row.field(each.name).type, each.name) for each in order) + 2
+        self.ordered = pa.schema([(each.name, ordered_type(row.field(each.name).type)) for each in order])
+        words = sum(word_count(field.type, field.name) for field in self.ordered) + 2
         self.arrangements, self.arena = (Arrangement(self.schema, wide=True, words=words, ordered=True),), Arena()
         self.given, self.fields, self.identified = RowPool(row), list(loose), row
 
@@ -86,9 +88,11 @@ class OrderedRows(Running):
         """uint64[n], twice: the first words of identities, of the columns of groups.  O(n)."""
         return self.keys.identities(columns, n)
 
-    def look(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
+    def look(
+        self, high: Words, low: Words, most: int | Ints = ALL, tied: int | None = None, words: bool = False
+    ) -> RowsByGroup:
         """The rows that groups hold, given by ascending words; at most so many of each.  See `group_rows`."""
-        return group_rows(self.arranged, high, low, most=most)
+        return group_rows(self.arranged, high, low, most=most, tied=tied, words=words)
 
     def gathered(self, references: Ints) -> pa.Table:
         """The rows that references name.  O(n)."""
@@ -146,7 +150,7 @@ class OrderedRows(Running):
         """int64[n, w]: the other words of rows whose own two are these."""
         mine = [high.reshape(-1, 1), low.reshape(-1, 1)]
         if self.order:
-            mine.insert(0, order_words(rows.select([each.name for each in self.order]), self.order))
+            mine.insert(0, order_words(rows.select(self.ordered.names).cast(self.ordered), self.order))
         return np.ascontiguousarray(np.hstack(mine)).view(np.int64)
 
     def _sorted(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[Sorted, Ints]:
@@ -193,3 +197,12 @@ def numbered(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
     table[:] = -1
     m = group(high, low, np.int64(bits), table, number, first)
     return number, first[:m]
+
+
+def ordered_type(kind: pa.DataType) -> pa.DataType:
+    """The type whose words order values: of integers that may get wider, the widest, so that words stay.
+
+    >>> ordered_type(pa.int32()), ordered_type(pa.float32())
+    (DataType(int64), DataType(float))
+    """
+    return pa.int64() if pat.is_integer(kind) and kind.bit_width < 64 else kind

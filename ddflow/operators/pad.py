@@ -75,7 +75,7 @@ class Pad(Operator):
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
         """Whose rows, and the other."""
-        return f"{', '.join(inputs)}, rows of the {'right' if record.text('side') == '1' else 'left'}"
+        return ", ".join([*inputs, f"rows of the {'right' if record.text('side') == '1' else 'left'}"])
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """Of the rows, what is wanted; of the other, nothing."""

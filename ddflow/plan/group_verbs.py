@@ -1,4 +1,4 @@
-"""Verbs that look at rows by group or by key: count, group_by, agg, to_upserts, single.
+"""Verbs that look at rows by group or by key: count, group_by, agg, top, to_upserts, single.
 
 Invariant: a group is there while the multiplicities of its rows do not add up to zero.
 
@@ -146,6 +146,51 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
             As of `Grouping.agg`.
         """
         return self.group_by().agg(**aggregates)
+
+    def top(
+        self,
+        k: int,
+        by: str | Sequence[str],
+        partition_by: str | Sequence[str] = (),
+        offset: int = 0,
+        rank_name: str | None = None,
+    ) -> Made:
+        """The first k rows of each group, in an order.
+
+        A row of multiplicity m takes m places, and may be cut.
+
+        Parameters
+        ----------
+        k : int
+            How many rows a group shows, 1 to 10,000.
+        by : str or sequence of str
+            The order, as in ``["amount desc", "at"]``: a column, then ``asc`` or ``desc``, then ``nulls first`` or
+            ``nulls last``.  Without these it ascends; nulls are first ascending and last descending.  Ties are decided
+            by the other columns in their order, ascending.
+        partition_by : str or sequence of str
+            The group columns, possibly none.
+        offset : int
+            How many rows of each group are left out before the first that is shown.
+        rank_name : str, optional
+            The name of a column for the place of a row in its group, an int64 from 1 on.  A row of multiplicity m is
+            then m rows.
+
+        Returns
+        -------
+        Collection
+            Of the same columns, and the rank's.
+
+        Raises
+        ------
+        SpecError
+            For a missing column, an order that is none, a type without an order, and a number out of range.
+
+        Notes
+        -----
+        O(log rows) for an update, and O(k + offset) for each group that a step touches.  It holds each row.  With
+        ``rank_name`` one change may move all ranks after it: 2k updates.
+        """
+        return self._then("top", k, by, partition_by, offset, rank_name)
 
     def to_upserts(self, key: str | Sequence[str], on_conflict: Literal["error", "greatest", "all"] = "error") -> Made:
         """What `ddflow.ToUpserts` makes of its updates, for an output.  Nothing further can be made of it.

@@ -50,6 +50,13 @@ class Record:
             raise self._wrong(name, value, "a text")
         return value
 
+    def whole(self, name: str) -> int:
+        """A whole number."""
+        value = self.given.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._wrong(name, value, "a whole number")
+        return value
+
     def list(self, name: str) -> list[Any]:
         """A list of anything."""
         value = self.given.get(name)

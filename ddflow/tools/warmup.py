@@ -114,6 +114,7 @@ def _by_epochs() -> Iterator[str]:
     cities = orders.project(["city"])
     flow.output("orders", orders)
     flow.output("counts", orders.count(["paid", "tags"]))
+    flow.output("pairs", orders.join(orders.project({"city": "city", "other": "key"}), on="city").count("other"))
     flow.output("cities", cities.concat(cities.negate(), cities).consolidate())
     with flow.open(verdicts="rows", retain=1) as engine:
         for time in range(12):
@@ -280,6 +281,10 @@ def _ordered() -> Iterator[str]:
         if time == 1:
             arranged.spill(batch_store, 0)
     arranged.index.evict(0, 4, np.ones(8, np.uint8))
+    flow = dd.Flow()
+    flow.output("top", flow.updates("rows", schema).top(1, by="n"))
+    with flow.open() as engine:
+        engine.step({"rows": pa.table({"n": [2, 1]})}, 0)
     record = decoded(Decoder(ArrangementRecord), encoded(take(arranged, batch_store)), "a warm-up")
     again = Arrangement(schema, True, 1, ordered=True)
     restore(again, record, "a warm-up", batch_store, indexed=True, made=lambda rows: (NONE, NONE, NONE))

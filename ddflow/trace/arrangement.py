@@ -57,7 +57,7 @@ class Arrangement:
     two, and a group of rows is a prefix of words (`ordered_index`)."""
 
     def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False, ordered: bool = False) -> None:
-        self.schema, self.keeps, self.ordered = schema, keeps, ordered
+        self.schema, self.keeps, self.ordered, self.words = schema, keeps, ordered, words
         self.index: Index = OrderedIndex(words, keeps) if ordered else Index(wide, words, keeps)
         self.slots = Slots(schema, ordered)
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
@@ -67,7 +67,7 @@ class Arrangement:
 
     def like(self, schema: pa.Schema | None = None) -> Arrangement:
         """An empty arrangement whose versions are identified as here."""
-        return Arrangement(schema or self.schema, self.index.wide, self.index.words, self.keeps, self.ordered)
+        return Arrangement(schema or self.schema, self.index.wide, self.words, self.keeps, self.ordered)
 
     def share(self, threads: Threads) -> None:
         """Let threads share the work; results do not depend on it."""
@@ -259,14 +259,19 @@ class Arrangement:
 
     def pieces(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
         """What `read` gives, range by range of identities; it must not change meanwhile."""
+        for references in self.live(as_of, what):
+            yield gather(self.slots.pool, references, self.schema)
+
+    def live(self, as_of: int | None = None, what: str = "a read") -> Iterator[Ints]:
+        """References to the rows of `pieces`, in the order of identities.  O(versions)."""
         self.check_readable(as_of, what)
         if (as_of is None or as_of >= self.latest) and not self.lower:
-            yield gather(self.slots.pool, self.index.walk(live=True)[0], self.schema)
+            yield self.index.walk(live=True)[0]
             return
         # A merge stamps what it settles with a time up to since, which may be after the latest version's.
         as_of = max(self.latest, self.since) if as_of is None else as_of
         for parts in self.ranges():
-            yield gather(self.slots.pool, self._live_at(parts, as_of), self.schema)
+            yield self._live_at(parts, as_of)
 
     def within(self, ends: Iterable[int]) -> Iterator[pa.Table]:
         """The live rows now, of each of the ranges that end at such identities (their first words), ascending.

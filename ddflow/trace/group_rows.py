@@ -10,7 +10,7 @@ newer layer says of an identity holds. There all rows of a group are looked at, 
 [0, 0]
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,17 +36,24 @@ class Layer(NamedTuple):
 
 
 def group_rows(
-    arranged: Arrangement, high: Words, low: Words = NONE, order: Ints | None = None, most: int = ALL
+    arranged: Arrangement,
+    high: Words,
+    low: Words = NONE,
+    order: Ints | None = None,
+    most: int | Ints = ALL,
+    tied: int | None = None,
+    words: bool = False,
 ) -> RowsByGroup:
     """The live rows of groups, given by ascending prefixes of identities; at most so many of each.
 
-    ``low`` of size 0, ``order`` None: prefixes are shorter.  O(groups log entries + rows) in memory; on disk, O(log
-    rows) more for each group and run there, and all rows of the groups.
+    ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``, ``tied``, ``words``: as of `OrderedIndex.group`.
+    O(groups log entries + rows) in memory; on disk, O(log rows) more for each group and run there, and all rows of the
+    groups.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
     if not arranged.lower:
-        return index.group(high, low, order, most)
+        return index.group(high, low, order, most, tied=tied, words=words)
     found = index.group(high, low, order, live=False)
     layers = [_resident(arranged, found)]
     for parts in arranged.lower:
@@ -60,22 +67,26 @@ def group_rows(
     by = in_order(every.high, every.low, every.order)
     newest = by.permutation.take(by.starts[:-1])
     newest = newest[every.live.take(newest) != 0]
-    return _cut(every, newest, high, low, order, most)
+    return _cut(every, newest, (high, low, order), most, index.words if tied is None else tied)
 
 
 def _resident(arranged: Arrangement, found: RowsByGroup) -> Layer:
     """What the index holds of the groups, deletions too."""
-    slots, rows = (found.references >> SLOT) & SLOTS, found.references & ROWS
-    there = np.flatnonzero(slots)
+    there = np.flatnonzero((found.references >> SLOT) & SLOTS)
+    references, values = found.references[there], found.values[there]
+    plain, live = references & ~(OCCUPIED | LIVE), (references & LIVE != 0).astype(np.uint64)
+    return Layer(plain, values, live, *identified(arranged, plain))
+
+
+def identified(arranged: Arrangement, references: Ints) -> tuple[Words, Words, Ints]:
+    """The identities of rows: two words, and the others, int64[n, w].  O(n), and a little for each batch."""
+    slots, rows = (references >> SLOT) & SLOTS, references & ROWS
     high, low = np.empty(slots.size, np.uint64), np.empty(slots.size, np.uint64)
-    order = np.empty((slots.size, arranged.index.words), np.int64)
-    for slot in np.unique(slots[there]).tolist():
+    order = np.empty((slots.size, arranged.words), np.int64)
+    for slot in np.unique(slots).tolist():
         batch, here = arranged.slots[slot], np.flatnonzero(slots == slot)
         high[here], low[here], order[here] = (each[rows[here]] for each in (batch.high, batch.low, batch.order))
-    live = (found.references & LIVE != 0).astype(np.uint64)
-    plain = found.references & ~(OCCUPIED | LIVE)
-    columns = plain, found.values, live, high, low, order
-    return Layer(*(each[there] for each in columns))  # type: ignore[arg-type]
+    return high, low, order
 
 
 def _stored(batch: Batch, rows: Ints, slot: int) -> Layer:
@@ -89,19 +100,31 @@ def _stored(batch: Batch, rows: Ints, slot: int) -> Layer:
     return Layer(rows | slot << SLOT, values, live, high[last], low[last], order[last])
 
 
-def _cut(every: Layer, rows: Ints, high: Words, low: Words, order: Ints | None, most: int) -> RowsByGroup:
-    """Rows in the order of identities as groups, at most so many of each."""
+def _cut(
+    every: Layer, rows: Ints, prefix: tuple[Words, Words, Ints | None], most: int | Ints, tied: int
+) -> RowsByGroup:
+    """Rows in the order of identities as groups, at most so many of each and those that tie with the last."""
+    high, low, order = prefix
     groups = [high, *([low] if low.size else []), *([] if order is None else order.view(np.uint64).T)]
-    theirs = [every.high[rows], every.low[rows], *every.order.view(np.uint64)[rows].T][: len(groups)]
+    theirs = [every.high[rows], every.low[rows], *every.order.view(np.uint64)[rows].T]
     # Both ascend, so a group is as far on as prefixes have begun.
-    first = np.flatnonzero(starts(theirs[0], theirs[1] if len(theirs) > 1 else NONE, _beyond(theirs)))
+    first = np.flatnonzero(_starts(theirs[: len(groups)]))
     sizes = np.diff(np.append(first, rows.size))
-    at = _places(groups, [each[first] for each in theirs])
-    keep = np.arange(rows.size) - np.repeat(first, sizes) < most
+    at = _places(groups, [each[first] for each in theirs[: len(groups)]])
+    ends = most if isinstance(most, int) else most[at].repeat(sizes)
+    place = np.arange(rows.size) - np.repeat(first, sizes)
+    of = np.flatnonzero(begun := _starts(theirs[: max(2 + tied, len(groups))]))
+    # The place of the first of those that tie.
+    keep = place[of[np.cumsum(begun) - 1]] < ends
     begins = np.zeros(high.size + 1, np.int64)
-    begins[at + 1] = np.minimum(sizes, most)
+    begins[at + 1] = np.add.reduceat(keep, first, dtype=np.int64) if first.size else 0
     rows = rows[keep]
-    return RowsByGroup(every.references[rows], every.values[rows], np.cumsum(begins))
+    return RowsByGroup(every.references[rows], every.values[rows], np.cumsum(begins), every.order[rows])
+
+
+def _starts(words: list[Words]) -> Any:
+    """bool[n]: where other words begin."""
+    return starts(words[0], words[1] if len(words) > 1 else NONE, _beyond(words))
 
 
 def _beyond(words: list[Words]) -> Ints | None:

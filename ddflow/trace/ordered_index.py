@@ -42,6 +42,8 @@ class RowsByGroup(NamedTuple):
     values: Ints
     begins: Ints
     """int64[g + 1]."""
+    order: Ints = np.empty((0, 0), np.int64)
+    """int64[n, w]: the words of identities beyond two, where they were asked for."""
 
 
 def words_of(order: Ints) -> Words:
@@ -84,24 +86,35 @@ class OrderedIndex(Index):
         return prior
 
     def group(
-        self, high: Words, low: Words, order: Ints | None = None, most: int = ALL, live: bool = True
+        self,
+        high: Words,
+        low: Words,
+        order: Ints | None = None,
+        most: int | Ints = ALL,
+        live: bool = True,
+        tied: int | None = None,
+        words: bool = False,
     ) -> RowsByGroup:
         """The rows of groups, given by ascending prefixes, each in order; at most so many of each.
 
-        ``low`` of size 0, ``order`` None: prefixes are shorter.  ``live``: without deletions.  Where these are wanted,
-        references have their flags.  O(groups log entries + rows).
+        ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``: one number, or one a group.  ``tied``: also
+        the rows whose first so many words beyond two are those of the last.  ``live``: without deletions; where these
+        are wanted, references have their flags.  ``words``: with those beyond two.  O(groups log entries + rows).
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
         keys = Sought.of(high, low, more if order is None else (more := words_of(order)))
         mask, room = np.uint64(LIVE if live else OCCUPIED), 2 * high.size + 16
+        each = np.full(high.size, most) if isinstance(most, int) else most
+        equal = np.int64(self.words if tied is None else tied)
         while True:
             references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
-            n = group_ordered(self.tree, keys, most, mask, references, values, begins)
+            beyond = np.empty((room if words else 0, self.words), np.uint64)
+            n = group_ordered(self.tree, keys, each, equal, mask, references, values, begins, beyond)
             if n <= room:
                 break
             room = n
         references = references[:n] & (LIVE - 1) if live else references[:n]
-        return RowsByGroup(references, values[:n].view(np.int64), begins)
+        return RowsByGroup(references, values[:n].view(np.int64), begins, beyond[:n].view(np.int64))
 
     def write(self, *writes: Write) -> None:
         """See `Index.write`.  O(keys log entries)."""

@@ -68,6 +68,11 @@ def made_of(orders: Any, customers: Any, notes: Any) -> dict[str, Callable[[], A
         "full": lambda: orders.join(customers, on=on, how="full", condition="amount <> of"),
         "less than none": lambda: customers.join(notes, on="city").negate(),
         "counted": lambda: joined().count("city"),
+        "top": lambda: joined().top(2, ["amount desc"], ["city"], offset=1),
+        "top of all": lambda: joined().project(["id", "city"]).top(2, ["city"]),
+        "of a top": lambda: customers.join(
+            orders.top(1, ["amount"], ["customer"]).project({"of": "customer", "best": "amount"}), on="of"
+        ),
         "a query": lambda: orders.flow.sql(  # type: ignore[attr-defined]
             "select o.id, (select count(*) from customers c where c.city = 'Bern') n from orders o"
         ),

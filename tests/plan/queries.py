@@ -44,8 +44,8 @@ def listed(*sections: str) -> list[tuple[str, str]]:
     return out
 
 
-def drawn(chance: Any, name: str, size: int) -> list[dict[str, Any]]:
-    """Rows of a table, by a ``random.Random``: few values, many nulls."""
+def drawn(chance: Any, name: str, size: int, least: int = 0) -> list[dict[str, Any]]:
+    """``least`` to ``size`` rows of a table, by a ``random.Random``: few values, many nulls."""
     values: dict[str, list[Any]] = {
         "c": [None, 1, 2, 3, 4, 9],
         "status": [None, "paid", "open", "Bern"],
@@ -59,5 +59,5 @@ def drawn(chance: Any, name: str, size: int) -> list[dict[str, Any]]:
         "f": [None, 1.0, 2.0, 2.5],
     }
     columns, (key,) = TABLES[name]
-    keys = sorted(chance.sample(range(1, 10), chance.randint(0, size)))
+    keys = sorted(chance.sample(range(1, 10), chance.randint(least, size)))
     return [{key: each} | {c: chance.choice(values[c]) for c in columns if c != key} for each in keys]

@@ -147,8 +147,6 @@ select k, count(*) as m from (select status k from o union all select city from 
 select id, n from o order by n desc, id limit 2
 select id, n from o order by n desc nulls last, id limit 2 offset 1
 select id from o order by n, id limit 3
-select status, count(*) k from o group by status order by count(*) desc, status limit 1
-select status, count(*) k from o group by status order by k desc, 1 limit 2
 select id + 1 as i from o where n is not null order by n + c nulls first, id limit 2
 select distinct status from o order by status limit 2
 select id, n from (select id, n, status, row_number() over (partition by status order by n desc nulls last, id) rn from o) x where rn <= 2
@@ -158,9 +156,13 @@ select id from (select id, row_number() over (order by n desc nulls last, id) rn
 select id, rn from (select id, row_number() over (order by n nulls first, id) as rn from o) x where rn between 2 and 3
 select id, n from o qualify row_number() over (partition by status order by n desc nulls last, id) = 1
 select id, row_number() over (partition by status order by n desc nulls last, id) as r from o qualify r <= 2
-select * from (select *, row_number() over (partition by c order by s desc nulls last, st nulls first) rn from (select c, status st, sum(n) s from o group by c, status) y) z where rn <= 1
 with r as (select id, n, row_number() over (order by n desc nulls last, id) rn from o), s as (select id, rn from r) select id from s where rn <= 2
-select c.name, x.id from c join (select id, c cc, row_number() over (partition by c order by amount desc nulls last, id) rn from o) x on x.cc = c.id where x.rn <= 1
 select n from o union all select n from c order by 1 limit 3
+
+-- tops of groups and joins
+select status, count(*) k from o group by status order by count(*) desc, status limit 1
+select status, count(*) k from o group by status order by k desc, 1 limit 2
+select * from (select *, row_number() over (partition by c order by s desc nulls last, st nulls first) rn from (select c, status st, sum(n) s from o group by c, status) y) z where rn <= 1
+select c.name, x.id from c join (select id, c cc, row_number() over (partition by c order by amount desc nulls last, id) rn from o) x on x.cc = c.id where x.rn <= 1
 select id, (select p.id from o p where p.c = o.c order by p.amount desc nulls last, p.id limit 1) as best from o
 select id from o where n in (select p.n from o p where p.c = o.c order by p.id limit 1)

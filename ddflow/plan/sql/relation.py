@@ -25,16 +25,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from sqlglot import exp
 
-from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import is_integer, meeting, sql_name, working
-from ddflow.plan.sql.trees import ASKED, all_of, cast, names_of, quoted, refused, replaced, shown, text
+from ddflow.plan.sql.trees import all_of, cast, names_of, quoted, refused, replaced, shown, text
 
 Pair = tuple[Tree, Tree]
 """What is equal in a join, of the left and of the right."""
-LATER = {"join": "joins", "top": "tops"}
-"""Verbs that collections get later, and what a query that needs one is refused for."""
 
 
 class Made(NamedTuple):
@@ -102,11 +99,6 @@ class Steps:
 
     def then(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
         """What a verb gives; ``told``: says which verb, of what else."""
-        needed = told[0]
-        if needed in LATER and not hasattr(of, needed):
-            raise ExpressionError(
-                ASKED, f"{LATER[needed]} are not maintained yet", "leave them to a query of the result"
-            )
         key = (id(of), *told)
         if key not in self._made:
             self._made[key] = of, make()  # with what it is of, whose id must stay its own

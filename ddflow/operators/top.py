@@ -1,0 +1,277 @@
+"""Top: the first k rows of each group, in an order, as differences.
+
+Invariant: a row of multiplicity m takes m places, and is shown as often as it has places from ``offset`` up to
+``offset + k``; so a row may be cut. Ties are decided by the remaining columns (`row_order`), so what is shown depends
+on the rows alone. Its state is every row by group and order, beside its multiplicity: nothing is held of what is shown.
+
+A step reads, of the groups that it touches and no others, the first rows: as many as there are places, and one more for
+each row that it may take away. A row that ties with the last of these is read as well, where words do not decide.
+
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.plan.plan import Plan
+>>> from ddflow.plan.spec import Upsert
+>>> from ddflow.operators.updates import few, ints
+>>> plan = Plan()
+>>> sales = plan.upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
+>>> best = sales.top(1, by=["n desc"], partition_by=["city"])
+>>> top = best.open(Context(Secret(1, 2), pa.int64(), frozenset(["city", "n"])))
+>>> rows = pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Chur"], "n": [5, 7, 1]}, schema=sales.schema)
+>>> out, change = top.compute([Updates(rows, few(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+>>> top.apply([change], upper=6, since=5)
+>>> out, _ = top.compute([Updates(rows.slice(1, 1), few(0), ints(-1), ints(6))], 6)
+>>> out.rows.to_pylist(), out.diffs.tolist()
+([{'city': 'Bern', 'n': 7}, {'city': 'Bern', 'n': 5}], [-1, 1])
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Flags, Ints
+from ddflow.columns.names import TIMES, check_names, column_name, column_names, did_you_mean
+from ddflow.columns.rows import RowPool, gather, gathered
+from ddflow.errors import SpecError
+from ddflow.kernels.sort import order_by_rank
+from ddflow.kernels.top import merge_top, move_windows
+from ddflow.operators.arranged import refuse_negative
+from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.ordered_rows import Folded, OrderedRows
+from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
+from ddflow.operators.updates import Updates
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.record import Record
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import starts
+from ddflow.trace.change import Change
+from ddflow.trace.group_rows import identified
+
+MOST: Final = 10_000
+"""The greatest k."""
+FARTHEST: Final = 2**31
+"""Offsets are below it."""
+
+
+@register
+class Top(Operator):
+    """See `Collection.top`."""
+
+    verb, keeps = "top", True
+
+    def __init__(
+        self,
+        of: Collection,
+        k: int,
+        by: str | Sequence[str],
+        partition_by: str | Sequence[str] = (),
+        offset: int = 0,
+        rank_name: str | None = None,
+    ) -> None:
+        asked = self.verb
+        self.k, self.offset, self.rank_name = (
+            _whole(k, "k", 1, MOST),
+            _whole(offset, "offset", 0, FARTHEST - 1),
+            rank_name,
+        )
+        self.by, self.partition_by = ordered_by(by, of.schema, asked), column_names(partition_by, asked, "partition_by")
+        for name in self.partition_by:
+            if name not in of.schema.names:
+                lost = f"partition_by= holds {name!r}: there is no such column"
+                raise SpecError(asked, lost, did_you_mean(name, of.schema.names))
+        if of.forgetting:
+            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would stay for ever"
+            raise SpecError(asked, found, "leave on_expire='forget' out there")
+        ranks = []
+        if rank_name is not None:
+            ranks = [pa.field(column_name(rank_name, asked, "rank_name"), pa.int64(), nullable=False)]
+        check_names([*of.schema.names, *(each.name for each in ranks), TIMES], asked)
+        super().__init__(of.flow, pa.schema([*of.schema, *ranks]), [of], True)
+        self.unique, self.positive = of.unique or bool(ranks), True
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """All of it; the rank's name where there is one."""
+        told = {"k": self.k, "by": written(self.by), "partition_by": list(self.partition_by), "offset": self.offset}
+        return told | ({} if self.rank_name is None else {"rank_name": self.rank_name})
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        rank = record.text("rank_name") if "rank_name" in record else None
+        groups, offset = record.texts("partition_by"), record.whole("offset")
+        return inputs[0].top(record.whole("k"), record.texts("by"), groups, offset, rank)
+
+    def unlike(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.unlike`: which rows come first must not change."""
+        for name, kind in reordered(self.inputs[0].schema, narrow.inputs[0].schema):
+            if name not in self.partition_by:
+                yield f"top(...) compares its column {name!r}, whose values as {kind} have another order"
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """What it was told, as far as it is not the default."""
+        told = [str(record.whole("k")), f"by={record.texts('by')}"]
+        told += [f"partition_by={groups}"] if (groups := record.texts("partition_by")) else []
+        told += [f"offset={offset}"] if (offset := record.whole("offset")) else []
+        told += [f"rank_name={record.text('rank_name')!r}"] if "rank_name" in record else []
+        return ", ".join(told)
+
+    def exchange(self) -> list[Columns | None]:
+        """The groups."""
+        return [self.partition_by]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningTop(self, context)
+
+
+def _whole(value: Any, name: str, least: int, most: int) -> int:
+    """A number of places.  Raises `SpecError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise SpecError("top", f"{name}= is {value!r:.99}", f"give a whole number from {least:,} to {most:,}")
+    return value
+
+
+class FirstRows(NamedTuple):
+    """n rows that may be shown, in order: group by group."""
+
+    references: Ints
+    held: Ints
+    """Multiplicities."""
+    ends: Ints
+    """int64[g + 1]: where groups begin."""
+
+
+class RunningTop(OrderedRows):
+    """State: all rows of the input, by group and order."""
+
+    def __init__(self, node: Top, context: Context) -> None:
+        row, self.rank_name = node.inputs[0].schema, node.rank_name
+        self.offset, self.limit = np.int64(node.offset), np.int64(node.offset + node.k)
+        self.ways = RowOrder(row, node.partition_by, node.by, context.secret)
+        super().__init__(row, node.partition_by, self.ways.words, context.secret)
+        self.wanted = pa.schema([field for field in row if field.name in context.wanted])
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+        """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
+
+        For u updates in g groups, and k the places of interest: O(u log rows + g k) where each group has few times, and
+        O(k) more for each time at which a group's first rows change.
+        """
+        updates = inputs[0]
+        folded = self.fold(updates, since)
+        refuse_negative(folded, updates, "top")
+        pool = self.arranged.pool(folded.change.batch.rows)
+        try:
+            return self._moved(folded, updates.times, pool), folded.change
+        finally:
+            pool.put(0, None)
+
+    def pieces(self, as_of: int | None) -> Iterator[Updates]:
+        """See `Readable.pieces`.  Of a group the rows are gathered that are shown, or tie with these; O(rows held)."""
+        for arranged in self.arranged.partitions:
+            for references in arranged.live(as_of):
+                yield self._shown(arranged, references)
+
+    def _moved(self, folded: Folded, times: Ints, pool: RowPool) -> Updates:
+        """The updates of the output."""
+        by, changes = folded.by, folded.numbers.size
+        first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
+        found, place = self._first_rows(folded, first, pool)
+        at = place[folded.numbers]
+        chosen = np.flatnonzero(at >= 0)
+        group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[chosen]]
+        order = np.empty(chosen.size, np.int64)
+        order_by_rank(group, np.empty(0, np.int64), np.int64(first.size), order)
+        chosen = chosen[order]
+        begins = np.searchsorted(group[order], np.arange(first.size))
+        told = begins, at[chosen], folded.ranks[chosen], folded.counts[chosen]
+        windows, room = np.empty((found.held.size, 3), np.int64), 4 * changes + 64
+        while True:
+            out: Any = [np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))]
+            limits = self.offset, self.limit, self.rank_name is not None
+            n = move_windows(found.ends, found.held.copy(), *told, *limits, windows, *out)
+            if n <= room:
+                break
+            room = n
+        ranks, rows, diffs, places = (each[:n] for each in out)
+        order = np.empty(n, np.int64)
+        order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(times.size), order)
+        shown = self._gathered(pool, found.references[rows[order]], self.wanted, places[order])
+        return Updates(shown, ranks[order], diffs[order], times)
+
+    def _first_rows(self, folded: Folded, first: Ints, pool: RowPool) -> tuple[FirstRows, Ints]:
+        """The rows that are shown before, at or after some time of the step; and where its rows stand, -1 for behind.
+
+        ``first``: where the groups of the step's rows begin.
+        """
+        by, m = folded.by, folded.prior.size
+        order, heads = np.ascontiguousarray(folded.order), first[:-1]
+        lowered = np.add.reduceat(folded.prior > 0, heads, dtype=np.int64) if heads.size else heads
+        most, tied = self.limit + lowered, self.ways.tied
+        found = self.look(by.high[heads], by.low[heads], most, tied, words=True)
+        n = m + found.values.size
+        merged, held, place = (np.empty(size, np.int64) for size in (n, n, m))
+        ties, ends = np.empty(n, np.uint8), np.empty(first.size, np.int64)
+        mine = first, np.uint64(order.ctypes.data), folded.prior, folded.change.last, most
+        words = np.ascontiguousarray(found.order)
+        its = found.begins, np.uint64(words.ctypes.data), found.references, found.values
+        wide = np.int64(order.shape[1])
+        n = merge_top(*mine, *its, wide, np.int64(tied), merged, held, ties, place, ends)
+        places = self._settled(pool, merged[:n], ties[:n])
+        if places is not None:
+            merged, held = merged[places], held[places]
+            back = np.empty(n + 1, np.int64)
+            back[places], back[-1] = np.arange(n), -1
+            place = back[place]
+        return FirstRows(merged[:n], held[:n], ends), place
+
+    def _settled(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
+        """The order of rows by values where words leave it open; None where they do not.  O(those that tie)."""
+        again = np.flatnonzero(ties)
+        if not again.size:
+            return None
+        tied = np.union1d(again, again - 1)
+        classes = np.cumsum(ties == 0)[tied]
+        schema = pa.schema([self.row.field(each.name).with_nullable(True) for each in self.ways.values])
+        out = np.arange(references.size)
+        out[tied] = tied[self.ways.sorted(gather(pool, references[tied], schema), classes)]
+        return out
+
+    def _shown(self, arranged: Arrangement, references: Ints) -> Updates:
+        """What is shown of rows in the order of identities, all of some groups."""
+        pool = arranged.slots.pool
+        high, low, order = identified(arranged, references)
+        heads, first = starts(high, low), starts(high, low, order[:, : self.ways.tied])
+        times = gather(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0)
+        held = np.minimum(np.asarray(times), self.limit)
+        # Those that tie with the first row of a class may stand where it does.
+        kept = np.flatnonzero(_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
+        references, held, heads = references[kept], held[kept], heads[kept]
+        if (places := self._settled(pool, references, (~first[kept]).astype(np.uint8))) is not None:
+            references, held = references[places], held[places]
+        before = _before(held, heads)
+        begin = np.maximum(before, self.offset)
+        shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)
+        if self.rank_name is None:
+            some = np.flatnonzero(shown)
+            return once_each(self._gathered(pool, references[some], self.row, some))._replace(diffs=shown[some])
+        rows = np.repeat(np.arange(shown.size), shown)
+        places = begin[rows] + np.arange(rows.size) - (np.cumsum(shown) - shown)[rows]
+        return once_each(self._gathered(pool, references[rows], self.row, places))
+
+    def _gathered(self, pool: RowPool, references: Ints, row: pa.Schema, places: Ints) -> pa.Table:
+        """Rows of the output.  ``row``: the columns wanted.  ``places``: counted from 0."""
+        columns = gathered(pool, references, row)
+        if self.rank_name is None:
+            return pa.Table.from_arrays(columns, schema=row)
+        rank = pa.field(self.rank_name, pa.int64(), nullable=False)
+        return pa.Table.from_arrays([*columns, pa.array(places + 1)], schema=row.append(rank))
+
+
+def _before(held: Ints, heads: Any) -> Ints:
+    """How many places are before each row; ``heads``: bool[n], where groups begin."""
+    ends = np.cumsum(held)
+    before: Ints = ends - held
+    before -= before[heads][np.cumsum(heads) - 1]
+    return before
