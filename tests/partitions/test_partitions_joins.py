@@ -151,7 +151,9 @@ def rescaled(hands: Hands, partitions: int) -> Hands:
 
 @effort(150)
 @given(st.data(), st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True), st.booleans())
-def test_any_number_of_partitions_gives_what_one_engine_gives(data: st.DataObject, names: list[str], time: bool) -> None:
+def test_any_number_of_partitions_gives_what_one_engine_gives(
+    data: st.DataObject, names: list[str], time: bool
+) -> None:
     flow = flow_of(names, time)
     numbers = st.sampled_from([1, 2, 3, 8])
     hands = Hands(flow, MemoryStore(), data.draw(numbers), random.Random(data.draw(st.integers(0, 99))))
