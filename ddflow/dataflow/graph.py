@@ -25,7 +25,6 @@ from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import PlanChanged
 from ddflow.operators.base import Context, Readable, Running, once_each
-from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.inputs import opened_input
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.operators.upsert.events import Events
@@ -123,11 +122,6 @@ class Graph:
     def arrangements(self) -> dict[str, Arrangement]:
         """All state that is kept, by a name for people."""
         return {name: arranged for name, each in self._named().items() for arranged in each.arrangements}
-
-    @property
-    def showing(self) -> dict[str, HeldRows]:
-        """What is held for upserts that go out, by a name for people; it is made of what is kept."""
-        return {name: each.held_rows for name, each in self._named().items() if each.held_rows is not None}
 
     @property
     def nbytes(self) -> int:

@@ -23,7 +23,6 @@ import pyarrow as pa
 from ddflow.columns.hashing import NONE, Ints, Secret, Words
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.resolve import LIVE, OCCUPIED
-from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.registry import register
@@ -57,9 +56,6 @@ class Readable:
 
     tracked: Sequence[str] | None = None
     """Of what is kept by key: the columns that count in "did it change"; None for what has no key."""
-
-    held_rows: HeldRows | None = None
-    """Rows that are held beside arrangements, several a key."""
 
     arrangements: tuple[Arrangement, ...] = ()
     """The state that lasts; the first is that of its own output, where it is arranged."""
