@@ -28,8 +28,8 @@ class Law(NamedTuple):
 
     make: Callable[[dd.Collection], dd.Collection]
     scratch: Callable[[Rows], Rows]
-    local: bool = False
-    """Whether it cannot be cut over partitions."""
+    last: bool = False
+    """Whether no operator can be applied to it."""
 
 
 def each(function: Callable[[Row], list[Row]]) -> Callable[[Rows], Rows]:
@@ -207,7 +207,7 @@ TABLE: Mapping[str, Law] = {
         by_city(lambda a, b: a * a if a < 0 else max(a - 1, 0)),
     ),
     "top": Law(lambda c: c.project(["city", "n"]).top(2, ["n desc"], ["city"], offset=1), best),
-    "to_upserts": Law(lambda c: c.count("city").to_upserts("city"), groups, local=True),
+    "to_upserts": Law(lambda c: c.count("city").to_upserts("city"), groups, last=True),
     # It holds rows from the first event on, of which the rows that are held do not tell: see test_constant.
     "constant": Law(lambda c: never(c), lambda rows: Counter()),
     "arrange": Law(lambda c: c.arrange("city"), each(lambda row: [row])),

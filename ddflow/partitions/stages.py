@@ -116,7 +116,7 @@ class Stages:
 def cut(flow: Plan, only: str | None = None) -> Stages:
     """Cut a flow into stages.  ``only``: the output that is wanted, as if there were no other.  O(nodes * exchanges).
 
-    Pure.  Raises `SpecError` for a flow without inputs or outputs, or an operator that has no place in partitions.
+    Pure.  Raises `SpecError` for a flow without inputs or outputs.
     """
     if not flow.inputs or not flow.outputs:
         raise SpecError(
@@ -143,21 +143,20 @@ def regrouped(before: Plan, now: Plan) -> list[str]:
 
 
 def uncut(flow: Plan) -> Stages:
-    """A flow as one stage, for what stays in one partition: any operator has a place in that.  O(nodes)."""
+    """A flow as one stage, for what stays in one partition.  O(nodes)."""
     needed = behind([*flow.inputs.values(), *flow.outputs.values()])
     active = tuple(n for n, node in enumerate(flow.nodes) if node in needed)
     return Stages(flow, 1, (), (active,), ((*flow.side_outputs(), *flow.outputs),))
 
 
 def placed(flow: Plan) -> dict[Collection, Placement]:
-    """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
+    """The place of every collection.  O(nodes)."""
     places: dict[Collection, Placement] = {}
     input_keys: dict[Collection, Sequence[str]] = {
         input: input.bound.key_schema.names for input in flow.inputs.values()
     }
     paired = paired_inputs(flow.outputs.values())
     for node in flow.nodes:
-        node.check_partitions()
         inputs = [places[i] for i in node.inputs]
         if not inputs:
             places[node] = Placement((node,), tuple(input_keys[node]))

@@ -153,9 +153,6 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         """Of what shows columns of its input, row for row: their names there; None of all else."""
         return None
 
-    def check_partitions(self) -> None:
-        """Raise `SpecError` where it cannot be cut by hash over partitions."""
-
     def open(self, context: Any) -> Any:
         """Its state, new, and its step: see ``ddflow.operators.base``."""
         raise NotImplementedError
