@@ -28,8 +28,8 @@ class Law(NamedTuple):
 
     make: Callable[[dd.Collection], dd.Collection]
     scratch: Callable[[Rows], Rows]
-    local: bool = False
-    """Whether it cannot be cut over partitions."""
+    last: bool = False
+    """Whether no operator can be applied to it."""
 
 
 def each(function: Callable[[Row], list[Row]]) -> Callable[[Rows], Rows]:
@@ -207,14 +207,12 @@ TABLE: Mapping[str, Law] = {
         by_city(lambda a, b: a * a if a < 0 else max(a - 1, 0)),
     ),
     "top": Law(lambda c: c.project(["city", "n"]).top(2, ["n desc"], ["city"], offset=1), best),
-    "to_upserts": Law(lambda c: c.count("city").to_upserts("city"), groups, local=True),
+    "to_upserts": Law(lambda c: c.count("city").to_upserts("city"), groups, last=True),
     # It holds rows from the first event on, of which the rows that are held do not tell: see test_constant.
-    "constant": Law(lambda c: never(c), lambda rows: Counter(), local=True),
+    "constant": Law(lambda c: never(c), lambda rows: Counter()),
     "arrange": Law(lambda c: c.arrange("city"), each(lambda row: [row])),
-    "join": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city"), pairs(half, other_half), local=True),
-    "pad": Law(
-        lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left"), pairs(half, other_half, "left"), local=True
-    ),
+    "join": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city"), pairs(half, other_half)),
+    "pad": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left"), pairs(half, other_half, "left")),
     "single": Law(lambda c: c.project({"city": "city", "one": "1"}).single("one"), each(lambda row: [row[:1]])),
 }
 
@@ -254,19 +252,17 @@ MADE: Mapping[str, Law] = {
         f"{how} join": Law(
             lambda c, how=how: halves(c)[0].join(halves(c)[1], on="city", how=how),  # type: ignore[misc]
             pairs(half, other_half, how),
-            local=True,
         )
         for how in ("right", "full", "semi", "anti")
     },
     "join by two keys": Law(
         lambda c: halves(c)[0].join(halves(c)[1], on={"city": "city", "n": "m"}),
         pairs(half, lambda row: None if row[1] is None else (*row[:2], row[1]), keys=2),
-        local=True,
     ),
     "join on a condition": Law(
-        lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left", condition="n < m"), below, local=True
+        lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left", condition="n < m"), below
     ),
-    "join of a count": Law(lambda c: halves(c)[0].join(c.count("city"), on="city"), counted, local=True),
-    "join by a key": Law(same_key, each(lambda row: [row[:2]]), local=True),
+    "join of a count": Law(lambda c: halves(c)[0].join(c.count("city"), on="city"), counted),
+    "join by a key": Law(same_key, each(lambda row: [row[:2]])),
 }
 """Verbs that are made of others, which the laws hold for as well."""

@@ -25,7 +25,6 @@ from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import PlanChanged
 from ddflow.operators.base import Context, Readable, Running, once_each
-from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.inputs import opened_input
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.operators.upsert.events import Events
@@ -87,7 +86,7 @@ class Graph:
         self.inputs = {name: opened_input(each.bound, secret, threads) for name, each in plan.inputs.items()}
         self.forgets = any(each.expiring is not None for each in self.inputs.values())
         """Whether keys of an input expire."""
-        self.needed, self.time_type = _needed(plan), plan.time_type
+        self.needed, self.time_type = needed(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, Running] = {}
         self.opened: dict[Collection, Readable] = {each: self.inputs[each.name] for each in plan.inputs.values()}
@@ -123,11 +122,6 @@ class Graph:
     def arrangements(self) -> dict[str, Arrangement]:
         """All state that is kept, by a name for people."""
         return {name: arranged for name, each in self._named().items() for arranged in each.arrangements}
-
-    @property
-    def showing(self) -> dict[str, HeldRows]:
-        """What is held for upserts that go out, by a name for people; it is made of what is kept."""
-        return {name: each.held_rows for name, each in self._named().items() if each.held_rows is not None}
 
     @property
     def nbytes(self) -> int:
@@ -239,17 +233,17 @@ def _whole(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     return once_each(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
 
 
-def _needed(plan: Plan) -> dict[Collection, pa.Schema]:
+def needed(plan: Plan) -> dict[Collection, pa.Schema]:
     """For each node that an output depends on, the columns that somebody reads; one at least, to carry the rows."""
-    needed: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
+    read: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
     for node in reversed(plan.nodes):
-        if node in needed:
-            mine = needed[node]
+        if node in read:
+            mine = read[node]
             if not mine:
                 mine.add(node.schema.names[0])
-            for each, read in zip(node.inputs, node.needs(mine), strict=True):
-                needed.setdefault(each, set()).update(read)
-    return {node: pa.schema([f for f in node.schema if f.name in names]) for node, names in needed.items()}
+            for each, names in zip(node.inputs, node.needs(mine), strict=True):
+                read.setdefault(each, set()).update(names)
+    return {node: pa.schema([f for f in node.schema if f.name in names]) for node, names in read.items()}
 
 
 def _meets(node: Collection) -> bool:

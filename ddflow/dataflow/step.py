@@ -141,7 +141,7 @@ class Computation:
     def _met(self, node: Collection) -> Iterable[Sequence[Updates]]:
         """The updates of each input: together where equal rows must meet, else piece by piece."""
         if node.of_events:
-            return [[self._events(each) for each in node.inputs]]
+            return [[self.events(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
         if by[0] is not None:
             return self._together(list(map(self.arrived, node.inputs, by)), by)
@@ -151,7 +151,7 @@ class Computation:
         none = [pieces[0].between(0, 0) for pieces in every]
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
-    def _events(self, node: Collection) -> Updates:
+    def events(self, node: Collection) -> Updates:
         """An update, without columns, for each time at which an input has events."""
         released = self.released.get(self.graph.names[node])
         ranks = np.searchsorted(self.times, ints() if released is None else released.times).astype(np.int32)

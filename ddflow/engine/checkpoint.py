@@ -22,8 +22,8 @@ contents, which the next step gives before its own updates. It does not publish 
 [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}]
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -38,6 +38,7 @@ from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, Stor
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Hashes
 from ddflow.plan.codec import node_ids
+from ddflow.plan.collection import Collection
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
@@ -100,16 +101,11 @@ def fill(
         admission.arrived = sum(each.arrived for each in given)
         upsert.unfed = not admission.arrived
         admission.greatest = max(each.greatest for each in given)
-        made, rows = upsert.rehashed, [(f"{what}, rows", each.rows) for what, each in found]
-        upsert.arrangements = (
-            _restored(dataflow, upsert.arranged, rows, batch_store, indexed, made, sieved, upsert.identified),
-        )
+        _rows(dataflow, upsert, found, batch_store, indexed, sieved)
         for number, each in enumerate(upsert.arranged.partitions):
             if partitions > 1 and (odd := misplaced(each, number, partitions)) is not None:
                 raise CorruptState(places[number], f"partition {number} of {partitions} has a key of {odd}", MEND)
         if upsert.expiring is not None:
-            known = [each.horizon for each in given if each.horizon is not None]
-            upsert.expiring.horizons.greatest = max(known, default=None)
             upsert.expiring.look_again()
         home = batch_store if sieved and not indexed else None
         waiting, schema = dataflow.batchers[name], upsert.bound.event_schema
@@ -118,28 +114,75 @@ def fill(
     ids = node_ids(dataflow.flow)
     for node, running in graph.keeping.items():
         if parts := inventories.operator(ids[node]) if running.arrangements else []:
-            if wrong := [what for what, each in parts if len(each.arrangements) != len(running.arrangements)]:
-                raise CorruptState(
-                    wrong[0], f"a {node.verb} has {len(running.arrangements)} arrangements, and it has others", MEND
-                )
-            running.arrangements = tuple(
-                _restored(
-                    dataflow,
-                    empty,
-                    [(f"{what}, arrangements[{n}]", each.arrangements[n]) for what, each in parts],
-                    batch_store,
-                    indexed,
-                    running.rehashed,
-                    sieved,
-                    running.identified,
-                )
-                for n, empty in enumerate(running.arrangements)
-            )
+            _groups(dataflow, node, parts, batch_store, indexed, sieved)
         elif running.arrangements and dataflow.last > NEVER:
             graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
     arrived = sum(admission.arrived for admission in dataflow.admissions.values())
     if stored and arrived != sum(dataflow.totals.values()) + sum(map(len, dataflow.batchers.values())):
         raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are resolved or pending", MEND)
+
+
+def lend(
+    dataflow: Dataflow, nodes: Iterable[Collection], stored: StoredInventory, batch_store: BatchStore, indexed: bool
+) -> None:
+    """Fill what is opened of collections whose state another stage holds, from an inventory of that, to be looked into.
+
+    What was filled from an earlier one is brought up to date: O(bytes that are new).  Raises `CorruptState`."""
+    inventories, ids, names = Inventories([stored], 1), node_ids(dataflow.flow), dataflow.graph.names
+    for node in nodes:
+        if node in names and (found := inventories.input(names[node])):
+            _rows(dataflow, dataflow.graph.opened[node], found, batch_store, indexed, True)
+        elif parts := inventories.operator(ids[node]):
+            _groups(dataflow, node, parts, batch_store, indexed, True)
+        else:
+            raise CorruptState(stored.what, f"it lacks the {node.verb} that a later stage looks into", MEND)
+
+
+def _rows(
+    dataflow: Dataflow,
+    upsert: Any,
+    found: Sequence[tuple[str, InputRecord]],
+    batch_store: BatchStore,
+    indexed: bool,
+    sieved: bool,
+) -> None:
+    """Fill the arrangement of an input, and the horizon of its keys."""
+    rows, keys = [(f"{what}, rows", each.rows) for what, each in found], upsert.identified
+    upsert.arrangements = (
+        _restored(dataflow, upsert.arranged, rows, batch_store, indexed, upsert.rehashed, sieved, keys),
+    )
+    if upsert.expiring is not None:
+        known = [each.horizon for _, each in found if each.horizon is not None]
+        upsert.expiring.horizons.greatest = max(known, default=None)
+
+
+def _groups(
+    dataflow: Dataflow,
+    node: Collection,
+    parts: Sequence[tuple[str, OperatorRecord]],
+    batch_store: BatchStore,
+    indexed: bool,
+    sieved: bool,
+) -> None:
+    """Fill the arrangements of an operator."""
+    running = dataflow.graph.opened[node]
+    if wrong := [what for what, each in parts if len(each.arrangements) != len(running.arrangements)]:
+        raise CorruptState(
+            wrong[0], f"a {node.verb} has {len(running.arrangements)} arrangements, and it has others", MEND
+        )
+    running.arrangements = tuple(
+        _restored(
+            dataflow,
+            empty,
+            [(f"{what}, arrangements[{n}]", each.arrangements[n]) for what, each in parts],
+            batch_store,
+            indexed,
+            running.rehashed,
+            sieved,
+            running.identified,
+        )
+        for n, empty in enumerate(running.arrangements)
+    )
 
 
 class Inventories:

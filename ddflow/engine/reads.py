@@ -252,7 +252,6 @@ class Reading:
         O(arrangements and their runs).
         """
         arrangements = {name: Arranged.of(arranged) for name, arranged in self.dataflow.graph.arrangements.items()}
-        arrangements |= {name: Arranged.shown(held) for name, held in self.dataflow.graph.showing.items()}
         return Stats(
             frontier=self.frontier,
             since=self.since,

@@ -28,7 +28,6 @@ from typing import Any, Final, NamedTuple
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.operators.held_rows import FIRST, HeldRows
 from ddflow.terminal import counted, html_table, printable, text_table
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
@@ -83,12 +82,6 @@ class Arranged(NamedTuple):
             spine.copied + on_disk.copied,
             spine.owed + on_disk.owed,
         )
-
-    @classmethod
-    def shown(cls, held: HeldRows) -> Arranged:
-        """Of the rows held for upserts that go out, which no step writes and no merge moves.  O(batches)."""
-        batches = sum(each is not None for each in held.pool.rows[FIRST:])
-        return cls(held.keys, 0, batches, batches, held.stored, held.nbytes, 0, held.index.nbytes, 0, 0, 0)
 
 
 COLUMNS: Final = {

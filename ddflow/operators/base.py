@@ -23,7 +23,6 @@ import pyarrow as pa
 from ddflow.columns.hashing import NONE, Ints, Secret, Words
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.resolve import LIVE, OCCUPIED
-from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.registry import register
@@ -57,9 +56,6 @@ class Readable:
 
     tracked: Sequence[str] | None = None
     """Of what is kept by key: the columns that count in "did it change"; None for what has no key."""
-
-    held_rows: HeldRows | None = None
-    """Rows that are held beside arrangements, several a key."""
 
     arrangements: tuple[Arrangement, ...] = ()
     """The state that lasts; the first is that of its own output, where it is arranged."""
@@ -98,6 +94,14 @@ class Readable:
         begins = np.concatenate([ints(0), np.cumsum(live)])
         references = prior.reference[live] & (LIVE - 1) & ~OCCUPIED
         return RowsByGroup(references, np.ones(references.size, np.int64), begins)
+
+    def anew(self) -> None:
+        """Hold nothing any more: as it was opened."""
+        fresh = [each.like() for each in self.arrangements]
+        for each, old in zip(fresh, self.arrangements, strict=True):
+            if old.lapse is not None:
+                each.lapses(old.lapse.of)
+        self.arrangements = tuple(fresh)
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """What the rows of its arrangement say of themselves, as it keeps it beside them.  O(rows).

@@ -4,7 +4,7 @@ Invariant: the rows are asserted once, at the least time of the first step in wh
 whatever becomes of that event; before that the collection is empty, and they never leave. So VALUES, and the one row of
 an aggregate without groups, are collections like others: they change at a time. Rows differ from each other.
 
-Limits: it looks at all events of its inputs, so it cannot be cut over partitions.
+It is told of events, and not of rows: of partitions each tells at which times it has some, and one has the rows.
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import few, ints
@@ -27,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.count import RunningCount
@@ -75,14 +74,6 @@ class Constant(Operator):
     def exchange(self) -> list[Columns | None]:
         """All events meet."""
         return [() for _ in self.inputs]
-
-    def check_partitions(self) -> None:
-        """See `Collection.check_partitions`."""
-        raise SpecError(
-            "run a flow on Spark",
-            "it has VALUES, or an aggregate without groups, in a query",
-            "group by a column, or run it with flow.open()",
-        )
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -134,6 +134,14 @@ class HeldRows:
         low = by.low[starts] if by.low.size else by.low
         return HeldChange(found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low)
 
+    def hold(self, rows: pa.Table, by: Sorted, hashes: Ints, counts: Ints) -> None:
+        """Hold rows, all different, as often as said, of keys that hold none.  O(rows).
+
+        ``by``, ``hashes``: int64[n], of these rows, as in `candidates`."""
+        keys = self.seek(by)
+        found = self.candidates(keys, by, hashes)
+        self.keep(self.change(found._replace(counts=counts.take(found.row)), self.pool.beside(Rows(rows)), by, keys))
+
     def keep(self, *changes: HeldChange) -> None:
         """Hold what the changes of a step say, which are of other keys each.  Amortised O(candidates)."""
         self.index.room(sum(change.keys.heads.size for change in changes))

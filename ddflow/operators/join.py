@@ -48,7 +48,7 @@ class Join(Operator):
 
     Both sides are arranged by these columns, in this order, or hold at most one row a key of them."""
 
-    verb = "join"
+    verb, looks = "join", True
 
     def __init__(
         self,
@@ -107,10 +107,6 @@ class Join(Operator):
         """See `Collection.carried`: columns of the left."""
         names = {of: name for name, side, of in reversed(self.columns) if side == 0}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
-
-    def check_partitions(self) -> None:
-        """See `Collection.check_partitions`."""
-        raise SpecError("run a flow on Spark", "it has a join", "run it with flow.open()")
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

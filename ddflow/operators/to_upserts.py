@@ -2,8 +2,8 @@
 
 Invariant: it is the last: only an output can be made of it, because operators work on differences. As a collection its
 rows are what keys show, each once. As an output its columns are those of upserts, with ``_deleted`` and without
-``_diff``. It holds what its input holds, so no file has it: `RunningToUpserts.fill` makes it of the input. Finding the
-rows of a key, and choosing which one shows, is the business of ``upserting``.
+``_diff``. It holds what its input holds, arranged by the key. Of a step it takes out the rows of the keys that are
+touched; what these show, then and after each time, is the business of ``upserting``.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
@@ -15,24 +15,28 @@ rows of a key, and choosing which one shows, is the business of ``upserting``.
 (['city', 'rows'], ['city', 'rows', '_time', '_deleted'])
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any, NoReturn, Self
 
+import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Secret
-from ddflow.columns.names import did_you_mean
+from ddflow.columns.hashing import Secret, identities, is_wide, value_hashes
+from ddflow.columns.names import TIMES, check_names, did_you_mean
 from ddflow.columns.schema import arrays, conform, updates_schema
+from ddflow.columns.sorting import sort
 from ddflow.columns.wider import differing, keeps_order
 from ddflow.errors import SpecError
-from ddflow.operators.base import Context, Operator, Running, register
-from ddflow.operators.held_rows import HeldChange, HeldRows
+from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.held_rows import HeldRows
+from ddflow.operators.ordered_rows import OrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import DELETED, Conflicts
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
-from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.change import Change
 
 
 @register
@@ -59,6 +63,7 @@ class AsUpserts(Operator):
                 f"the inputs {sorted(of.forgetting)} forget rows without a retraction: keys would show them for ever",
                 "leave on_expire='forget' out there",
             )
+        check_names([*of.schema.names, TIMES], f"to_upserts({list(made.key)})")
         made.declare(of.updates_schema(of.time_type))
         self.key, self.on_conflict, self._out = made.key, on_conflict, made.schema.out
         # What may be null in a row may be null where it shows; only of a deleted key everything may.
@@ -105,14 +110,6 @@ class AsUpserts(Operator):
         """The key."""
         return [self.key]
 
-    def check_partitions(self) -> None:
-        """See `Collection.check_partitions`."""
-        raise SpecError(
-            "run a flow on Spark",
-            f"it has to_upserts({list(self.key)})",
-            "leave it out and give the updates to dd.to_upserts, or run it with flow.open()",
-        )
-
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
         return RunningToUpserts(self.inputs[0].schema, self, context.time_type, context.secret)
@@ -120,57 +117,61 @@ class AsUpserts(Operator):
     _then = consolidate = operand
 
 
-class RunningToUpserts(Running):
-    """``schema``: of the input's rows.  ``told``: which holds them, and is told of as `ddflow.ToUpserts`."""
+class RunningToUpserts(OrderedRows):
+    """State: each row of the input, by its key, beside how often it is there.  ``told``: knows the rule."""
 
     def __init__(self, schema: pa.Schema, node: AsUpserts, time_type: pa.DataType, secret: Secret) -> None:
-        self.schema, self.node, self.time_type, self.secret = schema, node, time_type, secret
-        self.told = self._fresh()
+        self.told = ToUpserts(node.key, node.on_conflict, secret=secret)
+        self.told.declare(updates_schema(schema, time_type))
+        super().__init__(self.told.schema.row, node.key, [], secret)
 
-    def _fresh(self) -> ToUpserts:
-        made = ToUpserts(self.node.key, self.node.on_conflict, secret=self.secret)
-        made.declare(updates_schema(self.schema, self.time_type))
-        return made
-
-    @property
-    def held_rows(self) -> HeldRows:  # type: ignore[override]
-        """See `Running.held_rows`."""
-        return self.told.held_rows
-
-    @property
-    def nbytes(self) -> int:
-        """See `Running.nbytes`."""
-        return self.told.held_rows.nbytes
-
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, HeldChange | None]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change | None]:
         """The upserts, as rows of what is shown and ``_deleted``, and the change to apply.
 
         O(updates, and the rows that their keys hold) expected.  Raises `NotUnique`, `NotHeld`, `CountOverflow`.
         """
-        return self.told.resolve(self._rows(inputs[0], self.told))
-
-    def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
-        """See `Running.apply`."""
-        self.told.keep(*changes)
-
-    def outlives(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
-        """See `Running.outlives`.  It stays in memory."""
-        return change.own()
+        updates, told = self._rows(inputs[0]), copy(self.told)
+        n = updates.diffs.size
+        if not n:
+            return self.told.resolve(updates)[0], None
+        high, low = self.groups(arrays(updates.rows, self.by), n)
+        by = sort(high, low)
+        found = self.look(by.high[by.starts[:-1]], by.low[by.starts[:-1]])
+        rows, told.held_rows = self.gathered(found.references), self._none()
+        if rows.num_rows:
+            keys = sort(*identities(rows.select(self.by), self.secret))
+            hashes = value_hashes(rows.select(told.schema.beside.names), self.secret).view(np.int64)
+            told.held_rows.hold(rows, keys, hashes, found.values)
+        return told.resolve(updates)[0], self.fold(updates, since).change
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """What keys show when the input holds this; nothing is held of it.  O(rows).  Raises as `compute`."""
-        made = self._fresh()
-        return made.resolve(self._rows(inputs[0], made))[0]
+        told = copy(self.told)
+        told.held_rows = self._none()
+        return told.resolve(self._rows(inputs[0]))[0]
+
+    def pieces(self, as_of: int | None) -> Iterator[Updates]:
+        """See `Readable.pieces`: what all keys show.  O(rows), in memory."""
+        every = [self.held(table) for table in self.arranged.pieces(as_of)]
+        if every:
+            rows = pa.concat_tables([each.rows for each in every])
+            whole = once_each(rows)._replace(diffs=np.concatenate([each.diffs for each in every]))
+            yield self.read([whole], as_of)
 
     def output(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
         """See `Running.output`: upserts."""
-        return self.told.told(made)
+        shown = [made.rows.column(name) for name in schema.names]
+        there = pa.array(np.zeros(made.diffs.size, bool))
+        table = pa.Table.from_arrays([*shown, there], schema=self.told.schema.shown)
+        return self.told.told(made._replace(rows=table))
 
-    def _rows(self, updates: Updates, made: ToUpserts) -> Updates:
+    def _none(self) -> HeldRows:
+        return HeldRows(self.row, is_wide(pa.schema([self.row.field(name) for name in self.by])))
+
+    def _rows(self, updates: Updates) -> Updates:
         """The same with the columns declared: what may be null differs from piece to piece, encodings may."""
-        row = made.schema.row
-        columns = arrays(updates.rows, row.names)
-        if all(column.type == field.type for column, field in zip(columns, row, strict=True)):
-            return updates._replace(rows=pa.Table.from_arrays(columns, schema=row))
-        table = pa.Table.from_arrays(columns, names=row.names)
-        return updates._replace(rows=conform(table, row, "upserts"))
+        columns = arrays(updates.rows, self.row.names)
+        if all(column.type == field.type for column, field in zip(columns, self.row, strict=True)):
+            return updates._replace(rows=pa.Table.from_arrays(columns, schema=self.row))
+        table = pa.Table.from_arrays(columns, names=self.row.names)
+        return updates._replace(rows=conform(table, self.row, "upserts"))

@@ -62,7 +62,7 @@ def shared(flow: Plan, name: str) -> ByPartition | None:
     """How an output or an input is shared out to partitions; None where it must be read whole.  O(nodes)."""
     try:
         places, stages = placed(flow), cut(flow)
-    except SpecError:  # it has an operator that has no place in partitions
+    except SpecError:  # it has no outputs
         return None
     node = flow.outputs.get(name) or flow.inputs[name]
     ahead = [node]

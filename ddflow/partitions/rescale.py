@@ -112,8 +112,8 @@ class Rescaler:
         Where the block fails before a new version may be there, what was ``made`` is deleted.
         ``partitions``: None for as many as there are.  ``flow``: its plan, where the state's own has functions.
         ``memory``: what a task may take.  ``plans``: gives the plan that the state shall have, and the one before where
-        that has other columns; by default its own stays.  Raises `SpecError` for a number that cannot be, or a plan
-        that has no place in partitions; `StateRefused`, `PlanChanged`, `CorruptState`, and what the store raises.
+        that has other columns; by default its own stays.  Raises `SpecError` for a number that cannot be;
+        `StateRefused`, `PlanChanged`, `CorruptState`, and what the store raises.
         """
         whole = isinstance(partitions, int) and not isinstance(partitions, bool)
         if partitions is not None and not (whole and 0 < partitions <= PARTITIONS):

@@ -47,7 +47,7 @@ from ddflow.operators.upsert.events import Events
 from ddflow.partitions.move import Move
 from ddflow.partitions.receipt import AGAIN, STAGES
 from ddflow.partitions.rescale_rows import MovedRows, Opened, grouped, without_versions
-from ddflow.partitions.stages import Stages, placed
+from ddflow.partitions.stages import Stages, placed, told_by
 from ddflow.plan.binding import Binding
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns
@@ -138,11 +138,11 @@ class _Task:
                 inputs.setdefault(to, {})[name] = rows
                 waiting += events
         alone = self.move.partitions == self.move.start.partitions == 1
-        places = {} if alone else {node: each.by for node, each in placed(self.cut.flow).items()}
+        places = {} if alone else placed(self.cut.flow)
         for node in self.cut.flow.nodes:
             if node in self.cut.keeping(self.stage) and node.open(self._context(node)).arrangements:
-                by = places.get(node, node.exchange()[0]) or ()
-                for to, groups in self._operator(node, self.ids[node], by).items():
+                told = told_by(node, places[node]) if node in places else None
+                for to, groups in self._operator(node, self.ids[node], told).items():
                     operators.setdefault(to, {})[self.ids[node]] = groups
         # What is written is deleted when nobody refers to it, until it is known to be of use.
         self.batch_store.name(blob.name for blob in self.rows.added)
@@ -223,10 +223,10 @@ class _Task:
         high, _ = RowHashes(input.bound.key_schema, self.secret).of(events.rows)
         return grouped(partition_of(high, self.move.partitions))
 
-    def _operator(self, node: Collection, name: str, by: Columns) -> dict[int, OperatorRecord]:
+    def _operator(self, node: Collection, name: str, told: Columns | None) -> dict[int, OperatorRecord]:
         """An operator's groups, by the new partition that they are of, or that the keys are of beside which they stand.
 
-        ``by``: the columns by which they stand."""
+        ``told``: the columns that say which, where identities do not."""
         was = self.before.get(name)
         given, what = self._found("operators", name, self.old.of.operators.get(name))
         empty: Running = node.open(self._context(node))
@@ -239,7 +239,7 @@ class _Task:
 
         def shared(number: int) -> dict[int, ArrangementRecord]:
             schema = empty.arrangements[number].schema
-            keys = pa.schema([schema.field(each) for each in by]) if by != node.exchange()[0] else None
+            keys = None if told is None else pa.schema([schema.field(each) for each in told])
             old: Callable[[], Opened] | None = None if was is None else partial(opened, was, number)
             record, where = given.arrangements[number], f"{what}, arrangements[{number}]"
             return self.rows.shared(where, record, partial(opened, node, number), old, keys)

@@ -3,7 +3,8 @@
 Invariant: what is put out, held and sent on by the tasks of all stages and partitions, added up, is what the whole
 graph would put out and hold. A collection may be computed on several stages, on each from what has come so far; a
 keyed operator reads what came together through a shuffle, where its input is computed by others; and what is sent on is
-summed first, so that one update a row and time leaves a partition.
+summed first, so that one update a row and time leaves a partition. What is opened of a collection of an earlier stage
+is there to be looked into: it holds what that stage held, and takes no changes.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.partitions.stages import cut
@@ -44,6 +45,8 @@ class StageGraph(Graph):
         self.keeping = {node: each for node, each in self.keeping.items() if node in self.here}
         if stage:
             self.inputs = {}
+        self.lent = cut.lent(stage)
+        """By earlier stage, the collections whose state there is looked into."""
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
 
@@ -64,8 +67,9 @@ class StageComputation(Computation):
         self.of = graph
         cut, nodes = graph.cut, graph.plan.nodes
         self.nodes = [node for node in self.nodes if node in graph.here]
-        self.came = {(nodes[cut.exchanges[n].of], cut.exchanges[n].by): each for n, each in graph.came.items()}
-        self.kept = self.kept | {nodes[each.of] for each in cut.sent(graph.stage)}
+        met = {n: cut.exchanges[n] for n in graph.came}
+        self.came = {(nodes[met[n].of], met[n].by, met[n].events): each for n, each in graph.came.items()}
+        self.kept = self.kept | {nodes[each.of] for each in cut.sent(graph.stage) if not each.events}
         if self.came:
             self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
             self.came = {known: _ranked(each, self.times) for known, each in self.came.items()}
@@ -83,16 +87,21 @@ class StageComputation(Computation):
 
     def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """What came together for it, where it is computed by others; else its own updates."""
-        came = self.came.get((node, tuple(node.schema.names if by is None else by)))
+        came = self.came.get((node, tuple(node.schema.names if by is None else by), False))
         return super().arrived(node, by) if came is None else [came]
+
+    def events(self, node: Collection) -> Updates:
+        """Those that came together, where the input is another stage's."""
+        came = self.came.get((node, (), True))
+        return super().events(node) if came is None else came
 
     def _sum(self, exchange: Exchange) -> pa.Table:
         """What leaves for an exchange: one update a row and time."""
         node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []
-        for piece in self._pieces(node):
-            given, every = piece.rows, pa.repeat(True, piece.diffs.size)
-            columns = [given.column(f.name) if f.name in given.schema.names else every for f in schema]
+        for piece in [self.events(node)] if exchange.events else self._pieces(node):
+            carried = [piece.rows.column(name) for name in exchange.carried.names]
+            columns = carried or [pa.repeat(True, piece.diffs.size)]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
             made = consolidated(piece._replace(rows=rows), self.of.secret)
             pieces.append(self.buffer.keep(made) if self.many else made)

@@ -5,8 +5,9 @@ writes files that no manifest names, and tells in a receipt what they are; a par
 nobody took, is as if it had never been. A part may be kept open from one epoch to the next, and whether that happens
 must not matter: what it holds is the inventory that it wrote last, by name (``at``), and whoever goes on with it
 compares that with what the next epoch start says: it goes on, or catches up with what others made of it since, or is
-opened anew. All times come from the epoch start, since the other parts have the
-same: no task knows what others were given.
+opened anew. What it looks into of earlier stages is treated alike, and is read only: it is as the epoch start has it,
+which is how it was before the epoch. All times come from the epoch start, since the other parts have the same: no task
+knows what others were given.
 
 >>> import os, tempfile, ddflow as dd
 >>> from ddflow.partitions.commit import EpochDriver
@@ -88,6 +89,8 @@ class StagePart:
                 arranged.slots.lasting = True
             self.sheets = Sheets(store)
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
+            self.lent = dict.fromkeys(graph.lent, "")
+            """By stage that is looked into, the name of its inventory that was read last."""
             if start.inventories:
                 self._fill(start)
         self.opened = (perf_counter_ns() - began) // 1000
@@ -119,6 +122,23 @@ class StagePart:
         self.at, self.names = blob.name, {each.name: each for each in text.files}
         self.batch_store.name(self.names)
 
+    def _look(self, start: EpochStart) -> None:
+        """Take up what earlier stages hold that is looked into.  O(bytes that are new)."""
+        graph, began = self.levelled, perf_counter_ns()
+        for stage, nodes in graph.lent.items():
+            at = start.inventory(stage, self.number)
+            if self.lent[stage] == at:
+                continue
+            if self.lent[stage] not in ("", *start.before(stage, self.number)):
+                for node in nodes:
+                    graph.opened[node].anew()
+            self.lent[stage] = "?"  # until all is taken up
+            stored = StoredInventory.read(self.store, start.inventories[stage][self.number])
+            indexed = self.dataflow.budget.memory is None
+            recovery.lend(self.dataflow, nodes, stored, self.batch_store, indexed=indexed)
+            self.lent[stage] = at
+        self.opened += (perf_counter_ns() - began) // 1000
+
     def close(self) -> None:
         """Let go of all that is held; twice is harmless."""
         with self.dataflow.guard.alone("close"):
@@ -139,6 +159,7 @@ class StagePart:
         this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  Raises what a step of an engine raises; the
         part must then be closed, and what it wrote is garbage.
         """
+        self._look(start)
         began = perf_counter_ns()
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         for name, upsert in self.dataflow.graph.inputs.items():

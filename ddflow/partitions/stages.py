@@ -1,31 +1,35 @@
 """A plan, cut where equal rows must meet: which of its collections are computed on which stage.
 
 Invariant: every collection's updates are the sum, over the stages that compute it, of what each makes of its own part;
-and where an operator must see equal rows together (count, consolidate, an output), they have been brought into one
-partition. Between two shuffles everything is linear, so a concat may be computed on several stages, each with what has
-come so far; and rows that stand together by columns that they still have need not move again, a count by the key for
-one. A `Exchange` is where rows of a collection come together by some columns; who needs the same one shares it. It is
-a plan's shape only: it does not touch rows (``stage_step``).
+and where an operator must see equal rows together (count, join, an output), they have been brought into one partition.
+Between two shuffles everything is linear, so a concat may be computed on several stages, each with what has come so
+far; and rows that stand together by columns that they still have need not move again, a count by the key for one. An
+`Exchange` is where rows of a collection come together by some columns; who needs the same one shares it. An operator of
+several inputs is computed on the last of the stages where these come together. What it looks up in an input of an
+earlier stage is in the same partition there, as it was before the epoch; that input's updates are sent on. It is a
+plan's shape only: it does not touch rows (``stage_step``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
 >>> orders = flow.upserts("orders", {"id": pa.int64(), "city": pa.string(), "paid": pa.bool_()}, dd.Upsert(key="id"))
+>>> cities = flow.upserts("cities", {"city": pa.string(), "country": pa.string()}, dd.Upsert(key="city"))
 >>> paid = flow.output("paid", orders.filter("paid"))
->>> by_city = flow.output("by_city", paid.count(by="city"))
+>>> by_city = flow.output("by_city", paid.count(by="city").join(cities, on="city"))
 >>> print(cut(flow))
-stage 0: orders, filter; paid; sums 0 by [city]
-stage 1: sums 0 by [city]; count; by_city
+stage 0: orders, cities, filter; paid; sums 0 by [city] of filter; sums 1 by [city] of cities
+stage 1: sums 0 by [city] of filter; sums 1 by [city] of cities; looks into cities of stage 0; count, join; by_city
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from ddflow.dataflow.graph import needed
 from ddflow.errors import SpecError
 from ddflow.plan.codec import behind, node_ids
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by
 from ddflow.plan.plan import Plan
 
 ALL: Final = pa.schema({"all": pa.bool_()})
@@ -43,14 +47,21 @@ class Placement(NamedTuple):
 class Exchange(NamedTuple):
     """Where rows come together: those of ``of``, by the columns ``by``, on a stage.
 
-    ``number``: among the exchanges.  ``of``: its place among the flow's collections.  ``schema``: of ``by``, and of
-    columns that are read there; `ALL` for none, since rows need a column."""
+    ``number``: among the exchanges.  ``of``: its place among the flow's collections.  ``carried``: ``by``, and the
+    columns that are read there; none of `events`.  ``events``: whether it is of an input's
+    events, a row for each time of one, and not of its rows."""
 
     number: int
     stage: int
     of: int
     by: Columns
-    schema: pa.Schema
+    carried: pa.Schema
+    events: bool
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that travel: what is carried, or `ALL` where that is nothing, since rows need a column."""
+        return self.carried if len(self.carried) else ALL
 
 
 @dataclass(frozen=True)
@@ -74,26 +85,38 @@ class Stages:
         active = self.active[stage]
         return [each for each in self.exchanges if each.stage > stage and each.of in active]
 
+    def lent(self, stage: int) -> dict[int, list[Collection]]:
+        """By earlier stage, the collections whose state there a stage looks into.  O(nodes * stages)."""
+        active, out = self.active[stage], dict[int, list[Collection]]()
+        at = {node: n for n, node in enumerate(self.flow.nodes)}
+        looks = [node for node in map(self.flow.nodes.__getitem__, active) if node.looks]
+        for of in dict.fromkeys(each for node in looks for each in node.inputs if at[each] not in active):
+            out.setdefault(next(n for n, there in enumerate(self.active) if at[of] in there), []).append(of)
+        return out
+
     def __str__(self) -> str:
         return "\n".join(self._shown(stage) for stage in range(self.stages))
 
     def _shown(self, stage: int) -> str:
-        nodes = [self.flow.nodes[n] for n in self.active[stage]]
         inputs: dict[Collection, str] = {input: name for name, input in self.flow.inputs.items()}
-        names = [inputs.get(n, n.verb) for n in nodes]
-        parts = [_sums(each) for each in self.exchanges if each.stage == stage]
-        parts += [", ".join(names), *self.outputs[stage], *(_sums(each) for each in self.sent(stage))]
+        names = {n: inputs.get(node, node.verb) for n, node in enumerate(self.flow.nodes)}
+        at = {node: n for n, node in enumerate(self.flow.nodes)}
+
+        def sums(each: Exchange) -> str:
+            what = "events" if each.events else f"sums {each.number} by [{', '.join(each.by)}]"
+            return f"{what} of {names[each.of]}"
+
+        parts = [sums(each) for each in self.exchanges if each.stage == stage]
+        for earlier, nodes in sorted(self.lent(stage).items()):
+            parts.append(f"looks into {', '.join(names[at[node]] for node in nodes)} of stage {earlier}")
+        parts += [", ".join(names[n] for n in self.active[stage]), *self.outputs[stage], *map(sums, self.sent(stage))]
         return f"stage {stage}: {'; '.join(part for part in parts if part)}"
-
-
-def _sums(exchange: Exchange) -> str:
-    return f"sums {exchange.number} by [{', '.join(exchange.by)}]"
 
 
 def cut(flow: Plan, only: str | None = None) -> Stages:
     """Cut a flow into stages.  ``only``: the output that is wanted, as if there were no other.  O(nodes * exchanges).
 
-    Pure.  Raises `SpecError` for a flow without inputs or outputs, or an operator that has no place in partitions.
+    Pure.  Raises `SpecError` for a flow without inputs or outputs.
     """
     if not flow.inputs or not flow.outputs:
         raise SpecError(
@@ -120,26 +143,29 @@ def regrouped(before: Plan, now: Plan) -> list[str]:
 
 
 def uncut(flow: Plan) -> Stages:
-    """A flow as one stage, for what stays in one partition: any operator has a place in that.  O(nodes)."""
+    """A flow as one stage, for what stays in one partition.  O(nodes)."""
     needed = behind([*flow.inputs.values(), *flow.outputs.values()])
     active = tuple(n for n, node in enumerate(flow.nodes) if node in needed)
     return Stages(flow, 1, (), (active,), ((*flow.side_outputs(), *flow.outputs),))
 
 
 def placed(flow: Plan) -> dict[Collection, Placement]:
-    """The place of every collection.  O(nodes).  Raises `SpecError` for an operator that has no place here."""
+    """The place of every collection.  O(nodes)."""
     places: dict[Collection, Placement] = {}
     input_keys: dict[Collection, Sequence[str]] = {
         input: input.bound.key_schema.names for input in flow.inputs.values()
     }
+    paired = paired_inputs(flow.outputs.values())
     for node in flow.nodes:
-        node.check_partitions()
         inputs = [places[i] for i in node.inputs]
         if not inputs:
             places[node] = Placement((node,), tuple(input_keys[node]))
         elif (by := node.exchange()[0]) is not None:
-            of = inputs[0].by
-            places[node] = inputs[0] if of is not None and set(of) <= set(by) else Placement((node,), by)
+            if len(inputs) > 1:
+                places[node] = Placement((node,), node.carried(by))
+            else:
+                stands = stands_by(inputs[0].by, by, exactly=node in paired)
+                places[node] = inputs[0] if stands else Placement((node,), by)
         elif len(inputs) == 1:
             places[node] = Placement(inputs[0].roots, node.carried(inputs[0].by))
         else:
@@ -147,6 +173,12 @@ def placed(flow: Plan) -> dict[Collection, Placement]:
             same = len(roots) == 1 and len({i.by for i in inputs}) == 1
             places[node] = Placement(roots, inputs[0].by if same else None)
     return places
+
+
+def told_by(node: Collection, place: Placement) -> Columns | None:
+    """The columns that say in which partition a row of an operator's state is; None where identities say it."""
+    by = place.by or ()
+    return None if by == node.exchange()[0] and not node.of_events else by
 
 
 class _Cutter:
@@ -158,19 +190,19 @@ class _Cutter:
         self.exchanges: dict[tuple[Any, ...], Exchange] = {}
         self.stage: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
         self.needed = behind([*flow.inputs.values(), *flow.outputs.values()])
+        self.read: Mapping[Collection, pa.Schema] = needed(flow)
 
     def cut(self) -> Stages:
         """The cut."""
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
         for node in self.flow.nodes:  # a collection stands behind what it is made of
             if node.inputs and node in self.needed and self.places[node].roots == (node,):
-                self.stage[node] = self._exchange(
-                    node.inputs[0], node.exchange()[0] or (), node.needs(set(node.schema.names))[0]
-                ).stage
+                self.stage[node] = self._met(node)
         for name, node in self.flow.outputs.items():
             direct = node.consolidated or self.places[node].by is not None
-            exchange = None if direct else self._exchange(node, tuple(node.schema.names))
-            stage = self.stage[self.places[node].roots[0]] if exchange is None else exchange.stage
+            stage = self.stage[self.places[node].roots[0]] if direct else self._last(node) + 1
+            if not direct:
+                self._exchange(node, tuple(node.schema.names), stage)
             outputs.append((stage, name))
         stages = 1 + max(stage for stage, _ in outputs)
         stages = max(stages, 1 + max((each.stage for each in self.exchanges.values()), default=0))
@@ -181,14 +213,33 @@ class _Cutter:
         given = tuple(tuple(name for at, name in outputs if at == stage) for stage in range(stages))
         return Stages(self.flow, stages, tuple(self.exchanges.values()), tuple(tuple(sorted(a)) for a in active), given)
 
-    def _exchange(self, of: Collection, by: Columns, read: Set[str] = frozenset()) -> Exchange:
-        """Where rows come together by some columns, with those that are ``read`` there."""
-        known = (of, *by)
-        if known not in self.exchanges:
-            stage = 1 + max(self.stage[root] for root in self.places[of].roots)
-            self.exchanges[known] = Exchange(len(self.exchanges), stage, self.at[of], by, pa.schema([]))
-        made = self.exchanges[known]
-        more = [name for name in of.schema.names if name not in by and (name in read or name in made.schema.names)]
-        schema = pa.schema([of.schema.field(name) for name in (*by, *more)]) or ALL
-        self.exchanges[known] = made._replace(schema=schema)
-        return self.exchanges[known]
+    def _last(self, node: Collection) -> int:
+        """The last stage that computes a collection."""
+        return max(self.stage[root] for root in self.places[node].roots)
+
+    def _met(self, node: Collection) -> int:
+        """The stage where what a node reads comes together, which is brought there."""
+        every = [by or () for by in node.exchange()]
+        stands = [
+            len(every) > 1 and not node.of_events and self.places[of].by == by
+            for of, by in zip(node.inputs, every, strict=True)
+        ]
+        stage = max(self._last(of) + (not there) for of, there in zip(node.inputs, stands, strict=True))
+        assert all(stands) or not node.looks, "what is looked into stands by what meets"
+        read = node.needs(set(self.read[node].names))
+        for of, by, columns in zip(node.inputs, every, read, strict=True):
+            if self._last(of) < stage:
+                self._exchange(of, by, stage, columns, node.of_events)
+        return stage
+
+    def _exchange(
+        self, of: Collection, by: Columns, stage: int, read: Set[str] = frozenset(), events: bool = False
+    ) -> None:
+        """Bring rows together by some columns, with those that are ``read`` there."""
+        known = (of, by, stage, events)
+        made = self.exchanges.setdefault(
+            known, Exchange(len(self.exchanges), stage, self.at[of], by, pa.schema([]), events)
+        )
+        more = [name for name in of.schema.names if name not in by and (name in read or name in made.carried.names)]
+        fields = [of.schema.field(name) for name in (() if events else (*by, *more))]
+        self.exchanges[known] = made._replace(carried=pa.schema(fields))

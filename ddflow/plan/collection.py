@@ -13,7 +13,7 @@ Count(city string, count int64)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -71,6 +71,9 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
 
     of_events: ClassVar[bool] = False
     """Whether it is told when its inputs, which are inputs of the plan, have events, and not of their updates."""
+
+    looks: ClassVar[bool] = False
+    """Whether it looks its inputs up, by what is exchanged, in the state that they had before a step."""
 
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""
@@ -150,9 +153,6 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         """Of what shows columns of its input, row for row: their names there; None of all else."""
         return None
 
-    def check_partitions(self) -> None:
-        """Raise `SpecError` where it cannot be cut by hash over partitions."""
-
     def open(self, context: Any) -> Any:
         """Its state, new, and its step: see ``ddflow.operators.base``."""
         raise NotImplementedError
@@ -167,3 +167,22 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"
+
+
+def paired_inputs(outputs: Iterable[Collection]) -> set[Collection]:
+    """What is brought together with other collections, each by its own columns, to make some outputs.  O(nodes)."""
+    ahead, seen, paired = list(outputs), set[Collection](), set[Collection]()
+    while ahead:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            ahead += node.inputs
+            paired |= {*node.inputs} if len(node.inputs) > 1 and node.exchange()[0] is not None else set()
+    return paired
+
+
+def stands_by(of: Columns | None, by: Columns, exactly: bool) -> bool:
+    """Whether rows that are equal by ``by`` are in one partition, where those that are equal by ``of`` are.
+
+    ``exactly``: whether rows of another collection must be there, too: some columns of one are not those of another."""
+    return of is not None and (of == by if exactly else set(of) <= set(by))

@@ -22,14 +22,14 @@ output by_city: city string, count int64
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import SpecError, cut
 from ddflow.expressions import Expression
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by
 from ddflow.plan.formulas import Formulas
 from ddflow.plan.input import Input
 from ddflow.plan.plan import Plan
@@ -75,7 +75,8 @@ def explain(plan: Plan, name: str | None = None) -> Explained:
 
 def explained(plan: Plan, roots: Mapping[str, Collection]) -> Explained:
     """The text of some collections, by name."""
-    standing, seen, lines = _standing(plan), set[Collection](), list[str]()
+    paired = paired_inputs(plan.outputs.values())
+    standing, seen, lines = _standing(plan, paired), set[Collection](), list[str]()
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
     entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
     for name, root in roots.items():
@@ -86,7 +87,7 @@ def explained(plan: Plan, roots: Mapping[str, Collection]) -> Explained:
             again = node in seen
             seen.add(node)
             entry = entries.get(node)
-            text, notes = _written(node, names), _notes(node, entry, standing, root is node)
+            text, notes = _written(node, names), _notes(node, entry, standing, paired, root is node)
             note = "as above" if again else "; ".join(notes)
             lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
             inside = before + below
@@ -116,33 +117,48 @@ def _spec(node: Input) -> str:
 
 
 def _notes(
-    node: Collection, entry: Input | None, standing: Mapping[Collection, Columns | None], output: bool
+    node: Collection,
+    entry: Input | None,
+    standing: Mapping[Collection, Columns | None],
+    paired: Set[Collection],
+    output: bool,
 ) -> list[str]:
     """What is to be known of a collection besides what it is.  ``entry``: itself, where it is an input of the plan."""
-    notes = []
-    meets = [by for by in node.exchange() if by is not None] if entry is None else [tuple(entry.bound.key_schema.names)]
-    for by in meets:
-        stand = standing[node.inputs[0]] if entry is None else ()
-        which = f"[{', '.join(by)}]" if by else "one partition"
-        together = bool(stand) and set(stand or ()) <= set(by)
-        notes.append(f"rows stand by {which} already" if together else f"rows move to their {which}" if by else which)
+    notes, meets = [], node.exchange()
+    if entry is not None:
+        meets = [tuple(entry.bound.key_schema.names)]
+    if node.of_events:
+        notes.append("told of events")
+    elif node.looks:
+        every = " and ".join(_which(by) for by in meets if by)
+        notes.append(f"rows are looked up by {every}" if every else f"rows are looked up in {_which(())}")
+    else:
+        for of, by in zip(node.inputs or [None], meets, strict=True):
+            if by is None:
+                continue
+            stands = of is not None and by and stands_by(standing[of], by, exactly=node in paired)
+            notes.append(f"rows stand by {_which(by)} already" if stands else f"rows move to their {_which(by)}")
+            notes[-1] = notes[-1] if by else _which(by)
     if node.keeps:
-        notes.append("kept" + "".join(f" by [{', '.join(by)}]" for by in meets if by))
+        notes.append("kept" + "".join(f" by {_which(by)}" for by in meets if by))
     if output and not node.consolidated:
         notes.append("consolidated for the output")
     return [cut(note) for note in notes]
 
 
-def _standing(plan: Plan) -> dict[Collection, Columns | None]:
+def _which(by: Columns) -> str:
+    return f"[{', '.join(by)}]" if by else "one partition"
+
+
+def _standing(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns | None]:
     """By which columns equal rows of each collection stand in one partition; None for none."""
     out: dict[Collection, Columns | None] = {node: tuple(node.bound.key_schema.names) for node in plan.inputs.values()}
     for node in plan.nodes:  # a collection stands behind what it is made of
         if node in out:
             continue
-        before = {out[of] for of in node.inputs}
+        before, by = {out[of] for of in node.inputs}, node.exchange()[0]
         stand = before.pop() if len(before) == 1 else None
-        for by in node.exchange():
-            if by is not None and not (stand and set(stand) <= set(by)):
-                stand = by
+        if by is not None and (len(node.inputs) > 1 or not stands_by(stand, by, exactly=node in paired)):
+            stand = by
         out[node] = node.carried(stand)
     return out

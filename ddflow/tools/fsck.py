@@ -36,7 +36,7 @@ from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.inputs import opened_input
-from ddflow.partitions.stages import placed
+from ddflow.partitions.stages import placed, told_by
 from ddflow.plan.codec import fingerprint, node_ids
 from ddflow.plan.collection import Columns
 from ddflow.plan.compatibility import plan_of
@@ -238,8 +238,8 @@ class _Check:
         by: dict[str, Columns] = {}
         if manifest.partitions > 1:
             places = placed(flow)
-            own = {node: places[node].by or () for node in graph.keeping if graph.keeping[node].arrangements}
-            by = {ids[node]: columns for node, columns in own.items() if columns != node.exchange()[0]}
+            told = {ids[node]: told_by(node, places[node]) for node, each in graph.keeping.items() if each.arrangements}
+            by = {name: columns for name, columns in told.items() if columns is not None}
         kept = {ids[node]: each for node, each in graph.keeping.items() if each.arrangements}
         return Operators(graph.inputs, kept, by)
 

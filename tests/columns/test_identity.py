@@ -118,6 +118,24 @@ def test_which_layout_applies_is_decided_by_the_schema_not_by_the_batch(kind: st
     assert clean == [found for found, valid in zip(whole, array.is_valid().to_pylist(), strict=True) if valid]
 
 
+@pytest.mark.parametrize("kind", FLAT)
+def test_the_first_word_hangs_neither_on_a_columns_name_nor_on_whether_it_may_be_null(kind: str) -> None:
+    array = FLAT[kind].drop_null()
+    fields = [pa.field(name, array.type, nullable=null) for name, null in (("a", True), ("b", False), ("a", False))]
+    for n in (1, 2):  # of one column, and of several
+        names = [[f"{field.name}{i}" for i in range(n)] for field in fields]
+        schemas = [pa.schema([f.with_name(x) for x in of]) for f, of in zip(fields, names, strict=True)]
+        found = [identities(pa.Table.from_arrays([array] * n, schema=each), SECRET)[0].tolist() for each in schemas]
+        assert found[0] == found[1] == found[2]
+
+
+def test_the_first_word_is_the_same_for_equal_numbers_of_any_width() -> None:
+    for values, kinds in (([0, 1, 127], ["int8", "int32", "int64", "uint16"]), ([0.0, 1.5], ["float32", "float64"])):
+        for n in (1, 2):
+            columns = [[pa.array(values, kind)] * n for kind in kinds]
+            assert len({str(ids(*each)) for each in columns}) == 1
+
+
 def test_another_secret_gives_other_identities() -> None:
     table = pa.table({"k": pa.array(range(100)), "s": ["x"] * 100})
     for columns in (["k"], ["k", "s"]):

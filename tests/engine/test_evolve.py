@@ -49,15 +49,14 @@ MORE: dict[str, Any] = {
 """Beside the operator table: what is made of columns that change."""
 
 
-def plan(columns: dict[str, Any], partitioned: bool = False, spec: dict[str, Any] | None = None) -> dd.Flow:
-    """A plan with every operator; ``partitioned``: that has a place in partitions."""
+def plan(columns: dict[str, Any], spec: dict[str, Any] | None = None) -> dd.Flow:
+    """A plan with every operator."""
     flow = dd.Flow()
     rows = flow.upserts("a", {"id": pa.int64()} | columns, dd.Upsert(**({"key": "id"} | (spec or {}))))
     flow.output("rows", rows)
     for name, law in TABLE.items():
         # What it multiplies is another expression over another type: see the test of what is refused.
-        if not (law.local and partitioned):
-            flow.output(name, law.make(rows))
+        flow.output(name, law.make(rows))
     for name, make in MORE.items():
         flow.output(name, make(rows))
     return flow
@@ -170,9 +169,9 @@ def twin_step(columns: dict[str, Any], log: list[pa.Table], retain: int) -> dd.S
     return steps[-1]
 
 
-def rewritable(partitioned: bool) -> Any:
+def rewritable(columns: dict[str, Any]) -> dd.Flow:
     """The plan without what multiplies, or adds up: over decimals and doubles that is another expression."""
-    return lambda columns: flow_without(plan(columns, partitioned), "project", "agg")
+    return flow_without(plan(columns), "project", "agg")
 
 
 def flow_without(flow: dd.Flow, *names: str) -> dd.Flow:
@@ -192,7 +191,7 @@ def flow_without(flow: dd.Flow, *names: str) -> dd.Flow:
 def test_a_state_that_was_rewritten_goes_on_as_one_of_the_new_columns(
     log: list[pa.Table], partitions: int, memory: Any, retain: int, what: str
 ) -> None:
-    columns, make = NARROW | REWRITES[what], rewritable(partitions > 1)
+    columns, make = NARROW | REWRITES[what], rewritable
     store, last = MemoryStore(), len(log) - 1
     with make(NARROW).open(store, memory=memory, retain=retain) as engine:
         for time, table in enumerate(log[:-1], 1):

@@ -39,7 +39,6 @@ from ddflow.errors import (
     SchemaMismatch,
     SpecError,
 )
-from ddflow.partitions.stages import cut
 from ddflow.plan.codec import describe, node_id, shown
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
@@ -440,10 +439,3 @@ def test_its_plan_is_written_and_read_back() -> None:
     behind = {"op": "negate", "of": [ident]}
     with pytest.raises(CorruptState, match="apply it before to_upserts"):
         rebuild(description | {"collections": description["collections"] | {"0" * 32: behind}})
-
-
-def test_spark_does_not_run_it() -> None:
-    flow = dd.Flow()
-    flow.output("out", orders(flow).to_upserts("id"))
-    with pytest.raises(SpecError, match=r"dd\.to_upserts"):
-        cut(flow)

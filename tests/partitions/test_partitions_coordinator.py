@@ -508,9 +508,8 @@ def test_what_a_plan_may_have_got_since() -> None:
     with pytest.raises(PlanChanged, match=r"column 'price' .* is missing"):
         opened(store)
     flow = dd.Flow()
-    orders = flow.upserts("orders", {"id": pa.int64()}, dd.Upsert(key="id"))
-    flow.output("back", orders.to_upserts("id"))
-    with pytest.raises(SpecError, match="to_upserts"):
+    flow.upserts("orders", {"id": pa.int64()}, dd.Upsert(key="id"))
+    with pytest.raises(SpecError, match="0 outputs"):
         opened(fresh := MemoryStore(), flow)
     assert fresh.numbers() == []
 

@@ -414,13 +414,6 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     flow.output("more", flow.inputs["a"].project(["k"]))
     with pytest.raises(PlanChanged, match="it has more than the one that the state was made by"):
         rescale(tmp_path / "state", 2, flow=flow)
-    back = dd.Flow()
-    people = back.upserts("people", {"id": pa.int64()}, dd.Upsert("id"))
-    back.output("out", people.to_upserts("id"))
-    with back.open(store := MemoryStore()):
-        pass
-    with pytest.raises(SpecError, match="to_upserts"):
-        rescale(store.writer(), 2)
 
 
 def test_a_state_without_a_commit_has_as_many_as_one_says() -> None:

@@ -95,7 +95,7 @@ def test_what_is_shared_and_what_is_not() -> None:
     assert found["diff"] is found["none"] is found["together"] is None
     back = dd.Flow()
     back.output("out", back.upserts("a", {"id": pa.int64()}, dd.Upsert("id")).to_upserts("id"))
-    assert shared(back, "out") is None
+    assert shared(back, "out") == ByPartition(0, ("id",))
 
 
 def test_a_key_is_looked_for_in_its_partition_only() -> None:

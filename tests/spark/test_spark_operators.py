@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from spark_session import frame_of
 from test_operators import clean, flow_of, holding, summed, table
 
-import ddflow as dd
 import spark_bridge
 
 pytestmark = pytest.mark.together("spark")
@@ -40,10 +39,6 @@ STEP: list[tuple[int, Row | None]] = [
 def test_spark_gives_the_same(verb: str, spark: SparkSession) -> None:
     law, rows = {**TABLE, **MADE}[verb], table(STEP)
     parts = [rows.slice(begin, 100) for begin in range(0, 300, 100)]
-    if law.local:
-        with pytest.raises(dd.SpecError, match="run a flow on Spark"):
-            spark_bridge.run(flow_of(law), {"rows": frame_of(spark, *parts)})
-        return
     frame = spark_bridge.run(flow_of(law), {"rows": frame_of(spark, *parts)})["out"]
     found: pa.Table = frame.toArrow()
     [held] = holding([STEP])

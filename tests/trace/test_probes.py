@@ -20,7 +20,6 @@ from probes import CHANCE, SLOTS, check, counted
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
-from ddflow.dataflow import step as computation
 from ddflow.trace import held, run
 from ddflow.trace.index import Index, Write
 
@@ -121,21 +120,6 @@ def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_g
         assert engine.read("a").num_rows == 38_000
     check(calls)
     assert sum(call.keys for call in calls if call.what == "write") == 82_000
-
-
-def test_upserts_of_a_step_in_ranges_are_held_by_a_few_slots_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(computation, "GATHERED", 1000)
-    with (
-        counted() as calls,
-        plan(False, "upserts").open(memory="64MB", spill=tmp_path, secret=SECRET) as engine,
-    ):
-        engine.dataflow.budget.rows = lambda width: 4000  # type: ignore[method-assign]
-        engine.step({"a": rows(("shuffled", 0, 40_000), False, False)}, time=0)
-        assert next(iter(engine.dataflow.graph.showing.values())).keys == 40_000
-    assert sum(call.what == "write" for call in calls) > 30
-    check(calls)
 
 
 def put(index: Index, high: Any, slot: int) -> None:
