@@ -7,6 +7,7 @@ an aggregate without groups, are collections like others: they change at a time.
 Limits: it looks at all events of its inputs, so it cannot be cut over partitions.
 
 >>> from ddflow.columns.hashing import Secret
+from ddflow.columns.names import TIMES
 >>> from ddflow.operators.updates import few, ints
 >>> constant = RunningConstant(pa.table({"n": [1, 2]}), Secret(1, 2))
 >>> out, change = constant.compute([Updates(pa.table({}), few(), ints(), ints(4, 5))], 5)
@@ -21,12 +22,13 @@ Limits: it looks at all events of its inputs, so it cannot be cut over partition
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
+from ddflow.columns.names import TIMES
 from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Operator, Running, register
@@ -35,9 +37,6 @@ from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.change import Change
-
-TIMES: Final = "_times"
-"""The column of counts, each 1, beside the rows in the arrangement."""
 
 
 @register
