@@ -7,7 +7,6 @@ an aggregate without groups, are collections like others: they change at a time.
 Limits: it looks at all events of its inputs, so it cannot be cut over partitions.
 
 >>> from ddflow.columns.hashing import Secret
-from ddflow.columns.names import TIMES
 >>> from ddflow.operators.updates import few, ints
 >>> constant = RunningConstant(pa.table({"n": [1, 2]}), Secret(1, 2))
 >>> out, change = constant.compute([Updates(pa.table({}), few(), ints(), ints(4, 5))], 5)
