@@ -4,7 +4,7 @@ Invariant: what is found is [begin, end) of the rows whose first words are those
 search begins where the one before ended, and gallops.
 
 >>> words, none = np.array([1, 5, 5, 9], np.uint64), np.empty((0, 0), np.uint64)
->>> rows, keys = Identities.of(words, words[:0], none), Identities.of(words[1:2].copy(), words[:0], none)
+>>> rows, keys = Identities.of(words, words[:0], none), Identities.of(words[1:2], words[:0], none)
 >>> first, last = np.empty(1, np.int64), np.empty(1, np.int64)
 >>> search_ordered(keys, np.zeros(1, np.int64), rows, 0, 4, first, last)
 >>> first.tolist(), last.tolist()
