@@ -85,6 +85,27 @@ Encoding = Annotated[
         "--encoding", metavar="NAME", rich_help_panel=FILES, help="Of text files: latin-1, cp1252, utf-16, ..."
     ),
 ]
+Types = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--types",
+        metavar="COLUMN=TYPE,...",
+        show_default=False,
+        rich_help_panel=FILES,
+        help="Types of columns, in every file that has them: zip=string,total=decimal(12,2).",
+    ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        show_default=False,
+        help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: a table on a "
+        "terminal, JSON lines into a pipe.",
+    ),
+]
 Trust = Annotated[
     str,
     typer.Option(

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import FILES, Delimiter, Encoding, Format, Null
+from ddflow.cli.arguments import Delimiter, Encoding, Format, Null, Output, Types
 from ddflow.cli.say import say
 
 DIFFERENT, TROUBLE = 1, 2
@@ -35,27 +35,6 @@ Key = Annotated[
 Ignored = Annotated[
     list[str] | None,
     typer.Option("--ignore", metavar="COLUMNS", show_default=False, help="Columns that are left out."),
-]
-Types = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--types",
-        metavar="COLUMN=TYPE,...",
-        show_default=False,
-        rich_help_panel=FILES,
-        help="Types of columns, in both files: zip=string,total=decimal(12,2).",
-    ),
-]
-Output = Annotated[
-    str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        show_default=False,
-        help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: a table on a "
-        "terminal, JSON lines into a pipe.",
-    ),
 ]
 
 

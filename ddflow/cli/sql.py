@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from ddflow.cli.arguments import FILES, Delimiter, Encoding, Format, Null
+from ddflow.cli.arguments import Delimiter, Encoding, Format, Null, Output, Types
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
@@ -49,27 +49,6 @@ Tables = Annotated[
         show_default=False,
         help="A table: its name, a file, a folder or a pattern, and the columns that identify a row; then, if need "
         "be, :order-by=COLUMNS and :tombstone=COLUMN[=VALUE]. Repeated, the same name has more files.",
-    ),
-]
-Types = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--types",
-        metavar="COLUMN=TYPE,...",
-        show_default=False,
-        rich_help_panel=FILES,
-        help="Types of columns, in all tables that have them: zip=string,total=decimal(12,2).",
-    ),
-]
-Output = Annotated[
-    str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        show_default=False,
-        help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: a table on a "
-        "terminal, JSON lines into a pipe.",
     ),
 ]
 

@@ -34,7 +34,6 @@ from ddflow.engine.commits import Asked
 from ddflow.engine.digests import combined
 from ddflow.engine.full_contents import Contents
 from ddflow.errors import WrongMode
-from ddflow.operators.inputs import upserted
 from ddflow.operators.upsert.events import Events
 from ddflow.storage.feeding import FULL, RESTATED, Way
 
@@ -63,7 +62,7 @@ def replace(
             )
         time = calls.time(kind, time, epoch)
         name, rows = of_one(kind, name, rows, dataflow.admissions)
-        upsert = upserted(dataflow.graph.inputs[name], f"{kind} of {name!r}")
+        upsert = dataflow.graph.inputs[name].keyed_for(f"{kind} of {name!r}")
         contents = Contents(upsert, f"{kind} of {name!r} at time {time}", scope, order)
         asked = Asked(kind, time, _further(dataflow, name, contents))
         way = Way(FULL if kind == "replace" else RESTATED, scope, contents.spelled)

@@ -44,7 +44,6 @@ from ddflow.engine.full_contents import Contents
 from ddflow.engine.logs import MARKS, Full, Restated, as_fed, batches, parts_of
 from ddflow.engine.story import ABSENT, HELD, Story
 from ddflow.errors import NotReadable
-from ddflow.operators.inputs import upserted
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Events, joined
 from ddflow.operators.upsert.upsert import RunningUpsert
@@ -68,7 +67,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
             "there is no input of that name",
             did_you_mean(input, dataflow.graph.inputs),
         )
-    upsert = upserted(dataflow.graph.inputs[input], f"why {key!r} of {input!r}", NotReadable)
+    upsert = dataflow.graph.inputs[input].keyed_for(f"why {key!r} of {input!r}", NotReadable)
     row, fed = key_row(upsert.bound, key), dataflow.fed.get(input, Fed())
     telling = _Telling(upsert.bound, row)
     now = telling.versions(upsert, dataflow.since)

@@ -11,10 +11,11 @@ can. All entries of a prefix of the words, a group, stand together. How leaves c
 >>> arrays = empty_tree(4, 4)
 >>> tree, words, none = Tree.of(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
 >>> low, live, last = np.array([1, 2, 0], np.uint64), np.ones(3, np.uint8), np.arange(3)
->>> write_ordered(tree, Sought.of(words, low, none), words, live, last, 0, np.int64(1 << 61), np.int64(1 << 60), False)
+>>> keys, row = Identities.of(words, low, none), np.int64(1 << 61)
+>>> write_ordered(tree, keys, words, live, last, 0, row, np.int64(1 << 60), False)
 3
 >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
->>> group = Sought.of(words, low[:0], none)
+>>> group = Identities.of(words, low[:0], none)
 >>> group_ordered(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
 2
 """
@@ -28,8 +29,8 @@ from ddflow.kernels.ordered_tree import (
     LEAF,
     TOPS,
     USED,
+    Identities,
     Number,
-    Sought,
     Tree,
     _add,
     _begin,
@@ -52,7 +53,7 @@ from ddflow.kernels.pointer import load_u64, store_u64
 
 
 @kernel
-def seek_ordered(tree: Tree, keys: Sought, starts: Narrow, place: Ints, reference: Ints, value: Words) -> None:
+def seek_ordered(tree: Tree, keys: Identities, starts: Narrow, place: Ints, reference: Ints, value: Words) -> None:
     """Look up entries, by all their words.
 
     keys: ascending.  starts: int32[g], rows of these.  Written: place int64[g], -1 when absent; reference int64[g], 0
@@ -60,7 +61,7 @@ def seek_ordered(tree: Tree, keys: Sought, starts: Narrow, place: Ints, referenc
 
     >>> from ddflow.kernels.ordered_tree import empty_tree
     >>> arrays, one, place = empty_tree(4, 4), np.ones(1, np.uint64), np.empty(1, np.int64)
-    >>> keys = Sought.of(one, one, np.empty((1, 0), np.uint64))
+    >>> keys = Identities.of(one, one, np.empty((1, 0), np.uint64))
     >>> seek_ordered(Tree.of(arrays), keys, np.zeros(1, np.int32), place, np.empty(1, np.int64), one.copy())
     >>> place.tolist()
     [-1]
@@ -81,7 +82,7 @@ def seek_ordered(tree: Tree, keys: Sought, starts: Narrow, place: Ints, referenc
 @kernel
 def write_ordered(
     tree: Tree,
-    keys: Sought,
+    keys: Identities,
     value: Words,
     live: Flags,
     last: Ints,
@@ -99,7 +100,7 @@ def write_ordered(
 
     >>> from ddflow.kernels.ordered_tree import empty_tree
     >>> arrays, one, live, last = empty_tree(4, 4), np.ones(1, np.uint64), np.ones(1, np.uint8), np.zeros(1, np.int64)
-    >>> keys = Sought.of(one, one, np.empty((1, 0), np.uint64))
+    >>> keys = Identities.of(one, one, np.empty((1, 0), np.uint64))
     >>> write_ordered(Tree.of(arrays), keys, one, live, last, 0, np.int64(1 << 61), np.int64(1), True)
     1
     """
@@ -145,7 +146,7 @@ def write_ordered(
 @kernel
 def group_ordered(
     tree: Tree,
-    keys: Sought,
+    keys: Identities,
     most: Ints,
     tied: Number,
     mask: np.uint64,
@@ -164,7 +165,7 @@ def group_ordered(
 
     >>> from ddflow.kernels.ordered_tree import empty_tree
     >>> arrays, one, none = empty_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
-    >>> group_ordered(Tree.of(arrays), Sought.of(one, one[:0], none), np.array([9]), 0, one[0], np.empty(0, np.int64),
+    >>> group_ordered(Tree.of(arrays), Identities.of(one, one[:0], none), np.array([9]), 0, one[0], np.empty(0, np.int64),
     ...               one[:0], np.empty(2, np.int64), none)
     0
     """
@@ -225,7 +226,7 @@ def walk_ordered(tree: Tree, bounds: Words, mask: np.uint64, members: Flags, ref
     found = 0
     if _get(tree.counters, TOPS) == 0:
         return found
-    at, c = _descend(tree, Sought(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True)
+    at, c = _descend(tree, Identities(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True)
     leaf = _leaf_at(tree, at, c)
     while leaf > 0:
         for here in range(leaf * LEAF, leaf * LEAF + _get(tree.size, leaf)):
@@ -256,7 +257,7 @@ def evict_ordered(tree: Tree, bounds: Words, gone: Flags) -> int:
     before = _get(tree.counters, USED)
     if _get(tree.counters, TOPS) == 0:
         return 0
-    at, c = _descend(tree, Sought(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True)
+    at, c = _descend(tree, Identities(np.uint64(bounds.ctypes.data), np.uint64(0), np.uint64(0), np.int64(0)), 0, True)
     while at < _get(tree.counters, TOPS):
         leaf = _leaf_at(tree, at, c)
         base, size, kept = leaf * LEAF, _get(tree.size, leaf), np.int64(0)

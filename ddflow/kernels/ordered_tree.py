@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ddflow.kernels.arrays import Words
+from ddflow.kernels.arrays import Ints, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.index import ID, LOW
 from ddflow.kernels.pointer import copy_bytes, load_u64, store_u64
@@ -48,7 +48,7 @@ class Tree(NamedTuple):
         return cls._make(map(np.uint64, words))
 
 
-class Sought(NamedTuple):
+class Identities(NamedTuple):
     """The addresses of identities: of first and second words, and of the others, so many a row.  0: there are none."""
 
     high: np.uint64
@@ -57,8 +57,8 @@ class Sought(NamedTuple):
     words: Number
 
     @classmethod
-    def of(cls, high: Words, low: Words, more: Words) -> Self:
-        """uint64[n], uint64[n] or of size 0, uint64[n, w]; they must be kept meanwhile."""
+    def of(cls, high: Words, low: Words, more: Words | Ints) -> Self:
+        """uint64[n], uint64[n] or of size 0, w words of 64 bits a row; they must be kept meanwhile."""
         second = np.uint64(low.ctypes.data if low.size else 0)
         return cls(np.uint64(high.ctypes.data), second, np.uint64(more.ctypes.data), np.int64(more.shape[1]))
 
@@ -105,7 +105,7 @@ def _move(tree: Tree, to: Number, place: Number, n: Number) -> None:
 
 
 @kernel
-def _compare(tree: Tree, place: Number, keys: Sought, row: Number) -> int:
+def _compare(tree: Tree, place: Number, keys: Identities, row: Number) -> int:
     """-1, 0 or 1: how an entry stands to the words of a row; to a prefix of words, where these are fewer."""
     mine, other = _word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
     if mine != other:
@@ -134,7 +134,7 @@ def _below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> A
 
 
 @kernel
-def _begun(tree: Tree, node: Number, keys: Sought, row: Number, strict: bool) -> Any:
+def _begun(tree: Tree, node: Number, keys: Identities, row: Number, strict: bool) -> Any:
     """The last child of a node (0: of the list of nodes) that begins before the words of a row, else the first.
 
     ``strict``: not one that begins at them.
@@ -157,7 +157,7 @@ def _begun(tree: Tree, node: Number, keys: Sought, row: Number, strict: bool) ->
 
 
 @kernel
-def _descend(tree: Tree, keys: Sought, row: Number, strict: bool) -> tuple[Any, Any]:
+def _descend(tree: Tree, keys: Identities, row: Number, strict: bool) -> tuple[Any, Any]:
     """The last leaf that begins before the words of a row, else the first one: its node's place, its place there."""
     at = _begun(tree, np.int64(0), keys, row, strict)
     return at, _begun(tree, _get(tree.top, at), keys, row, strict)
@@ -170,7 +170,7 @@ def _leaf_at(tree: Tree, at: Number, c: Number) -> Any:
 
 
 @kernel
-def _leaf_for(tree: Tree, leaf: Number, keys: Sought, row: Number) -> Any:
+def _leaf_for(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
     """The last leaf that begins at the words of a row or before; ``leaf``: that of a row before, 0 for none."""
     for _ in range(2):
         if leaf == 0:
@@ -184,7 +184,7 @@ def _leaf_for(tree: Tree, leaf: Number, keys: Sought, row: Number) -> Any:
 
 
 @kernel
-def _lower(tree: Tree, leaf: Number, keys: Sought, row: Number) -> Any:
+def _lower(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
     """How many entries of a leaf are before the words of a row."""
     word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _get(tree.size, leaf)
     begin = _below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
@@ -240,7 +240,7 @@ def _begin(tree: Tree, word: np.uint64) -> None:
 
 
 @kernel
-def _insert(tree: Tree, leaf: Number, spot: Number, keys: Sought, row: Number) -> None:
+def _insert(tree: Tree, leaf: Number, spot: Number, keys: Identities, row: Number) -> None:
     """Make a place in a leaf that has room, with the words of a row."""
     size, wide = _get(tree.size, leaf), np.int64(tree.width >> np.uint64(3))
     here = tree.table + np.uint64(leaf * LEAF + spot) * tree.width
@@ -287,7 +287,7 @@ def _split_node(tree: Tree, at: Number, half: Number) -> None:
 def _split(tree: Tree, at: Number, c: Number, ends: bool) -> None:
     """Make a leaf behind a full one, with half of its entries; ``ends``: with the last, for what follows all of them.
 
-    Sought that ascend so fill leaves nearly whole.
+    Keys that ascend so fill leaves nearly whole.
     """
     if _get(tree.fill, _get(tree.top, at)) == FAN:
         half = FAN - 1 if ends and c == FAN - 1 else FAN // 2

@@ -21,12 +21,13 @@ It is told of events, and not of rows: of partitions each tells at which times i
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
+from ddflow.columns.names import TIMES
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.count import RunningCount
@@ -34,9 +35,6 @@ from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.change import Change
-
-TIMES: Final = "_times"
-"""The column of counts, each 1, beside the rows in the arrangement."""
 
 
 @register

@@ -15,7 +15,7 @@ need not ask, and the collection cannot be read.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from ddflow.columns.hashing import Flags, Ints, Secret
 from ddflow.columns.layout import plainly
 from ddflow.columns.names import DIFF
 from ddflow.columns.threads import ALONE, Threads
+from ddflow.errors import DdflowError, SpecError
 from ddflow.kernels.resolve import APPLIED
 from ddflow.operators.count import RunningCount
 from ddflow.operators.threshold import RunningThreshold
@@ -75,6 +76,11 @@ class RunningDifferences(RunningThreshold):
         super().__init__(bound.row_schema, lambda batch: batch.column("n"), secret)
         self.bound, self.threads, self.keys = bound, threads, self.hashes
         self.arranged.share(threads)
+
+    def keyed_for(self, asked: str, error: type[DdflowError] = SpecError) -> NoReturn:
+        """Raise ``error`` for what is asked of keys."""
+        found = f"{self.bound.name!r} is an input of differences, which has no keys"
+        raise error(asked, found, "ask it of an input of upserts: flow.upserts(...)")
 
     def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> TakenIn:
         """Compute the outcome of events; nothing changes.  ``times``, ``since``: as of an upsert's.  O(n) expected.

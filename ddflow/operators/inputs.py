@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.differences import RunningDifferences, TakenIn
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.operators.upsert.upsert import RunningUpsert
@@ -31,11 +30,3 @@ def opened_input(bound: Bound | BoundDifferences, secret: Secret, threads: Threa
     """The state of an input, new, and its step."""
     made: RunningInput = KINDS[type(bound)](bound, secret, threads)
     return made
-
-
-def upserted(input: RunningInput, asked: str, error: type[DdflowError] = SpecError) -> RunningUpsert:
-    """The same input, for what is asked of keys.  Raises ``error`` for one of differences, which has none."""
-    if isinstance(input, RunningUpsert):
-        return input
-    found = f"{input.bound.name!r} is an input of differences, which has no keys"
-    raise error(asked, found, "ask it of an input of upserts: flow.upserts(...)")

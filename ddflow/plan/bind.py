@@ -54,6 +54,8 @@ class Bound:
 
     kept: ClassVar[bool] = True
     """Whether its rows are held."""
+    unique: ClassVar[bool] = True
+    """Whether rows differ from each other, and each is there once: one a key."""
     null_error: ClassVar[type[NullKey]] = NullKey
 
     @property

@@ -8,16 +8,25 @@ Invariant: a kind of input is known here by its spec and its binding only, which
 (['id'], ['id'])
 """
 
+from typing import Any, Final
+
 import pyarrow as pa
 
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.differences import BoundDifferences, Differences, bind_differences
+from ddflow.plan.merge.bind_machine import bind_machine
+from ddflow.plan.merge.machine import Machine
 from ddflow.plan.spec import Upsert
 
 Binding = Bound | BoundDifferences
 Spec = Upsert | Differences
+_BIND: Final[dict[type, Any]] = {Upsert: bind, Differences: bind_differences}
 
 
-def bound_to(name: str, schema: pa.Schema, spec: Spec) -> Binding:
-    """Join an input's schema and its spec.  O(columns).  Raises `SpecError` or `ExpressionError`."""
-    return bind_differences(name, schema, spec) if isinstance(spec, Differences) else bind(name, schema, spec)
+def bound_to(name: str, schema: pa.Schema, spec: Spec, machine: Machine | None = None) -> Binding:
+    """Join an input's schema, its spec and its machine.  O(columns).  Raises `SpecError` or `ExpressionError`."""
+    given: Any = spec
+    if machine is not None:
+        return bind_machine(name, schema, given, machine)
+    made: Binding = _BIND[type(given)](name, schema, given)
+    return made

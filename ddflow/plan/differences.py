@@ -155,8 +155,8 @@ class BoundDifferences:
     tracked: ClassVar[list[str]] = [TIMES]
     """Of what is held: what counts in "did it change"."""
     null_error: ClassVar[type[SchemaMismatch]] = SchemaMismatch
-    upserts: ClassVar[bool] = False
-    """Whether events upsert the row of a key."""
+    unique: ClassVar[bool] = False
+    """Whether rows differ from each other, and each is there once."""
 
     @property
     def kept(self) -> bool:

@@ -34,7 +34,6 @@ from ddflow.plan.binding import Binding, bound_to
 from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import changed_by
 from ddflow.plan.input import Input
-from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.strategy import Strategy, last_non_null
 from ddflow.plan.plan import Plan
 from ddflow.plan.spec import Tombstone
@@ -129,9 +128,7 @@ def evolved(plan: Plan, schemas: Mapping[str, pa.Schema], only: Container[str] |
 def _bound(bound: Binding, schemas: Mapping[str, pa.Schema]) -> Binding:
     schema = schemas.get(bound.name, bound.schema)
     machine = None if bound.merging is None else bound.merging.machine
-    if machine is None or not isinstance(bound, Bound):
-        return bound_to(bound.name, schema, bound.spec)
-    return bind_machine(bound.name, schema, bound.spec, machine.machine)
+    return bound_to(bound.name, schema, bound.spec, None if machine is None else machine.machine)
 
 
 def unlike(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:

@@ -7,7 +7,6 @@ False
 
 from typing import Any
 
-from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding, Spec
 from ddflow.plan.collection import Collection, Nodes
 
@@ -18,9 +17,8 @@ class Input(Collection):
     verb = "input"
 
     def __init__(self, flow: Nodes, bound: Binding) -> None:
-        upserts = isinstance(bound, Bound)
-        super().__init__(flow, bound.row_schema, (), upserts)
-        self.unique = self.positive = upserts
+        super().__init__(flow, bound.row_schema, (), bound.unique)
+        self.unique = self.positive = bound.unique
         self.keeps = bound.kept  # type: ignore[misc]
         self.bound, self.time_type = bound, bound.time_type
         if bound.spec.expiry is not None and bound.spec.expiry.forgets:

@@ -33,7 +33,6 @@ from ddflow.plan.collection import Collection
 from ddflow.plan.differences import Differences
 from ddflow.plan.input import Input
 from ddflow.plan.merge.absent import Absent
-from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.plan import Plan
@@ -93,11 +92,7 @@ def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
     given = Record(description, f"the plan of {where}").named("inputs")
     out: dict[str, Binding] = {}
     for name, (schema, spec) in inputs(description, where).items():
-        machine = _machine(given[name])
-        if machine is None or isinstance(spec, Differences):
-            out[name] = bound_to(name, schema, spec)
-        else:
-            out[name] = bind_machine(name, schema, spec, machine)
+        out[name] = bound_to(name, schema, spec, _machine(given[name]))
     return out
 
 
@@ -119,8 +114,8 @@ def _spec_of(input: Record) -> Spec:
     record = input.record("spec")
     if "kind" not in input:
         return _spec(record)
-    if input.text("kind") != DIFFERENCES:
-        raise _corrupt(input.what, f"its kind is {input.text('kind')!r}")
+    if input.text("kind") != DIFFERENCES or "machine" in input:
+        raise _corrupt(input.what, f"its kind is {input.text('kind')!r}, with {sorted(input.given)}")
     converted(record.given, _DIFFERENCES, record.what)
     try:
         return Differences.from_json(json.dumps(record.given))
@@ -159,12 +154,9 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
             if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, Absent):
                 raise _absent(where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code")
             machine = _machine(whole.record("inputs").record(name))
-            if machine is None or isinstance(spec, Differences):
-                flow._input(bound_to(name, schema, spec))
-            elif isinstance(machine.transition, Absent):
+            if machine is not None and isinstance(machine.transition, Absent):
                 raise _absent(where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code")
-            else:
-                flow._input(bind_machine(name, schema, spec, machine))
+            flow._input(bound_to(name, schema, spec, machine))
         made: dict[str, Collection] = {}
         for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
             made[each] = _made(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)

@@ -163,7 +163,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         Parameters
         ----------
         *others : Collection
-            Of the same flow, with the same columns; one at least.
+            As of `union`; one at least.
         all : bool
             Whether multiplicities are subtracted: a row is there ``max(0, a - b)`` times.  By default each row of this
             collection that is in no other one is there once.
@@ -176,7 +176,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         Raises
         ------
         SpecError
-            If one is of another flow, its columns differ, or an input forgets rows without a retraction.
+            As of `union`, or if no other collection is given.
 
         Notes
         -----
@@ -193,7 +193,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         Parameters
         ----------
         *others : Collection
-            Of the same flow, with the same columns; one at least.
+            As of `union`; one at least.
         all : bool
             Whether a row is there as often as where it is least often.  By default it is there once.
 
@@ -205,7 +205,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         Raises
         ------
         SpecError
-            If one is of another flow, its columns differ, or an input forgets rows without a retraction.
+            As of `except_`.
 
         Notes
         -----

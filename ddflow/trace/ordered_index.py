@@ -23,7 +23,7 @@ from ddflow.columns.hashing import Flags, Ints, Narrow, Words
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, entries, redirect
 from ddflow.kernels.ordered import evict_ordered, group_ordered, seek_ordered, walk_ordered, write_ordered
-from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Sought, Tree, empty_tree
+from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Identities, Tree, empty_tree
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.trace.index import EVERY, Index, Write
 
@@ -82,7 +82,7 @@ class OrderedIndex(Index):
         assert order is not None
         n, empty, more = starts.size, (arena or Arena()).room(starts.size), words_of(order)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), np.empty((n, 0), np.int64))
-        seek_ordered(self.tree, Sought.of(high, low, more), starts, prior.place, prior.reference, prior.value)
+        seek_ordered(self.tree, Identities.of(high, low, more), starts, prior.place, prior.reference, prior.value)
         return prior
 
     def group(
@@ -102,7 +102,7 @@ class OrderedIndex(Index):
         are wanted, references have their flags.  ``words``: with those beyond two.  O(groups log entries + rows).
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
-        keys = Sought.of(high, low, more if order is None else (more := words_of(order)))
+        keys = Identities.of(high, low, more if order is None else (more := words_of(order)))
         mask, room = np.uint64(LIVE if live else OCCUPIED), 2 * high.size + 16
         each = np.full(high.size, most) if isinstance(most, int) else most
         equal = np.int64(self.words if tied is None else tied)
@@ -122,7 +122,7 @@ class OrderedIndex(Index):
             begin, more = 0, words_of(order)
             while begin < last.size:
                 tag = OCCUPIED | slot << SLOT
-                keys = Sought.of(high, low, more)
+                keys = Identities.of(high, low, more)
                 begin = write_ordered(self.tree, keys, value, live, last, begin, tag, LIVE, self.keeps)
                 if begin < last.size:
                     self._grow()
@@ -149,7 +149,7 @@ class OrderedIndex(Index):
         there = references & ~(OCCUPIED | LIVE) != 0
         references, (high, low, value, order) = references[there], self.entries(places[there])
         self._take(empty_tree(leaves, 4 + self.words))
-        n, keys, live = references.size, Sought.of(high, low, words_of(order)), np.ones(references.size, np.uint8)
+        n, keys, live = references.size, Identities.of(high, low, words_of(order)), np.ones(references.size, np.uint8)
         assert (
             write_ordered(self.tree, keys, value, live, np.arange(n), 0, np.int64(OCCUPIED), np.int64(LIVE), True) == n
         )

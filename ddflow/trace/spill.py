@@ -25,6 +25,7 @@ from msgspec import Raw
 from ddflow.columns.hashing import Ints, Narrow, Words, view
 from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
+from ddflow.kernels.ordered_tree import Identities
 from ddflow.kernels.search import search
 from ddflow.kernels.search_ordered import search_ordered
 from ddflow.storage.batch_store import BatchStore, StoredBatch
@@ -148,19 +149,6 @@ def located(
     more = np.empty((high.size, 0), np.int64) if order is None else np.ascontiguousarray(order)
     theirs = np.ascontiguousarray(batch.order)
     first, last = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-    search_ordered(
-        np.uint64(high.ctypes.data),
-        np.uint64(low.ctypes.data if low.size else 0),
-        np.uint64(more.ctypes.data),
-        np.int64(more.shape[1]),
-        keys,
-        np.uint64(batch.high.ctypes.data),
-        np.uint64(batch.low.ctypes.data),
-        np.uint64(theirs.ctypes.data),
-        np.int64(theirs.shape[1]),
-        np.int64(begin),
-        np.int64(len(batch)),
-        first,
-        last,
-    )
+    sought, rows = Identities.of(high, low, more), Identities.of(batch.high, batch.low, theirs)
+    search_ordered(sought, keys, rows, np.int64(begin), np.int64(len(batch)), first, last)
     return first, last

@@ -17,10 +17,9 @@ from typing import Any
 
 import pyarrow.feather as feather
 import pytest
-from typer.testing import CliRunner, Result
+from test_cli import run
 
 import ddflow as dd
-from ddflow.cli import app
 
 DAYS = {
     "1.csv": "id,city,amount,at,op\n1,Bern,120,10,U\n2,Basel,80,11,U\n3,Bern,15,12,U\n",
@@ -39,12 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in DAYS.items():
         (tmp_path / name).write_text(text)
     return tmp_path
-
-
-def run(*words: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
 
 
 def rows(*words: str) -> list[dict[str, Any]]:

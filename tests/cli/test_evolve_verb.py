@@ -8,10 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
+from test_cli import run
 
 import ddflow as dd
-from ddflow.cli import app
 
 DAYS = {
     "1.csv": "id,n,day\n1,5,2024-01-01\n2,6,2024-01-02\n",
@@ -28,12 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in DAYS:
         run("diff", name, "--key", "id", "--types", "n=int32,day=date", "--state", "state", "-o", f"{name}.out.csv")
     return tmp_path
-
-
-def run(*words: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
 
 
 def test_a_state_that_grew_a_column_is_checked_against_its_own_log() -> None:

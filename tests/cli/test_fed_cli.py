@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from test_cli import run
 
 import ddflow as dd
-from ddflow.cli import app
 
 FILES = {
     "d1.csv": "id,region,v\n1,EU,a\n2,EU,b\n",
@@ -27,12 +26,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-
-
-def run(*words: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == code, (result.output, result.stderr, result.exception)
-    return result
 
 
 def ids(state: str) -> list[int]:

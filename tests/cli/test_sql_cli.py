@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
-
-from ddflow.cli import app
+from test_cli import run
+from typer.testing import Result
 
 MONDAY, TUESDAY = "id,city,n,op\n1,Bern,3,U\n2,Basel,4,U\n", "id,city,n,op\n2,,,D\n3,Chur,1,U\n"
 TABLE = ["orders=monday.csv:key=id:tombstone=op=D", "orders=tuesday.csv"]
@@ -25,11 +24,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str, code: int = 0) -> Result:
-    """A command line; the exit code is checked."""
-    result = CliRunner().invoke(app, ["sql", *words])
-    assert result.exit_code == code, result.output
-    return result
+def sql(*words: str, code: int = 0) -> Result:
+    return run("sql", *words, code=code)
 
 
 def rows(result: Result) -> list[dict[str, object]]:
@@ -37,12 +33,12 @@ def rows(result: Result) -> list[dict[str, object]]:
 
 
 def test_the_answer_is_that_of_all_files_each_row_as_often_as_it_is_there() -> None:
-    assert rows(run("select city from orders where n < 4", *TABLE)) == [{"city": "Bern"}, {"city": "Chur"}]
-    assert rows(run("select 'x' as s from orders", *TABLE)) == [{"s": "x"}, {"s": "x"}]
+    assert rows(sql("select city from orders where n < 4", *TABLE)) == [{"city": "Bern"}, {"city": "Chur"}]
+    assert rows(sql("select 'x' as s from orders", *TABLE)) == [{"s": "x"}, {"s": "x"}]
 
 
 def test_differences_are_by_file() -> None:
-    found = rows(run("select city from orders where n > 1", *TABLE, "--diff"))
+    found = rows(sql("select city from orders where n > 1", *TABLE, "--diff"))
     assert [(each["city"], each["_time"], each["_diff"]) for each in found] == [
         ("Basel", 1, 1),
         ("Basel", 2, -1),
@@ -51,10 +47,10 @@ def test_differences_are_by_file() -> None:
 
 
 def test_it_writes_a_file_and_replaces_none() -> None:
-    result = run("select city from orders", *TABLE, "-o", "out.parquet")
+    result = sql("select city from orders", *TABLE, "-o", "out.parquet")
     assert "4 rows of 1 tables: 2 rows" in result.stderr
     assert pq.read_table("out.parquet").num_rows == 2
-    assert "out.parquet" in run("select city from orders", *TABLE, "-o", "out.parquet", code=1).stderr
+    assert "out.parquet" in sql("select city from orders", *TABLE, "-o", "out.parquet", code=1).stderr
 
 
 @pytest.mark.parametrize(
@@ -66,4 +62,4 @@ def test_it_writes_a_file_and_replaces_none() -> None:
     ],
 )
 def test_what_is_wrong_is_named(words: list[str], code: int, message: str) -> None:
-    assert message in run(*words, code=code).stderr
+    assert message in sql(*words, code=code).stderr

@@ -187,8 +187,8 @@ def test_a_json_line_that_does_not_fit_is_named_with_its_number(line: str, said:
     (tmp_path / "first.jsonl").write_text(good)
     before = 100_000  # beyond the head
     (tmp_path / "a.jsonl").write_text(good * before + "\n" + line + "\n" + good * 5000)
-    assert refused(tmp_path / "first.jsonl", tmp_path / "a.jsonl").startswith(f"a.jsonl, line {before + 2:,}")
-    assert said in refused(tmp_path / "first.jsonl", tmp_path / "a.jsonl")
+    found = refused(tmp_path / "first.jsonl", tmp_path / "a.jsonl")
+    assert found.startswith(f"a.jsonl, line {before + 2:,}") and said in found
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

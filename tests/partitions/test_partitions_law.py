@@ -22,6 +22,7 @@ from strategies import events, row_of, scenarios, some
 from test_expiry import expiring, rows_of
 
 import ddflow as dd
+from ddflow.columns.hashing import Secret
 from ddflow.errors import DdflowError
 from ddflow.storage.memory import MemoryStore
 
@@ -59,7 +60,7 @@ def shuffled(draw: st.DrawFn, **fixed: Any) -> dict[str, Any]:
 def agree(scenario: dict[str, Any], epochs: list[Inputs], partitions: int, seed: int, close: bool) -> Hands:
     """Go through the epochs by hand, and with one engine, and compare what they give."""
     flow = flow_of(scenario)
-    hands = Hands(flow, MemoryStore(), partitions, random.Random(seed))
+    hands = Hands(flow, MemoryStore(), partitions, random.Random(seed), secret=Secret(seed, 7))
     hands.budgets = [None, None, 64 << 20]
     note(f"{hands.cut}\n{partitions} partitions, seed {seed}")
     holds_back = flow.holds_back

@@ -25,6 +25,7 @@ from test_partitions_law import agree, arrow, shuffled
 from tight import tiny
 
 import ddflow as dd
+from ddflow.columns.hashing import Secret
 from ddflow.errors import DdflowError
 from ddflow.partitions.live_files import PAST
 from ddflow.storage.memory import MemoryStore
@@ -93,7 +94,7 @@ def test_a_part_that_is_far_behind_catches_up(
     flow = dd.Flow()
     flow.output("n", flow.upserts("a", columns, spec).count(["v"]))
     random_, numbers = random.Random(5), np.random.default_rng(5)
-    hands = Hands(flow, MemoryStore(), 1, random_)
+    hands = Hands(flow, MemoryStore(), 1, random_, secret=Secret(5, 7))
     hands.budgets, hands.copies = [budget], 2
     with flow.open() as engine, tiny():
         for epoch in range(80):

@@ -18,7 +18,10 @@ differential-dataflow's ``arrange_from_upsert``.)
 [1, -1, 1]
 """
 
+from typing import Self
+
 from ddflow.columns.hashing import Ints, Secret
+from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.updates import ints
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.full_rows import FullRows
@@ -31,6 +34,10 @@ __all__ = ["Events", "Resolution", "RunningUpsert", "Secret", "ints"]
 
 class RunningUpsert(UpsertState):
     """The upsert operator of one input of an opened plan."""
+
+    def keyed_for(self, asked: str, error: type[DdflowError] = SpecError) -> Self:
+        """This input, for what is asked of keys: it has some."""
+        return self
 
     def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> Resolution:
         """Compute the outcome of events; nothing changes.
