@@ -165,8 +165,8 @@ def group_ordered(
 
     >>> from ddflow.kernels.ordered_tree import empty_tree
     >>> arrays, one, none = empty_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
-    >>> group_ordered(Tree.of(arrays), Identities.of(one, one[:0], none), np.array([9]), 0, one[0], np.empty(0, np.int64),
-    ...               one[:0], np.empty(2, np.int64), none)
+    >>> keys, out = Identities.of(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64), none)
+    >>> group_ordered(Tree.of(arrays), keys, np.array([9]), 0, one[0], *out)
     0
     """
     found, tops = 0, _get(tree.counters, TOPS)
