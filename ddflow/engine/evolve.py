@@ -32,7 +32,6 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.side_outputs import SideOutputs, check_listed
 from ddflow.engine.calls import Calls
-from ddflow.errors import PlanChanged
 from ddflow.operators.base import Readable
 from ddflow.plan.codec import describe
 from ddflow.plan.compatibility import PlanChange, compare
@@ -58,27 +57,12 @@ def evolve(calls: Calls, given: Any) -> None:
             check_listed(input.bound)
         if durable is not None:
             durable.log.check(plan)
-        _check_refills(dataflow)
         dataflow.guard.state = "interrupted"
         _evolve(dataflow, plan, nodes, change)
         calls.rehash()
         if durable is not None:
             durable.log.evolve(plan)
         dataflow.guard.state = "open"
-
-
-def _check_refills(dataflow: Dataflow) -> None:
-    """Refuse what would be made again of rows that are not held.  O(nodes).  Raises `PlanChanged`."""
-    graph = dataflow.graph
-    for node, running in graph.keeping.items():
-        lost = [name for name in graph.unkept(*node.inputs) if dataflow.admissions[name].arrived]
-        if not running.arrangements and lost:
-            made = f"{node.verb}({', '.join(node.schema.names)})"
-            raise PlanChanged(
-                ASKED,
-                f"{made} is made again of the inputs {lost}, whose rows are not kept",
-                "declare them with keep=True, or make a new state of the log with ddflow migrate; nothing changed",
-            )
 
 
 def _evolve(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:

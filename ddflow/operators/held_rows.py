@@ -17,6 +17,7 @@ shows, or may be there, is decided in ``upserting``.
 (2, [1, 1, 0])
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -86,6 +87,10 @@ class HeldChange(NamedTuple):
         return int(self.rows.nbytes) + self.new.size * CELL
 
 
+Ranked = Callable[[Candidates, RowPool], Candidates]
+"""Brings the candidates of each key into an order."""
+
+
 class HeldRows:
     """``row``: the columns.  ``wide``: whether identities of keys are two words.
 
@@ -134,13 +139,13 @@ class HeldRows:
         low = by.low[starts] if by.low.size else by.low
         return HeldChange(found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low)
 
-    def hold(self, rows: pa.Table, by: Sorted, hashes: Ints, counts: Ints) -> None:
+    def hold(self, rows: pa.Table, by: Sorted, hashes: Ints, counts: Ints, ranked: Ranked) -> None:
         """Hold rows, all different, as often as said, of keys that hold none.  O(rows).
 
-        ``by``, ``hashes``: int64[n], of these rows, as in `candidates`."""
-        keys = self.seek(by)
-        found = self.candidates(keys, by, hashes)
-        self.keep(self.change(found._replace(counts=counts.take(found.row)), self.pool.beside(Rows(rows)), by, keys))
+        ``by``, ``hashes``: int64[n], of these rows, as in `candidates`.  ``ranked``: brings those of a key in order."""
+        keys, pool = self.seek(by), self.pool.beside(Rows(rows))
+        found = ranked(self.candidates(keys, by, hashes), pool)
+        self.keep(self.change(found._replace(counts=counts.take(found.row)), pool, by, keys))
 
     def keep(self, *changes: HeldChange) -> None:
         """Hold what the changes of a step say, which are of other keys each.  Amortised O(candidates)."""
