@@ -206,6 +206,8 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
         return getattr(below, rest[2])(plan(rest[1], inputs, python), all=rest[3])
     if verb == "threshold":
         return below.threshold(THRESHOLDS[rest[1]] if python else rest[1])
+    if verb == "versions" and python:
+        return below.versions(*rest[1:3], None if rest[3] is None else CONDITIONS[rest[3]], *rest[4:])
     return getattr(below, verb)(*rest[1:])
 
 
@@ -239,6 +241,8 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
         return [*rest[3], rest[5]] if rest[5] is not None else below if set(rest[3]) <= set(below) else None
     if verb == "count":
         return rest[1]
+    if verb == "versions":
+        return [*rest[1], rest[2]]
     if verb in ("concat", "set", "threshold", "distinct") or below is None:
         return None
     if verb == "project":

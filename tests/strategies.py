@@ -170,7 +170,7 @@ def plans(
     ]
     verb = draw(
         st.sampled_from(
-            ["filter", "filter", "project", "project", "count", "concat", "negate", "sets", "top", "consolidate"]
+            [*["filter", "project"] * 2, "count", "concat", "negate", "sets", "top", "versions", "consolidate"]
         )
     )
     if verb == "filter" and conditions:
@@ -195,6 +195,8 @@ def plans(
         return draw(sets(below, of, conditions)), of
     if verb == "top" and "rank" not in of and not any(kind.startswith(("list", "struct")) for kind in of.values()):
         return draw(tops(below, of))
+    if verb == "versions" and "start" not in of and not any(kind.startswith(("list", "struct")) for kind in of.values()):
+        return draw(histories(below, of, conditions))
     return [verb if verb in ("negate", "consolidate") else "consolidate", below], of
 
 
@@ -222,6 +224,18 @@ def tops(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[An
     told = [draw(st.integers(1, 3)), by, draw(some(list(of))), draw(st.integers(0, 2))]
     rank = draw(st.sampled_from([None, "rank"]))
     return ["top", below, *told, rank], of if rank is None else of | {"rank": "int64"}
+
+
+@st.composite
+def histories(
+    draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list[str]
+) -> tuple[list[Any], dict[str, str]]:
+    """The versions of keys, which may have several rows, and none less than zero times."""
+    order = draw(st.sampled_from(list(of)))
+    key = [name for name in draw(some(list(of))) if name != order]
+    delete = draw(st.sampled_from([None, *conditions[:2]]))
+    told = ["threshold", below, "n * n"], key, order, delete, draw(some(list(of))), "start", "stop"
+    return ["versions", *told], of | {"start": of[order], "stop": of[order]}
 
 
 @st.composite

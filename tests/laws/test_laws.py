@@ -196,7 +196,7 @@ def replaced(plan: Any, input: Any) -> Any:
     ]
 
 
-KEYED = ["'top'", "'count'", "'distinct'", "'threshold'", "'set'"]
+KEYED = ["'top'", "'versions'", "'count'", "'distinct'", "'threshold'", "'set'"]
 VERBS = {"input", "filter", "project", "concat", "negate", "consolidate"}
 
 
