@@ -195,7 +195,11 @@ def plans(
         return draw(sets(below, of, conditions)), of
     if verb == "top" and "rank" not in of and not any(kind.startswith(("list", "struct")) for kind in of.values()):
         return draw(tops(below, of))
-    if verb == "versions" and "start" not in of and not any(kind.startswith(("list", "struct")) for kind in of.values()):
+    if (
+        verb == "versions"
+        and "start" not in of
+        and not any(kind.startswith(("list", "struct")) for kind in of.values())
+    ):
         return draw(histories(below, of, conditions))
     return [verb if verb in ("negate", "consolidate") else "consolidate", below], of
 

@@ -13,11 +13,14 @@ it is no version, -1 where nothing ended it, else the first row of the event tha
 [2, -2, 3, -2]
 """
 
+from typing import Any
+
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 
+Number = Any
 NONE, OPEN = -2, -1
 """No version, and one that nothing ended."""
 
@@ -69,16 +72,16 @@ def move_versions(
 ) -> int:
     """How the versions of keys change at each time of a step.
 
-    ends, event, content: as of `show_versions`.  held, until: so before the step; changed to those after.  begins:
-    int64[g + 1], where the c changes of keys begin, each key's ascending in time.  places: int64[c], of the rows that
-    change; ranks: int32[c], of times; counts: int64[c], how often a row is there from then on.  Scratch: fresh int64[n].
+    ends, event, content: as of `show_versions`.  held, until: so before the step, then after.  begins: int64[g + 1],
+    where the c changes of keys begin, each key's ascending in time.  places: int64[c], of the rows that change; ranks:
+    int32[c], of times; counts: int64[c], how often a row is there then.  Scratch: fresh int64[n].
     Written: out_* [8 * c], a key's ascending in time.  Returns how many.  Of a time it looks from the version before
     the first change to the first after the last that stays as it was, and no further than rows ever were.
 
-    >>> one, two, none = np.array([0, 1]), np.array([0, 1, 2]), np.full(2, -2)
-    >>> out = [np.empty(8, np.int32), *(np.empty(8, np.int64) for _ in range(3))]
+    >>> one, none, out = np.array([0, 1]), np.full(2, -2), [np.empty(8, np.int32), *np.empty((3, 8), np.int64)]
     >>> content, until, held = np.array([5, 7], np.uint64), np.array([-1, -2]), np.array([1, 0])
-    >>> move_versions(np.array([0, 2]), held, two[:2], content, until, one, one[1:], out[0][:1] * 0, one[1:], none, *out)
+    >>> told = until, one, one[1:], np.zeros(1, np.int32), one[1:], none
+    >>> move_versions(np.array([0, 2]), held, one, content, *told, *out)
     3
     >>> until.tolist()
     [1, -1]
@@ -95,12 +98,7 @@ def move_versions(
                 held[places[at]] = counts[at]
                 low, high = min(low, places[at]), max(high, places[at])
                 at += 1
-            reach = max(reach, high + 1)
-            begin = low
-            while begin > first and (event[begin] == event[low] or until[begin] == NONE):
-                begin -= 1
-            while begin > first and event[begin - 1] == event[begin]:
-                begin -= 1
+            reach, begin = max(reach, high + 1), _before(event, until, first, low)
             i, run, changed = begin, np.int64(-1), event[high]
             while i < reach:
                 head, shown = i, np.int64(-1)
@@ -121,12 +119,38 @@ def move_versions(
             if run >= 0:
                 fresh[run] = OPEN
             for row in range(begin, i):
-                if until[row] == fresh[row]:
-                    continue
-                for ended, diff in ((until[row], -1), (fresh[row], 1)):
-                    if ended != NONE:
-                        out_rank[written], out_row[written] = rank, row
-                        out_until[written], out_diff[written] = ended, diff
-                        written += 1
-                until[row] = fresh[row]
+                if until[row] != fresh[row]:
+                    written = _put(out_rank, out_row, out_until, out_diff, written, rank, row, until[row], -1)
+                    written = _put(out_rank, out_row, out_until, out_diff, written, rank, row, fresh[row], 1)
+                    until[row] = fresh[row]
     return written
+
+
+@kernel
+def _before(event: Ints, until: Ints, first: Number, low: Number) -> Number:
+    """The first row of the event of the last version before the event of a row, else the first row of the key."""
+    begin = low
+    while begin > first and (event[begin] == event[low] or until[begin] == NONE):
+        begin -= 1
+    while begin > first and event[begin - 1] == event[begin]:
+        begin -= 1
+    return begin
+
+
+@kernel
+def _put(
+    ranks: Narrow,
+    rows: Ints,
+    untils: Ints,
+    diffs: Ints,
+    at: Number,
+    rank: Number,
+    row: Number,
+    until: Number,
+    diff: int,
+) -> Number:
+    """Write that a version comes or goes, if it is one; where the next update goes."""
+    if until != NONE:
+        ranks[at], rows[at], untils[at], diffs[at] = rank, row, until, diff
+        at += 1
+    return at

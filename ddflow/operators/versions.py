@@ -34,7 +34,7 @@ from ddflow.columns.sorting import in_order
 from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels.sort import order_by_rank
-from ddflow.kernels.versions import NONE, OPEN, move_versions, show_versions
+from ddflow.kernels.versions import NONE, move_versions, show_versions
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
 from ddflow.operators.ordered_rows import Folded, OrderedRows, ordered_type
@@ -52,7 +52,7 @@ from ddflow.trace.group_rows import identified
 
 
 @register
-class Versions(Operator):
+class AsVersions(Operator):
     """See `Collection.versions`."""
 
     verb, keeps = "versions", True
@@ -113,7 +113,8 @@ class Versions(Operator):
             return told | {"tombstone": self.tombstone.column, "value": self.tombstone.value}
         if self.delete is None:
             return told
-        return told | {"delete": formulas.add(self.delete) if formulas is not None else id(self.delete.given)}
+        given = self.delete.text or id(self.delete.given)
+        return told | {"delete": given if formulas is None else formulas.add(self.delete)}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
@@ -186,7 +187,7 @@ class KeyRows(NamedTuple):
 class RunningVersions(OrderedRows):
     """State: all rows of the input, by key and order."""
 
-    def __init__(self, node: Versions, context: Context) -> None:
+    def __init__(self, node: AsVersions, context: Context) -> None:
         row, self.order_by, self.delete, self.names = node.inputs[0].schema, node.order_by, node.delete, node.names
         order = [OrderColumn(self.order_by, False, True)]
         left_out = {*node.key, *node.ignore, self.order_by, *([node.tombstone.column] if node.tombstone else [])}

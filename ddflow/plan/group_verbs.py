@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Literal
 
 from ddflow.plan.aggregated import written_aggregate
+from ddflow.plan.row_verbs import Formula
 from ddflow.plan.spec import Tombstone
 from ddflow.plan.verb_family import Made, VerbFamily
 
@@ -197,7 +198,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         self,
         key: str | Sequence[str],
         order_by: str,
-        delete: Tombstone | str | None = None,
+        delete: Tombstone | Formula | None = None,
         ignore: str | Sequence[str] = (),
         valid_from: str = "valid_from",
         valid_to: str = "valid_to",
@@ -214,9 +215,9 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
             The columns whose history it is; null is a key.
         order_by : str
             The column that versions of a key are ordered by, null first.
-        delete : Tombstone or str, optional
-            Which rows end the version before and give no row: boolean SQL, or a `ddflow.tombstone`, whose column is
-            not in the result.  Of rows of one key and order they are below all others.
+        delete : Tombstone, str, pyarrow.compute.Expression or callable, optional
+            Which rows end the version before and give no row: a `ddflow.tombstone`, whose column is not in the
+            result, or a condition as of `filter`.  Of rows of one key and order they are below all others.
         ignore : str or sequence of str
             Columns in which neighbours may differ and be one version.
         valid_from, valid_to : str

@@ -80,7 +80,9 @@ def fits(told: dict[str, Any], delete: str) -> bool:
 
 @effort(150)
 @given(st.lists(CHANGES, min_size=1, max_size=5), TOLD, st.sampled_from(sorted(DELETES)), st.booleans())
-def test_each_step_and_each_read_is_the_twins(steps: list[Any], told: dict[str, Any], delete: str, spills: bool) -> None:
+def test_each_step_and_each_read_is_the_twins(
+    steps: list[Any], told: dict[str, Any], delete: str, spills: bool
+) -> None:
     if not fits(told, delete):
         return
     expected, held, history = twin(told, delete), Counter[Any](), [Counter[Any]()]
@@ -172,7 +174,8 @@ def test_histories_of_many_versions_beside_duckdb(medium: str, tmp_path: Path) -
 
 WITNESS = """
 select * exclude (gone, same) from (
-    select k, begun, v, note, begun valid_from, lead(begun) over (partition by k order by begun) valid_to, gone, same from (
+    select k, begun, v, note, begun as valid_from, lead(begun) over (partition by k order by begun) as valid_to,
+        gone, same from (
         select *, coalesce(gone = lag(gone) over w and v is not distinct from lag(v) over w, false) same
         from held window w as (partition by k order by begun)
     ) where not same or gone
@@ -270,7 +273,9 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     assert node.schema.names == ["id", "at", "price", "start", "stop"] and node.unique and node.positive
     said = shown(describe(flow), node_id(node), "this plan")
     delete = "dd.tombstone('note', \"it's \\\\ gone\")"
-    assert said == f"prices.versions(['id'], 'at', delete={delete}, ignore=['price'], valid_from='start', valid_to='stop')"
+    assert (
+        said == f"prices.versions(['id'], 'at', delete={delete}, ignore=['price'], valid_from='start', valid_to='stop')"
+    )
     assert "versions([], 'price', delete='note is null')" in flow.explain()
     with flow.open() as engine:
         out = engine.step(given_prices((1, 10, 5, "it's gone"), (1, 20, 5, "it's \\ gone")))["other"]
@@ -292,7 +297,10 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
         ({"ignore": ["prize"]}, "ignore= holds 'prize': there is no such column; did you mean 'price'"),
         ({"delete": dd.tombstone("op")}, "delete= holds 'op': there is no such column"),
         ({"delete": dd.tombstone("at", 3)}, "'at' is named twice"),
-        ({"delete": dd.tombstone("note")}, "tombstone 'note' of versions: it is a text column and no value is given; say which"),
+        (
+            {"delete": dd.tombstone("note")},
+            "tombstone 'note' of versions: it is a text column and no value is given; say which",
+        ),
         ({"delete": dd.tombstone("price", "D")}, "tombstone 'price' of versions: 'D' is no value of int64"),
         ({"valid_from": "price"}, "there is a column 'price' already; choose other names with valid_from="),
         ({"valid_from": "x", "valid_to": "x"}, "there is a column 'x' already"),
