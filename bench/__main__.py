@@ -27,6 +27,7 @@ NAMES = [
     "receipts",
     "scale",
     "semantics",
+    "operators",
     "noops",
     "large",
     "spark",
