@@ -28,6 +28,7 @@ NAMES = [
     "scale",
     "semantics",
     "noops",
+    "tpch",
     "large",
     "spark",
 ]  # in the order of bench/README.md
