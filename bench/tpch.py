@@ -42,7 +42,8 @@ class Tpch(Bench):
     quick = ({"scale": "0.1"}, {"steps": "5"})
     columns = (
         "query {query} | scale {scale:g} | step ms {step_ms:.2f} | longest {longest_ms:.1f} | "
-        "DuckDB ms {duckdb_ms:.2f} | times {times:.1f} | load s {load_seconds:.2f} | held MB {bytes_resident!M:.0f} | rows {answer:,}"
+        "DuckDB ms {duckdb_ms:.2f} | times {times:.1f} | load s {load_seconds:.2f} | "
+        "held MB {bytes_resident!M:.0f} | rows {answer:,}"
     )
 
     def jobs(self) -> list[Job]:
