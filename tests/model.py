@@ -95,6 +95,41 @@ class Node:
 
         return Node((*by, *aggregates), of)
 
+    def join(self, right: Node, on: Mapping[str, str], how: str = "inner", condition: Condition | None = None) -> Node:
+        """Pairs of rows whose keys are equal and not null and whose condition is true; then what found no partner."""
+        alone = [name for name in right.columns if on.get(name) != name]
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            out, found, sides = Counter[Row](), (set[Row](), set[Row]()), (self.of(state), right.of(state))
+            for row, n in sides[0].items():
+                for other, m in sides[1].items():
+                    a, b = self._named(row), right._named(other)
+                    key = [a[name] for name in on]
+                    equal = key == [b[name] for name in on.values()] and None not in key
+                    if equal and (condition is None or condition(b | a) is True):
+                        out[(*row, *(b[name] for name in alone))] += n * m
+                        found[0].add(row)
+                        found[1].add(other)
+            lonely = [
+                Counter({row: n for row, n in its.items() if row not in f}) for its, f in zip(sides, found, strict=True)
+            ]
+            if how in ("semi", "anti"):
+                return lonely[0] if how == "anti" else sides[0] - lonely[0]
+            if how in ("left", "full"):
+                out.update({(*row, *[None] * len(alone)): n for row, n in lonely[0].items()})
+            if how in ("right", "full"):
+                for other, n in lonely[1].items():
+                    b = right._named(other)
+                    out[
+                        (
+                            *(b[name] if on.get(name) == name else None for name in self.columns),
+                            *(b[name] for name in alone),
+                        )
+                    ] += n
+            return without_zeros(out)
+
+        return Node(self.columns if how in ("semi", "anti") else (*self.columns, *alone), of)
+
     def consolidate(self) -> Node:
         """The same collection."""
         return self
