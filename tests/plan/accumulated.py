@@ -2,6 +2,14 @@
 
 Answers are compared as multisets. Columns that DuckDB has as doubles where Spark has decimals or exact averages
 (quotients, averages) are compared to the last digit of our decimal, or to twelve digits; all others exactly.
+
+>>> ours = pa.table({"city": ["Bern", "Bern"], "mean": [0.1 + 0.2, 7.0], "_diff": [1, 2]})
+>>> same(ours, pa.table({"city": ["Bern"] * 3, "mean": [7.0, 0.3, 7.0]}))
+''
+>>> same(ours, pa.table({"city": ["Bern"] * 3, "mean": [7.0, 0.3, 7.1]}))
+"('Bern',): (7.0,), and (7.1,) by DuckDB"
+>>> same(ours, pa.table({"city": ["Bern"] * 2, "mean": [0.3, 7.0]}))
+"('Bern',): 3 times, and 2 times by DuckDB"
 """
 
 from __future__ import annotations
