@@ -114,7 +114,7 @@ class LookUp(Operator):
         return RunningLookup(self, context)
 
 
-class Given(NamedTuple):
+class GivenRows(NamedTuple):
     """What c changes of rows are given: each row's together and ascending in time."""
 
     order: Ints
@@ -192,7 +192,7 @@ class RunningLookup(OrderedRows):
         *mine, times = super()._columns(rows, counts)
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 
-    def _given(self, folded: Folded, left: Updates, right: Updates) -> Given:
+    def _given(self, folded: Folded, left: Updates, right: Updates) -> GivenRows:
         """What changes are given: what is kept, or what is found where a row comes to be there."""
         c = folded.numbers.size
         order = np.empty(c, np.int64)
@@ -222,7 +222,7 @@ class RunningLookup(OrderedRows):
         place = place[latest]
         place[kept] = np.arange(table.num_rows)
         every = pa.concat_tables([table, found, nothing]).combine_chunks()
-        return Given(order, counts - before, every.take(pa.array(place)))
+        return GivenRows(order, counts - before, every.take(pa.array(place)))
 
     def _found(self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints) -> pa.Table:
         """What the right holds of keys, ascending, at the times of some ranks.  ``rows``: of the left, for an error."""
@@ -269,7 +269,7 @@ class RunningLookup(OrderedRows):
             out[some] = some[first[number]]
         return out
 
-    def _with_found(self, folded: Folded, left: Updates, given: Given) -> Change:
+    def _with_found(self, folded: Folded, left: Updates, given: GivenRows) -> Change:
         """The change, whose versions have what their rows were given."""
         change, batch = folded.change, folded.change.batch
         there = np.flatnonzero(change.last >= 0)

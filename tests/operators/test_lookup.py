@@ -26,6 +26,7 @@ from ddflow.errors import CorruptState, NegativeMultiplicity, NotUnique
 from ddflow.plan.codec import describe, node_id, shown
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
+from ddflow.tools.recount import recounted
 
 LEFT = {"k": pa.int32(), "v": pa.int64(), "d": pa.int64(), "t": pa.int64()}
 RIGHT = {"k": pa.int64(), "name": pa.string(), "d": pa.int64(), "t": pa.int64()}
@@ -210,6 +211,8 @@ def test_events_of_many_keys_beside_duckdb(medium: str, tmp_path: Path) -> None:
     engine.close()
     if medium == "reopened":
         assert dd.fsck(store.writer()).ok
+        with dd.Snapshot.open(store) as snapshot:
+            assert set(dict(recounted(snapshot)).values()) <= {0}
         assert read(dd.read(store, "out")) == history[-1]
 
 
