@@ -17,8 +17,8 @@ has the rest.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
-['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'evolve', 'rescale', 'run', 'schema', \
-'sql', 'stage', 'stream']
+['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'evolve', 'explain', 'rescale', 'run', \
+'schema', 'sql', 'stage', 'stream']
 """
 
 import importlib
@@ -29,7 +29,7 @@ from ddflow.errors import MissingExtra
 if TYPE_CHECKING:
     from spark_bridge.java import ensure_java
     from spark_bridge.monitoring import Listener
-    from spark_bridge.querying import sql
+    from spark_bridge.querying import explain, sql
     from spark_bridge.rescaling import evolve, rescale
     from spark_bridge.running import run, schema, stage
     from spark_bridge.session import configure
@@ -44,6 +44,7 @@ _HOMES = {
     "configure": "session",
     "ensure_java": "java",
     "evolve": "rescaling",
+    "explain": "querying",
     "rescale": "rescaling",
     "run": "running",
     "schema": "running",
@@ -59,6 +60,7 @@ __all__ = [
     "configure",
     "ensure_java",
     "evolve",
+    "explain",
     "rescale",
     "run",
     "schema",

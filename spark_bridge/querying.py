@@ -5,8 +5,20 @@ one output, the query. A keyed frame is upserts, a bare one is rows that are app
 not asked, because Spark derives that from how a frame was made, and the frames of two epochs may be made in two ways;
 rows are looked at.
 
->>> rows(pa.schema([pa.field("id", pa.int64(), nullable=False)])).field("id").nullable
-True
+>>> from ddflow.plan.spec import Upsert
+>>> flow = Flow()
+>>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+>>> _ = flow.output("by_city", flow.sql("select city, count(*) n from people group by city"))
+>>> print(explain(flow))
+output by_city: city string, n int64
+└─ count(by=['city'], name='n')    rows move to their [city]; kept by [city]
+   └─ project(['city'])
+      └─ input people    rows move to their [id]; kept by [id]
+            id int64, city string
+            key=['id']
+<BLANKLINE>
+stage 0: people, project; sums 0 by [city] of project
+stage 1: sums 0 by [city] of project; count; by_city
 """
 
 from collections.abc import Mapping
@@ -17,7 +29,9 @@ from pyspark.sql import DataFrame
 
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
+from ddflow.partitions.stages import cut
 from ddflow.plan.codec import behind
+from ddflow.plan.explain import Explained
 from ddflow.plan.keyed_frame import KeyedFrame
 from spark_bridge.job import KEEP
 from spark_bridge.running import run
@@ -86,6 +100,35 @@ def sql(
     ran = runs(flow, given, partitions, state=state, epoch=epoch, part_cache=part_cache, keep=keep, **options)
     out: DataFrame = ran[OUT]
     return out
+
+
+def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | None = None) -> Explained:
+    """What a flow is made of, as `Flow.explain` says it, and below what runs on which stage.
+
+    Parameters
+    ----------
+    flow : Flow or str
+        A flow, or a query over ``frames``.
+    frames : mapping of str to KeyedFrame or DataFrame, optional
+        Of a query, as in `sql`.
+
+    Returns
+    -------
+    str
+        Several lines.  A prompt and a notebook show them as they are.
+
+    Raises
+    ------
+    SpecError, ExpressionError, NotArrow, SchemaMismatch
+        As `sql`; `SpecError` for a flow without outputs.
+
+    Notes
+    -----
+    It runs nothing.  Between two stages lies one shuffle.
+    """
+    of = planned(flow, frames)[0] if isinstance(flow, str) else flow
+    stages = cut(of)
+    return Explained(f"{of.explain()}\n\n{stages}")
 
 
 def planned(query: str, frames: Any) -> tuple[Flow, dict[str, Any]]:

@@ -264,8 +264,7 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
         return keys[rest[0]]
     below = key_of(rest[0], keys)
     if verb == "top" and below is not None:
-        # Rows of a key that may be of several groups are put out by group.
-        return [*rest[3], rest[5]] if rest[5] is not None else below if set(rest[3]) <= set(below) else None
+        return [*rest[3], rest[5]] if rest[5] is not None else below
     if verb in ("count", "agg"):
         return rest[1]
     if verb == "versions":

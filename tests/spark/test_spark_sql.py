@@ -30,7 +30,6 @@ from ddflow.errors import (
     SpecError,
     WrongMode,
 )
-from ddflow.partitions.stages import cut
 
 pytestmark = pytest.mark.together("spark")
 
@@ -169,17 +168,20 @@ def test_a_stream_into_a_join_and_a_sum(spark: SparkSession, tmp_path: Path, ste
         spark_bridge.sql("select sum(a) s from t", {"t": frame})
 
 
-def test_the_stages_of_a_query_are_said() -> None:
-    flow = dd.Flow()
-    flow.upserts("o", {"id": int, "c": int, "n": int}, dd.Upsert(key="id"))
-    flow.upserts("c", {"id": int, "city": str}, dd.Upsert(key="id"))
-    flow.output("out", flow.sql("select city, sum(n) s from o join c on o.c = c.id group by city"))
-    assert str(cut(flow)).splitlines() == [
+def test_the_stages_of_a_query_are_said(spark: SparkSession) -> None:
+    columns = {"o": "id long, c long, n long", "c": "id long, city string"}
+    frames = {name: dd.keyed(spark.createDataFrame([], each), dd.Upsert(key="id")) for name, each in columns.items()}
+    said = spark_bridge.explain("select city, sum(n) s from o join c on o.c = c.id group by city", frames)
+    plan, _, stages = said.partition("\n\n")
+    assert stages.splitlines() == [
         "stage 0: o, c, project; sums 0 by [c] of project; sums 1 by [id] of c",
         "stage 1: sums 0 by [c] of project; sums 1 by [id] of c; looks into c of stage 0; arrange, join, project; "
         "sums 2 by [city] of project",
         "stage 2: sums 2 by [city] of project; agg; out",
     ]
+    assert "join(on={'c': 'id'})    rows are looked up by [c] and [id]" in plan
+    with pytest.raises(SpecError, match="0 outputs"):
+        spark_bridge.explain(dd.Flow())
 
 
 def test_what_is_refused_before_a_job_runs(spark: SparkSession) -> None:
