@@ -76,9 +76,8 @@ class RunningArrange(OrderedRows):
     """State: each row, beside how often it is there."""
 
     def __init__(self, node: Arrange, context: Context) -> None:
-        of = node.inputs[0]
-        super().__init__(node.schema, node.by, [], context.secret, of.unique and of.consolidated)
-        self.refuses = "" if of.positive else node.refuses
+        super().__init__(node.schema, node.by, [], context.secret)
+        self.refuses = "" if node.inputs[0].positive else node.refuses
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  O(n log n).  Raises `CountOverflow`, `NegativeMultiplicity`."""

@@ -34,7 +34,7 @@ from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, in_order
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.group import group
-from ddflow.kernels.resolve import LIVE
+from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Hashes, Running, once_each
 from ddflow.operators.updates import Updates, overflow
@@ -68,16 +68,15 @@ class Folded(NamedTuple):
     """int64[c]: which row it is, by its place in ``by``."""
     prior: Ints
     """int64[m]: the multiplicities before the step, by place in ``by``."""
+    references: Ints
+    """int64[m]: where the rows are that were there before."""
 
 
 class OrderedRows(Running):
-    """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group.
-    ``once``: whether updates are consolidated and no row is there twice, so that they say what is held."""
+    """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group."""
 
-    def __init__(
-        self, row: pa.Schema, by: Sequence[str], order: Sequence[OrderColumn], secret: Secret, once: bool = False
-    ) -> None:
-        self.row, self.by, self.order, self.secret, self.once = row, list(by), list(order), secret, once
+    def __init__(self, row: pa.Schema, by: Sequence[str], order: Sequence[OrderColumn], secret: Secret) -> None:
+        self.row, self.by, self.order, self.secret = row, list(by), list(order), secret
         # Of any nullability: then keys take two words, and those of two collections are the same.
         loose = pa.schema([field.with_nullable(True) for field in row])
         self.keys = RowHashes(pa.schema([loose.field(name) for name in by]), secret)
@@ -109,8 +108,6 @@ class OrderedRows(Running):
         self.given.put(0, Rows.of(columns, self.given.shape, n))
         arena.reset()
         high, low = self.whole.identities(columns, n)
-        if self.once and updates.times.size == 1:
-            return self._folded_once(updates, *self._sorted(table, high, low, np.arange(n), n))
         number, first = numbered(high, low, arena)
         by, order = self._sorted(table, high, low, first, n)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena, order=order)
@@ -126,7 +123,7 @@ class OrderedRows(Running):
             raise overflow(table, refused)
         place = np.empty(m, np.int64)
         place[by.permutation] = np.arange(m)
-        change = self._change(updates, by, order, prior.place, place, [column[:versions] for column in down])
+        change = self._change(updates, by, order, prior, place, [column[:versions] for column in down])
         change = change._replace(live_added=int(np.count_nonzero(counts)) - int(np.count_nonzero(before)))
         ranks, rows, times, diffs = (column[:changed] for column in up)
         # A retraction that an assertion follows is one change of the multiplicity; else it has become none.
@@ -136,17 +133,8 @@ class OrderedRows(Running):
         times = np.where(diffs[kept] > 0, times[kept], 0)
         numbers = place[number.take(rows[kept])]
         self.given.put(0, None)
-        return Folded(change, by, order, rows[kept], ranks[kept], times, numbers, before)
-
-    def _folded_once(self, updates: Updates, by: Sorted, order: Ints) -> Folded:
-        """The same, of updates of one time and of rows that are there once: none is looked for."""
-        n, rows = by.permutation.size, by.permutation.astype(np.int64)
-        after: Ints = (updates.diffs.take(rows) > 0).astype(np.int64)
-        every = np.arange(n)
-        change = self._change(updates, by, order, np.full(n, -1), every, [updates.ranks.take(rows), rows, after, every])
-        self.given.put(0, None)
-        change = change._replace(live_added=int(updates.diffs.sum()))
-        return Folded(change, by, order, rows, updates.ranks.take(rows), after, every, 1 - after)
+        held = prior.reference & (LIVE - 1) & ~OCCUPIED
+        return Folded(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Readable.rehashed`: the words of groups, multiplicities, and, of whole rows, all other words."""
@@ -181,7 +169,7 @@ class OrderedRows(Running):
         return by._replace(permutation=before.take(by.permutation).astype(np.int32)), words
 
     def _change(
-        self, updates: Updates, by: Sorted, order: Ints, found: Ints, place: Ints, versions: list[Any]
+        self, updates: Updates, by: Sorted, order: Ints, prior: Prior, place: Ints, versions: list[Any]
     ) -> Change:
         """The versions, in the order of identities, then times, and which are their rows' last."""
         ranks, rows, values, numbers = versions
@@ -201,7 +189,7 @@ class OrderedRows(Running):
             Rows.of(self._columns(rows.take(sorting), values), self.arranged.slots.pool.shape, at.size),
             ordered=True,
         )
-        return Change(batch, values.view(np.uint64), last, found, self.arranged.index.built, 0, 0)
+        return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
 
     def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
         """Some rows of the step, and multiplicities."""
@@ -217,6 +205,16 @@ def numbered(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
     table[:] = -1
     m = group(high, low, np.int64(bits), table, number, first)
     return number, first[:m]
+
+
+def stepped_pool(pool: RowPool, updates: Updates) -> RowPool:
+    """What is held, and the updates of a step as number 0, with nulls in columns that they have not.  O(columns)."""
+    there, n = set(updates.rows.schema.names), updates.diffs.size
+    columns = [
+        arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
+        for field in pool.schema
+    ]
+    return pool.beside(Rows.of(columns, pool.shape, n))
 
 
 def ordered_type(kind: pa.DataType) -> pa.DataType:

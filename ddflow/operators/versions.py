@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Ints, RowHashes, Words, flags
 from ddflow.columns.names import TIMES, check_names, column_name, column_names, did_you_mean
 from ddflow.columns.order_words import OrderColumn, exact, word_count
-from ddflow.columns.rows import RowPool, Rows, gather, gathered
+from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.columns.schema import arrays, one_chunk, plain
 from ddflow.columns.sorting import in_order
 from ddflow.errors import SpecError
@@ -37,7 +37,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, move_versions, show_versions
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
-from ddflow.operators.ordered_rows import Folded, OrderedRows, ordered_type
+from ddflow.operators.ordered_rows import Folded, OrderedRows, ordered_type, stepped_pool
 from ddflow.operators.row_order import RowOrder, reordered
 from ddflow.operators.updates import Updates
 from ddflow.plan.bind import tombstone_value
@@ -240,12 +240,7 @@ class RunningVersions(OrderedRows):
         """The updates of the output."""
         touched, first, number = np.unique(folded.numbers, return_index=True, return_inverse=True)
         mine, by = folded.rows[first], folded.by
-        pool, given = self.arranged.slots.pool, updates.rows
-        columns = [
-            arrays(given, [field.name])[0] if field.name != TIMES else pa.nulls(updates.diffs.size, field.type)
-            for field in pool.schema
-        ]
-        pool = pool.beside(Rows.of(columns, pool.shape, updates.diffs.size))
+        pool = stepped_pool(self.arranged.slots.pool, updates)
         high, low, order = by.high[touched], by.low[touched], folded.order[touched]
         rows, place = self._with_held(pool, mine, folded.prior[touched], high, low, order)
         key = (np.searchsorted(rows.ends, place[number], side="right") - 1).astype(np.int32)

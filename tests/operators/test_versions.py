@@ -28,6 +28,7 @@ from ddflow.errors import CorruptState, ExpressionError, NegativeMultiplicity, P
 from ddflow.plan.codec import describe, node_id, shown
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
+from ddflow.tools.recount import recounted
 
 LONG = "2024-01-01T00:00:"
 COLUMNS = {"k": pa.string(), "at": pa.int32(), "text": pa.string(), "d": pa.decimal128(9, 2), "op": pa.string()}
@@ -169,6 +170,8 @@ def test_histories_of_many_versions_beside_duckdb(medium: str, tmp_path: Path) -
     engine.close()
     if medium == "reopened":
         assert dd.fsck(store.writer()).ok
+        with dd.Snapshot.open(store) as snapshot:
+            assert set(dict(recounted(snapshot)).values()) <= {0}
         assert read(dd.read(store, "out")) == history[-1]
 
 
