@@ -267,12 +267,14 @@ class RunningJoin(Running):
         ``both``: bool[groups], in which ones pairs may cancel each other, so that these are consolidated.
         """
         pairs = Pairs.together(every)
+        pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))
         if both is not None and (shared := both[pairs.groups]).any():
             some = pairs.at(np.flatnonzero(shared))
             ranks, kept, diffs = netted(self._shown(some, pools, times, columns), self.secret)
             left = pairs.at(np.flatnonzero(~shared)), some.at(kept)._replace(ranks=ranks, diffs=diffs)
             pairs = Pairs.together(left)
-        return self._shown(pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size)), pools, times, columns)
+            pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))
+        return self._shown(pairs, pools, times, columns)
 
     def _shown(self, pairs: Pairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]) -> Updates:
         """Pairs as updates: nothing is gathered."""

@@ -120,7 +120,7 @@ def consolidated(updates: Updates, secret: Secret) -> Updates:
 def netted(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
     """For each (row, time) whose diffs do not add up to 0: the time's rank, one of its updates, and the sum.
 
-    O(n).  Raises `CountOverflow` when a sum leaves int64.
+    Updates are in the order of times.  O(n).  Raises `CountOverflow` when a sum leaves int64.
     """
     n = updates.diffs.size
     by = sort(*identities(updates.rows, secret, n))
