@@ -48,7 +48,7 @@ from ddflow.plan.spec import Tombstone
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import starts
 from ddflow.trace.change import Change
-from ddflow.trace.group_rows import identified
+from ddflow.trace.group_rows import identified, rows_around
 
 
 @register
@@ -171,13 +171,13 @@ def _condition(tombstone: Tombstone, row: pa.Schema) -> str:
 
 
 class KeyRows(NamedTuple):
-    """n rows of some keys, in order: key by key."""
+    """n rows of some keys, or of parts of keys, in order: one part after the other."""
 
     references: Ints
     held: Ints
     """Multiplicities."""
     ends: Ints
-    """int64[g + 1]: where keys begin."""
+    """int64[g + 1]: where parts begin."""
     event: Ints
     """int64[n]: the number of each one's event, ascending."""
     content: Words
@@ -205,8 +205,8 @@ class RunningVersions(OrderedRows):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
 
-        For u updates of keys with r rows together: O(u log rows + r log r), and of each time at which a key changes,
-        what stands between the neighbours of what changed.
+        For u updates: O(u log rows), and O(r log r) for the r rows around them, from the version before to the second
+        after, or of their keys where there are rows on disk; at each time, what stands between what changes then.
         """
         updates = inputs[0]
         folded = self.fold(updates, since)
@@ -262,12 +262,14 @@ class RunningVersions(OrderedRows):
     def _with_held(
         self, pool: RowPool, mine: Ints, prior: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
-        """Rows of a step, in the order of identities, among all that their keys hold; and where these stand."""
-        heads = np.flatnonzero(starts(high, low))
-        found = self.look(high[heads], low[heads], words=True)
-        of = heads.repeat(np.diff(found.begins))
-        words = np.concatenate([order, found.order.reshape(of.size, order.shape[1])])
-        both = in_order(np.concatenate([high, high[of]]), np.concatenate([low, low[of]]), words)
+        """Rows of a step, in the order of identities, among what their keys hold around them; and where these stand."""
+        begun = starts(high, low, order[:, : self.tied])
+        head = np.flatnonzero(begun)
+        found, window = rows_around(self.arranged, high[head], low[head], order[head, : self.tied].copy())
+        windows = window[np.cumsum(begun) - 1], np.repeat(np.arange(found.begins.size - 1), np.diff(found.begins))
+        words = np.concatenate([order, found.order.reshape(found.values.size, order.shape[1])])
+        every = np.concatenate(windows).astype(np.uint64)
+        both = in_order(every, np.zeros(every.size, np.uint64), words)
         # Of a row that is held and changes, the step's stands for both.
         chosen = np.minimum.reduceat(both.permutation, both.starts[:-1]) if mine.size else both.permutation
         places = both.starts[:-1]
@@ -282,7 +284,8 @@ class RunningVersions(OrderedRows):
     def _in_order(
         self, pool: RowPool, references: Ints, held: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
-        """Rows in the order of identities, all of some keys, in that of events; and the order that these had before."""
+        """Rows in the order of identities, all of some keys, or around places of them, in that of events; and the order
+        that these had before."""
         content = order[:, self.tied].view(np.uint64)
         begun = starts(high, low, order[:, : self.tied])
         at, number = np.arange(references.size), np.cumsum(begun) - 1
