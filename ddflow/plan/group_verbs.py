@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, Literal
 
+from ddflow.plan.aggregate_parts import aggregated
 from ddflow.plan.aggregated import written_aggregate
 from ddflow.plan.verb_family import Made, VerbFamily
 
@@ -77,7 +78,7 @@ class Grouping(Generic[Made]):
             if written_aggregate(name, text).counts_rows:
                 counted: Made = self._of.count(self._by, name)
                 return counted
-        made: Made = self._of._then("agg", self._by, aggregates)
+        made: Made = aggregated(self._of, self._by, aggregates)
         return made
 
 

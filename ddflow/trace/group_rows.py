@@ -43,17 +43,19 @@ def group_rows(
     most: int | Ints = ALL,
     tied: int | None = None,
     words: bool = False,
+    back: bool = False,
 ) -> RowsByGroup:
     """The live rows of groups, given by ascending prefixes of identities; at most so many of each.
 
-    ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``, ``tied``, ``words``: as of `OrderedIndex.group`.
+    ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``, ``tied``, ``words``, ``back``: as of
+    `OrderedIndex.group`.
     O(groups log entries + rows) in memory; on disk, O(log rows) more for each group and run there, and all rows of the
     groups.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
     if not arranged.lower:
-        return index.group(high, low, order, most, tied=tied, words=words)
+        return index.group(high, low, order, most, tied=tied, words=words, back=back)
     found = index.group(high, low, order, live=False)
     layers = [_resident(arranged, found)]
     for parts in arranged.lower:
@@ -67,7 +69,7 @@ def group_rows(
     by = in_order(every.high, every.low, every.order)
     newest = by.permutation.take(by.starts[:-1])
     newest = newest[every.live.take(newest) != 0]
-    return _cut(every, newest, (high, low, order), most, index.words if tied is None else tied)
+    return _cut(every, newest, (high, low, order), most, index.words if tied is None else tied, back)
 
 
 def _resident(arranged: Arrangement, found: RowsByGroup) -> Layer:
@@ -101,9 +103,11 @@ def _stored(batch: Batch, rows: Ints, slot: int) -> Layer:
 
 
 def _cut(
-    every: Layer, rows: Ints, prefix: tuple[Words, Words, Ints | None], most: int | Ints, tied: int
+    every: Layer, rows: Ints, prefix: tuple[Words, Words, Ints | None], most: int | Ints, tied: int, back: bool
 ) -> RowsByGroup:
-    """Rows in the order of identities as groups, at most so many of each and those that tie with the last."""
+    """Rows in the order of identities as groups, at most so many of each and those that tie with the last.
+
+    ``back``: each group from its end."""
     high, low, order = prefix
     groups = [high, *([low] if low.size else []), *([] if order is None else order.view(np.uint64).T)]
     theirs = [every.high[rows], every.low[rows], *every.order.view(np.uint64)[rows].T]
@@ -111,8 +115,11 @@ def _cut(
     first = np.flatnonzero(_starts(theirs[: len(groups)]))
     sizes = np.diff(np.append(first, rows.size))
     at = _places(groups, [each[first] for each in theirs[: len(groups)]])
-    ends = most if isinstance(most, int) else most[at].repeat(sizes)
     place = np.arange(rows.size) - np.repeat(first, sizes)
+    if back:
+        turned = np.repeat(first + sizes - 1, sizes) - place
+        rows, theirs = rows[turned], [each[turned] for each in theirs]
+    ends = most if isinstance(most, int) else most[at].repeat(sizes)
     of = np.flatnonzero(begun := _starts(theirs[: max(2 + tied, len(groups))]))
     # The place of the first of those that tie.
     keep = place[of[np.cumsum(begun) - 1]] < ends
