@@ -74,4 +74,4 @@ def standing(
                     held[at] = counts[i]
                     least = min(least, at)
             cell += 1
-    return written
+    return int(written)

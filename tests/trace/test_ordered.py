@@ -89,6 +89,15 @@ class Beside:
             assert found.values[found.begins[i] : found.begins[i + 1]].tolist() == [self.now[each] for each in here]
         some = group_rows(self.arranged, np.array(groups, np.uint64), most=2)
         assert np.diff(some.begins).tolist() == np.minimum(np.diff(found.begins), 2).tolist()
+        back = group_rows(self.arranged, np.array(groups, np.uint64), back=True)
+        assert back.begins.tolist() == found.begins.tolist()
+        last = group_rows(self.arranged, np.array(groups, np.uint64), most=2, back=True, words=True)
+        for i, (first, end) in enumerate(zip(found.begins, found.begins[1:], strict=False)):
+            assert back.values[first:end].tolist() == found.values[first:end][::-1].tolist()
+            ends = slice(last.begins[i], last.begins[i + 1])
+            assert last.references[ends].tolist() == back.references[first:end][:2].tolist()
+            here = sorted((each[2] for each in self.now if each[0] == groups[i]), key=lambda word: word % 2**64)
+            assert set(last.order[ends, 0].tolist()) <= set(here)
         for time in range(self.since, len(self.was)):
             rows = self.arranged.read(time).to_pylist()
             assert {(r["group"], r["first"], r["second"]): r["times"] for r in rows} == self.was[time]
