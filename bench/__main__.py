@@ -27,7 +27,9 @@ NAMES = [
     "receipts",
     "scale",
     "semantics",
+    "operators",
     "noops",
+    "tpch",
     "large",
     "spark",
 ]  # in the order of bench/README.md

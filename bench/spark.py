@@ -29,8 +29,10 @@ from typing import Any
 
 import memory
 import ours
+import pyarrow.parquet as pq
 import report
 import spark_files
+import workloads
 from report import Bar, Row, at_least, within
 from runner import Bench, Job
 from spark_files import KEYS, Task
@@ -49,7 +51,7 @@ SMALL, SMALL_BATCHES = 1000, 30
 IDLE = ("ceiling", "floor")  # these do no work, so they have no updates
 PROTOBUF = ("rows", "transform-pandas")  # these need protobuf, which PySpark does not bring
 WARM_ROWS, JVM, CORES, TIMEOUT = 50_000, "3g", 2, 3 * 3600  # seconds; the slow ones are very slow
-EVENTS = "events"
+EVENTS, CITIES = "events", "cities"
 
 # Line, workload, contender, query of ours and of the peer, and how many times its rate we must have.
 NEEDS = (
@@ -61,6 +63,7 @@ NEEDS = (
     (("stream-100k", "w1s", "ddflow", "upsert"), ("stream-100k", "w1s", "rows", "upsert"), 20.0),
     (("stream-100k", "w1s", "ddflow", "upsert"), ("stream-100k", "w1s", "join", "upsert"), 3.0),
     (("stream-100k", "w1", "ddflow", "count"), ("stream-100k", "w1", "ddflow", "upsert"), 0.5),
+    (("stream-100k", "w1", "ddflow", "revenue"), ("stream-100k", "w1", "ddflow", "count"), 0.6),
     (("stream-1m", "w1", "ddflow", "count"), ("stream-1m", "w1", "ddflow", "upsert"), 0.5),
 )
 LARGE_BATCHES = 0.7  # million rows a second in batches of a million
@@ -92,12 +95,15 @@ def tasks() -> Iterator[Task]:
         for contender, query in upsert_and_count:
             yield Task("stream-100k", name, contender, rows, 100_000, query, skip=5 if name == "w1" else 2)
         yield Task("stream-100k", name, "join", min(rows, PART), 100_000, skip=2)
+        if workloads.kind(name) == "ints":
+            yield Task("stream-100k", name, "ddflow", rows, 100_000, "revenue", skip=5 if name == "w1" else 2)
     # ddflow takes the same part as the slow ones, too, so that the state on disk can be compared.
     for contender, rows in (("ddflow", max(SLOW.values())), *SLOW.items()):
         yield Task("stream-100k", "w1s", contender, rows, 100_000, skip=1)
     for contender in ("floor", "join", *SLOW, "ddflow"):
         yield Task("stream-100k", "tiny", contender, 3000, 1000, skip=1)
-    yield Task("stream-100k", "tiny", "ddflow", 3000, 1000, "count", skip=1)
+    for query in ("count", "revenue"):
+        yield Task("stream-100k", "tiny", "ddflow", 3000, 1000, query, skip=1)
     for contender, query in upsert_and_count:
         yield Task("stream-1m", "w1", contender, ROWS["w1"], 1_000_000, query, skip=2)
     for contender in ("floor", "ddflow"):
@@ -276,22 +282,26 @@ def _stream(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, s
     frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(input)
     begun = time.perf_counter()
     if task.contender == "ddflow":
-        plan = flow(task.query, spark_bridge.arrow_schema(frame))
+        plan, frames = flow(task.query, spark_bridge.arrow_schema(frame)), {EVENTS: frame}
+        if CITIES in plan.inputs:
+            frames[CITIES] = spark.readStream.schema(_cities(spark, folder).schema).parquet(
+                os.path.join(folder, CITIES)
+            )
         where = {
             "state": os.path.join(folder, "state"),
             "outputs": os.path.join(folder, "out"),
             "checkpoint": checkpoint,
         }
         given = {"partitions": spark_peers.PARTITIONS, "close": True, "trigger": {"availableNow": True}, **where}
-        query = spark_bridge.stream(plan, {EVENTS: frame}, **given).start()
+        query = spark_bridge.stream(plan, frames, **given).start()
     else:
         query = spark_peers.STREAMS[task.contender](frame, folder, checkpoint)
     query.awaitTermination()
     total = time.perf_counter() - begun
     progress = [json.loads(each.json) if hasattr(each, "json") else each for each in query.recentProgress]
-    check_rows(task, sum(each["numInputRows"] for each in progress))
+    check_rows(task, sum(each["numInputRows"] for each in progress) - more_rows(task))
     times, counted, seconds = batches(progress, task.skip)
-    figures = _figures(query, task.rows) if task.contender == "ddflow" else {}
+    figures = _figures(query, task.rows + more_rows(task)) if task.contender == "ddflow" else {}
     found = {"seconds": seconds, "counted": counted, "batch_ms": times, "total_seconds": total, "figures": figures}
     return found, folder, os.path.join(folder if task.contender == "ddflow" else checkpoint, "state")
 
@@ -303,7 +313,8 @@ def check_rows(task: Task, found: int) -> None:
 
 
 def flow(query: str, schema: Any) -> Any:
-    """Upserts by key, with ``time`` as the clock; behind them, for ``count``, a projection and a count.
+    """Upserts by key, with ``time`` as the clock; behind them, for ``count``, a projection and a count, for ``revenue``
+    a join with cities by value, and count and sum of keys by city.
 
     With ``lateness=0`` a batch's own times close in the next one, so the input is closed at the end.
     """
@@ -311,8 +322,27 @@ def flow(query: str, schema: Any) -> Any:
 
     made = dd.Flow()
     rows: Any = made.upserts(EVENTS, schema, dd.Upsert(key="key", time="time", lateness=0, delete="val is null"))
-    made.output("out", rows.project(["val"]).count() if query == "count" else rows)
+    if query == "count":
+        rows = rows.project(["val"]).count()
+    elif query == "revenue":
+        spec = dd.Upsert(key="of", time="time", lateness=0)
+        cities = made.upserts(CITIES, spark_files.cities().schema, spec)
+        rows = rows.join(cities, on={"val": "of"}).group_by("city").agg(n="count(*)", s="sum(key)")
+    made.output("out", rows)
     return made
+
+
+def _cities(spark: Any, folder: str) -> Any:
+    """The frame of the cities, in a folder of its own."""
+    place = os.path.join(folder, CITIES)
+    os.makedirs(place)
+    pq.write_table(spark_files.cities(), os.path.join(place, "0.parquet"))
+    return spark.read.parquet(place)
+
+
+def more_rows(task: Task) -> int:
+    """The rows that come beside a task's own."""
+    return spark_files.cities().num_rows if task.query == "revenue" else 0
 
 
 def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
@@ -323,9 +353,10 @@ def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
 
     plan, place = flow(query, spark_bridge.arrow_schema(frame)), Path(folder)
     where = {"state": str(place / "state"), "outputs": str(place / "out")}
-    done = spark_bridge.run(plan, {EVENTS: frame}, spark_peers.PARTITIONS, close=True, **where)
-    if done.verdicts.resolved != done.rows[EVENTS]:
-        raise AssertionError(f"{done.rows[EVENTS]} rows came, {done.verdicts.resolved} have a verdict")
+    frames = {EVENTS: frame} | ({CITIES: _cities(frame.sparkSession, folder)} if CITIES in plan.inputs else {})
+    done = spark_bridge.run(plan, frames, spark_peers.PARTITIONS, close=True, **where)
+    if done.verdicts.resolved != sum(done.rows.values()):
+        raise AssertionError(f"{done.rows} rows came, {done.verdicts.resolved} have a verdict")
     return dict(done.figures)
 
 

@@ -9,6 +9,9 @@ keep older versions for a while, and a bench is over before anything is swept. L
 
 >>> events("small", 8, step=2, keys=6)["key"].to_pylist()  # each key once, then others at random
 [2, 3, 0, 5, 4, 1, 5, 1]
+>>> ends = revenue(pa.table({"key": [7, 7, 8], "val": [3, 3, 103], "_time": [0, 5, 5], "_diff": [1, -1, 1]}))
+>>> sorted(tuple(row.values()) for row in ends.to_pylist())
+[(3, 1, 7, 0, 1), (3, 1, 7, 5, -1), (3, 1, 8, 5, 1)]
 >>> written = pa.table({"key": [7], "val": [3], "_time": [0], "_diff": [1]})
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     pq.write_table(written, Path(folder) / "part.parquet")
@@ -32,6 +35,9 @@ import pyarrow.dataset as dataset
 import pyarrow.parquet as pq
 import workloads
 
+CITIES = 100
+FOREVER = 1 << 40  # no event is so late
+REVENUE = ["city", "n", "s", "_time", "_diff"]
 KEYS = 1_000_000  # of state, before the small batches come
 ROW_GROUP = 250_000
 FIRST_CHANGED = 1_700_000_000  # seconds; file number n of a stream was changed n seconds later
@@ -40,8 +46,9 @@ FIRST_CHANGED = 1_700_000_000  # seconds; file number n of a stream was changed 
 class Task(NamedTuple):
     """What to measure: ``contender`` on the first ``rows`` of a workload, in batches of ``step`` (0: all at once).
 
-    ``query``: ``upsert`` or ``count`` (behind a projection).  ``loaded``: rows of the first batch, where it loads keys;
-    0: it is as large as the others.  ``skip``: how many batches come before the counted ones.
+    ``query``: ``upsert``, ``count`` (behind a projection) or ``revenue`` (a join with cities by value, sums by city).
+    ``loaded``: rows of the first batch, where it loads keys; 0: it is as large as the others.  ``skip``: how many
+    batches come before the counted ones.
     """
 
     line: str
@@ -96,14 +103,45 @@ def expected(task: Task) -> workloads.Answer:
     from peers import dict_loop, numpy_lexsort
 
     rows = events(task.workload, task.rows, task.step or 1000, task.loaded or KEYS)
+    if task.query == "revenue":
+        return workloads.summed([revenue(pa.concat_tables(numpy_lexsort(rows)))])
     return workloads.summed(dict_loop(rows, "count") if task.query == "count" else numpy_lexsort(rows))
+
+
+def cities(values: int = 1000) -> pa.Table:
+    """The city of each value, from the first time on; one that nobody asks for keeps no time from being closed."""
+    of = np.arange(-1, values)
+    return pa.table({"of": of, "city": of % CITIES, "time": np.where(of < 0, FOREVER, 0)})
+
+
+def revenue(updates: pa.Table) -> pa.Table:
+    """The updates of count and sum of keys by city, of those of (key, val).  O(n log n)."""
+    key, val, time, diff = (updates[name].to_numpy() for name in ("key", "val", "_time", "_diff"))
+    order = np.lexsort((time, val % CITIES))
+    city, time = (val % CITIES)[order], time[order]
+    counts, sums = (np.cumsum(each[order]) for each in (diff, diff * key))
+    last = np.append((city[1:] != city[:-1]) | (time[1:] != time[:-1]), True)  # of its (city, time)
+    city, time, counts, sums = (each[last] for each in (city, time, counts, sums))
+    first = np.insert(city[1:] != city[:-1], 0, True)
+    before = [np.insert(each[:-1], 0, 0) for each in (counts, sums)]
+    start = np.maximum.accumulate(np.where(first, np.arange(len(city)), 0))  # what was counted in cities before
+    n, s = counts - before[0][start], sums - before[1][start]
+    old = [np.where(first, 0, np.insert(each[:-1], 0, 0)) for each in (n, s)]
+    changed = (n != old[0]) | (s != old[1])
+    sides = ((changed & (old[0] != 0), *old, -1), (changed & (n != 0), n, s, 1))
+    parts = [
+        pa.table([city[rows], n[rows], s[rows], time[rows], np.full(rows.sum(), diff)], names=REVENUE)
+        for rows, n, s, diff in sides
+    ]
+    return pa.concat_tables(parts)
 
 
 def answer(folder: str) -> workloads.Answer:
     """What the Parquet files in a folder and those under it come to: rows' columns, ``_time``, ``_diff``."""
     shown = sorted(path for path in Path(folder).rglob("*.parquet") if not path.name.startswith((".", "_")))
     found = dataset.dataset(shown, format="parquet")
-    order = [name for name in ("key", "val", "count", "_time", "_diff") if name in found.schema.names]
+    every = ("key", "val", "count", *REVENUE)
+    order = [name for name in every if name in found.schema.names]
     batches = found.to_batches(columns=order)
     return workloads.summed(pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
 

@@ -34,6 +34,7 @@ OURS: Final = (
     "footprint --only workload=w1,w3 --rounds 1",
     "durable --only keys=1000000 --rounds 1",
     "receipts --only partitions=1000 --rounds 1",
+    "operators --only line=upsert,count,aggregates,floats,top-10,join --rounds 1",
     "large --only workload=w1l contender=ddflow step=1000000 events=20000000 --set events=4000000 --rounds 1",
 )
 """What two commits are compared by, too."""

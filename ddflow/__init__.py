@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ddflow.partitions.evolve import evolve
     from ddflow.plan.collection import Collection
     from ddflow.plan.differences import delta_cdf
+    from ddflow.plan.keyed_frame import KeyedFrame, keyed
     from ddflow.plan.merge.expiry import Expiry
     from ddflow.plan.merge.machine import Machine
     from ddflow.plan.merge.merge import Merge
@@ -92,6 +93,7 @@ _HOMES = {
     "partitions.evolve": "evolve",
     "plan.collection": "Collection",
     "plan.differences": "delta_cdf",
+    "plan.keyed_frame": "KeyedFrame keyed",
     "plan.merge.expiry": "Expiry",
     "plan.merge.machine": "Machine",
     "plan.merge.merge": "Merge",
@@ -122,6 +124,7 @@ __all__ = [
     "Expiry",
     "Flow",
     "Full",
+    "KeyedFrame",
     "Machine",
     "Merge",
     "Reader",
@@ -150,6 +153,7 @@ __all__ = [
     "gc",
     "inspect",
     "join_text",
+    "keyed",
     "last",
     "last_non_null",
     "max",

@@ -2,22 +2,23 @@
 
     out = spark_bridge.run(flow, {"orders": df}, partitions=8)      # a DataFrame for each output
     out = spark_bridge.run(flow, {"orders": df}, state="orders.state")        # the same, and goes on where it stopped
+    spark_bridge.sql("select count(*) n from orders", {"orders": dd.keyed(df, spec)})      # the same of a query
     spark_bridge.stream(flow, {"orders": stream_df}, state="orders.state").start()
     df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
 
-A plan is cut into stages by ``ddflow.partitions``; ``tasks`` is what workers run of them, ``types`` which type carries
-which.  ``running`` makes frames of a plan and a batch, ``streaming`` of a plan and streams; with a state, each epoch is
-a ``job``, whose tasks keep parts of the state open in a ``part_cache`` and tell ``errors`` to the driver; ``stats`` and
-``monitoring`` say what it took.  ``rescaling`` changes how many partitions a
-state has, and widens its columns.  ``input`` reads a state back,
-as ``reading`` and ``following`` do.  ``session`` has settings, and starts a local session where one is asked for by
-name: none is ever made behind the caller's back; ``daemon`` makes workers start fast, ``java`` finds a Java.
-Importing this imports nothing of Spark.  docs/spark.md has the rest.
+A plan is cut into stages by ``ddflow.partitions``; ``tasks`` is what workers run of them, ``types`` which type
+carries which.  ``running`` makes frames of a plan and a batch, ``querying`` of a query, ``streaming`` of a plan and
+streams; with a state, each epoch is a ``job``, whose tasks keep parts of the state open in a ``part_cache`` and tell
+``errors`` to the driver; ``stats`` and ``monitoring`` say what it took.  ``rescaling`` changes how many partitions a
+state has, and widens its columns.  ``input`` reads a state back, as ``reading`` and ``following`` do.  ``session``
+has settings, and starts a local session where one is asked for by name: none is ever made behind the caller's back;
+``daemon`` makes workers start fast, ``java`` finds a Java.  Importing this imports nothing of Spark.  docs/spark.md
+has the rest.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
-['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'evolve', 'rescale', 'run', 'schema', \
-'stage', 'stream']
+['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'evolve', 'explain', 'rescale', 'run', \
+'schema', 'sql', 'stage', 'stream']
 """
 
 import importlib
@@ -28,6 +29,7 @@ from ddflow.errors import MissingExtra
 if TYPE_CHECKING:
     from spark_bridge.java import ensure_java
     from spark_bridge.monitoring import Listener
+    from spark_bridge.querying import explain, sql
     from spark_bridge.rescaling import evolve, rescale
     from spark_bridge.running import run, schema, stage
     from spark_bridge.session import configure
@@ -42,9 +44,11 @@ _HOMES = {
     "configure": "session",
     "ensure_java": "java",
     "evolve": "rescaling",
+    "explain": "querying",
     "rescale": "rescaling",
     "run": "running",
     "schema": "running",
+    "sql": "querying",
     "stage": "running",
     "stream": "streaming",
 }
@@ -56,9 +60,11 @@ __all__ = [
     "configure",
     "ensure_java",
     "evolve",
+    "explain",
     "rescale",
     "run",
     "schema",
+    "sql",
     "stage",
     "stream",
 ]

@@ -25,6 +25,7 @@ from tempfile import mkdtemp
 from typing import Any
 from weakref import finalize
 
+import aggregate_rules as rules
 import pyarrow as pa
 import pyarrow.types as pat
 from conditions import COMPUTED, CONDITIONS
@@ -80,6 +81,7 @@ TYPES: dict[str, pa.DataType] = {
     "fixed(3)": pa.binary(3),
     "list<int64>": pa.list_(pa.int64()),
     "struct<x>": pa.struct({"x": pa.int64()}),
+    "decimal(19,2)": pa.decimal128(19, 2),
     "list<string>": pa.list_(pa.string()),
     "struct<x,s>": pa.struct({"x": pa.int64(), "s": pa.string()}),
 }
@@ -138,18 +140,18 @@ def plain(table: pa.Table) -> list[Row]:
     """A table's rows as tuples of canonical Python values; times as integers."""
     columns = []
     for column in table.columns:
-        if (counted := _counted(column.type)) != column.type:
-            column = column.cast(counted)
+        if (whole := counted(column.type)) != column.type:
+            column = column.cast(whole)
         columns.append([canonical(value) for value in column.to_pylist()])
     return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
 
 
-def _counted(kind: pa.DataType) -> pa.DataType:
+def counted(kind: pa.DataType) -> pa.DataType:
     """The type with integers for times, also within lists and structs; Python has no date outside of its calendar."""
     if pat.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_counted(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(counted(kind.value_type)))
     if pat.is_struct(kind):
-        return pa.struct([field.with_type(_counted(field.type)) for field in kind])
+        return pa.struct([field.with_type(counted(field.type)) for field in kind])
     return (pa.int32() if kind.bit_width == 32 else pa.int64()) if is_temporal(kind) else kind
 
 
@@ -188,6 +190,25 @@ THRESHOLDS: dict[str, Callable[[int], int]] = {
 }
 
 
+AGGREGATES: dict[str, tuple[str, str, Callable[[list[tuple[dict[str, Any], int]]], Any]]] = {
+    "count(*)": ("", "int64", lambda rows: sum(n for _, n in rows)),
+    "count(s)": ("s", "int64", lambda rows: rules.counted(_of("s", rows))),
+    "sum(n)": ("n", "int64", lambda rows: rules.total(_of("n", rows))),
+    "avg(n)": ("n", "float64", lambda rows: rules.average(_of("n", rows))),
+    "sum(f)": ("f", "float64", lambda rows: rules.total(_of("f", rows))),
+    "sum(n) filter (where b)": ("nb", "int64", lambda rows: rules.total(_of("n", rows, lambda row: row["b"]))),
+    "sum(d)": ("d", "decimal(19,2)", lambda rows: rules.total(_of("d", rows))),
+    "bool_or(b)": ("b", "bool", lambda rows: rules.truth(_of("b", rows), every=False)),
+}
+"""By SQL: columns that an aggregate needs, the type of its result, and what it gives of a group's rows."""
+
+
+def _of(
+    name: str, rows: list[tuple[dict[str, Any], int]], where: Callable[[Mapping[str, Any]], Any] = lambda _: True
+) -> list[tuple[Any, int]]:
+    return [(row[name] if where(row) is True else None, n) for row, n in rows]
+
+
 def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> Any:
     """An output's nested list, applied to twin nodes (``python``) or to ddflow collections."""
     verb, *rest = expression
@@ -204,8 +225,16 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
         return below.concat(*(plan(other, inputs, python) for other in rest[1:]))
     if verb == "set":
         return getattr(below, rest[2])(plan(rest[1], inputs, python), all=rest[3])
+    if verb == "join":
+        right, on, how, condition = plan(rest[1], inputs, python), *rest[2:]
+        return below.join(right, on, how, CONDITIONS[condition] if python and condition else condition)
+    if verb == "agg":
+        made = {name: AGGREGATES[text][2] for name, text in rest[2].items()}
+        return below.agg(rest[1], **made) if python else below.group_by(*rest[1]).agg(**rest[2])
     if verb == "threshold":
         return below.threshold(THRESHOLDS[rest[1]] if python else rest[1])
+    if verb == "versions" and python:
+        return below.versions(*rest[1:3], None if rest[3] is None else CONDITIONS[rest[3]], *rest[4:])
     return getattr(below, verb)(*rest[1:])
 
 
@@ -214,7 +243,7 @@ def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
     verb, *rest = expression
     if verb == "input":
         return [verb, *rest]
-    many = {"concat": len(rest), "set": 2}.get(verb, 1)
+    many = {"concat": len(rest), "set": 2, "join": 2}.get(verb, 1)
     below = [grouped(each, inputs) for each in rest[:many]]
     if verb == "count" and rest[1] is None:
         return [verb, below[0], list(plan(below[0], inputs, True).columns), rest[2]]
@@ -235,11 +264,12 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
         return keys[rest[0]]
     below = key_of(rest[0], keys)
     if verb == "top" and below is not None:
-        # Rows of a key that may be of several groups are put out by group.
-        return [*rest[3], rest[5]] if rest[5] is not None else below if set(rest[3]) <= set(below) else None
-    if verb == "count":
+        return [*rest[3], rest[5]] if rest[5] is not None else below
+    if verb in ("count", "agg"):
         return rest[1]
-    if verb in ("concat", "set", "threshold", "distinct") or below is None:
+    if verb == "versions":
+        return [*rest[1], rest[2]]
+    if verb in ("concat", "set", "join", "threshold", "distinct") or below is None:
         return None
     if verb == "project":
         kept = [name for name, sql in rest[1].items() if name == sql] if isinstance(rest[1], Mapping) else rest[1]

@@ -95,6 +95,41 @@ class Node:
 
         return Node((*by, *aggregates), of)
 
+    def join(self, right: Node, on: Mapping[str, str], how: str = "inner", condition: Condition | None = None) -> Node:
+        """Pairs of rows whose keys are equal and not null and whose condition is true; then what found no partner."""
+        alone = [name for name in right.columns if on.get(name) != name]
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            out, found, sides = Counter[Row](), (set[Row](), set[Row]()), (self.of(state), right.of(state))
+            for row, n in sides[0].items():
+                for other, m in sides[1].items():
+                    a, b = self._named(row), right._named(other)
+                    key = [a[name] for name in on]
+                    equal = key == [b[name] for name in on.values()] and None not in key
+                    if equal and (condition is None or condition(b | a) is True):
+                        out[(*row, *(b[name] for name in alone))] += n * m
+                        found[0].add(row)
+                        found[1].add(other)
+            lonely = [
+                Counter({row: n for row, n in its.items() if row not in f}) for its, f in zip(sides, found, strict=True)
+            ]
+            if how in ("semi", "anti"):
+                return lonely[0] if how == "anti" else sides[0] - lonely[0]
+            if how in ("left", "full"):
+                out.update({(*row, *[None] * len(alone)): n for row, n in lonely[0].items()})
+            if how in ("right", "full"):
+                for other, n in lonely[1].items():
+                    b = right._named(other)
+                    out[
+                        (
+                            *(b[name] if on.get(name) == name else None for name in self.columns),
+                            *(b[name] for name in alone),
+                        )
+                    ] += n
+            return without_zeros(out)
+
+        return Node(self.columns if how in ("semi", "anti") else (*self.columns, *alone), of)
+
     def consolidate(self) -> Node:
         """The same collection."""
         return self
@@ -173,6 +208,46 @@ class Node:
             return out
 
         return Node(self.columns if rank_name is None else (*self.columns, rank_name), of)
+
+    def versions(
+        self,
+        key: Sequence[str],
+        order_by: str,
+        delete: Condition | None = None,
+        ignore: Sequence[str] = (),
+        valid_from: str = "valid_from",
+        valid_to: str = "valid_to",
+        hidden: str | None = None,
+    ) -> Node:
+        """Type-2 history: the greatest row of each key and order, a run of equal ones as its first.
+
+        ``hidden``: a column that is read by ``delete`` only."""
+        counting = [name for name in self.columns if name not in (*key, *ignore, order_by, hidden)]
+        shown = [name for name in self.columns if name != hidden]
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            keys: defaultdict[Row, defaultdict[Any, list[Row]]] = defaultdict(lambda: defaultdict(list))
+            for row, n in self.of(state).items():
+                assert n > 0
+                named = self._named(row)
+                keys[tuple(named[name] for name in key)][named[order_by]].append(row)
+            out: Collection = Counter()
+            for events in keys.values():
+                open_version: Row | None = None
+                for order in sorted(events, key=rank):
+                    live = [row for row in events[order] if delete is None or delete(self._named(row)) is not True]
+                    row = self._named(max(live, key=ranks)) if live else None
+                    if open_version is not None:
+                        before = dict(zip([*shown, valid_from], open_version, strict=True))
+                        if row is not None and all(row[name] == before[name] for name in counting):
+                            continue
+                        out[(*open_version, order)] += 1
+                    open_version = None if row is None else (*(row[name] for name in shown), order)
+                if open_version is not None:
+                    out[(*open_version, None)] += 1
+            return out
+
+        return Node((*shown, valid_from, valid_to), of)
 
     def _named(self, row: Row) -> dict[str, Any]:
         return dict(zip(self.columns, row, strict=True))

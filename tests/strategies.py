@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from conditions import COMPUTED, CONDITIONS, columns_in
-from doors import THRESHOLDS, Shape, as_table, spec_of
+from doors import AGGREGATES, THRESHOLDS, Shape, as_table, spec_of
 from hypothesis import strategies as st
 
 from ddflow.plan.spec import Tombstone
@@ -62,6 +62,10 @@ EXTREMES: dict[str, list[Any]] = {
 FLAT = [kind for kind in VALUES if not kind.startswith(("list", "struct"))]
 PAYLOAD = {"n": "int64", "s": "string", "f": "float64", "b": "bool", "d": "decimal(9,2)", "x": "binary"}
 TIMES = ["int64", "int64", "timestamp[us]", "date32"]
+
+
+LINEAR = (*["filter"] * 2, *["project"] * 2, "concat", "negate", "consolidate")
+VERBS = (*LINEAR, "count", "sets", "top", "versions", *["join"] * 2, *["agg"] * 2)
 
 
 def maybe(strategy: st.SearchStrategy[Any], other: Any = None) -> st.SearchStrategy[Any]:
@@ -159,20 +163,16 @@ def ignored(input: Mapping[str, Any]) -> list[str]:
 
 @st.composite
 def plans(
-    draw: st.DrawFn, columns: dict[str, str], names: list[str], depth: int = 2
+    draw: st.DrawFn, columns: dict[str, str], names: list[str], depth: int = 2, verbs: tuple[str, ...] = VERBS
 ) -> tuple[list[Any], dict[str, str]]:
     """A nested list over inputs with these row columns, and the columns of the collection it makes."""
     if depth == 0:
         return ["input", draw(st.sampled_from(names))], columns
-    below, of = draw(plans(columns, names, depth - 1))
+    below, of = draw(plans(columns, names, depth - 1, verbs))
     conditions = [
         sql for sql in CONDITIONS if columns_in(sql) <= {name for name in of if PAYLOAD.get(name) == of[name]}
     ]
-    verb = draw(
-        st.sampled_from(
-            ["filter", "filter", "project", "project", "count", "concat", "negate", "sets", "top", "consolidate"]
-        )
-    )
+    verb = draw(st.sampled_from(verbs))
     if verb == "filter" and conditions:
         return ["filter", below, draw(st.sampled_from(conditions))], of
     if verb == "project":
@@ -195,6 +195,16 @@ def plans(
         return draw(sets(below, of, conditions)), of
     if verb == "top" and "rank" not in of and not any(kind.startswith(("list", "struct")) for kind in of.values()):
         return draw(tops(below, of))
+    if (
+        verb == "versions"
+        and "start" not in of
+        and not any(kind.startswith(("list", "struct")) for kind in of.values())
+    ):
+        return draw(histories(below, of, conditions))
+    if verb == "join" and not any(name.startswith("r_") for name in of):
+        return draw(joins(below, of, draw(plans(columns, names, depth - 1, verbs)), conditions))
+    if verb == "agg" and (by := [name for name in of if not of[name].startswith(("list", "struct"))]):
+        return draw(aggregates(below, of, draw(some(by))))
     return [verb if verb in ("negate", "consolidate") else "consolidate", below], of
 
 
@@ -215,13 +225,65 @@ def sets(draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list
 @st.composite
 def tops(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
     """The first rows of groups, of a collection whose multiplicities are not below zero."""
-    if "negate" in repr(below):
-        below = ["threshold", below, "n * n"]
+    below = not_below_zero(below)
     ways = st.sampled_from(["", " desc", " asc nulls last", " desc nulls first"])
     by = [name + draw(ways) for name in draw(some(list(of)))]
     told = [draw(st.integers(1, 3)), by, draw(some(list(of))), draw(st.integers(0, 2))]
     rank = draw(st.sampled_from([None, "rank"]))
     return ["top", below, *told, rank], of if rank is None else of | {"rank": "int64"}
+
+
+def not_below_zero(plan: list[Any]) -> list[Any]:
+    """The plan, or one of multiplicities that are not below zero."""
+    return ["threshold", plan, "n * n"] if "negate" in repr(plan) else plan
+
+
+@st.composite
+def joins(
+    draw: st.DrawFn,
+    left: list[Any],
+    of: dict[str, str],
+    other: tuple[list[Any], dict[str, str]],
+    conditions: list[str],
+) -> tuple[list[Any], dict[str, str]]:
+    """A join of any kind with another plan, whose columns get names of their own, but for a key of one name."""
+    right, there = other
+    pairs = [(a, b) for a in of for b in there if of[a] == there[b] and not of[a].startswith(("list", "struct"))]
+    on = draw(st.lists(st.sampled_from(pairs), max_size=2, unique_by=(lambda p: p[0], lambda p: p[1]))) if pairs else []
+    names = {name: name if (name, name) in on else f"r_{name}" for name in there}
+    how = draw(st.sampled_from(["inner", "inner", "left", "right", "full", "semi", "anti"]))
+    if how != "inner":
+        left, right = not_below_zero(left), not_below_zero(right)
+    condition = draw(maybe(st.sampled_from(conditions))) if conditions else None
+    right = ["project", right, {new: name for name, new in names.items()}]
+    more = {} if how in ("semi", "anti") else {new: there[name] for name, new in names.items() if new not in of}
+    return ["join", left, right, {a: names[b] for a, b in on}, how, condition], of | more
+
+
+@st.composite
+def aggregates(
+    draw: st.DrawFn, below: list[Any], of: dict[str, str], by: list[str]
+) -> tuple[list[Any], dict[str, str]]:
+    """Some aggregates of groups."""
+    of_payload = {name for name in of if PAYLOAD.get(name) == of[name]}
+    known = [text for text, (needs, *_) in AGGREGATES.items() if set(needs) <= of_payload]
+    chosen = draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True))
+    level = repr(below).count("'agg'")
+    told = {f"a{level}{i}": text for i, text in enumerate(chosen)}
+    kinds = {name: AGGREGATES[text][1] for name, text in told.items()}
+    return ["agg", below, by, told], {name: of[name] for name in by} | kinds
+
+
+@st.composite
+def histories(
+    draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list[str]
+) -> tuple[list[Any], dict[str, str]]:
+    """The versions of keys, of rows that are there, which no index has by them."""
+    order = draw(st.sampled_from(list(of)))
+    key = [name for name in draw(some(list(of))) if name != order]
+    delete = draw(st.sampled_from([None, *conditions[:2]]))
+    told = ["threshold", below, "n * n"], key, order, delete, draw(some(list(of))), "start", "stop"
+    return ["versions", *told], of | {"start": of[order], "stop": of[order]}
 
 
 @st.composite
@@ -245,7 +307,10 @@ def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> 
     input = draw(inputs(holds_back, **fixed))
     names = ["a", "b"] if draw(st.integers(0, 3)) == 0 else ["a"]
     row = {name: input["columns"][name] for name in row_of(input["columns"], input["spec"])}
-    outputs = {f"out{i}": draw(plans(row, names, draw(st.integers(0, 3))))[0] for i in range(draw(st.integers(1, 2)))}
+    outputs = {
+        f"out{i}": draw(plans(row, names, draw(st.sampled_from([0, 1, 2, 2, 3, 3, 4, 6]))))[0]
+        for i in range(draw(st.integers(1, 2)))
+    }
     return {"inputs": dict.fromkeys(names, input), "outputs": outputs}
 
 

@@ -99,7 +99,7 @@ def _word(tree: Tree, place: Number, word: Number) -> np.uint64:
 
 @kernel
 def _move(tree: Tree, to: Number, place: Number, n: Number) -> None:
-    """Copy entries to a place that they do not overlap."""
+    """Copy entries to another place."""
     target, at = tree.table + np.uint64(to) * tree.width, tree.table + np.uint64(place) * tree.width
     copy_bytes(target, at, np.uint64(n) * tree.width)
 
@@ -242,10 +242,8 @@ def _begin(tree: Tree, word: np.uint64) -> None:
 @kernel
 def _insert(tree: Tree, leaf: Number, spot: Number, keys: Identities, row: Number) -> None:
     """Make a place in a leaf that has room, with the words of a row."""
-    size, wide = _get(tree.size, leaf), np.int64(tree.width >> np.uint64(3))
-    here = tree.table + np.uint64(leaf * LEAF + spot) * tree.width
-    for at in range((size - spot) * wide - 1, -1, -1):
-        _copy(here, at + wide, at)
+    size, here = _get(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
+    copy_bytes(here + tree.width, here, np.uint64(size - spot) * tree.width)
     store_u64(here + np.uint64(8 * ID), load_u64(keys.high + np.uint64(row << 3)))
     store_u64(here + np.uint64(8 * LOW), load_u64(keys.low + np.uint64(row << 3)))
     for w in range(keys.words):
@@ -258,10 +256,8 @@ def _insert(tree: Tree, leaf: Number, spot: Number, keys: Identities, row: Numbe
 @kernel
 def _remove(tree: Tree, leaf: Number, spot: Number) -> None:
     """Take an entry out of a leaf."""
-    size, wide = _get(tree.size, leaf), np.int64(tree.width >> np.uint64(3))
-    here = tree.table + np.uint64(leaf * LEAF + spot) * tree.width
-    for at in range((size - spot - 1) * wide):
-        _copy(here, at, at + wide)
+    size, here = _get(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
+    copy_bytes(here, here + tree.width, np.uint64(size - spot - 1) * tree.width)
     _put(tree.size, leaf, size - 1)
     _add(tree, USED, -1)
 

@@ -1,7 +1,7 @@
 """Memory by address and 128-bit products, for the kernels that gather bytes and mix hashes.
 
 Invariant: every function here means the same thing compiled and not compiled.  A compiled kernel gets one machine
-instruction (or one ``memcpy``); Python, or a run with ``NUMBA_DISABLE_JIT=1``, gets the plain function below, which
+instruction (or one ``memmove``); Python, or a run with ``NUMBA_DISABLE_JIT=1``, gets the plain function below, which
 reads the same bytes through ctypes.  That is not free: numba offers no pointers, so each function is lowered by hand,
 and the two bodies must be held together by tests.  Addresses and values are unsigned and 64 bits wide; loads widen with
 zeros, stores drop the high bits; any alignment is allowed (x86 and ARM load unaligned words at full speed), and words
@@ -77,7 +77,7 @@ def store_u64(address: Word, value: Word) -> None:
 
 
 def copy_bytes(to: Word, start: Word, size: Word) -> None:
-    """Copy ``size`` bytes from ``start`` to ``to``; the two ranges must not overlap."""
+    """Copy ``size`` bytes from ``start`` to ``to``; the two ranges may overlap."""
     ctypes.memmove(int(to), int(start), int(size))
 
 
@@ -157,7 +157,7 @@ def _product(builder: Any, words: Any) -> tuple[Any, Any]:
 
 
 def _copy(builder: Any, words: Any) -> None:
-    cgutils.raw_memcpy(builder, _at(builder, words[0], 8), _at(builder, words[1], 8), words[2], 1)
+    cgutils.raw_memmove(builder, _at(builder, words[0], 8), _at(builder, words[1], 8), words[2], 1)
 
 
 def _clear(builder: Any, words: Any) -> None:

@@ -161,10 +161,15 @@ class OrderedRows(Running):
 
     def _sorted(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[Sorted, Ints]:
         """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""
-        groups = [each.take(first) for each in self.keys.identities(arrays(table, self.by), n)]
-        words = self._words(table, high, low).take(first, 0)
+        words = self._words(table, high, low)
+        # By one word this is three times as fast as by several, within groups.
+        before = np.argsort(words[:, 0].view(np.uint64).take(first))
+        rows = first.take(before)
+        groups = [each.take(rows) for each in self.keys.identities(arrays(table, self.by), n)]
+        words = words.take(rows, 0)
         by = in_order(groups[0], groups[1], words, self.arena)
-        return by, np.ascontiguousarray(words.take(by.permutation, 0))
+        words = words.take(by.permutation, 0)
+        return by._replace(permutation=before.take(by.permutation).astype(np.int32)), words
 
     def _change(
         self, updates: Updates, by: Sorted, order: Ints, prior: Prior, place: Ints, versions: list[Any]

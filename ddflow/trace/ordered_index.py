@@ -30,6 +30,8 @@ from ddflow.trace.index import EVERY, Index, Write
 
 FEWEST = 8
 """Leaves of a new tree."""
+MORE = 4
+"""So many times the leaves are made room for when there are too few: what is not touched takes no memory."""
 SPARSE = 4
 """All is packed when leaves could hold so many times the entries, where there would else be more leaves."""
 ALL = (1 << 62) - 1
@@ -70,8 +72,9 @@ class OrderedIndex(Index):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tree, free places included."""
-        return sum(each.nbytes for each in self.arrays)
+        """Bytes of the tree, free places of its leaves included; room for others was never touched."""
+        table, *others = self.arrays
+        return (int(others[-1][LEAVES]) + 1) * LEAF * table.strides[0] + sum(each.nbytes for each in others)
 
     def share(self, threads: object) -> None:
         """One thread does it all."""
@@ -141,7 +144,7 @@ class OrderedIndex(Index):
         if self.used * SPARSE < leaves * LEAF:
             self._pack(leaves)
             return
-        bigger = empty_tree(leaves + leaves // 2 + FEWEST, 4 + self.words)
+        bigger = empty_tree(MORE * leaves, 4 + self.words)
         for old, new in zip(self.arrays[:-1], bigger[:-1], strict=True):
             new[: old.shape[0]] = old
         bigger[-1][:MOST_LEAVES] = self.arrays[-1][:MOST_LEAVES]

@@ -19,6 +19,8 @@ sys.path.insert(0, str(BENCH))  # its files import each other as such
 
 contenders = importlib.import_module("contenders")
 machine = importlib.import_module("machine")
+operators = importlib.import_module("operators")
+ours = importlib.import_module("ours")
 report = importlib.import_module("report")
 runner = importlib.import_module("runner")
 workloads = importlib.import_module("workloads")
@@ -26,11 +28,13 @@ workloads = importlib.import_module("workloads")
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs in a folder of the test, children's questions answered here, a calibration that takes no time."""
+    """Inputs in a folder of the test, children's questions answered here, a calibration and kernels that take no time:
+    those for so few rows are interpreted where they are not kept."""
     monkeypatch.setenv("DDFLOW_BENCH_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(runner, "ask", lambda bench, method, question, *_: getattr(bench, method)(**question))
     monkeypatch.setattr(machine, "calibration", lambda: {"loop_ns": 1.0})
     monkeypatch.setattr(machine, "uncommitted", list)
+    monkeypatch.setattr(ours, "warm", lambda: None)
 
 
 def upsert(out: Path, *arguments: str) -> int:
@@ -49,6 +53,38 @@ def test_every_file_can_be_imported() -> None:
 def test_a_contender_gives_the_known_updates(contender: str) -> None:
     tables = contenders.CONTENDERS[contender](workloads.load("tiny"), "upsert")
     assert workloads.summed(tables) == workloads.answer("tiny", "upsert")
+
+
+LINES = {(job.what["line"], job.what["contender"], job.what.get("budget")) for job in operators.BENCH.jobs()}
+
+
+@pytest.mark.parametrize(("line", "contender", "budget"), sorted(LINES, key=str))
+def test_a_line_of_operators_leaves_what_numpy_finds(line: str, contender: str, budget: str | None) -> None:
+    size = {"keys": 400, "rows": 800, "step": 200}
+    sample = operators.BENCH.measure(line, contender, budget, **size)
+    asked = runner.Job({"line": line, "contender": contender, "budget": budget, **size})
+    assert operators.BENCH.wrong(asked, sample, operators.BENCH.expected(**operators.BENCH.question(asked))) is None
+    assert operators.BENCH.row(asked, [sample])["m_per_s"] > 0
+
+
+def test_the_bars_of_operators_are_of_their_bases() -> None:
+    def row(line: str, rate: float, contender: str = "ddflow", **more: Any) -> dict[str, Any]:
+        return {"line": line, "contender": contender, "budget": None, "m_per_s": rate, "cpu_m_per_s": rate, **more}
+
+    rows = [row("upsert", 10.0), row("count", 5.0), row("aggregates", 4.0), row("join", 3.0), row("top-10", 1.0)]
+    rows += [row("revenue-few", 50.0), row("revenue-few", 1.0, "duckdb"), row("revenue", 1.0, "polars")]
+    rows += [row("join-large", 1.0, held=10**9), row("join-large", 0.4, budget="128MB")]
+    compared = operators.BENCH.compared(rows)
+    assert [each["over_base"] for each in compared[:5]] == [2.0, 1.0, 0.8, 0.3, 0.2]
+    found = {bar.line: bar.met for bar in operators.BENCH.bars({"results": compared})}
+    assert found == {
+        "aggregates": True,
+        "top-10": False,
+        "join": False,
+        "revenue-few": True,
+        "join-large within 128MB": True,
+        "join-large: what is held": False,
+    }
 
 
 def test_a_run_leaves_every_sample_the_machine_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def job(contender: str, step: int = 0, **more: Any) -> Any:
 
 def right(asked: Any, sample: Any) -> bool:
     expected = work.expected(asked)
-    return expected.updates > STEP and (sample["updates"], sample["checksum"]) == tuple(expected)
+    return expected.updates > STEP // 4 and (sample["updates"], sample["checksum"]) == tuple(expected)
 
 
 @pytest.mark.soak
@@ -70,6 +70,8 @@ def test_what_streams_gives_the_updates_and_keeps_state(spark: SparkSession, nam
     [
         ("upsert", 0),
         ("count", STEP),
+        ("revenue", STEP),
+        ("revenue", 0),
     ],
 )
 def test_ddflow_gives_the_updates_at_once_and_streamed(spark: SparkSession, query: str, step: int) -> None:

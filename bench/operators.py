@@ -1,0 +1,291 @@
+"""Operators: aggregates, extremes, tops, joins, and queries that others compute again, each beside a base of its run.
+
+Invariant: a line takes its steps on a state that is there, in a process of its own, and what its updates leave is what
+numpy finds from the same events. Lines over W1 start from nothing, as `upsert` does, and their base is the line
+``count``; joins begin with all orders and customers held, and their base is W1's ``upsert``. Who computes again has
+tables that are up to date before its clock starts. Updates are added up between the steps, outside of the time that
+counts. Limits: ddflow has one thread, who recomputes two.
+
+>>> sample = BENCH.measure("revenue", "ddflow", keys=200, rows=400, step=100)
+>>> sample["rows"], sample["checksum"] == BENCH.expected("revenue", keys=200, rows=400, step=100)
+(100, True)
+>>> BENCH.measure("top-1", "ddflow", keys=200, rows=400, step=100)["rows"]
+400
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import memory
+import operators_index
+import operators_pathway
+import ours
+import pyarrow as pa
+from operators_peers import CONTENDERS, THREADS
+from operators_work import (
+    CUSTOMERS,
+    LEFT,
+    ORDERS,
+    WARM,
+    Size,
+    Tables,
+    changes,
+    contents,
+    events,
+    grouped,
+    joined,
+    revenue,
+)
+from operators_work import loaded as load
+from report import Bar, Row, at_least, within
+from runner import Bench, Job
+
+if TYPE_CHECKING:
+    import ddflow as dd
+
+W1, JOIN, MANY = Size(1_000_000, 10_000_000, 100_000), Size(1_000_000, 2_300_000, 100_000), 10_000_000
+FEWER, LARGE, ENTRIES = JOIN._replace(rows=1_300_000), Size(8_000_000, 1_200_000, 100_000), 1_000_000
+BUDGET, BUDGET_BYTES = "128MB", 128_000_000
+INDEX = "index"
+PIECE = 500_000
+"""Orders that are loaded together, where a line loads them in steps that are not counted."""
+# The part of its base's rate that a line must have; times that we must be as fast as a peer.
+PARTS = {"aggregates": 0.8, "extremes": 0.5, "top-10": 0.4, "top-1": 0.5, "floats": 0.6, "join": 0.35}
+TIMES = {("revenue-few", "duckdb"): 50.0, ("revenue-few", "polars"): 1.0, ("revenue", "pathway"): 1.0}
+OF_MEMORY, OVER_BUDGET = 0.3, 10
+SAID = {
+    "upsert": "W1, rows (key, val)",
+    "count": "project(val).count()",
+    "aggregates": "group_by(val % 1000).agg(sum, avg, count) of keys",
+    "extremes": "group_by(val % 1000).agg(min, max) of keys",
+    "floats": "group_by(val % 1000).agg(sum) of key / 7",
+    "top-10": "top(10, by=key) of each val, of which 950 keys have each",
+    "top-1": "top(1, by=key) of each val",
+    "join": "1 M orders with the city of 100 k customers, whose are a tenth of the events",
+    "join-epochs": "the same, each step an epoch",
+    "join-large": "the same with 8 M orders, which are loaded in steps that count",
+    "revenue": "the same; count and sum by city",
+    "revenue-few": "the same on 10 M orders, 1 k events a step",
+    INDEX: "an ordered index by itself",
+}
+
+
+class Operators(Bench):
+    """The jobs: a line each, and those who recompute on the lines that have them."""
+
+    name = "operators"
+    about = "Operators: aggregates, tops and joins beside a count, an upsert, and those who compute again."
+    sampled = ("seconds", "cpu_seconds", "step_ms", "peak_mb")
+    quick = ({}, {"keys": "20000", "rows": "100000", "step": "10000"})
+    columns = (
+        "line {line} | contender {contender} | budget {budget} | M/s {m_per_s:.3f} | x base {over_base:.2f} | "
+        "M/s of CPU {cpu_m_per_s:.3f} | the same {cpu_over_base:.2f} | ms a step {step_ms!m:,.2f} | "
+        "seconds {median_seconds:.2f} | min-max {seconds!l:.2f}-{seconds!g:.2f} | peak MB {peak_mb!m:,.0f} | "
+        "held MB {held!M:,.0f}"
+    )
+
+    def jobs(self) -> list[Job]:
+        def job(line: str, contender: str, size: Size, threads: int = 1, rounds: int = 3, **more: str | None) -> Job:
+            return Job({"line": line, "contender": contender, **size._asdict(), **more}, threads, rounds)
+
+        few = Size(MANY, 33_000, 1000)
+        jobs = [job(line, "ddflow", W1) for line in LEFT if able(line)]
+        jobs += [job(line, "ddflow", JOIN) for line in ("join", "join-epochs")]
+        for contender in CONTENDERS:
+            threads = 1 if contender == "ddflow" else THREADS
+            jobs.append(job("revenue", contender, FEWER, threads))
+            jobs.append(job("revenue-few", contender, few, threads, 1))
+        if operators_pathway.INTERPRETER:
+            jobs.append(job("revenue", "pathway", FEWER, THREADS, 1))
+        jobs += [job("join-large", "ddflow", LARGE, 1, 1, budget=budget) for budget in (None, BUDGET)]
+        return [*jobs, job(INDEX, "ddflow", Size(ENTRIES, ENTRIES, 100_000))]
+
+    def measure(self, line: str, contender: str, budget: str | None = None, **size: int) -> dict[str, Any]:
+        """Warm up, take the steps, add up what came out."""
+        of = Size(**size)
+        pa.set_cpu_count(1 if contender == "ddflow" else THREADS)
+        if contender == "ddflow":
+            ours.warm()
+        nothing = {"cpu_seconds": 0.0, "step_ms": None, "peak_mb": 0.0}
+        if line == INDEX:
+            return nothing | operators_index.measured(of.keys, of.step)
+        if contender == "pathway":
+            return nothing | operators_pathway.measured(of)
+        return (_upserts if line in LEFT else _orders)(line, contender, of, budget)
+
+    def question(self, job: Job) -> dict[str, Any]:
+        return {name: value for name, value in job.what.items() if name not in ("contender", "budget")}
+
+    def expected(self, line: str, **size: int) -> Any:
+        """The checksum of the rows that are left."""
+        of = Size(**size)
+        if line == INDEX:
+            return f"{of.keys:016x}"
+        left = grouped(line, of) if line in LEFT else revenue(of) if line.startswith("revenue") else joined(of)
+        return contents([left])
+
+    def row(self, job: Job, samples: Sequence[dict[str, Any]]) -> Row:
+        row = super().row(job, samples)
+        cpu = median(row["cpu_seconds"])
+        about = {"budget": None, "cpu_m_per_s": row["rows"] / cpu / 1e6 if cpu else None}
+        return about | row
+
+    def compared(self, rows: list[Row]) -> list[Row]:
+        """``over_base``: the rate over that of the line's base in this run, and of CPU time."""
+        mine = {row["line"]: row for row in rows if row["contender"] == "ddflow" and row["budget"] is None}
+        for row in rows:
+            base = mine.get(base_of(row))
+            for rate, name in (("m_per_s", "over_base"), ("cpu_m_per_s", "cpu_over_base")):
+                row[name] = None if base is None or not row[rate] else row[rate] / base[rate]
+        return rows
+
+    def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
+        """A table of lines over W1, of the others, and none of the index."""
+        rows = [row for row in result["results"] if row["line"] != INDEX]
+        for over, title in ((True, "Over W1, from nothing"), (False, "Orders and customers")):
+            if found := [row for row in rows if (row["line"] in LEFT) is over]:
+                yield title, found
+
+    def notes(self, result: Row) -> list[str]:
+        """What the lines are, and the figures of the index."""
+        lines = dict.fromkeys(row["line"] for row in result["results"])
+        said = "; ".join(f"*{line}* is {SAID[line]}" for line in lines)
+        index = [
+            f"{row['rows']:,} entries of three words in sorted steps of {row['step']:,}: {row['ns_a_look_up']:.0f} ns "
+            f"a look-up, {row['ns_a_write']:.0f} a write, {row['ns_a_first']:.0f} an entry of a group's first ten; "
+            f"{row['bytes_per_entry']:.0f} bytes an entry."
+            for row in result["results"]
+            if row["line"] == INDEX
+        ]
+        return [f"{said}.", *index]
+
+    def bars(self, result: Row) -> Iterator[Bar]:
+        """The part of the base's rate, or the times of a peer's."""
+        rows = {(row["line"], row["contender"], row["budget"]): row for row in result["results"]}
+        for line, part in PARTS.items():
+            row = rows.get((line, "ddflow", None))
+            base = None if row is None else rows.get((base_of(row), "ddflow", None))
+            if row is not None and base is not None:
+                yield at_least(line, row["m_per_s"], base["line"], base["m_per_s"], part, digits=(2, 2))
+        for (line, peer), times in TIMES.items():
+            row, other = rows.get((line, "ddflow", None)), rows.get((line, peer, None))
+            if row is not None and other is not None:
+                yield at_least(line, row["m_per_s"], peer, other["m_per_s"], times, digits=(3, 4))
+        held, spilled = (rows.get(("join-large", "ddflow", budget)) for budget in (None, BUDGET))
+        if held is not None and spilled is not None:
+            rates = spilled["m_per_s"], "in memory", held["m_per_s"]
+            yield at_least(f"join-large within {BUDGET}", *rates, OF_MEMORY, digits=(3, 3))
+            least = OVER_BUDGET * BUDGET_BYTES
+            said, wanted = f"{held['held'] / 1e6:,.0f} MB in memory", f"{OVER_BUDGET} times {BUDGET}"
+            yield within("join-large: what is held", said, wanted, held["held"] >= least)
+
+
+def base_of(row: Row) -> str:
+    """The line that a row is compared with; an empty text where there is none."""
+    if row["contender"] != "ddflow":
+        return row["line"]
+    if row["budget"] is not None:
+        return "join-large"
+    return {"join": "upsert", "join-epochs": "upsert"}.get(row["line"], "count" if row["line"] in LEFT else "")
+
+
+def plan(line: str, schema: pa.Schema) -> dd.Flow:
+    """A line over W1."""
+    flow = ours.plan(schema, "count" if line == "count" else "upsert")
+    del flow.outputs["out"]
+    rows: Any = flow.inputs["events"]
+    keys = rows.project({"g": "val % 1000", "key": "key"})
+    if line == "count":
+        rows = rows.project(["val"]).count()
+    elif line == "aggregates":
+        rows = keys.group_by("g").agg(s="sum(key)", a="avg(key)", n="count(*)")
+    elif line == "extremes":
+        rows = keys.group_by("g").agg(lo="min(key)", hi="max(key)")
+    elif line == "floats":
+        rows = rows.project({"g": "val % 1000", "x": "cast(key as double) / 7"}).group_by("g").agg(s="sum(x)")
+    elif line.startswith("top"):
+        rows = rows.top(int(line.removeprefix("top-")), by="key", partition_by="val")
+    flow.output("out", rows)
+    return flow
+
+
+def able(line: str) -> bool:
+    """Whether what a line needs is there."""
+    from ddflow.errors import ExpressionError
+
+    try:
+        plan(line, pa.schema({"key": pa.int64(), "val": pa.int64(), "time": pa.int64()}))
+    except ExpressionError:
+        return False
+    return True
+
+
+class Clock:
+    """Seconds of what is called by `timed`, by the wall and of the processor, and milliseconds of each call."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu, self.each = 0.0, 0.0, list[float]()
+
+    def timed(self, call: Callable[[], Any], counts: bool = True) -> Any:
+        """What a call gives."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        out = call()
+        if counts:
+            self.wall, self.cpu = self.wall + time.perf_counter() - wall, self.cpu + time.process_time() - cpu
+            self.each.append((time.perf_counter() - wall) * 1e3)
+        return out
+
+    def sample(self, rows: int, before: int, checksum: str) -> dict[str, Any]:
+        """The figures of a run that began with so many bytes resident."""
+        figures = {"rows": rows, "seconds": self.wall, "cpu_seconds": self.cpu, "checksum": checksum}
+        return {**figures, "step_ms": median(self.each), "peak_mb": (memory.peak() - before) / 2**20}
+
+
+def _upserts(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
+    """W1 in steps, from nothing, twice; memory is that of the first run, time that of the second."""
+    table = events(of)
+    before = memory.settled()
+    memory.forget_peak()
+    first = _upserted(line, table, of, before)
+    memory.settled()
+    return {**_upserted(line, table, of, before), "peak_mb": first["peak_mb"]}
+
+
+def _upserted(line: str, table: pa.Table, of: Size, before: int) -> dict[str, Any]:
+    clock, total = Clock(), 0
+    with plan(line, table.schema).open(threads=1) as engine:
+        steps = ours.in_steps(engine, table, of.step)
+        while (out := clock.timed(lambda: next(steps, None))) is not None:
+            total += int(contents([out]), 16)
+        ours.check_verdicts(engine, of.rows)
+        held = engine.stats()["bytes_resident"]
+    return {**clock.sample(of.rows, before, f"{total % 2**64:016x}"), "held": held}
+
+
+def _orders(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
+    """Load orders and customers, then take the steps; where loading does not count, the first steps do not either."""
+    whole, clock, counted = load(of), Clock(), line == "join-large"
+    before = memory.settled()
+    memory.forget_peak()
+    runner, rows = CONTENDERS[contender](line, of, budget), 0
+    pieces = [whole] if line == "join" else _pieces(whole, of.step if counted else PIECE)
+    for number, tables in enumerate((*pieces, *(changes(of, each) for each in range(of.steps))), 1 - len(pieces)):
+        runner.ready(tables)
+        counts = counted or number > min(WARM, of.steps - 1)
+        runner.take(clock.timed(lambda tables=tables, number=number: runner.step(tables, number), counts))
+        rows += counts * sum(table.num_rows for table in tables.values())
+    return {**clock.sample(rows, before, runner.answer()), "held": runner.bytes()}
+
+
+def _pieces(tables: Tables, step: int) -> list[Tables]:
+    """All customers with the first orders, then the other orders."""
+    orders = [tables[ORDERS].slice(begin, step) for begin in range(0, tables[ORDERS].num_rows, step)]
+    nothing = tables[CUSTOMERS].slice(0, 0)
+    return [{ORDERS: each, CUSTOMERS: nothing if place else tables[CUSTOMERS]} for place, each in enumerate(orders)]
+
+
+BENCH = Operators()

@@ -1,0 +1,182 @@
+"""Who runs the lines of the operators bench on orders and customers: ddflow, and those who recompute or are engines.
+
+Invariant: a contender is told of a step twice: `ready` before the clock, `step` on it. Those who recompute bring their
+tables up to date in `ready`, so that only the query itself is timed, which flatters them; ``polars-upkeep`` does that
+on the clock. ddflow has nothing to get ready. What it puts out are differences, what the others do is the answer.
+
+>>> from operators_work import changes, loaded, revenue
+>>> size = Size(keys=100, rows=40, step=20)
+>>> found = []
+>>> for contender in CONTENDERS.values():
+...     runner = contender("revenue", size, None)
+...     for number, tables in enumerate((loaded(size), *(changes(size, each) for each in range(2)))):
+...         runner.ready(tables)
+...         runner.take(runner.step(tables, number))
+...     found.append(runner.answer())
+>>> len(set(found)), found[0] == contents([revenue(size)])
+(1, True)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from operators_work import CUSTOMERS, ORDERS, Size, Tables, contents, times_of
+from peers_sql import connect
+
+if TYPE_CHECKING:
+    import ddflow as dd
+
+THREADS = 2
+"""Of those who recompute."""
+QUERY = f"select city, count(*) n, sum(amount) s from {ORDERS} join {CUSTOMERS} on customer = of group by city"
+
+
+def plan(line: str, clock: bool) -> dd.Flow:
+    """Orders with their customers' city; behind that, for ``revenue``, how many by city and what they come to."""
+    import ddflow as dd
+
+    flow, time = dd.Flow(), {"time": "time"} if clock else {}
+    orders = flow.upserts(ORDERS, dict.fromkeys(["id", "customer", "amount", *time], int), dd.Upsert("id", **time))
+    customers = flow.upserts(CUSTOMERS, dict.fromkeys(["of", "city", *time], int), dd.Upsert("of", **time))
+    rows = orders.join(customers, on={"customer": "of"}).project(["id", "customer", "amount", "city"])
+    if line.startswith("revenue"):
+        rows = rows.group_by("city").agg(n="count(*)", s="sum(amount)")
+    flow.output("out", rows)
+    return flow
+
+
+class Incremental:
+    """ddflow: a step is an epoch; on the line ``join`` the rows of a hundred times, as in W1."""
+
+    def __init__(self, line: str, size: Size, memory: str | None) -> None:
+        self._clock, self._size = line == "join", size
+        self._folder = tempfile.TemporaryDirectory(prefix="ddflow-bench-")
+        options: dict[str, Any] = {} if memory is None else {"memory": memory, "spill": self._folder.name}
+        self._engine, self._sum = plan(line, self._clock).open(threads=1, **options), 0
+
+    def ready(self, tables: Tables) -> None:
+        """Nothing."""
+
+    def step(self, tables: Tables, number: int) -> pa.Table:
+        """The updates."""
+        if not self._clock:
+            bare = {name: table.drop_columns("time") for name, table in tables.items()}
+            return self._engine.step(bare, time=number)["out"]
+        self._engine.push(tables)
+        return self._engine.advance_to(times_of(self._size, number)[0])["out"]
+
+    def take(self, out: pa.Table) -> None:
+        """Add updates up."""
+        self._sum += int(contents([out]), 16)
+
+    def answer(self) -> str:
+        """The checksum of the rows that are left.  AssertionError where customers are arranged more than once."""
+        held = list(self._engine.stats()["arrangements"])
+        if sum(name == CUSTOMERS or "'of'" in name for name in held) != 1:
+            raise AssertionError(f"customers are not arranged once: {held}")
+        return f"{self._sum % 2**64:016x}"
+
+    def bytes(self) -> int:
+        """What the engine holds, in memory and in mapped files."""
+        stats = self._engine.stats()
+        return int(stats["bytes_resident"] + stats["bytes_mapped"])
+
+
+class Recomputed:
+    """The answer of the last step is all there is."""
+
+    def __init__(self, line: str, size: Size, memory: str | None) -> None:
+        self._last = pa.table({})
+
+    def take(self, out: pa.Table) -> None:
+        """Keep the answer."""
+        self._last = out
+
+    def answer(self) -> str:
+        """Its checksum."""
+        return contents([self._last.select(["city", "n", "s"])])
+
+    def bytes(self) -> int:
+        """Not counted."""
+        return 0
+
+
+class Duck(Recomputed):
+    """DuckDB on two threads: tables of its own, merged into; then the query."""
+
+    def __init__(self, line: str, size: Size, memory: str | None) -> None:
+        super().__init__(line, size, memory)
+        self._connection, self._first = connect(THREADS), True
+
+    def ready(self, tables: Tables) -> None:
+        """The last row of each key into the tables."""
+        for (name, table), key in zip(tables.items(), ("id", "of"), strict=True):
+            self._connection.register("events", _last(table, key))
+            self._connection.execute(
+                f"create table {name} as select * from events"
+                if self._first
+                else f"merge into {name} using events on {name}.{key} = events.{key} when matched then update"
+            )
+        self._first = False
+
+    def step(self, tables: Tables, number: int) -> pa.Table:
+        """The answer."""
+        return self._connection.sql(QUERY).to_arrow_table()
+
+
+class Polars(Recomputed):
+    """Polars: the rows of a step in the place of those with their keys; then the query."""
+
+    def __init__(self, line: str, size: Size, memory: str | None) -> None:
+        super().__init__(line, size, memory)
+        self._frames = dict[str, Any]()
+
+    def ready(self, tables: Tables) -> None:
+        """Into the frames."""
+        import polars as pl
+
+        for (name, table), key in zip(tables.items(), ("id", "of"), strict=True):
+            last = pl.DataFrame(table.drop_columns("time")).unique(subset=key, keep="last")
+            held = self._frames.get(name, last.clear())
+            self._frames[name] = pl.concat([held.join(last, on=key, how="anti"), last])
+
+    def step(self, tables: Tables, number: int) -> pa.Table:
+        """The answer."""
+        import polars as pl
+
+        orders, customers = (self._frames[name].lazy() for name in (ORDERS, CUSTOMERS))
+        both = orders.join(customers, left_on="customer", right_on="of")
+        counted = both.group_by("city").agg(n=pl.len().cast(pl.Int64), s=pl.col("amount").sum())
+        return counted.collect().to_arrow()
+
+
+class PolarsUpkeep(Polars):
+    """The same, and its frames are brought up to date on the clock."""
+
+    def ready(self, tables: Tables) -> None:
+        """Nothing."""
+
+    def step(self, tables: Tables, number: int) -> pa.Table:
+        """The answer."""
+        super().ready(tables)
+        return super().step(tables, number)
+
+
+def _last(table: pa.Table, key: str) -> pa.Table:
+    """The last row of each key, without its time.  O(n log n)."""
+    keys = table[key].to_numpy()
+    _, at = np.unique(keys[::-1], return_index=True)
+    return table.drop_columns("time").take(pa.array(len(keys) - 1 - at))
+
+
+CONTENDERS: dict[str, Callable[[str, Size, str | None], Any]] = {
+    "ddflow": Incremental,
+    "duckdb": Duck,
+    "polars": Polars,
+    "polars-upkeep": PolarsUpkeep,
+}

@@ -1,0 +1,154 @@
+"""Drawn plans as SQL over tables with a column ``_n`` of multiplicities, for a witness that knows nothing of ddflow.
+
+Invariant: every collection is a query of its columns and ``_n``, in which no row comes twice and no ``_n`` is 0. A
+verb's meaning is written in SQL's own words: a join multiplies, a set compares what is on both sides, a top adds up the
+places before a row. Times are integers there (see ``doors.plain``), because DuckDB has not all of Arrow's types.
+
+>>> text, columns = query(["negate", ["filter", ["input", "a"], "n > 1"]], {"a": ["k", "n"]})
+>>> duckdb.sql(text.replace('from "a"', 'from (select 1 k, 2 n, 1 _n)')).fetchall(), columns
+([(1, 2, -1)], ['k', 'n'])
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import duckdb  # noqa: F401 of the doctest
+from model import ordering
+
+Query = tuple[str, list[str]]
+"""Its text, and its columns but for ``_n``."""
+SETS = {
+    ("union", False): "_a > 0 or _b > 0",
+    ("union", True): "_a + _b",
+    ("except_", False): "_a > 0 and _b = 0",
+    ("except_", True): "greatest(_a - _b, 0)",
+    ("intersect", False): "_a > 0 and _b > 0",
+    ("intersect", True): "least(_a, _b)",
+}
+KINDS = {"inner": "join", "left": "left join", "right": "right join", "full": "full join"}
+
+
+def total(column: str, where: str = "true") -> str:
+    """The sum of values that are there; nothing of none."""
+    there = f"filter (where {column} is not null and {where})"
+    exact = f"sum({column} * _n) {there}"
+    if column == "f":  # two NaNs that cancel each other are no NaN
+        nans = "coalesce(sum(_n) filter (where isnan(f)), 0) <> 0"
+        exact = f"case when {nans} then 'nan'::double else coalesce(sum(f * _n) filter (where not isnan(f)), 0) end"
+    return f"case when sum(_n) {there} <> 0 then {exact} end"
+
+
+AGGREGATES = {
+    "count(*)": "sum(_n)",
+    "count(s)": "coalesce(sum(_n) filter (where s is not null), 0)",
+    "sum(n)": total("n"),
+    "avg(n)": f"({total('n')})::double / sum(_n) filter (where n is not null)",
+    "sum(f)": total("f"),
+    "sum(n) filter (where b)": total("n", "b"),
+    "sum(d)": total("d"),
+    "bool_or(b)": """case when sum(_n) filter (where b) > 0 then true
+                          when sum(_n) filter (where not b) > 0 then false end""",
+}
+
+
+def query(expression: Sequence[Any], inputs: Mapping[str, list[str]]) -> Query:
+    """The query of an output's nested list.  ``inputs``: the columns of the inputs' tables."""
+    verb, *rest = expression
+    if verb == "input":
+        return f'(select {_list(inputs[rest[0]])} from "{rest[0]}")', inputs[rest[0]]
+    below, columns = query(rest[0], inputs)
+    all_of = f"select {_list(columns)} from {below}"
+    match verb, rest[1:]:
+        case "consolidate", _:
+            return below, columns
+        case "negate", _:
+            return f"(select * replace (-_n as _n) from {below})", columns
+        case "filter", [condition]:
+            return f"({all_of} where {condition})", columns
+        case "project", [chosen]:
+            named = chosen if isinstance(chosen, Mapping) else {name: _name(name) for name in chosen}
+            said = ", ".join(f"{sql} as {_name(name)}" for name, sql in named.items())
+            return added(f"select {said}, _n from {below}", list(named))
+        case "count", [by, name]:
+            by = columns if by is None else by
+            groups, _ = added(f"select {_list(by)} from {below}", by)
+            return f"(select * exclude (_n), _n as {_name(name)}, 1 as _n from {groups})", [*by, name]
+        case "concat", others:
+            parts = [f"select {_list(columns)} from {query(each, inputs)[0]}" for each in others]
+            return added(" union all ".join([all_of, *parts]), columns)
+        case "distinct", _:
+            return f"(select * replace (1 as _n) from {below} where _n > 0)", columns
+        case "threshold", [function]:
+            made = re.sub(r"\bn\b", "_n", function)
+            return f"(select * from (select * replace ({made} as _n) from {below}) where _n <> 0)", columns
+        case "set", [other, kind, every]:
+            return f"({_set(below, query(other, inputs)[0], columns, SETS[kind, every])})", columns
+        case "top", [k, by, of, offset, rank]:
+            return _top(below, columns, k, by, of, offset, rank)
+        case "join", [other, on, how, condition]:
+            return _join((below, columns), query(other, inputs), on, how, condition)
+        case "agg", [by, chosen]:
+            said = [f"{AGGREGATES[text]} as {_name(name)}" for name, text in chosen.items()]
+            groups = ", ".join([*map(_name, by), *said])
+            return f"(select {groups}, 1 as _n from {below} group by all having sum(_n) <> 0)", [*by, *chosen]
+    raise NotImplementedError(verb)
+
+
+def added(select: str, columns: list[str]) -> Query:
+    """The rows of a selection, each once."""
+    of = ", ".join([*map(_name, columns), "sum(_n) as _n"])
+    return f"(select {of} from ({select}) group by all having sum(_n) <> 0)", columns
+
+
+def _set(left: str, right: str, columns: list[str], function: str) -> str:
+    sides = [f"select {_list(columns)}, {n} from {side}" for side, n in ((left, "_n as _a, 0 as _b"), (right, "0, _n"))]
+    of = ", ".join(map(_name, columns))
+    sums = "greatest(sum(_a), 0) as _a, greatest(sum(_b), 0) as _b"
+    both = f"select {of}, {sums} from ({' union all '.join(sides)}) group by all"
+    return f"select {of}, cast({function} as bigint) as _n from ({both}) where cast({function} as bigint) <> 0"
+
+
+def _top(below: str, columns: list[str], k: int, by: list[str], of: list[str], offset: int, rank: str | None) -> Query:
+    ways = [ordering(text) for text in by]
+    ways += [(name, False, True) for name in columns if name not in [each[0] for each in ways]]
+    order = ", ".join(
+        f"{_name(name)} {'desc' if descending else 'asc'} nulls {'first' if first else 'last'}"
+        for name, descending, first in ways
+    )
+    groups = f"partition by {', '.join(map(_name, of))}" if of else ""
+    over = f"sum(_n) over ({groups} order by {order} rows unbounded preceding)" if order else "_n"
+    placed = f"select *, {over} as _last from {below}"
+    first, last = f"greatest(_last - _n, {offset})", f"least(_last, {offset + k})"
+    shown = ", ".join(map(_name, columns))
+    shown += ", " * bool(columns)
+    if rank is None:
+        return f"(select {shown}{last} - {first} as _n from ({placed}) where {last} > {first})", columns
+    places = f"unnest(range(cast({first} as bigint) + 1, cast({last} as bigint) + 1))"
+    return f"(select {shown}{places} as {_name(rank)}, 1 as _n from ({placed}))", [*columns, rank]
+
+
+def _join(left: Query, right: Query, on: Mapping[str, str], how: str, condition: str | None) -> Query:
+    (below, columns), (other, there) = left, right
+    hidden = ", ".join(f"{_name(name)} as _r{i}" for i, name in enumerate(there)) + ", " * bool(there)
+    sides = f"(select *, _n as _l from {below}) {{}} (select {hidden}_n as _r from {other}) on "
+    tests = [f"{_name(a)} = _r{there.index(b)}" for a, b in on.items()] + [f"({condition})"] * bool(condition)
+    sides += " and ".join(tests) or "true"
+    if how in ("semi", "anti"):
+        return f"(select {_list(columns)} from {sides.format(how + ' join')})", columns
+    told = [f"coalesce({_name(a)}, _r{there.index(a)}) as {_name(a)}" if on.get(a) == a else _name(a) for a in columns]
+    alone = [name for name in there if on.get(name) != name]
+    told += [f"_r{there.index(name)} as {_name(name)}" for name in alone]
+    told.append("coalesce(_l, 1) * coalesce(_r, 1) as _n")
+    # Padded rows of both sides may be equal where no column tells them apart.
+    return added(f"select {', '.join(told)} from {sides.format(KINDS[how])}", [*columns, *alone])
+
+
+def _name(column: str) -> str:
+    return f'"{column}"'
+
+
+def _list(columns: Sequence[str]) -> str:
+    return ", ".join([*map(_name, columns), "_n"])
