@@ -207,7 +207,11 @@ class Graph:
 
     def accumulated(self, node: Collection, as_of: int | None = None) -> Updates:
         """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the inputs)."""
-        walk, wanted = [node], set[Collection]()
+        return self.contents([node], as_of)[node]
+
+    def contents(self, nodes: Iterable[Collection], as_of: int | None = None) -> dict[Collection, Updates]:
+        """The rows of some collections, and of those that are read for them, as of a time.  O(rows of the inputs)."""
+        walk, wanted = list(nodes), set[Collection]()
         while walk:
             each = walk.pop()
             if each not in wanted:
@@ -221,7 +225,7 @@ class Graph:
                     done[each] = _whole(own.pieces(as_of), each.schema)
                 else:
                     done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
-        return done[node]
+        return done
 
     def _check(self) -> None:
         for arrangement in self.arrangements.values():

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import flags
 from ddflow.columns.schema import arrays
 from ddflow.expressions import compile as compile_expression
@@ -64,6 +65,10 @@ class Filter(Operator):
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted, and what the condition reads."""
         return [wanted | set(self.read.names)]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the same rows."""
+        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

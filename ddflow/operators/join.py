@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, validity
 from ddflow.columns.names import check_names
 from ddflow.columns.paired import Chosen, Paired
 from ddflow.columns.rows import RowPool, Rows, View, shown_row
-from ddflow.columns.schema import arrays
+from ddflow.columns.schema import arrays, one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow, SpecError
 from ddflow.kernels.pair import pair
@@ -111,6 +112,24 @@ class Join(Operator):
         """See `Collection.carried`: columns of the left."""
         names = {of: name for name, side, of in reversed(self.columns) if side == 0}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: both rows of each pair that is one of these."""
+        shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]
+        met = alike.numbers(*((given[side], [pair[side] for pair in self.on]) for side in (0, 1)))
+        asked, sides = dict[str, Ints](), list[pa.Table]()
+        for side, (name, its, there) in enumerate(zip("lr", given, met, strict=True)):
+            names = [of for _, _, of in shown[side]], [here for here, _, _ in shown[side]]
+            mine, asked[name] = alike.numbers((its, names[0]), (wanted, names[1]))
+            meets = np.ones(its.num_rows, bool)
+            for each in () if self.nulls else self.on:
+                meets &= np.asarray(its.column(each[side]).is_valid())
+            columns = {name: mine, "met": there, f"{name} at": np.arange(its.num_rows)}
+            sides.append(pa.table(columns).filter(pa.array(meets & np.isin(mine, asked[name]))))
+        pairs = pa.table(asked).group_by(["l", "r"]).aggregate([])
+        found = sides[0].join(pairs, "l", join_type="inner").join(sides[1], ["r", "met"], join_type="inner")
+        places = (np.unique(np.asarray(one_chunk(found.column(f"{name} at")))) for name in "lr")
+        return [its.take(pa.array(at)) for its, at in zip(given, places, strict=True)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

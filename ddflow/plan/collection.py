@@ -18,7 +18,9 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.schema import updates_schema
+from ddflow.errors import NotReadable
 from ddflow.plan.group_verbs import GroupVerbs
 from ddflow.plan.join_verbs import JoinVerbs
 from ddflow.plan.record import Record
@@ -151,6 +153,15 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
     def found_by(self) -> Columns | None:
         """The columns that its rows are found by in a state that it has: of an arrangement, or keys of one row each."""
         return None
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """For each input the rows that make some of its rows: applied to these, the operator gives them.
+
+        ``wanted``: rows that it holds, ``given``: all rows of its inputs, each with ``_diff``, at the same time.
+        O(rows of the inputs).  Raises `NotReadable` where the operator cannot say.
+        """
+        found = f"it is made by {self.verb}(...), which does not say what its rows are made of"
+        raise NotReadable("why", found, f"ask about the inputs of {self.verb}: make an output of each")
 
     def renames(self) -> dict[str, str] | None:
         """Of what shows columns of its input, row for row: their names there; None of all else."""

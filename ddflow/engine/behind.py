@@ -1,0 +1,120 @@
+"""Behind: the rows of the inputs that make some rows of an output, found by going backwards through the plan.
+
+Invariant: a collection's wanted rows are rows that it holds at the time that is asked of. Each operator names the rows
+of its inputs that make them (`Collection.behind`), and what several operators want of one collection is united. So what
+is named is present: that something is absent, as in an anti join, is a reason without a row.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
+>>> _ = flow.output("by_city", people.group_by("city").agg(n="count(*)"))
+>>> with flow.open() as engine:
+...     _ = engine.step({"people": {"id": [1, 2, 3], "city": ["Bern", "Chur", "Bern"]}})
+...     print(engine.why("by_city", {"city": "Bern"}))
+1 row of 'by_city' as of 1
+  (city='Bern', n=2)
+is made of 2 rows of 'people'
+  (id=1, city='Bern')
+  (id=3, city='Bern')
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.alike import Alike
+from ddflow.columns.hashing import Secret
+from ddflow.columns.names import did_you_mean
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.engine.story import Origins, Story
+from ddflow.engine.why import value_of, why
+from ddflow.errors import NotReadable
+from ddflow.operators.row_order import RowOrder
+from ddflow.operators.updates import Updates, consolidated
+from ddflow.plan.collection import Collection
+from ddflow.plan.spec import Upsert
+
+MOST: Final = 100
+"""Rows of an output that are explained together, and keys of an input whose events are told, at most."""
+
+
+def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None) -> Origins:
+    """What the rows of an output are made of that have some values, as of a closed time.
+
+    ``row``: values by column.  ``log``: a log by input, or that of the only input of upserts.  O(rows of the
+    collections that it is made of), and for each key that is told O(events).  Raises `NotReadable`.
+    """
+    asked, graph, node = f"why {row!r:.99} of {name!r}", dataflow.graph, dataflow.flow.outputs[name]
+    nodes, alike = _above(dataflow, node), Alike(graph.secret)
+    inputs = {graph.names[each]: each for each in nodes if each in graph.names}
+    if lost := [each for each in inputs if not graph.inputs[each].bound.kept]:
+        found = f"it is made of rows of the inputs {lost}, which are not kept"
+        raise NotReadable(asked, found, "give keep=True to flow.updates to have them kept")
+    given, made = _values(node, row, asked), graph.contents(nodes, as_of)
+    held = {each: _sorted(made[each], each, graph.secret) for each in nodes}
+    shown = alike.rows(held[node], given, given.schema.names)
+    if shown.num_rows > MOST:
+        found = f"{shown.num_rows:,} of its rows have these values, and {MOST} are explained together at most"
+        raise NotReadable(asked, found, f"give more of its columns {node.schema.names}")
+    wanted = {node: shown}
+    for each in reversed(nodes):
+        if each.inputs:
+            parts = each.behind(wanted[each], [held[of] for of in each.inputs], alike)
+            for of, rows in zip(each.inputs, parts, strict=True):
+                both = [rows] if of not in wanted else [wanted[of], rows]
+                wanted[of] = alike.rows(held[of], pa.concat_tables(both), of.schema.names)
+    rows_of = {of: wanted[each] for of, each in inputs.items()}
+    return Origins(name, as_of, shown, rows_of, () if log is None else _told(dataflow, rows_of, log, asked))
+
+
+def _sorted(made: Updates, node: Collection, secret: Secret) -> pa.Table:
+    """Rows and ``_diff``, each once, by their columns from the first to the last.  O(n log n)."""
+    table = consolidated(made, secret).to_table(node.schema, None)
+    order = RowOrder(node.schema, [], [], secret, 0).sorted(table, np.zeros(table.num_rows, np.int64))
+    return table.take(pa.array(order))
+
+
+def _above(dataflow: Dataflow, node: Collection) -> list[Collection]:
+    """A collection and all that it is made of, each behind its inputs."""
+    walk, found = [node], set[Collection]()
+    while walk:
+        each = walk.pop()
+        if each not in found:
+            found.add(each)
+            walk += each.inputs
+    return [each for each in dataflow.flow.nodes if each in found]
+
+
+def _values(node: Collection, row: Any, asked: str) -> pa.Table:
+    """The values that rows must have, as a table of one row.  Raises `NotReadable`."""
+    if not isinstance(row, Mapping) or not row:
+        raise NotReadable(asked, "an output has no key", f"give values by column, of {node.schema.names}")
+    fields, columns = [], []
+    for column, value in row.items():
+        if column not in node.schema.names:
+            raise NotReadable(asked, f"there is no column {column!r}", did_you_mean(column, node.schema.names))
+        fields.append(node.schema.field(column).with_nullable(True))
+        columns.append(value_of(fields[-1], value, asked))
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _told(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
+    """The stories of the keys of rows that were found, from logs."""
+    keyed = [name for name in rows if isinstance(dataflow.flow.inputs[name].spec, Upsert)]
+    if not isinstance(log, Mapping):
+        if len(keyed) != 1:
+            raise NotReadable(
+                asked, f"it is made of the inputs of upserts {keyed}", "give a log for each: {input: log}"
+            )
+        log = {keyed[0]: log}
+    out = list[Story]()
+    for name, parts in log.items():
+        if name not in keyed:
+            found = f"there is a log of {name!r}, which is no input of upserts that it is made of"
+            raise NotReadable(asked, found, did_you_mean(name, keyed))
+        again = parts if isinstance(parts, list | tuple | pa.Table) else list(parts)
+        keys = rows[name].select(dataflow.flow.inputs[name].spec.key).slice(0, MOST)
+        out += [why(dataflow, name, key, again) for key in keys.to_pylist()]
+    return tuple(out)

@@ -1,0 +1,58 @@
+"""Behind: what an operator makes of the rows that it names for one of its rows holds this row, as often.
+
+It is held for every operator of the registry, by its row of ``operator_table``, and all that these are made of.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from chance import effort
+from hypothesis import given
+from test_operators import EVERY, LAWS, STEPS, Step, flow_of, table
+
+from ddflow.columns.alike import Alike
+from ddflow.columns.names import DIFF
+from ddflow.operators.base import Context
+from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.plan.collection import Collection
+
+UNDER = {"input", "constant"}
+"""What is made of no rows."""
+
+
+def updates(rows: pa.Table) -> Updates:
+    """Rows with ``_diff`` as updates of one time."""
+    n = rows.num_rows
+    return Updates(rows.drop_columns([DIFF]), np.zeros(n, np.int32), rows.column(DIFF).to_numpy(), ints(1))
+
+
+@LAWS
+@effort(0.2)
+@given(steps=STEPS)
+def test_an_operator_makes_a_row_again_of_what_it_names_for_it(verb: str, steps: list[Step]) -> None:
+    flow = flow_of(EVERY[verb])
+    with flow.open() as engine:
+        graph = engine.dataflow.graph
+        once = any(node.as_it_came for node in graph.nodes)  # later steps would change what rows would find now
+        for time, step in enumerate(steps[:1] if once else steps, 1):
+            engine.step({"rows": table(step)}, time)
+        alike = Alike(graph.secret)
+
+        def held(node: Collection) -> pa.Table:
+            return graph.read(node, None)
+
+        for node in (each for each in graph.nodes if each.verb not in UNDER):
+            inputs = [held(of) for of in node.inputs]
+            whole, names = held(node), frozenset(node.schema.names)
+            for i in range(whole.num_rows):
+                wanted = whole.slice(i, 1)
+                parts = node.behind(wanted, inputs, alike)
+                assert [each.schema.names for each in parts] == [each.schema.names for each in inputs]
+                opened = tuple(graph.opened[of] for of in node.inputs)
+                fresh = node.open(Context(graph.secret, graph.time_type, names, inputs=opened))
+                if node.as_it_came:  # the right is in the state already
+                    parts[1] = parts[1].slice(0, 0)
+                made = consolidated(fresh.read([updates(each) for each in parts], None), graph.secret)
+                again = made.to_table(node.schema, None)
+                assert wanted.to_pylist() == alike.rows(again, wanted, node.schema.names).to_pylist()
