@@ -91,10 +91,16 @@ class OrderedRows(Running):
         return self.keys.identities(columns, n)
 
     def look(
-        self, high: Words, low: Words, most: int | Ints = ALL, tied: int | None = None, words: bool = False
+        self,
+        high: Words,
+        low: Words,
+        most: int | Ints = ALL,
+        tied: int | None = None,
+        words: bool = False,
+        back: bool = False,
     ) -> RowsByGroup:
         """The rows that groups hold, given by ascending words; at most so many of each.  See `group_rows`."""
-        return group_rows(self.arranged, high, low, most=most, tied=tied, words=words)
+        return group_rows(self.arranged, high, low, most=most, tied=tied, words=words, back=back)
 
     def gathered(self, references: Ints) -> pa.Table:
         """The rows that references name.  O(n)."""

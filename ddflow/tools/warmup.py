@@ -285,6 +285,7 @@ def _ordered() -> Iterator[str]:
     few, names = flow.updates("rows", schema), flow.upserts("names", {"n": int, "name": str}, dd.Upsert("n"))
     flow.output("named", few.lookup(names, "n"))
     flow.output("top", few.top(1, by="n"))
+    flow.output("ends", few.agg(lo="min(n)", hi="max(n)"))
     flow.output("versions", few.versions([], "n"))
     with flow.open() as engine:
         engine.step({"rows": {"n": [2, 1]}, "names": {"n": [1], "name": ["one"]}}, 0)

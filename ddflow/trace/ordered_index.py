@@ -24,6 +24,7 @@ from ddflow.kernels.around import around_ordered
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, entries, redirect
 from ddflow.kernels.ordered import evict_ordered, group_ordered, seek_ordered, walk_ordered, write_ordered
+from ddflow.kernels.ordered_back import group_back
 from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Identities, Tree, empty_tree
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.trace.index import EVERY, Index, Write
@@ -98,22 +99,25 @@ class OrderedIndex(Index):
         live: bool = True,
         tied: int | None = None,
         words: bool = False,
+        back: bool = False,
     ) -> RowsByGroup:
         """The rows of groups, given by ascending prefixes, each in order; at most so many of each.
 
         ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``: one number, or one a group.  ``tied``: also
         the rows whose first so many words beyond two are those of the last.  ``live``: without deletions; where these
-        are wanted, references have their flags.  ``words``: with those beyond two.  O(groups log entries + rows).
+        are wanted, references have their flags.  ``words``: with those beyond two.  ``back``: each from its end.
+        O(groups log entries + rows).
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
         keys = Identities.of(high, low, more if order is None else (more := words_of(order)))
         mask, room = np.uint64(LIVE if live else OCCUPIED), 2 * high.size + 16
         each = np.full(high.size, most) if isinstance(most, int) else most
         equal = np.int64(self.words if tied is None else tied)
+        read = group_back if back else group_ordered
         while True:
             references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
             beyond = np.empty((room if words else 0, self.words), np.uint64)
-            n = group_ordered(self.tree, keys, each, equal, mask, references, values, begins, beyond)
+            n = read(self.tree, keys, each, equal, mask, references, values, begins, beyond)
             if n <= room:
                 break
             room = n
