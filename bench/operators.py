@@ -98,7 +98,8 @@ class Operators(Bench):
         for contender in CONTENDERS:
             threads = 1 if contender == "ddflow" else THREADS
             jobs.append(job("revenue", contender, FEWER, threads))
-            jobs.append(job("revenue-few", contender, few, threads, 1))
+            if contender != "polars-upkeep":  # three seconds a step
+                jobs.append(job("revenue-few", contender, few, threads, 1))
         if operators_pathway.INTERPRETER:
             jobs.append(job("revenue", "pathway", FEWER, THREADS, 1))
         jobs += [job("join-large", "ddflow", LARGE, 1, 1, budget=budget) for budget in (None, BUDGET)]
@@ -239,23 +240,24 @@ class Clock:
             self.each.append((time.perf_counter() - wall) * 1e3)
         return out
 
-    def sample(self, rows: int, before: int, checksum: str) -> dict[str, Any]:
-        """The figures of a run that began with so many bytes resident."""
+    def sample(self, rows: int, checksum: str) -> dict[str, Any]:
+        """The figures of a run."""
         figures = {"rows": rows, "seconds": self.wall, "cpu_seconds": self.cpu, "checksum": checksum}
-        return {**figures, "step_ms": median(self.each), "peak_mb": (memory.peak() - before) / 2**20}
+        return {**figures, "step_ms": median(self.each)}
 
 
 def _upserts(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
     """W1 in steps, from nothing, twice; memory is that of the first run, time that of the second."""
     table = events(of)
-    before = memory.settled()
-    memory.forget_peak()
-    first = _upserted(line, table, of, before)
     memory.settled()
-    return {**_upserted(line, table, of, before), "peak_mb": first["peak_mb"]}
+    before = memory.pages().private
+    with memory.Watch() as watch:
+        _upserted(line, table, of)
+    memory.settled()
+    return {**_upserted(line, table, of), "peak_mb": (watch.peak.private - before) / 2**20}
 
 
-def _upserted(line: str, table: pa.Table, of: Size, before: int) -> dict[str, Any]:
+def _upserted(line: str, table: pa.Table, of: Size) -> dict[str, Any]:
     clock, total = Clock(), 0
     with plan(line, table.schema).open(threads=1) as engine:
         steps = ours.in_steps(engine, table, of.step)
@@ -263,22 +265,25 @@ def _upserted(line: str, table: pa.Table, of: Size, before: int) -> dict[str, An
             total += int(contents([out]), 16)
         ours.check_verdicts(engine, of.rows)
         held = engine.stats()["bytes_resident"]
-    return {**clock.sample(of.rows, before, f"{total % 2**64:016x}"), "held": held}
+    return {**clock.sample(of.rows, f"{total % 2**64:016x}"), "held": held}
 
 
 def _orders(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
     """Load orders and customers, then take the steps; where loading does not count, the first steps do not either."""
     whole, clock, counted = load(of), Clock(), line == "join-large"
-    before = memory.settled()
-    memory.forget_peak()
-    runner, rows = CONTENDERS[contender](line, of, budget), 0
+    memory.settled()
+    before, rows = memory.pages().private, 0
     pieces = [whole] if line == "join" else _pieces(whole, of.step if counted else PIECE)
-    for number, tables in enumerate((*pieces, *(changes(of, each) for each in range(of.steps))), 1 - len(pieces)):
-        runner.ready(tables)
-        counts = counted or number > min(WARM, of.steps - 1)
-        runner.take(clock.timed(lambda tables=tables, number=number: runner.step(tables, number), counts))
-        rows += counts * sum(table.num_rows for table in tables.values())
-    return {**clock.sample(rows, before, runner.answer()), "held": runner.bytes()}
+    steps = (*pieces, *(changes(of, each) for each in range(of.steps)))
+    with memory.Watch() as watch:
+        runner = CONTENDERS[contender](line, of, budget)
+        for number, tables in enumerate(steps, 1 - len(pieces)):
+            runner.ready(tables)
+            counts = counted or number > min(WARM, of.steps - 1)
+            runner.take(clock.timed(lambda tables=tables, number=number: runner.step(tables, number), counts))
+            rows += counts * sum(table.num_rows for table in tables.values())
+    answer, peak = runner.answer(), watch.peak.private - before
+    return {**clock.sample(rows, answer), "peak_mb": peak / 2**20, "held": runner.bytes()}
 
 
 def _pieces(tables: Tables, step: int) -> list[Tables]:
