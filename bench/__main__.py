@@ -29,6 +29,7 @@ NAMES = [
     "semantics",
     "operators",
     "noops",
+    "tpch",
     "large",
     "spark",
 ]  # in the order of bench/README.md

@@ -233,6 +233,8 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
         return below.agg(rest[1], **made) if python else below.group_by(*rest[1]).agg(**rest[2])
     if verb == "threshold":
         return below.threshold(THRESHOLDS[rest[1]] if python else rest[1])
+    if verb == "versions" and python:
+        return below.versions(*rest[1:3], None if rest[3] is None else CONDITIONS[rest[3]], *rest[4:])
     return getattr(below, verb)(*rest[1:])
 
 
@@ -262,10 +264,11 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
         return keys[rest[0]]
     below = key_of(rest[0], keys)
     if verb == "top" and below is not None:
-        # Rows of a key that may be of several groups are put out by group.
-        return [*rest[3], rest[5]] if rest[5] is not None else below if set(rest[3]) <= set(below) else None
+        return [*rest[3], rest[5]] if rest[5] is not None else below
     if verb in ("count", "agg"):
         return rest[1]
+    if verb == "versions":
+        return [*rest[1], rest[2]]
     if verb in ("concat", "set", "join", "threshold", "distinct") or below is None:
         return None
     if verb == "project":

@@ -209,6 +209,46 @@ class Node:
 
         return Node(self.columns if rank_name is None else (*self.columns, rank_name), of)
 
+    def versions(
+        self,
+        key: Sequence[str],
+        order_by: str,
+        delete: Condition | None = None,
+        ignore: Sequence[str] = (),
+        valid_from: str = "valid_from",
+        valid_to: str = "valid_to",
+        hidden: str | None = None,
+    ) -> Node:
+        """Type-2 history: the greatest row of each key and order, a run of equal ones as its first.
+
+        ``hidden``: a column that is read by ``delete`` only."""
+        counting = [name for name in self.columns if name not in (*key, *ignore, order_by, hidden)]
+        shown = [name for name in self.columns if name != hidden]
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            keys: defaultdict[Row, defaultdict[Any, list[Row]]] = defaultdict(lambda: defaultdict(list))
+            for row, n in self.of(state).items():
+                assert n > 0
+                named = self._named(row)
+                keys[tuple(named[name] for name in key)][named[order_by]].append(row)
+            out: Collection = Counter()
+            for events in keys.values():
+                open_version: Row | None = None
+                for order in sorted(events, key=rank):
+                    live = [row for row in events[order] if delete is None or delete(self._named(row)) is not True]
+                    row = self._named(max(live, key=ranks)) if live else None
+                    if open_version is not None:
+                        before = dict(zip([*shown, valid_from], open_version, strict=True))
+                        if row is not None and all(row[name] == before[name] for name in counting):
+                            continue
+                        out[(*open_version, order)] += 1
+                    open_version = None if row is None else (*(row[name] for name in shown), order)
+                if open_version is not None:
+                    out[(*open_version, None)] += 1
+            return out
+
+        return Node((*shown, valid_from, valid_to), of)
+
     def _named(self, row: Row) -> dict[str, Any]:
         return dict(zip(self.columns, row, strict=True))
 

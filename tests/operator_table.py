@@ -98,6 +98,26 @@ def best(rows: Rows) -> Rows:
     return out
 
 
+def history(rows: Rows) -> Rows:
+    """Which numbers each city has, in runs of those that have tags and those that have none; 2 ends what was."""
+    events: dict[Any, dict[int, set[bool]]] = {}
+    for (city, n, tags), times in rows.items():
+        if n is not None and times:
+            events.setdefault(city, {}).setdefault(n, set()).add(tags is None)
+    out: Rows = Counter()
+    for city, its in events.items():
+        begun: tuple[int, bool] | None = None
+        for n in sorted(its):
+            bare = max(its[n])
+            if begun is not None and (n == 2 or bare != begun[1]):
+                out[city, *begun, begun[0], n] += 1
+                begun = None
+            begun = (n, bare) if begun is None and n != 2 else begun
+        if begun is not None:
+            out[city, *begun, begun[0], None] += 1
+    return out
+
+
 def never(c: dd.Collection) -> dd.Collection:
     """A constant, and nothing of it."""
     made = operator("constant")([*c.inputs, c][:1], ["n"], [["1"], ["2"]])
@@ -207,6 +227,14 @@ TABLE: Mapping[str, Law] = {
         by_city(lambda a, b: a * a if a < 0 else max(a - 1, 0)),
     ),
     "top": Law(lambda c: c.project(["city", "n"]).top(2, ["n desc"], ["city"], offset=1), best),
+    "versions": Law(
+        lambda c: (
+            c.filter("n is not null")
+            .project({"city": "city", "n": "n", "bare": "tags is null"})
+            .versions("city", "n", delete="n = 2")
+        ),
+        history,
+    ),
     "to_upserts": Law(lambda c: c.count("city").to_upserts("city"), groups, last=True),
     # It holds rows from the first event on, of which the rows that are held do not tell: see test_constant.
     "constant": Law(lambda c: never(c), lambda rows: Counter()),

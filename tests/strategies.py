@@ -65,7 +65,7 @@ TIMES = ["int64", "int64", "timestamp[us]", "date32"]
 
 
 LINEAR = (*["filter"] * 2, *["project"] * 2, "concat", "negate", "consolidate")
-VERBS = (*LINEAR, "count", "sets", "top", *["join"] * 2, *["agg"] * 2)
+VERBS = (*LINEAR, "count", "sets", "top", "versions", *["join"] * 2, *["agg"] * 2)
 
 
 def maybe(strategy: st.SearchStrategy[Any], other: Any = None) -> st.SearchStrategy[Any]:
@@ -195,6 +195,12 @@ def plans(
         return draw(sets(below, of, conditions)), of
     if verb == "top" and "rank" not in of and not any(kind.startswith(("list", "struct")) for kind in of.values()):
         return draw(tops(below, of))
+    if (
+        verb == "versions"
+        and "start" not in of
+        and not any(kind.startswith(("list", "struct")) for kind in of.values())
+    ):
+        return draw(histories(below, of, conditions))
     if verb == "join" and not any(name.startswith("r_") for name in of):
         return draw(joins(below, of, draw(plans(columns, names, depth - 1, verbs)), conditions))
     if verb == "agg" and (by := [name for name in of if not of[name].startswith(("list", "struct"))]):
@@ -266,6 +272,18 @@ def aggregates(
     told = {f"a{level}{i}": text for i, text in enumerate(chosen)}
     kinds = {name: AGGREGATES[text][1] for name, text in told.items()}
     return ["agg", below, by, told], {name: of[name] for name in by} | kinds
+
+
+@st.composite
+def histories(
+    draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list[str]
+) -> tuple[list[Any], dict[str, str]]:
+    """The versions of keys, of rows that are there, which no index has by them."""
+    order = draw(st.sampled_from(list(of)))
+    key = [name for name in draw(some(list(of))) if name != order]
+    delete = draw(st.sampled_from([None, *conditions[:2]]))
+    told = ["threshold", below, "n * n"], key, order, delete, draw(some(list(of))), "start", "stop"
+    return ["versions", *told], of | {"start": of[order], "stop": of[order]}
 
 
 @st.composite

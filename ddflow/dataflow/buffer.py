@@ -3,7 +3,7 @@
 Invariant: updates that come back equal those that were kept; past the buffer's share of memory they are in mapped
 files. A step in pieces gives each output in pieces, each in the order of times, and an output is in the order of times
 as a whole. So the pieces are merged by windows of times, none larger than the share, straight into the file that the
-caller's table is mapped from. Without scratch everything stays in memory.
+caller's table is mapped from. Within a time, retractions come first. Without scratch everything stays in memory.
 
 >>> from ddflow.operators.updates import few, ints
 >>> pieces = [Updates(pa.table({"v": [v, v]}), few(0, 1), ints(1, -1), ints(5, 9)) for v in (1, 2)]
@@ -20,8 +20,6 @@ from ddflow.columns.layout import plainly
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates
 from ddflow.storage.batch_store import BatchStore
-
-NONE = np.empty(0, np.int64)
 
 
 class UpdateBuffer:
@@ -103,17 +101,29 @@ class UpdateBuffer:
         time_type: pa.DataType | None,
     ) -> Iterable[pa.Table]:
         """The updates of the ranks [begin, end)."""
-        parts = [Updates(p.rows.slice(a, b - a), p.ranks[a:b], p.diffs[a:b], p.times) for p, a, b in cuts]
+        parts = [_cut(*each) for each in cuts]
         if end == begin + 1:
-            # One time: any order will do, so nothing is moved.
+            # One time, so nothing is moved: each piece has its retractions first, or all of a key.
+            firsts = [int(np.count_nonzero(part.diffs < 0)) for part in parts]
+            if all((part.diffs[:first] < 0).all() for part, first in zip(parts, firsts, strict=True)):
+                minus = [_cut(each, 0, first) for each, first in zip(parts, firsts, strict=True)]
+                plus = [_cut(each, first, each.diffs.size) for each, first in zip(parts, firsts, strict=True)]
+                parts = [each for each in (*minus, *plus) if each.diffs.size]
             yield from (part.to_table(schema, time_type) for part in parts)
         elif parts:
             ranks = np.concatenate([part.ranks for part in parts])
             order = np.empty(ranks.size, np.int64)
-            order_by_rank(ranks - np.int32(begin), NONE, np.int64(end - begin), order)
+            diffs = np.concatenate([part.diffs for part in parts])
+            order_by_rank(ranks - np.int32(begin), (diffs > 0).astype(np.int64), np.int64(end - begin), order)
             rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
-            whole = Updates(rows, ranks, np.concatenate([part.diffs for part in parts]), parts[0].times)
+            whole = Updates(rows, ranks, diffs, parts[0].times)
             yield whole.picked(order).to_table(schema, time_type)
+
+
+def _cut(updates: Updates, begin: int, end: int) -> Updates:
+    """The updates [begin, end)."""
+    rows = updates.rows.slice(begin, end - begin)
+    return Updates(rows, updates.ranks[begin:end], updates.diffs[begin:end], updates.times)
 
 
 def _batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:

@@ -31,7 +31,7 @@ from ddflow.errors import SpecError, cut
 from ddflow.operators.ordered_rows import ordered_type
 
 MOST: Final = 8
-"""Words of an order, at most; the first column's in any case."""
+"""Words of an order, at most; those of the first column that is asked for in any case."""
 _WRITTEN: Final = re.compile(
     r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*", re.IGNORECASE
 )
@@ -71,9 +71,13 @@ def written(by: Sequence[OrderColumn]) -> list[str]:
 
 
 class RowOrder:
-    """``row``: the columns.  ``group``: those that are equal where rows are compared.  ``by``: what decides first."""
+    """``row``: the columns.  ``group``: those that are equal where rows are compared.  ``by``: what decides first.
 
-    def __init__(self, row: pa.Schema, group: Sequence[str], by: Sequence[OrderColumn], secret: Secret) -> None:
+    ``most``: how many words there may be; 0 for those of the first column of ``by`` alone."""
+
+    def __init__(
+        self, row: pa.Schema, group: Sequence[str], by: Sequence[OrderColumn], secret: Secret, most: int = MOST
+    ) -> None:
         self.row, self.secret = row, secret
         self.names = [name for name in row.names if name not in group]
         named = {*group, *(each.name for each in by)}
@@ -85,7 +89,7 @@ class RowOrder:
         for at, each in enumerate(every):
             kind = ordered_type(row.field(each.name).type)
             wide = word_count(kind, each.name) if is_flat(normal_type(kind)) else MOST + 1
-            if self.tied + wide > MOST and (self.words or not is_flat(normal_type(kind))):
+            if self.tied + wide > most and (self.words or each not in by):
                 self.values = every[at:]
                 break
             self.words.append(each)

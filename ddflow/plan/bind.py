@@ -174,7 +174,7 @@ def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
         key_schema=pa.schema([schema.field(n).with_nullable(keep_null) for n in spec.key]),
         tracked=[n for n in wanted if spec.counts(n)],
         time_type=schema.field(spec.time).type if spec.time else pa.int64(),
-        tombstone=_tombstone_value(name, schema, spec),
+        tombstone=tombstone_value(repr(name), schema, spec.delete),
         condition=condition,
         where=where,
         merging=plan(name, schema, spec, row_schema),
@@ -248,15 +248,16 @@ def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
                 refuse("tie='greatest'", column, "which has no order", "leave it out with value=, or use another tie=")
 
 
-def _tombstone_value(name: str, schema: pa.Schema, spec: Upsert) -> pa.Scalar | None:
-    if not isinstance(spec.delete, Tombstone):
+def tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scalar | None:
+    """The value that deletes, where ``tombstone`` is one and has it.  Raises `SpecError`."""
+    if not isinstance(tombstone, Tombstone):
         return None
-    column, value = spec.delete.column, spec.delete.value
+    column, value = tombstone.column, tombstone.value
     kind = schema.field(column).type
     if value is None:
         if is_text(kind):
             raise SpecError(
-                f"tombstone {column!r} of {name!r}",
+                f"tombstone {column!r} of {of}",
                 "it is a text column and no value is given",
                 f"say which text deletes: dd.tombstone({column!r}, 'D')",
             )
@@ -265,7 +266,7 @@ def _tombstone_value(name: str, schema: pa.Schema, spec: Upsert) -> pa.Scalar | 
         return pa.scalar(value, kind) if not isinstance(value, str) else pa.scalar(value).cast(kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
         raise SpecError(
-            f"tombstone {column!r} of {name!r}",
+            f"tombstone {column!r} of {of}",
             f"{value!r} is no value of {kind} ({error})",
             "give a value of the column's type",
         ) from None

@@ -1,4 +1,4 @@
-"""Verbs that look at rows by group or by key: count, group_by, agg, top, to_upserts, single.
+"""Verbs that look at rows by group or by key: count, group_by, agg, top, versions, to_upserts, single.
 
 Invariant: a group is there while the multiplicities of its rows do not add up to zero.
 
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import Any, Generic, Literal
 
 from ddflow.plan.aggregated import written_aggregate
+from ddflow.plan.row_verbs import Formula
+from ddflow.plan.spec import Tombstone
 from ddflow.plan.verb_family import Made, VerbFamily
 
 
@@ -191,6 +193,55 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         ``rank_name`` one change may move all ranks after it: 2k updates.
         """
         return self._then("top", k, by, partition_by, offset, rank_name)
+
+    def versions(
+        self,
+        key: str | Sequence[str],
+        order_by: str,
+        delete: Tombstone | Formula | None = None,
+        ignore: str | Sequence[str] = (),
+        valid_from: str = "valid_from",
+        valid_to: str = "valid_to",
+    ) -> Made:
+        """Type-2 history: each row is a version of its key, valid from its order until the next one's.
+
+        A late row is put in its place, and the ends of its neighbours move.  A retraction means that the version never
+        was.  Neighbours that are equal but for ``order_by`` and ``ignore`` are one version, shown as the earliest.
+        Of rows of one key and order the greatest shows.
+
+        Parameters
+        ----------
+        key : str or sequence of str
+            The columns whose history it is; null is a key.
+        order_by : str
+            The column that versions of a key are ordered by, null first.
+        delete : Tombstone, str, pyarrow.compute.Expression or callable, optional
+            Which rows end the version before and give no row: a `ddflow.tombstone`, whose column is not in the
+            result, or a condition as of `filter`.  Of rows of one key and order they are below all others.
+        ignore : str or sequence of str
+            Columns in which neighbours may differ and be one version.
+        valid_from, valid_to : str
+            The names of columns for the order of a version, and for that of what ended it, null for nothing.
+
+        Returns
+        -------
+        Collection
+            Of the same columns, and these two.
+
+        Raises
+        ------
+        SpecError
+            For a missing column, an order without an order, a name that is taken, an input with one row a key, and
+            one that forgets rows without a retraction.
+        ExpressionError
+            For a ``delete`` that does not fit.
+
+        Notes
+        -----
+        O(log rows) for an update, and O(r log r) for the r rows of the keys that a step touches.  It holds each row.
+        A step raises `NegativeMultiplicity` where a row is there less than zero times.
+        """
+        return self._then("versions", key, order_by, delete, ignore, valid_from, valid_to)
 
     def to_upserts(self, key: str | Sequence[str], on_conflict: Literal["error", "greatest", "all"] = "error") -> Made:
         """What `ddflow.ToUpserts` makes of its updates, for an output.  Nothing further can be made of it.

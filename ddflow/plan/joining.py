@@ -117,14 +117,14 @@ def _as_is(side: Any, shown: Sequence[str]) -> bool:
 
 
 def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str]) -> tuple[Any, list[str]]:
-    """A side with a column for each key, and what these are called; keys that are decimals of others' are cast."""
+    """A side with a column for each key, and what these are called; keys whose common type is another are cast."""
     columns, names = {name: name for name in side.schema.names}, list[str]()
     for key, partner in zip(keys, its, strict=True):
         text = key
         if key in side.schema.names and partner in other.schema.names:
             kind, its_kind = side.schema.field(key).type, other.schema.field(partner).type
-            common = _decimal(kind, its_kind)
-            text = key if common is None or common == kind else f"cast({_quoted(key)} as {_decimal_name(common)})"
+            common = _decimal(kind, its_kind) or _moment(kind, its_kind)
+            text = key if common in (None, kind) else f"cast({_quoted(key)} as {_sql_name(common)})"
         if text in side.schema.names and text not in names:
             names.append(text)
             continue
@@ -142,8 +142,26 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _decimal_name(kind: pa.DataType) -> str:
-    return f"decimal({kind.precision}, {kind.scale})"
+def _sql_name(kind: pa.DataType) -> str:
+    if pat.is_decimal(kind):
+        return f"decimal({kind.precision}, {kind.scale})"
+    return "timestamp" if kind.tz else "timestamp_ntz"
+
+
+def _moment(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The timestamp in which two types compare without loss, where one is a timestamp; None where there is none.
+
+    SQL has none of nanoseconds.  A date and an instant compare in a time zone only.
+    """
+    if one == other or not (pat.is_timestamp(one) or pat.is_timestamp(other)):
+        return None
+    units, zones = set[str](), set[bool]()
+    for kind in (one, other):
+        if not (pat.is_timestamp(kind) or pat.is_date32(kind)):
+            return None
+        units.add(kind.unit if pat.is_timestamp(kind) else "s")
+        zones.add(pat.is_timestamp(kind) and kind.tz is not None)
+    return None if "ns" in units or len(zones) > 1 else pa.timestamp("us", "UTC" if zones == {True} else None)
 
 
 def _decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

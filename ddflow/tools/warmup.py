@@ -282,7 +282,9 @@ def _ordered() -> Iterator[str]:
             arranged.spill(batch_store, 0)
     arranged.index.evict(0, 4, np.ones(8, np.uint8))
     flow = dd.Flow()
-    flow.output("top", flow.updates("rows", schema).top(1, by="n"))
+    few = flow.updates("rows", schema)
+    flow.output("top", few.top(1, by="n"))
+    flow.output("versions", few.versions([], "n"))
     with flow.open() as engine:
         engine.step({"rows": pa.table({"n": [2, 1]})}, 0)
     record = decoded(Decoder(ArrangementRecord), encoded(take(arranged, batch_store)), "a warm-up")

@@ -2,7 +2,8 @@
 
 Invariant: the rows of a group are those that a read of all would give with its words first, in the order of identities.
 In memory the index has them side by side. Where runs lie on disk, each has the rows of a group side by side, and what a
-newer layer says of an identity holds. There all rows of a group are looked at, however few are asked for.
+newer layer says of an identity holds. Of each layer the first rows are read; what they say is known up to the least
+identity at which a layer was left. Where that is too little, more is read.
 
 >>> import pyarrow as pa
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=True, words=1, ordered=True)
@@ -10,6 +11,7 @@ newer layer says of an identity holds. There all rows of a group are looked at, 
 [0, 0]
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +25,14 @@ from ddflow.trace.batch import Batch, ends, starts
 from ddflow.trace.ordered_index import ALL, OrderedIndex, RowsByGroup
 from ddflow.trace.spill import located
 
+AHEAD = 16
+"""So many rows more than are asked for are read of a layer: some were deleted."""
+MORE = 4
+"""So many times the rows are read where those of a round say too little."""
+
 
 class Layer(NamedTuple):
-    """The last versions of some identities in one layer."""
+    """The last versions of some identities in one layer, group by group."""
 
     references: Ints
     values: Ints
@@ -33,6 +40,10 @@ class Layer(NamedTuple):
     high: Words
     low: Words
     order: Ints
+    group: Ints
+    """int64[n]: which of the groups they are of, ascending."""
+    left: Any
+    """bool[g]: where a group has more rows in the layer."""
 
 
 def group_rows(
@@ -47,35 +58,44 @@ def group_rows(
     """The live rows of groups, given by ascending prefixes of identities; at most so many of each.
 
     ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``, ``tied``, ``words``: as of `OrderedIndex.group`.
-    O(groups log entries + rows) in memory; on disk, O(log rows) more for each group and run there, and all rows of the
-    groups.
+    O(groups log entries + rows) in memory; on disk, O(log rows + rows asked for) for each group and run there, and what
+    was deleted in front of them.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
-    if not arranged.lower:
+    if not (arranged.lower and high.size):
         return index.group(high, low, order, most, tied=tied, words=words)
-    found = index.group(high, low, order, live=False)
-    layers = [_resident(arranged, found)]
-    for parts in arranged.lower:
-        for part in reversed(parts):  # inputs of a merge are there oldest first
-            batch = arranged.slots[part.slot]
-            first, last = located(batch, part.begin, high, low, order)
-            sizes = last - first
-            rows = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
-            layers.append(_stored(batch, rows, part.slot))
-    every = Layer(*(np.concatenate(each) for each in zip(*layers, strict=True)))
-    by = in_order(every.high, every.low, every.order)
-    newest = by.permutation.take(by.starts[:-1])
-    newest = newest[every.live.take(newest) != 0]
-    return _cut(every, newest, (high, low, order), most, index.words if tied is None else tied)
+    parts = [part for parts in arranged.lower for part in reversed(parts)]  # of a merge, they are oldest first
+    ranges = [located(arranged.slots[part.slot], part.begin, high, low, order) for part in parts]
+    limits = np.full(high.size, most) if isinstance(most, int) else most
+    room, of, found = np.minimum(limits, ALL // MORE) + AHEAD, np.arange(high.size), list[tuple[Ints, ...]]()
+    while of.size:
+        prefix = high[of], low[of] if low.size else low, None if order is None else order[of]
+        layers = [_resident(arranged, index.group(*prefix, room[of], live=False), room[of])]
+        for part, (first, last) in zip(parts, ranges, strict=True):
+            layers.append(_stored(arranged.slots[part.slot], part.slot, first[of], last[of], room[of]))
+        every = Layer(*(np.concatenate(each) for each in zip(*layers, strict=True)))
+        newest = _known(every, layers)
+        kept = _first(every, newest, limits[of], index.words if tied is None else tied)
+        sizes, there = (np.bincount(every.group[rows], minlength=of.size) for rows in (kept, newest))
+        done = (sizes < there) | ~np.any([layer.left for layer in layers], axis=0)
+        rows = kept[done[every.group[kept]]]
+        found.append((of[every.group[rows]], every.references[rows], every.values[rows], every.order[rows]))
+        room, of = np.minimum(room, ALL // MORE) * MORE, of[~done]
+    group, references, values, beyond = (np.concatenate(each) for each in zip(*found, strict=True))
+    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(group, minlength=high.size))])
+    by = np.argsort(group, kind="stable")
+    return RowsByGroup(references[by], values[by], begins, beyond[by])
 
 
-def _resident(arranged: Arrangement, found: RowsByGroup) -> Layer:
+def _resident(arranged: Arrangement, found: RowsByGroup, room: Ints) -> Layer:
     """What the index holds of the groups, deletions too."""
+    sizes = np.diff(found.begins)
     there = np.flatnonzero((found.references >> SLOT) & SLOTS)
     references, values = found.references[there], found.values[there]
     plain, live = references & ~(OCCUPIED | LIVE), (references & LIVE != 0).astype(np.uint64)
-    return Layer(plain, values, live, *identified(arranged, plain))
+    group = np.repeat(np.arange(sizes.size), sizes)[there]
+    return Layer(plain, values, live, *identified(arranged, plain), group, sizes >= room)
 
 
 def identified(arranged: Arrangement, references: Ints) -> tuple[Words, Words, Ints]:
@@ -89,56 +109,45 @@ def identified(arranged: Arrangement, references: Ints) -> tuple[Words, Words, I
     return high, low, order
 
 
-def _stored(batch: Batch, rows: Ints, slot: int) -> Layer:
-    """The last versions among some rows of a batch on disk."""
+def _stored(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints) -> Layer:
+    """The last versions among the first rows of ranges of a batch on disk."""
+    sizes = np.minimum(last - first, room)
+    rows = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
     columns = batch.high[rows], batch.low[rows], batch.order[rows]
-    last = ends(*columns)
-    rows = rows[last]
-    values = batch.value[rows].view(np.int64)
-    live = batch.live[rows].astype(np.uint64)
-    high, low, order = columns
-    return Layer(rows | slot << SLOT, values, live, high[last], low[last], order[last])
+    ending = ends(*columns)
+    rows, group = rows[ending], np.repeat(np.arange(sizes.size), sizes)[ending]
+    values, live = batch.value[rows].view(np.int64), batch.live[rows].astype(np.uint64)
+    high, low, order = (each[ending] for each in columns)
+    return Layer(rows | slot << SLOT, values, live, high, low, order, group, last - first > room)
 
 
-def _cut(
-    every: Layer, rows: Ints, prefix: tuple[Words, Words, Ints | None], most: int | Ints, tied: int
-) -> RowsByGroup:
-    """Rows in the order of identities as groups, at most so many of each and those that tie with the last."""
-    high, low, order = prefix
-    groups = [high, *([low] if low.size else []), *([] if order is None else order.view(np.uint64).T)]
-    theirs = [every.high[rows], every.low[rows], *every.order.view(np.uint64)[rows].T]
-    # Both ascend, so a group is as far on as prefixes have begun.
-    first = np.flatnonzero(_starts(theirs[: len(groups)]))
-    sizes = np.diff(np.append(first, rows.size))
-    at = _places(groups, [each[first] for each in theirs[: len(groups)]])
-    ends = most if isinstance(most, int) else most[at].repeat(sizes)
-    place = np.arange(rows.size) - np.repeat(first, sizes)
-    of = np.flatnonzero(begun := _starts(theirs[: max(2 + tied, len(groups))]))
-    # The place of the first of those that tie.
-    keep = place[of[np.cumsum(begun) - 1]] < ends
-    begins = np.zeros(high.size + 1, np.int64)
-    begins[at + 1] = np.add.reduceat(keep, first, dtype=np.int64) if first.size else 0
-    rows = rows[keep]
-    return RowsByGroup(every.references[rows], every.values[rows], np.cumsum(begins), every.order[rows])
+def _known(every: Layer, layers: Sequence[Layer]) -> Ints:
+    """The newest versions of what all layers tell of, in order, where they live.
 
-
-def _starts(words: list[Words]) -> Any:
-    """bool[n]: where other words begin."""
-    return starts(words[0], words[1] if len(words) > 1 else NONE, _beyond(words))
-
-
-def _beyond(words: list[Words]) -> Ints | None:
-    """Words beyond two, by row."""
-    return np.stack(words[2:], axis=1).view(np.int64) if len(words) > 2 else None
-
-
-def _places(groups: list[Words], some: list[Words]) -> Ints:
-    """Where in ascending groups some of them stand."""
-    every = [np.concatenate([one, other]) for one, other in zip(groups, some, strict=True)]
-    n = groups[0].size
-    low = every[1] if len(every) > 1 else np.zeros(every[0].size, np.uint64)
-    beyond = _beyond(every)
-    by = in_order(every[0], low, np.empty((every[0].size, 0), np.int64) if beyond is None else beyond)
-    number = np.empty(every[0].size, np.int64)
+    The last that is told of a group may have a later version where its layer was left.
+    """
+    by = in_order(every.high, every.low, every.order)
+    number, bound, begin = np.empty(every.group.size, np.int64), np.full(layers[0].left.size, every.group.size), 0
     number[by.permutation] = np.repeat(np.arange(by.starts.size - 1), np.diff(by.starts))
-    return number[n:]
+    for layer in layers:
+        groups = np.flatnonzero(layer.left)
+        last = np.searchsorted(layer.group, groups, side="right") - 1
+        told = np.append(number[begin : begin + layer.group.size], -1)
+        there = np.append(layer.group, -1)[last] == groups
+        bound[groups] = np.minimum(bound[groups], np.where(there, told[last], -1))
+        begin += layer.group.size
+    newest = by.permutation.take(by.starts[:-1])
+    keep = (every.live.take(newest) != 0) & (number[newest] < bound[every.group[newest]])
+    rows: Ints = newest[keep]
+    return rows
+
+
+def _first(every: Layer, rows: Ints, most: Ints, tied: int) -> Ints:
+    """Of rows in order, at most so many of each group and those that tie with the last."""
+    group = every.group[rows]
+    heads = np.append(True, np.diff(group) != 0)[: rows.size]
+    classes = heads | (starts(every.high[rows], every.low[rows], every.order[rows, :tied]) != 0)
+    place = np.arange(rows.size) - np.maximum.accumulate(np.where(heads, np.arange(rows.size), 0))
+    # The place of the first of those that tie.
+    first: Ints = rows[place[np.flatnonzero(classes)[np.cumsum(classes) - 1]] < most[group]]
+    return first

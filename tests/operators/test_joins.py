@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from chance import effort
+from doors import is_temporal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -235,7 +236,12 @@ def test_equally_named_keys_are_one_column() -> None:
         ("int64", "float64", False),
         ("string", "large_string", True),
         ("string", "int64", False),
-        ("timestamp[us]", "timestamp[ms]", False),
+        ("timestamp[us]", "timestamp[ms]", True),
+        ("timestamp[s]", "date32", True),
+        ("timestamp[ms, UTC]", "timestamp[us, UTC]", True),
+        ("timestamp[us, UTC]", "timestamp[us]", False),
+        ("timestamp[ns]", "timestamp[us]", False),
+        ("timestamp[us, UTC]", "date32", False),
         ("bool", "int8", False),
         ("decimal128(10, 2)", "decimal128(12, 4)", True),
         ("decimal128(10, 2)", "int32", True),
@@ -244,7 +250,11 @@ def test_equally_named_keys_are_one_column() -> None:
 )
 def test_keys_compare_in_a_type_that_holds_both(left: str, right: str, fits: bool) -> None:
     kinds = [
-        pa.decimal128(*map(int, kind[11:-1].split(","))) if kind[:3] == "dec" else pa.type_for_alias(kind)
+        pa.decimal128(*map(int, kind[11:-1].split(",")))
+        if kind[:3] == "dec"
+        else pa.timestamp(kind[10:12], "UTC")
+        if "UTC" in kind
+        else pa.type_for_alias(kind)
         for kind in (left, right)
     ]
     flow = dd.Flow()
@@ -257,7 +267,8 @@ def test_keys_compare_in_a_type_that_holds_both(left: str, right: str, fits: boo
             a.join(b, on={"x": "y"})
         return
     flow.output("out", a.join(b, on={"x": "y"}).project(["i", "j"]))
-    ones = [pa.array(["1", "2"]).cast(kind) for kind in kinds]
+    days = pa.array([1, 2], pa.date32())
+    ones = [(days if is_temporal(kind) else pa.array(["1", "2"])).cast(kind) for kind in kinds]
     with flow.open() as engine:
         made = engine.step(
             {"a": pa.table([[5, 6], ones[0]], names=["i", "x"]), "b": pa.table([[7, 8], ones[1]], names=["j", "y"])}, 0

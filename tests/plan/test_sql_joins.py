@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import nexmark
+import nexmark_queries as nexmark
 import pyarrow as pa
 import pytest
 from queries import listed
 from sql_witness import flow_of, rows_of, same_as_duckdb
-from tpch import KEYS, QUERIES, TYPES
+from tpch_queries import KEYS, QUERIES, TYPES
 
 import ddflow as dd
 from ddflow.errors import ExpressionError

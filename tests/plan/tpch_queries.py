@@ -1,7 +1,8 @@
 """The 22 queries of TPC-H in Spark's dialect, with the parameters of its validation; and its tables' keys.
 
 Where a query has an ORDER BY and no LIMIT, the ORDER BY is left out, because a collection has no order. Where it has
-both, the order is completed, so that ties cannot be cut in two ways.
+both, the order is completed, so that ties cannot be cut in two ways. Query 11 asks for a share that depends on the
+scale: `text` writes it in.
 """
 
 from __future__ import annotations
@@ -233,6 +234,12 @@ from (
 group by cntrycode
 """,
 }
+
+
+def text(number: int, scale: float = 0.01) -> str:
+    """A query as it is asked at a scale."""
+    return QUERIES[number].replace("* 0.01\n", f"* {0.0001 / scale:.6f}\n")
+
 
 _KEY, _MONEY, _TEXT, _DAY, _INT = pa.int64(), pa.decimal128(15, 2), pa.string(), pa.date32(), pa.int32()
 TYPES: dict[str, dict[str, pa.DataType]] = {

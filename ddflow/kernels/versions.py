@@ -1,0 +1,156 @@
+"""Which rows of a key are versions, until when, and how that changes: the neighbours of what changes, and no others.
+
+Invariant: the rows of a key stand in their order. Those of one event stand together, a delete first and the greatest
+row last; an event shows the last of its rows that is there. Neighbours that show the same content are one version,
+which is the first of them; content 0 is a delete, which ends the one before and is none. ``until``, of a row: -2 where
+it is no version, -1 where nothing ended it, else the first row of the event that did.
+
+>>> import numpy as np
+>>> one = lambda *values: np.array(values, np.int64)
+>>> ends, held, event, until = one(0, 4), one(1, 1, 1, 1), one(0, 1, 2, 3), np.empty(4, np.int64)
+>>> show_versions(ends, held, event, np.array([5, 5, 7, 0], np.uint64), until)
+>>> until.tolist()
+[2, -2, 3, -2]
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ddflow.kernels.arrays import Ints, Narrow, Words
+from ddflow.kernels.compile import kernel
+
+Number = Any
+NONE, OPEN = -2, -1
+"""No version, and one that nothing ended."""
+
+
+@kernel
+def show_versions(ends: Ints, held: Ints, event: Ints, content: Words, until: Ints) -> None:
+    """The versions of keys.
+
+    ends: int64[g + 1], where the rows of keys begin.  held, event: int64[n], by row: how often it is there, and the
+    ascending number of its event.  content: uint64[n].  Written: until int64[n].  O(n).
+
+    >>> one = np.zeros(1, np.int64)
+    >>> show_versions(one, one, one, np.zeros(1, np.uint64), one)
+    """
+    for g in range(ends.size - 1):
+        at, stop, run = ends[g], ends[g + 1], np.int64(-1)
+        while at < stop:
+            head, shown = at, np.int64(-1)
+            while at < stop and event[at] == event[head]:
+                until[at] = NONE
+                if held[at] > 0:
+                    shown = at
+                at += 1
+            if shown < 0 or (run >= 0 and content[shown] == content[run]):
+                continue
+            if run >= 0:
+                until[run] = head
+            run = shown if content[shown] != 0 else np.int64(-1)
+        if run >= 0:
+            until[run] = OPEN
+
+
+@kernel
+def move_versions(
+    ends: Ints,
+    held: Ints,
+    event: Ints,
+    content: Words,
+    until: Ints,
+    begins: Ints,
+    places: Ints,
+    ranks: Narrow,
+    counts: Ints,
+    fresh: Ints,
+    out_rank: Narrow,
+    out_row: Ints,
+    out_until: Ints,
+    out_diff: Ints,
+) -> int:
+    """How the versions of keys change at each time of a step.
+
+    ends, event, content: as of `show_versions`.  held, until: so before the step, then after.  begins: int64[g + 1],
+    where the c changes of keys begin, each key's ascending in time.  places: int64[c], of the rows that change; ranks:
+    int32[c], of times; counts: int64[c], how often a row is there then.  Scratch: fresh int64[n].
+    Written: out_* [8 * c], a key's ascending in time.  Returns how many.  Of a time it looks from the version before
+    the first change to the first after the last that stays as it was, and no further than rows ever were.
+
+    >>> one, none, out = np.array([0, 1]), np.full(2, -2), [np.empty(8, np.int32), *np.empty((3, 8), np.int64)]
+    >>> content, until, held = np.array([5, 7], np.uint64), np.array([-1, -2]), np.array([1, 0])
+    >>> told = until, one, one[1:], np.zeros(1, np.int32), one[1:], none
+    >>> move_versions(np.array([0, 2]), held, one, content, *told, *out)
+    3
+    >>> until.tolist()
+    [1, -1]
+    """
+    written = 0
+    for g in range(ends.size - 1):
+        first, stop, at = ends[g], ends[g + 1], begins[g]
+        reach = stop
+        while reach > first and held[reach - 1] <= 0:
+            reach -= 1
+        while at < begins[g + 1]:
+            rank, low, high = ranks[at], stop, first
+            while at < begins[g + 1] and ranks[at] == rank:
+                held[places[at]] = counts[at]
+                low, high = min(low, places[at]), max(high, places[at])
+                at += 1
+            reach, begin = max(reach, high + 1), _before(event, until, first, low)
+            i, run, changed = begin, np.int64(-1), event[high]
+            while i < reach:
+                head, shown = i, np.int64(-1)
+                while i < reach and event[i] == event[head]:
+                    fresh[i] = NONE
+                    if held[i] > 0:
+                        shown = i
+                    i += 1
+                if shown < 0 or (run >= 0 and content[shown] == content[run]):
+                    continue
+                if run >= 0:
+                    fresh[run] = head
+                run = shown if content[shown] != 0 else np.int64(-1)
+                # What begins here, or ended before, did so before the step: all is as it was from here on.
+                if event[head] > changed and (run < 0 or until[run] != NONE):
+                    i, run = head, np.int64(-1)
+                    break
+            if run >= 0:
+                fresh[run] = OPEN
+            for row in range(begin, i):
+                if until[row] != fresh[row]:
+                    written = _put(out_rank, out_row, out_until, out_diff, written, rank, row, until[row], -1)
+                    written = _put(out_rank, out_row, out_until, out_diff, written, rank, row, fresh[row], 1)
+                    until[row] = fresh[row]
+    return written
+
+
+@kernel
+def _before(event: Ints, until: Ints, first: Number, low: Number) -> Number:
+    """The first row of the event of the last version before the event of a row, else the first row of the key."""
+    begin = low
+    while begin > first and (event[begin] == event[low] or until[begin] == NONE):
+        begin -= 1
+    while begin > first and event[begin - 1] == event[begin]:
+        begin -= 1
+    return begin
+
+
+@kernel
+def _put(
+    ranks: Narrow,
+    rows: Ints,
+    untils: Ints,
+    diffs: Ints,
+    at: Number,
+    rank: Number,
+    row: Number,
+    until: Number,
+    diff: int,
+) -> Number:
+    """Write that a version comes or goes, if it is one; where the next update goes."""
+    if until != NONE:
+        ranks[at], rows[at], untils[at], diffs[at] = rank, row, until, diff
+        at += 1
+    return at

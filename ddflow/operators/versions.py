@@ -1,0 +1,327 @@
+"""Versions: type-2 history. Each row is what its key held from its order on, until the next; the differences of that.
+
+Invariant: what is shown depends on the rows that are there, not on when they came, so a late row moves the ends of its
+neighbours. Rows of one key and order are one event, which shows the greatest of them, a delete below any. Its state is
+every row by key and order, with a word that is 0 for a delete and else a hash of what counts in "is it the same": so
+neighbours are compared in the index. Rows that tie in key and order are gathered and compared by their values.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> prices = flow.updates("prices", {"id": int, "at": int, "price": int})
+>>> _ = flow.output("history", prices.versions("id", "at"))
+>>> with flow.open() as engine:
+...     _ = engine.step({"prices": {"id": [1, 1], "at": [10, 30], "price": [5, 7]}})
+...     for row in engine.step({"prices": {"id": [1], "at": [20], "price": [6]}})["history"].to_pylist():
+...         print(*row.values())
+1 10 5 10 30 2 -1
+1 10 5 10 20 2 1
+1 20 6 20 30 2 1
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.hashing import Ints, RowHashes, Words, flags
+from ddflow.columns.names import TIMES, check_names, column_name, column_names, did_you_mean
+from ddflow.columns.order_words import OrderColumn, exact, word_count
+from ddflow.columns.rows import RowPool, Rows, gather, gathered
+from ddflow.columns.schema import arrays, one_chunk, plain
+from ddflow.columns.sorting import in_order
+from ddflow.errors import SpecError
+from ddflow.expressions import compile as compile_expression
+from ddflow.kernels.sort import order_by_rank
+from ddflow.kernels.versions import NONE, move_versions, show_versions
+from ddflow.operators.arranged import refuse_negative
+from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.ordered_rows import Folded, OrderedRows, ordered_type
+from ddflow.operators.row_order import RowOrder, reordered
+from ddflow.operators.updates import Updates
+from ddflow.plan.bind import tombstone_value
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.formulas import changed_by, shown_formula
+from ddflow.plan.record import Record
+from ddflow.plan.spec import Tombstone
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import starts
+from ddflow.trace.change import Change
+from ddflow.trace.group_rows import identified
+
+
+@register
+class AsVersions(Operator):
+    """See `Collection.versions`."""
+
+    verb, keeps = "versions", True
+
+    def __init__(
+        self,
+        of: Collection,
+        key: str | Sequence[str],
+        order_by: str,
+        delete: Any = None,
+        ignore: str | Sequence[str] = (),
+        valid_from: str = "valid_from",
+        valid_to: str = "valid_to",
+    ) -> None:
+        asked, row = self.verb, of.schema
+        self.key, self.ignore = column_names(key, asked, "key"), column_names(ignore, asked, "ignore")
+        self.order_by = column_name(order_by, asked, "order_by")
+        self.tombstone = delete if isinstance(delete, Tombstone) else None
+        said = [("key", self.key), ("order_by", [order_by]), ("ignore", self.ignore)]
+        said += [("delete", [self.tombstone.column])] if self.tombstone is not None else []
+        for option, names in said:
+            for name in names:
+                if name not in row.names:
+                    found = f"{option}= holds {name!r}: there is no such column"
+                    raise SpecError(asked, found, did_you_mean(name, row.names))
+        hidden = self.tombstone.column if self.tombstone is not None else None
+        if order_by in self.key or hidden in (order_by, *self.key):
+            twice = order_by if order_by in self.key else hidden
+            raise SpecError(asked, f"{twice!r} is named twice, by key=, order_by= or delete=", "name another column")
+        word_count(row.field(order_by).type, order_by)
+        keyed = of.found_by()
+        if keyed is not None and set(keyed) <= set(self.key):
+            found = f"the input holds one row of each {list(keyed)}, so there is no history of {list(self.key)}"
+            raise SpecError(asked, found, f"key the input by {[*self.key, order_by]}, or give flow.updates(...)")
+        if of.forgetting:
+            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would stay for ever"
+            raise SpecError(asked, found, "leave on_expire='forget' out there")
+        given = delete if self.tombstone is None else _condition(self.tombstone, row)
+        self.delete = None if given is None else compile_expression(given, row, boolean=True, what="delete of versions")
+        self.names = column_name(valid_from, asked, "valid_from"), column_name(valid_to, asked, "valid_to")
+        shown = [field for field in row if field.name != hidden]
+        taken = [name for i, name in enumerate(self.names) if name in (*row.names, *self.names[:i])]
+        if taken:
+            found = f"there is a column {taken[0]!r} already"
+            raise SpecError(asked, found, "choose other names with valid_from= and valid_to=")
+        order = row.field(order_by)
+        shown += [order.with_name(valid_from), order.with_name(valid_to).with_nullable(True)]
+        check_names([*(field.name for field in shown), TIMES], asked)
+        # Two rows that differ in a column that is not shown may leave and come as one.
+        super().__init__(of.flow, pa.schema(shown), [of], hidden is None)
+        self.unique = self.positive = True
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """All of it; the delete where there is one."""
+        told: dict[str, Any] = {"key": list(self.key), "order_by": self.order_by, "ignore": list(self.ignore)}
+        told |= dict(zip(("valid_from", "valid_to"), self.names, strict=True))
+        if self.tombstone is not None:
+            return told | {"tombstone": self.tombstone.column, "value": self.tombstone.value}
+        if self.delete is None:
+            return told
+        given = self.delete.text or id(self.delete.given)
+        return told | {"delete": given if formulas is None else formulas.add(self.delete)}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        delete: Any = record.record("delete").text("sql") if "delete" in record else None
+        if "tombstone" in record:
+            delete = Tombstone(record.text("tombstone"), record.given.get("value"))
+        names = record.text("valid_from"), record.text("valid_to")
+        key, order_by = record.texts("key"), record.text("order_by")
+        return inputs[0].versions(key, order_by, delete, record.texts("ignore"), *names)
+
+    def again(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.again`."""
+        delete = self.tombstone or (None if self.delete is None else self.delete.given)
+        return inputs[0].versions(self.key, self.order_by, delete, self.ignore, *self.names)
+
+    def unlike(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.unlike`: what is greatest, and what deletes, must not change."""
+        rows = narrow.inputs[0].schema, self.inputs[0].schema
+        for name, kind in reordered(rows[1], rows[0]):
+            if name not in self.key:
+                yield f"versions(...) compares its column {name!r}, whose values as {kind} have another order"
+        if self.delete is not None:
+            yield from changed_by(self.delete, *rows)
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """What it was told, as far as it is not the default."""
+        told = [str(record.texts("key")), repr(record.text("order_by"))]
+        told += [f"delete={shown_formula(record.record('delete'))}"] if "delete" in record else []
+        if "tombstone" in record:
+            told += [f"delete={Tombstone(record.text('tombstone'), record.given.get('value'))!r}"]
+        told += [f"ignore={names}"] if (names := record.texts("ignore")) else []
+        told += [f"{name}={to!r}" for name in ("valid_from", "valid_to") if (to := record.text(name)) != name]
+        return ", ".join(told)
+
+    def exchange(self) -> list[Columns | None]:
+        """The key."""
+        return [self.key]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningVersions(self, context)
+
+
+def _condition(tombstone: Tombstone, row: pa.Schema) -> str:
+    """What a tombstone says, as SQL.  Raises `SpecError`."""
+    column, value = "`" + tombstone.column.replace("`", "``") + "`", tombstone.value
+    if tombstone_value("versions", row, tombstone) is not None:
+        if isinstance(value, str):
+            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return f"{column} = {value}"
+    return column if pa.types.is_boolean(row.field(tombstone.column).type) else f"{column} is not null"
+
+
+class KeyRows(NamedTuple):
+    """n rows of some keys, in order: key by key."""
+
+    references: Ints
+    held: Ints
+    """Multiplicities."""
+    ends: Ints
+    """int64[g + 1]: where keys begin."""
+    event: Ints
+    """int64[n]: the number of each one's event, ascending."""
+    content: Words
+    """uint64[n]: 0 for a delete."""
+
+
+class RunningVersions(OrderedRows):
+    """State: all rows of the input, by key and order."""
+
+    def __init__(self, node: AsVersions, context: Context) -> None:
+        row, self.order_by, self.delete, self.names = node.inputs[0].schema, node.order_by, node.delete, node.names
+        order = [OrderColumn(self.order_by, False, True)]
+        left_out = {*node.key, *node.ignore, self.order_by, *([node.tombstone.column] if node.tombstone else [])}
+        loose = [field.with_nullable(True) for field in row if field.name not in left_out]
+        self.counting = RowHashes(pa.schema(loose), context.secret)
+        self.ties = RowOrder(row, [*node.key, self.order_by], [], context.secret, most=0)
+        super().__init__(row, node.key, order, context.secret)
+        self.arrangements = (Arrangement(self.schema, wide=True, words=self.arranged.words + 1, ordered=True),)
+        self.tied = self.arranged.words - 3
+        """Words of the order: those beyond are of the content, and of the row."""
+        self.exact = exact(ordered_type(row.field(self.order_by).type))
+        self.whole_row = [field for field in node.schema if field.name not in self.names]
+        self.wanted = context.wanted
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+        """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
+
+        For u updates of keys with r rows together: O(u log rows + r log r), and of each time at which a key changes,
+        what stands between the neighbours of what changed.
+        """
+        updates = inputs[0]
+        folded = self.fold(updates, since)
+        refuse_negative(folded, updates, "versions")
+        return self._moved(folded, updates), folded.change
+
+    def pieces(self, as_of: int | None) -> Iterator[Updates]:
+        """See `Readable.pieces`.  Only rows that are shown, or tie with others, are gathered; O(rows held)."""
+        for arranged in self.arranged.partitions:
+            for references in arranged.live(as_of):
+                high, low, order = identified(arranged, references)
+                held = np.ones(references.size, np.int64)
+                rows, _ = self._in_order(arranged.slots.pool, references, held, high, low, order)
+                until = np.empty(references.size, np.int64)
+                show_versions(rows.ends, rows.held, rows.event, rows.content, until)
+                at = np.flatnonzero(until != NONE)
+                yield once_each(self._shown(arranged.slots.pool, rows, at, until[at], None))
+
+    def _words(self, rows: Any, high: Words, low: Words) -> Ints:
+        """See `OrderedRows._words`: the content stands before the row's own two."""
+        names = self.counting.names
+        content = self.counting.values(arrays(rows, names), rows.num_rows) | np.uint64(1)
+        if self.delete is not None:
+            read = self.row.names if self.delete.columns is None else list(self.delete.columns) or self.row.names[:1]
+            shown = pa.schema([self.row.field(name).with_nullable(True) for name in read])
+            content[flags(self.delete(pa.RecordBatch.from_arrays(arrays(rows, read), schema=shown))) != 0] = 0
+        words = super()._words(rows, high, low)
+        return np.ascontiguousarray(np.insert(words, words.shape[1] - 2, content.view(np.int64), axis=1))
+
+    def _moved(self, folded: Folded, updates: Updates) -> Updates:
+        """The updates of the output."""
+        touched, first, number = np.unique(folded.numbers, return_index=True, return_inverse=True)
+        mine, by = folded.rows[first], folded.by
+        pool, given = self.arranged.slots.pool, updates.rows
+        columns = [
+            arrays(given, [field.name])[0] if field.name != TIMES else pa.nulls(updates.diffs.size, field.type)
+            for field in pool.schema
+        ]
+        pool = pool.beside(Rows.of(columns, pool.shape, updates.diffs.size))
+        high, low, order = by.high[touched], by.low[touched], folded.order[touched]
+        rows, place = self._with_held(pool, mine, folded.prior[touched], high, low, order)
+        key = (np.searchsorted(rows.ends, place[number], side="right") - 1).astype(np.int32)
+        sorting = np.empty(key.size, np.int64)
+        order_by_rank(key, np.empty(0, np.int64), np.int64(rows.ends.size), sorting)
+        begins = np.searchsorted(key[sorting], np.arange(rows.ends.size))
+        until, fresh = np.empty(rows.held.size, np.int64), np.empty(rows.held.size, np.int64)
+        show_versions(rows.ends, rows.held, rows.event, rows.content, until)
+        told = begins, place[number[sorting]], folded.ranks[sorting], folded.counts[sorting]
+        room = 8 * key.size
+        out: Any = [np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))]
+        n = move_versions(rows.ends, rows.held, rows.event, rows.content, until, *told, fresh, *out)
+        ranks, at, ended, diffs = (each[:n] for each in out)
+        sorting = np.empty(n, np.int64)
+        order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(updates.times.size), sorting)
+        shown = self._shown(pool, rows, at[sorting], ended[sorting], self.wanted)
+        return Updates(shown, ranks[sorting], diffs[sorting], updates.times)
+
+    def _with_held(
+        self, pool: RowPool, mine: Ints, prior: Ints, high: Words, low: Words, order: Ints
+    ) -> tuple[KeyRows, Ints]:
+        """Rows of a step, in the order of identities, among all that their keys hold; and where these stand."""
+        heads = np.flatnonzero(starts(high, low))
+        found = self.look(high[heads], low[heads], words=True)
+        of = heads.repeat(np.diff(found.begins))
+        words = np.concatenate([order, found.order.reshape(of.size, order.shape[1])])
+        both = in_order(np.concatenate([high, high[of]]), np.concatenate([low, low[of]]), words)
+        # Of a row that is held and changes, the step's stands for both.
+        chosen = np.minimum.reduceat(both.permutation, both.starts[:-1]) if mine.size else both.permutation
+        places = both.starts[:-1]
+        references, held = np.concatenate([mine, found.references]), np.concatenate([prior, found.values])
+        rows, at = self._in_order(
+            pool, references[chosen], held[chosen], both.high[places], both.low[places], words[chosen]
+        )
+        place = np.empty(references.size, np.int64)
+        place[chosen[at]] = np.arange(at.size)
+        return rows, place[: mine.size]
+
+    def _in_order(
+        self, pool: RowPool, references: Ints, held: Ints, high: Words, low: Words, order: Ints
+    ) -> tuple[KeyRows, Ints]:
+        """Rows in the order of identities, all of some keys, in that of events; and the order that these had before."""
+        content = order[:, self.tied].view(np.uint64)
+        begun = starts(high, low, order[:, : self.tied])
+        at, number = np.arange(references.size), np.cumsum(begun) - 1
+        tied = np.flatnonzero(np.append(~begun[1:], np.zeros(min(begun.size, 1), bool)) | ~begun)
+        if tied.size:
+            schema = pa.schema([field.with_nullable(True) for field in self.row])
+            table, classes = gather(pool, references[tied], schema), number[tied]
+            if not self.exact:
+                column = plain(one_chunk(table.column(self.order_by)))
+                rank = np.array(pc.rank(column, "ascending", tiebreaker="dense")).astype(np.int64)
+                rank[np.asarray(column.is_null())] = 0
+                classes = classes * np.int64(tied.size + 1) + rank
+            live = content[tied] != 0
+            sorting = self.ties.sorted(table, classes * 2 + live)
+            at[tied] = tied[sorting]
+            if not self.exact:
+                classes = classes[sorting]
+                begun[tied[1:]] |= classes[1:] != classes[:-1]
+                number = np.cumsum(begun) - 1
+        ends = np.append(np.flatnonzero(starts(high, low)), references.size)
+        return KeyRows(references[at], held[at], ends, number, content[at]), at
+
+    def _shown(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:
+        """Versions as rows of the output.  ``wanted``: its columns, None for all."""
+        fields = [field for field in self.whole_row if wanted is None or field.name in wanted]
+        columns = gathered(pool, rows.references[at], fields)
+        order, ended = self.row.field(self.order_by), until >= 0
+        for name, references in zip(self.names, (at, np.where(ended, until, at)), strict=True):
+            if wanted is None or name in wanted:
+                (column,) = gathered(pool, rows.references[references], [order])
+                if name == self.names[1]:
+                    column = pc.if_else(pa.array(ended), column, pa.scalar(None, order.type))
+                    fields.append(order.with_name(name).with_nullable(True))
+                else:
+                    fields.append(order.with_name(name))
+                columns.append(column)
+        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
