@@ -117,3 +117,58 @@ def _root(exact: Fraction) -> float:
 def _float(bits: int) -> float:
     value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
     return value
+
+
+def _rank(value: Any) -> tuple[int, Any]:
+    """Where a value that is not null stands: NaN is greatest."""
+    return (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
+
+
+def _place(value: Any, descending: bool, nulls_first: bool) -> Any:
+    if value is None:
+        return (-1 if nulls_first else 1,)
+    return 0, _Turned(_rank(value)) if descending else _rank(value)
+
+
+class _Turned:
+    """The opposite order."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __lt__(self, other: _Turned) -> bool:
+        return bool(other.of < self.of)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Turned) and self.of == other.of
+
+    def __hash__(self) -> int:
+        return hash(self.of)
+
+
+def in_order(
+    rows: Sequence[tuple[Sequence[Any], Any, int]], ways: Sequence[tuple[bool, bool]], ignore_nulls: bool
+) -> list[Any]:
+    """Values in an order, each as often as it is there: of (order, value, how often); equal ones by the value.
+
+    ``ways``: whether an order is descending, and whether its nulls come first."""
+
+    def key(row: tuple[Sequence[Any], Any, int]) -> Any:
+        order = [_place(value, *way) for value, way in zip(row[0], ways, strict=True)]
+        return [*order, _place(row[1], False, True)]
+
+    kept = [row for row in rows if not (ignore_nulls and row[1] is None)]
+    return [value for _, value, n in sorted(kept, key=key) for _ in range(n)]
+
+
+def extreme(values: Values, greatest: bool) -> Any:
+    """The least or the greatest; NaN is greatest."""
+    there = in_order([((), value, n) for value, n in values], [], True)
+    return None if not there else there[-1 if greatest else 0]
+
+
+def distinct(values: Values) -> int:
+    """How many different ones there are, but for nulls; of tuples, those without a null."""
+    some = [value if isinstance(value, tuple) else (value,) for value, n in values if n]
+    plain = [tuple("nan" if each != each else each for each in value) for value in some]
+    return len({value for value in plain if None not in value})

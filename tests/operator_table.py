@@ -67,6 +67,22 @@ def aggregates(rows: Rows) -> Rows:
     return Counter({row: times for row, times in out.items() if row[1]})
 
 
+def ends(rows: Rows) -> Rows:
+    """Aggregates in an order of each city's numbers."""
+    found: dict[Any, list[tuple[Any, Any, int]]] = {}
+    for (city, n, tags), times in rows.items():
+        found.setdefault(city, []).append((n, tags, times))
+    out: Rows = Counter()
+    for city, its in found.items():
+        numbers, many = [(n, times) for n, _, times in its], sum(times for _, _, times in its)
+        listed = rules.in_order([((), n, times) for n, _, times in its], [], True)
+        odd = [((None if n is None else n % 2,), n, times) for n, _, times in its]
+        first = rules.in_order(odd, [(True, False)], True)
+        made = rules.extreme(numbers, False), rules.extreme(numbers, True), tuple(listed), (first or [None])[0]
+        out[(city, *made, rules.distinct(numbers), many)] += 1
+    return Counter({row: times for row, times in out.items() if row[-1]})
+
+
 def cities(c: dd.Collection) -> list[dd.Collection]:
     """Two collections: the cities, those of two rows of ``n > 1`` taken away; and the cities of rows of ``n < 3``."""
     many = c.filter("n > 1").project(["city"]).negate()
@@ -218,6 +234,10 @@ TABLE: Mapping[str, Law] = {
         ),
         aggregates,
     ),
+    "ordered_agg": Law(
+        lambda c: c.group_by("city").agg(lo="min(n)", hi="max(n)", a="array_agg(n)"),
+        lambda rows: Counter(row[:4] for row in ends(rows)),
+    ),
     "distinct": Law(
         lambda c: c.project(["city"]).distinct(),
         lambda rows: Counter({(city,): 1 for city, *_ in rows}),
@@ -240,6 +260,12 @@ TABLE: Mapping[str, Law] = {
     "constant": Law(lambda c: never(c), lambda rows: Counter()),
     "arrange": Law(lambda c: c.arrange("city"), each(lambda row: [row])),
     "join": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city"), pairs(half, other_half)),
+    "lookup": Law(
+        lambda c: c.project(["city", "n"]).lookup(
+            c.project({"city": "city", "size": "length(city)"}).distinct(), "city"
+        ),
+        each(lambda row: [(*row[:2], None if row[0] is None else len(row[0]))]),
+    ),
     "pad": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left"), pairs(half, other_half, "left")),
     "single": Law(lambda c: c.project({"city": "city", "one": "1"}).single("one"), each(lambda row: [row[:1]])),
 }
@@ -254,6 +280,17 @@ MADE: Mapping[str, Law] = {
                 if sum(rows.values())
             ]
         ),
+    ),
+    "aggregates in an order beside sums": Law(
+        lambda c: c.group_by("city").agg(
+            lo="min(n)",
+            hi="max(n)",
+            a="array_agg(n)",
+            f="first(n order by n % 2 desc) ignore nulls",
+            kinds="count(distinct n)",
+            rows="count(*)",
+        ),
+        ends,
     ),
     "union": Law(
         lambda c: cities(c)[0].union(*cities(c)),
@@ -291,6 +328,14 @@ MADE: Mapping[str, Law] = {
         lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left", condition="n < m"), below
     ),
     "join of a count": Law(lambda c: halves(c)[0].join(c.count("city"), on="city"), counted),
+    "inner lookup": Law(
+        lambda c: c.project(["city", "n"]).lookup(
+            c.project({"town": "lower(city)", "size": "length(city)"}).distinct().filter("town = 'bern'"),
+            {"lower(city)": "town"},
+            how="inner",
+        ),
+        each(lambda row: [(*row[:2], "bern", 4)] if row[0] == "Bern" else []),
+    ),
     "join by a key": Law(same_key, each(lambda row: [row[:2]])),
 }
 """Verbs that are made of others, which the laws hold for as well."""

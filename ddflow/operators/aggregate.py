@@ -27,11 +27,10 @@ import pyarrow as pa
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, is_wide
 from ddflow.columns.layout import Column, arrayed
-from ddflow.columns.names import check_names, column_names, did_you_mean
 from ddflow.columns.rows import RowPool, Rows, gather, laid, shown_row
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, sort
-from ddflow.errors import AggregateOverflow, SpecError
+from ddflow.errors import AggregateOverflow
 from ddflow.kernels import cells as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
@@ -40,6 +39,7 @@ from ddflow.operators.aggregates.results import ROWS, Aggregate, Key, aggregate_
 from ddflow.operators.base import Context, Hashes, Operator, Running, once_each, register
 from ddflow.operators.ordered_rows import numbered
 from ddflow.operators.updates import Updates
+from ddflow.plan.aggregate_parts import checked_groups
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.formulas import changed_by
 from ddflow.plan.record import Record
@@ -58,18 +58,7 @@ class Agg(Operator):
     verb, keeps = "agg", True
 
     def __init__(self, of: Collection, by: Sequence[str], texts: Mapping[str, str]) -> None:
-        self.by = list(column_names(by, self.verb, "group_by"))
-        for column in self.by:
-            if column not in of.schema.names:
-                raise SpecError("group_by", f"there is no column {column!r}", did_you_mean(column, of.schema.names))
-        if taken := [name for name in texts if name in self.by]:
-            raise SpecError(self.verb, f"a group column is called {taken[0]!r} already", "choose another name")
-        if not texts:
-            raise SpecError(self.verb, "no aggregate is named", "write one, as in total='sum(amount)'")
-        if of.forgetting:
-            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would be added again"
-            raise SpecError(self.verb, found, "leave on_expire='forget' out there")
-        check_names([*self.by, *texts], self.verb)
+        self.by = checked_groups(of, by, texts)
         self.aggregates = [aggregate_of(name, text, of.schema) for name, text in texts.items()]
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         super().__init__(of.flow, shown(self.groups, self.aggregates), [of], True)

@@ -22,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Ints, RowHashes, Secret
+from ddflow.columns.hashing import Flags, Ints, RowHashes, Secret
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.order_words import OrderColumn, exact, order_words, word_count
+from ddflow.columns.rows import RowPool, gather
 from ddflow.columns.schema import is_flat, normal_type, one_chunk, plain
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.errors import SpecError, cut
@@ -114,6 +115,20 @@ class RowOrder:
                 ranks[np.asarray(column.is_null())] = 0 if each.nulls_first else len(column) + 1
                 keys.append(ranks)
         return np.lexsort([key for key in reversed(keys) if key.size])
+
+    def settled(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
+        """The order of rows by values where words leave it open; None where they do not.  O(those that tie).
+
+        ``ties``: uint8[n], 1 where the words of a row are those of the one before."""
+        again = np.flatnonzero(ties)
+        if not again.size:
+            return None
+        tied = np.union1d(again, again - 1)
+        classes = np.cumsum(ties == 0)[tied]
+        schema = pa.schema([self.row.field(each.name).with_nullable(True) for each in self.values])
+        out = np.arange(references.size)
+        out[tied] = tied[self.sorted(gather(pool, references[tied], schema), classes)]
+        return out
 
 
 def reordered(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:

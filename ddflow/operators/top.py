@@ -24,19 +24,20 @@ each row that it may take away. A row that ties with the last of these is read a
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Flags, Ints
+from ddflow.columns.hashing import Ints
 from ddflow.columns.names import TIMES, check_names, column_name, column_names, did_you_mean
 from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.errors import SpecError
 from ddflow.kernels.sort import order_by_rank
-from ddflow.kernels.top import merge_top, move_windows
+from ddflow.kernels.top import move_windows
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.first_rows import first_rows
 from ddflow.operators.ordered_rows import Folded, OrderedRows
 from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
 from ddflow.operators.updates import Updates
@@ -132,16 +133,6 @@ def _whole(value: Any, name: str, least: int, most: int) -> int:
     return value
 
 
-class FirstRows(NamedTuple):
-    """n rows that may be shown, in order: group by group."""
-
-    references: Ints
-    held: Ints
-    """Multiplicities."""
-    ends: Ints
-    """int64[g + 1]: where groups begin."""
-
-
 class RunningTop(OrderedRows):
     """State: all rows of the input, by group and order."""
 
@@ -177,8 +168,8 @@ class RunningTop(OrderedRows):
         """The updates of the output."""
         by, changes = folded.by, folded.numbers.size
         first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
-        found, place = self._first_rows(folded, first, pool)
-        at = place[folded.numbers]
+        found = first_rows(self, self.ways, folded, first, pool, self.limit)
+        at = found.place[folded.numbers]
         chosen = np.flatnonzero(at >= 0)
         group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[chosen]]
         order = np.empty(chosen.size, np.int64)
@@ -200,44 +191,6 @@ class RunningTop(OrderedRows):
         shown = self._gathered(pool, found.references[rows[order]], self.wanted, places[order])
         return Updates(shown, ranks[order], diffs[order], times)
 
-    def _first_rows(self, folded: Folded, first: Ints, pool: RowPool) -> tuple[FirstRows, Ints]:
-        """The rows that are shown before, at or after some time of the step; and where its rows stand, -1 for behind.
-
-        ``first``: where the groups of the step's rows begin.
-        """
-        by, m = folded.by, folded.prior.size
-        order, heads = np.ascontiguousarray(folded.order), first[:-1]
-        lowered = np.add.reduceat(folded.prior > 0, heads, dtype=np.int64) if heads.size else heads
-        most, tied = self.limit + lowered, self.ways.tied
-        found = self.look(by.high[heads], by.low[heads], most, tied, words=True)
-        n = m + found.values.size
-        merged, held, place = (np.empty(size, np.int64) for size in (n, n, m))
-        ties, ends = np.empty(n, np.uint8), np.empty(first.size, np.int64)
-        mine = first, np.uint64(order.ctypes.data), folded.prior, folded.change.last, most
-        words = np.ascontiguousarray(found.order)
-        its = found.begins, np.uint64(words.ctypes.data), found.references, found.values
-        wide = np.int64(order.shape[1])
-        n = merge_top(*mine, *its, wide, np.int64(tied), merged, held, ties, place, ends)
-        places = self._settled(pool, merged[:n], ties[:n])
-        if places is not None:
-            merged, held = merged[places], held[places]
-            back = np.empty(n + 1, np.int64)
-            back[places], back[-1] = np.arange(n), -1
-            place = back[place]
-        return FirstRows(merged[:n], held[:n], ends), place
-
-    def _settled(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
-        """The order of rows by values where words leave it open; None where they do not.  O(those that tie)."""
-        again = np.flatnonzero(ties)
-        if not again.size:
-            return None
-        tied = np.union1d(again, again - 1)
-        classes = np.cumsum(ties == 0)[tied]
-        schema = pa.schema([self.row.field(each.name).with_nullable(True) for each in self.ways.values])
-        out = np.arange(references.size)
-        out[tied] = tied[self.ways.sorted(gather(pool, references[tied], schema), classes)]
-        return out
-
     def _shown(self, arranged: Arrangement, references: Ints) -> Updates:
         """What is shown of rows in the order of identities, all of some groups."""
         pool = arranged.slots.pool
@@ -248,7 +201,7 @@ class RunningTop(OrderedRows):
         # Those that tie with the first row of a class may stand where it does.
         kept = np.flatnonzero(_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
         references, held, heads = references[kept], held[kept], heads[kept]
-        if (places := self._settled(pool, references, (~first[kept]).astype(np.uint8))) is not None:
+        if (places := self.ways.settled(pool, references, (~first[kept]).astype(np.uint8))) is not None:
             references, held = references[places], held[places]
         before = _before(held, heads)
         begin = np.maximum(before, self.offset)

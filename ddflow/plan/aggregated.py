@@ -59,7 +59,8 @@ class AggregateCall(NamedTuple):
     distinct: bool
     order: list[OrderedBy]
     ignores_nulls: bool
-    filtered: bool
+    where: str
+    """The condition of a FILTER, "" for none."""
 
     @property
     def counts_rows(self) -> bool:
@@ -78,7 +79,7 @@ def written_aggregate(name: str, text: Any) -> AggregateCall:
     from ddflow.expressions.node import Refusal
     from ddflow.expressions.parse import parse
 
-    empty = AggregateCall(name, str(text), "", [], False, [], False, False)
+    empty = AggregateCall(name, str(text), "", [], False, [], False, "")
     if not isinstance(text, str):
         raise empty.refused(f"it is {type(text).__name__}", "write SQL, as in total='sum(amount)'")
     try:
@@ -116,9 +117,10 @@ def written_aggregate(name: str, text: Any) -> AggregateCall:
     if len(given) != 1 and not (function == "count" and given):
         raise empty.refused(f"{function} of {len(given)} arguments", f"write {function}(column)")
     arguments = [] if star else [_sql(each) for each in given]
-    if where is not None:
-        arguments = [f"CASE WHEN {_sql(where)} THEN {each} END" for each in arguments or ["true"]]
-    return AggregateCall(name, text, function, arguments, distinct, order, ignores, where is not None)
+    condition = "" if where is None else _sql(where)
+    if condition:
+        arguments = [f"CASE WHEN {condition} THEN {each} END" for each in arguments or ["true"]]
+    return AggregateCall(name, text, function, arguments, distinct, order, ignores, condition)
 
 
 def _sql(tree: Any) -> str:

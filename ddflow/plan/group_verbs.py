@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, Literal
 
+from ddflow.plan.aggregate_parts import aggregated
 from ddflow.plan.aggregated import written_aggregate
 from ddflow.plan.row_verbs import Formula
 from ddflow.plan.spec import Tombstone
@@ -42,9 +43,10 @@ class Grouping(Generic[Made]):
         Parameters
         ----------
         **aggregates : str
-            By column of the result, SQL: ``count(*)``, ``count(x)``, ``sum``, ``avg``, ``var_pop``, ``var_samp``,
-            ``stddev_pop``, ``stddev_samp``, ``bool_and``, ``bool_or`` of an expression, each with
-            ``filter (where ...)``.
+            By column of the result, SQL: ``count(*)``, ``count(x)``, ``count(distinct x)``, ``sum``, ``avg``, ``min``,
+            ``max``, ``var_pop``, ``var_samp``, ``stddev_pop``, ``stddev_samp``, ``bool_and``, ``bool_or`` of an
+            expression, ``first(x order by y)``, ``last(x order by y)``, ``array_agg(x)``, each with
+            ``filter (where ...)``; the last three take ``ignore nulls``.
 
         Returns
         -------
@@ -61,7 +63,9 @@ class Grouping(Generic[Made]):
         Notes
         -----
         O(n) expected, for n updates of a step, and O(groups that change); of a variance some microseconds each.  It
-        holds a row for each group.  A step raises `AggregateOverflow` when a sum leaves its type.
+        holds a row for each group.  A step raises `AggregateOverflow` when a sum leaves its type.  Extremes, first and
+        last values take O(log rows) an update, and lists O(rows) for each group that changes; with distinct counts they
+        hold the rows that differ, and raise `NegativeMultiplicity` where one is there less than zero times.
 
         Examples
         --------
@@ -79,7 +83,7 @@ class Grouping(Generic[Made]):
             if written_aggregate(name, text).counts_rows:
                 counted: Made = self._of.count(self._by, name)
                 return counted
-        made: Made = self._of._then("agg", self._by, aggregates)
+        made: Made = aggregated(self._of, self._by, aggregates)
         return made
 
 
@@ -238,8 +242,9 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(log rows) for an update, and O(r log r) for the r rows of the keys that a step touches.  It holds each row.
-        A step raises `NegativeMultiplicity` where a row is there less than zero times.
+        O(log rows) for an update, and O(r log r) for the r rows around it, up to the second version after; of its key,
+        where there are rows on disk.  It holds each row.  A step raises `NegativeMultiplicity` where a row is there
+        less than zero times.
         """
         return self._then("versions", key, order_by, delete, ignore, valid_from, valid_to)
 

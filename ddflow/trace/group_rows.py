@@ -54,28 +54,30 @@ def group_rows(
     most: int | Ints = ALL,
     tied: int | None = None,
     words: bool = False,
+    back: bool = False,
 ) -> RowsByGroup:
     """The live rows of groups, given by ascending prefixes of identities; at most so many of each.
 
-    ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``, ``tied``, ``words``: as of `OrderedIndex.group`.
+    ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``, ``tied``, ``words``, ``back``: as of
+    `OrderedIndex.group`.
     O(groups log entries + rows) in memory; on disk, O(log rows + rows asked for) for each group and run there, and what
-    was deleted in front of them.
+    was deleted before them.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
     if not (arranged.lower and high.size):
-        return index.group(high, low, order, most, tied=tied, words=words)
+        return index.group(high, low, order, most, tied=tied, words=words, back=back)
     parts = [part for parts in arranged.lower for part in reversed(parts)]  # of a merge, they are oldest first
     ranges = [located(arranged.slots[part.slot], part.begin, high, low, order) for part in parts]
     limits = np.full(high.size, most) if isinstance(most, int) else most
     room, of, found = np.minimum(limits, ALL // MORE) + AHEAD, np.arange(high.size), list[tuple[Ints, ...]]()
     while of.size:
         prefix = high[of], low[of] if low.size else low, None if order is None else order[of]
-        layers = [_resident(arranged, index.group(*prefix, room[of], live=False), room[of])]
+        layers = [_resident(arranged, index.group(*prefix, room[of], live=False, back=back), room[of])]
         for part, (first, last) in zip(parts, ranges, strict=True):
-            layers.append(_stored(arranged.slots[part.slot], part.slot, first[of], last[of], room[of]))
+            layers.append(_stored(arranged.slots[part.slot], part.slot, first[of], last[of], room[of], back))
         every = Layer(*(np.concatenate(each) for each in zip(*layers, strict=True)))
-        newest = _known(every, layers)
+        newest = _known(every, layers, back)
         kept = _first(every, newest, limits[of], index.words if tied is None else tied)
         sizes, there = (np.bincount(every.group[rows], minlength=of.size) for rows in (kept, newest))
         done = (sizes < there) | ~np.any([layer.left for layer in layers], axis=0)
@@ -86,6 +88,19 @@ def group_rows(
     begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(group, minlength=high.size))])
     by = np.argsort(group, kind="stable")
     return RowsByGroup(references[by], values[by], begins, beyond[by])
+
+
+def rows_around(arranged: Arrangement, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
+    """The rows of the windows of places, and which window each place is in: see `OrderedIndex.around`.
+
+    Where there are rows on disk, the windows are the groups.
+    """
+    index = arranged.index
+    assert isinstance(index, OrderedIndex)
+    if not arranged.lower:
+        return index.around(high, low, order)
+    first = starts(high, low)
+    return group_rows(arranged, high[first], low[first], words=True), np.cumsum(first) - 1
 
 
 def _resident(arranged: Arrangement, found: RowsByGroup, room: Ints) -> Layer:
@@ -109,26 +124,33 @@ def identified(arranged: Arrangement, references: Ints) -> tuple[Words, Words, I
     return high, low, order
 
 
-def _stored(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints) -> Layer:
-    """The last versions among the first rows of ranges of a batch on disk."""
+def _stored(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints, back: bool) -> Layer:
+    """The last versions among the first rows of ranges of a batch on disk; ``back``: the last rows, from the end."""
     sizes = np.minimum(last - first, room)
-    rows = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
+    begin = last - sizes if back else first
+    rows = np.repeat(begin - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
     columns = batch.high[rows], batch.low[rows], batch.order[rows]
     ending = ends(*columns)
     rows, group = rows[ending], np.repeat(np.arange(sizes.size), sizes)[ending]
+    if back:
+        turned = _turned(group)
+        rows, ending = rows[turned], np.flatnonzero(ending)[turned]
     values, live = batch.value[rows].view(np.int64), batch.live[rows].astype(np.uint64)
     high, low, order = (each[ending] for each in columns)
     return Layer(rows | slot << SLOT, values, live, high, low, order, group, last - first > room)
 
 
-def _known(every: Layer, layers: Sequence[Layer]) -> Ints:
+def _known(every: Layer, layers: Sequence[Layer], back: bool) -> Ints:
     """The newest versions of what all layers tell of, in order, where they live.
 
-    The last that is told of a group may have a later version where its layer was left.
+    The last that is told of a group may have a later version where its layer was left.  ``back``: groups from
+    their ends.
     """
     by = in_order(every.high, every.low, every.order)
     number, bound, begin = np.empty(every.group.size, np.int64), np.full(layers[0].left.size, every.group.size), 0
     number[by.permutation] = np.repeat(np.arange(by.starts.size - 1), np.diff(by.starts))
+    if back:
+        number = by.starts.size - 2 - number
     for layer in layers:
         groups = np.flatnonzero(layer.left)
         last = np.searchsorted(layer.group, groups, side="right") - 1
@@ -139,7 +161,13 @@ def _known(every: Layer, layers: Sequence[Layer]) -> Ints:
     newest = by.permutation.take(by.starts[:-1])
     keep = (every.live.take(newest) != 0) & (number[newest] < bound[every.group[newest]])
     rows: Ints = newest[keep]
-    return rows
+    return rows[_turned(every.group[rows])] if back else rows
+
+
+def _turned(group: Ints) -> Ints:
+    """The rows of ascending groups, each group turned round."""
+    turned: Ints = group.size - 1 - np.argsort(group[::-1], kind="stable")
+    return turned
 
 
 def _first(every: Layer, rows: Ints, most: Ints, tied: int) -> Ints:

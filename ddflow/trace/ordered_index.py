@@ -20,9 +20,11 @@ import numpy as np
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
+from ddflow.kernels.around import around_ordered
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, entries, redirect
 from ddflow.kernels.ordered import evict_ordered, group_ordered, seek_ordered, walk_ordered, write_ordered
+from ddflow.kernels.ordered_back import group_back
 from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Identities, Tree, empty_tree
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.trace.index import EVERY, Index, Write
@@ -97,27 +99,50 @@ class OrderedIndex(Index):
         live: bool = True,
         tied: int | None = None,
         words: bool = False,
+        back: bool = False,
     ) -> RowsByGroup:
         """The rows of groups, given by ascending prefixes, each in order; at most so many of each.
 
         ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``: one number, or one a group.  ``tied``: also
         the rows whose first so many words beyond two are those of the last.  ``live``: without deletions; where these
-        are wanted, references have their flags.  ``words``: with those beyond two.  O(groups log entries + rows).
+        are wanted, references have their flags.  ``words``: with those beyond two.  ``back``: each from its end.
+        O(groups log entries + rows).
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
         keys = Identities.of(high, low, more if order is None else (more := words_of(order)))
         mask, room = np.uint64(LIVE if live else OCCUPIED), 2 * high.size + 16
         each = np.full(high.size, most) if isinstance(most, int) else most
         equal = np.int64(self.words if tied is None else tied)
+        read = group_back if back else group_ordered
         while True:
             references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
             beyond = np.empty((room if words else 0, self.words), np.uint64)
-            n = group_ordered(self.tree, keys, each, equal, mask, references, values, begins, beyond)
+            n = read(self.tree, keys, each, equal, mask, references, values, begins, beyond)
             if n <= room:
                 break
             room = n
         references = references[:n] & (LIVE - 1) if live else references[:n]
         return RowsByGroup(references, values[:n].view(np.int64), begins, beyond[:n].view(np.int64))
+
+    def around(self, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
+        """The rows of the windows of places, given by ascending prefixes; and which window each place is in.
+
+        A window is all that can change with what changes at its places, where a row's content is the word behind those
+        of ``order``, and runs of equal content are one: see `ddflow.kernels.around`.  O(places log entries + rows).
+        """
+        keys, room = Identities.of(high, low, more := words_of(order)), 8 * high.size + 16
+        segments, begins = np.empty(high.size, np.int64), np.empty(high.size + 1, np.int64)
+        told = np.int64(more.shape[1]), np.uint64(LIVE), segments, begins
+        while True:
+            references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
+            words = np.empty((room, self.words), np.uint64)
+            n = around_ordered(self.tree, keys, *told, references, values, words)
+            if n <= room:
+                break
+            room = n
+        begins = begins[: int(segments[-1]) + 2] if segments.size else begins
+        found = references[:n] & (LIVE - 1)
+        return RowsByGroup(found, values[:n].view(np.int64), begins, words[:n].view(np.int64)), segments
 
     def write(self, *writes: Write) -> None:
         """See `Index.write`.  O(keys log entries)."""

@@ -76,6 +76,13 @@ def made_of(orders: Any, customers: Any, notes: Any) -> dict[str, Callable[[], A
         "of a top": lambda: customers.join(
             orders.top(1, ["amount"], ["customer"]).project({"of": "customer", "best": "amount"}), on="of"
         ),
+        "extremes": lambda: orders.group_by("customer").agg(lo="min(amount)", hi="max(id)"),
+        "extremes beside sums": lambda: (
+            joined()
+            .group_by("city")
+            .agg(n="count(*)", hi="max(amount)", kinds="count(distinct customer)", ids="array_agg(id order by amount)")
+        ),
+        "extremes of all": lambda: joined().agg(lo="min(id)", n="sum(amount)", kinds="count(distinct city)"),
         "a query": lambda: orders.flow.sql(  # type: ignore[attr-defined]
             "select o.id, (select count(*) from customers c where c.city = 'Bern') n from orders o"
         ),

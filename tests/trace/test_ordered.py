@@ -104,6 +104,18 @@ class Beside:
                 last = [each[1] for each in here][:most][-1:]
                 those = [self.now[each] for at, each in enumerate(here) if at < most or [each[1]] == last]
                 assert tied.values[tied.begins[i] : tied.begins[i + 1]].tolist() == those
+        whole = group_rows(self.arranged, np.array(groups, np.uint64), back=True)
+        turned = [found.references[begin:end][::-1] for begin, end in pairwise(found.begins)]
+        assert whole.references.tolist() == np.concatenate(turned).tolist()
+        for most, ahead in ((1, 0), (2, 0), (2, 16)):
+            with patch.object(of_groups, "AHEAD", ahead):
+                some = group_rows(self.arranged, np.array(groups, np.uint64), most=most, words=True, back=True)
+            assert some.references.tolist() == np.concatenate([each[:most] for each in turned]).tolist()
+            assert some.values.tolist() == [
+                self.now[each]
+                for group in groups
+                for each in sorted((each for each in self.now if each[0] == group), key=unsigned)[::-1][:most]
+            ]
         for time in range(self.since, len(self.was)):
             rows = self.arranged.read(time).to_pylist()
             assert {(r["group"], r["first"], r["second"]): r["times"] for r in rows} == self.was[time]

@@ -95,7 +95,7 @@ class QueryLowering:
     # A SELECT.
 
     def _select(self, query: SelectQuery, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
-        extra = [Made(name, name, each) for name, each in carry.columns]
+        extra = [Made(name, shown(each), each) for name, each in carry.columns]
         if query.groups == []:
             rows, over = self._of_one_row(query, carry, extra)
         else:

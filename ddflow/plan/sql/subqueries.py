@@ -184,7 +184,9 @@ class Subqueries:
         if isinstance(query, SelectQuery) and query.single:
             return self._aggregate(rows, query, query.items[0], rejects)
         met = self._met(rows, asked)
-        keys = [Made(self.steps.number("key"), shown(each), each) for _, each in met.keys]
+        keys = [
+            Made(self.steps.number("key"), met.rows.names.get(each.name, shown(each)), each) for _, each in met.keys
+        ]
         value = Made(self.steps.number("value"), asked.query.columns[0], column("0"))
         known = [exp.Not(this=_null(each.tree)) for each in keys if met.rows.nullable(each.tree)]
         one = self.steps.projected(self.steps.filtered(met.rows, known), [*keys, value])

@@ -1,0 +1,248 @@
+"""Ordered agg: what rows at the ends of groups hold, in an order, and what all rows of a group do, as differences.
+
+Invariant: a group is there while it has rows. Its state is its rows in an order, beside their multiplicities, and
+nothing else: a step reads as many rows from an end of a group as it may take away there, and one or two more, so the
+row after an extreme that leaves is found in O(log rows). A list reads its group. Of the rows that are skipped, those in
+which one column is null, a group holds one at most (`ddflow.plan.aggregate_parts` sees to that), so few are passed by.
+
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.operators.updates import few, ints
+>>> from ddflow.plan.plan import Plan
+>>> from ddflow.plan.spec import Upsert
+>>> sales = Plan().upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
+>>> node = OrderedAgg(sales.project(["city", "n"]), ["city"], ["n nulls last"], [("most", "last", "n")], "n")
+>>> running = node.open(Context(Secret(1, 2), pa.int64(), frozenset()))
+>>> rows = pa.table({"city": ["Bern", "Bern", "Chur"], "n": [5, 7, 1]})
+>>> out, change = running.compute([Updates(rows, few(0, 0, 0), ints(1, 1, 1), ints(5))], 5)
+>>> running.apply([change], upper=6, since=5)
+>>> out, _ = running.compute([Updates(rows.slice(1, 1), few(0), ints(-1), ints(6))], 6)
+>>> out.rows.to_pylist(), out.diffs.tolist()
+([{'city': 'Bern', 'most': 7}, {'city': 'Bern', 'most': 5}], [-1, 1])
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Flags, Ints, RowHashes
+from ddflow.columns.names import TIMES, check_names
+from ddflow.columns.rows import RowPool, gather, gather_column
+from ddflow.columns.schema import arrays
+from ddflow.errors import SpecError, TooLarge
+from ddflow.kernels.cells import differences
+from ddflow.kernels.sort import order_by_rank
+from ddflow.kernels.standing import standing
+from ddflow.operators.arranged import refuse_negative
+from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.first_rows import FirstRows, first_rows
+from ddflow.operators.ordered_rows import Folded, OrderedRows
+from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
+from ddflow.operators.updates import Updates
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.record import Record
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import starts
+from ddflow.trace.change import Change
+from ddflow.trace.group_rows import identified
+from ddflow.trace.ordered_index import ALL
+
+WAYS: Final = ("first", "last", "all")
+"""What a result is: the value of the first or the last row, or a list of all."""
+MOST_VALUES: Final = 2**31 - 1
+"""In the lists of one step."""
+
+
+@register
+class OrderedAgg(Operator):
+    """Results of each group, in an order of its rows.
+
+    ``by``: the group columns.  ``order``: as of `Collection.top`.  ``results``: name, one of `WAYS`, and the column.
+    ``skips``: the column that is null in rows that are passed by, "" for none.
+    """
+
+    verb, keeps = "ordered_agg", True
+
+    def __init__(
+        self, of: Collection, by: Sequence[str], order: Sequence[str], results: Sequence[Sequence[str]], skips: str
+    ) -> None:
+        self.by, self.order, self.skips = tuple(by), ordered_by(order, of.schema, "agg"), skips
+        self.results = [(str(name), str(way), str(column)) for name, way, column in results]
+        if of.forgetting:
+            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would stay for ever"
+            raise SpecError("agg", found, "leave on_expire='forget' out there")
+        fields = [of.schema.field(name) for name in self.by]
+        check_names([*of.schema.names, TIMES], "agg")
+        check_names([*self.by, *(name for name, _, _ in self.results)], "agg")
+        for name, way, column in self.results:
+            kind = of.schema.field(column).type
+            fields.append(pa.field(name, pa.list_(kind) if way == "all" else kind, nullable=way != "all"))
+        super().__init__(of.flow, pa.schema(fields), [of], True)
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """All of it."""
+        results = [list(each) for each in self.results]
+        return {"by": list(self.by), "order": written(self.order), "results": results, "skips": self.skips}
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        results = record.list("results")
+        return inputs[0]._then(cls.verb, record.texts("by"), record.texts("order"), results, record.text("skips"))
+
+    def unlike(self, narrow: Self) -> Iterator[str]:
+        """See `Collection.unlike`: which rows come first must not change."""
+        for name, kind in reordered(self.inputs[0].schema, narrow.inputs[0].schema):
+            if name not in self.by:
+                yield f"agg(...) compares its column {name!r}, whose values as {kind} have another order"
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The groups, the order, and the results."""
+        told = [f"by={record.texts('by')}", f"order={record.texts('order')}"]
+        return ", ".join([*told, *(f"{name}={way} {column}" for name, way, column in record.list("results"))])
+
+    def exchange(self) -> list[Columns | None]:
+        """The groups."""
+        return [self.by]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningOrderedAgg(self, context)
+
+
+class GroupCells(NamedTuple):
+    """The changes of the g groups of a step, by group and time: c cells."""
+
+    cells: Ints
+    """int64[g + 1]: where the cells of groups begin."""
+    begins: Ints
+    """int64[c + 1]: where the changes of cells begin."""
+    numbers: Ints
+    """Of each change: which row of the step it is of, and the multiplicity from then on."""
+    counts: Ints
+
+    @property
+    def order(self) -> Ints:
+        """int64[g + c]: of states by group, those before the step, then those after cells."""
+        groups = self.cells.size - 1
+        of = np.repeat(np.arange(groups), np.diff(self.cells))
+        return np.concatenate([self.cells[:-1] + np.arange(groups), np.arange(of.size) + of + 1])
+
+
+class RunningOrderedAgg(OrderedRows):
+    """State: all rows of the input, by group and order."""
+
+    def __init__(self, node: OrderedAgg, context: Context) -> None:
+        row = node.inputs[0].schema
+        self.ways = RowOrder(row, node.by, node.order, context.secret)
+        super().__init__(row, node.by, self.ways.words, context.secret)
+        self.made, self.skips, self.results = node.schema, node.skips, node.results
+        self.hashes = RowHashes(pa.schema([*node.schema][len(node.by) :]), context.secret)
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+        """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
+
+        O(u log rows) for u updates; where there are lists, O(rows of the groups that change) for each of their times.
+        """
+        updates = inputs[0]
+        folded = self.fold(updates, since)
+        refuse_negative(folded, updates, f"agg of {', '.join(name for name, _, _ in self.results)}")
+        pool = self.arranged.pool(folded.change.batch.rows)
+        try:
+            return self._moved(folded, updates, pool), folded.change
+        finally:
+            pool.put(0, None)
+
+    def pieces(self, as_of: int | None) -> Iterator[Updates]:
+        """See `Readable.pieces`.  O(rows held)."""
+        for arranged in self.arranged.partitions:
+            for references in arranged.live(as_of):
+                yield self._shown(arranged, references)
+
+    def _moved(self, folded: Folded, updates: Updates, pool: RowPool) -> Updates:
+        """The updates of the output."""
+        by = folded.by
+        first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
+        group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers]
+        order = np.empty(group.size, np.int64)
+        order_by_rank(group, np.empty(0, np.int64), np.int64(first.size), order)
+        group, ranks = group[order], folded.ranks[order]
+        begun = np.ones(order.size, bool)
+        begun[1:] = (group[1:] != group[:-1]) | (ranks[1:] != ranks[:-1])
+        heads = np.flatnonzero(begun)
+        cells = np.searchsorted(group[heads], np.arange(first.size))
+        changes = GroupCells(cells, np.append(heads, order.size), folded.numbers[order], folded.counts[order])
+        ends = {way: self._end(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
+        there, results = self._results(ends, changes, pool)
+        before = np.arange(heads.size) + first.size - 2
+        some = cells[:-1] < cells[1:]
+        before[cells[:-1][some]] = np.flatnonzero(some)
+        n = 2 * heads.size
+        at, places, diffs, out_ranks = *(np.empty(n, np.int64) for _ in range(3)), np.empty(n, np.int32)
+        scratch = np.empty(updates.times.size + 1, np.int64)
+        given = before, there, self.hashes.values(results, there.size), ranks[heads].astype(np.int32), scratch
+        n = differences(*given, at, places, out_ranks, diffs)
+        rows, taken = pa.array(folded.rows[order[heads[at[:n]]]]), pa.array(places[:n])
+        columns = [each.take(rows) for each in arrays(updates.rows, self.by)]
+        table = pa.Table.from_arrays([*columns, *(each.take(taken) for each in results)], schema=self.made)
+        return Updates(table, out_ranks[:n], diffs[:n], updates.times)
+
+    def _end(self, way: str, folded: Folded, first: Ints, pool: RowPool) -> FirstRows:
+        """The rows of groups that a result may be of."""
+        few = 2 if self.skips else 1
+        return first_rows(self, self.ways, folded, first, pool, few if way != "all" else ALL >> 1, way == "last")
+
+    def _results(self, ends: dict[str, FirstRows], changes: GroupCells, pool: RowPool) -> tuple[Flags, list[pa.Array]]:
+        """Which states of groups are there, and the results of all, those before the step first."""
+        order, made = changes.order, dict[str, tuple[Ints, Ints]]()
+        there, stops = np.empty(order.size, np.uint8), np.empty(order.size + 1, np.int64)
+        for way, (references, held, bounds, place) in ends.items():
+            skipped = np.zeros(references.size, np.uint8)
+            if self.skips:
+                skipped[:] = np.asarray(gather_column(pool, references, self.row.field(self.skips)).is_null())
+            places, limit = place[changes.numbers], np.int64(ALL if way == "all" else 1)
+            room = order.size if way != "all" else 2 * references.size + 64
+            while True:
+                out = np.empty(room, np.int64)
+                told = changes.cells, changes.begins, places, changes.counts
+                n = standing(bounds, held.copy(), skipped, *told, limit, there, stops, out)
+                if n <= room:
+                    break
+                if n > MOST_VALUES:
+                    found = f"the lists of this step have {n:,} values, and Arrow's reach {MOST_VALUES:,}"
+                    raise TooLarge("array_agg", found, "take smaller steps, or aggregate smaller groups")
+                room = n
+            made[way] = references[out[:n]], stops.copy()
+        columns = []
+        for _, way, column in self.results:
+            references, stops = made[way]
+            values = gather_column(pool, references, self.row.field(column).with_nullable(True))
+            if way == "all":
+                field = pa.field("item", values.type)
+                lists = pa.ListArray.from_arrays(pa.array(stops, pa.int32()), values, pa.list_(field))
+                columns.append(lists.take(pa.array(order)))
+            else:
+                begins, none = stops[order], stops[order] == stops[order + 1]
+                columns.append(values.take(pa.array(begins, mask=none)))
+        return there[order], columns
+
+    def _shown(self, arranged: Arrangement, references: Ints) -> Updates:
+        """The results of rows in the order of identities, all of some groups."""
+        pool = arranged.slots.pool
+        high, low, order = identified(arranged, references)
+        heads, tied = starts(high, low), starts(high, low, order[:, : self.ways.tied])
+        if (places := self.ways.settled(pool, references, (~tied).astype(np.uint8))) is not None:
+            references = references[places]
+        times = np.asarray(gather(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0))
+        begins = np.append(np.flatnonzero(heads), references.size)
+        none, groups = np.empty(0, np.int64), begins.size - 1
+        changes = GroupCells(np.zeros(groups + 1, np.int64), np.zeros(1, np.int64), none, none)
+        ends = {way: FirstRows(references, times, begins, none) for way in ("first", "all")}
+        turned = np.repeat(begins[:-1] + begins[1:] - 1, np.diff(begins)) - np.arange(references.size)
+        ends["last"] = FirstRows(references[turned], times[turned], begins, none)
+        wanted = {way for _, way, _ in self.results}
+        _, results = self._results({way: end for way, end in ends.items() if way in wanted}, changes, pool)
+        shown = gather(pool, references[begins[:-1]], pa.schema([self.row.field(name) for name in self.by]))
+        return once_each(pa.Table.from_arrays([*shown.columns, *results], schema=self.made))

@@ -1,0 +1,170 @@
+"""The parts of an agg: aggregates that add up, those of each order of rows, and counts of distinct values; joined.
+
+Invariant: every part has all groups, because a row in which nothing counts is part of its group all the same. Such rows
+are all nulls but for their group, so a group has one of them at most, however often. A part that is asked for twice is
+one collection, with one arrangement.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> orders = flow.upserts("orders", {"id": int, "city": str, "n": int}, dd.Upsert(key="id"))
+>>> aggregated(orders, ["city"], {"least": "min(n)", "most": "max(n)"})
+OrderedAgg(city string, least int64, most int64)
+>>> aggregated(orders, ["city"], {"least": "min(n)", "n": "sum(n)"}).schema.names
+['city', 'least', 'n']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ddflow.columns.names import check_names, column_names, did_you_mean
+from ddflow.columns.schema import is_flat, normal_type
+from ddflow.errors import SpecError
+from ddflow.expressions import compile as compile_expression
+from ddflow.plan.aggregated import AggregateCall, written_aggregate
+from ddflow.plan.formulas import Formulas
+from ddflow.plan.joining import pairs_of
+
+ENDS: Final = {"min": "first", "max": "last", "first": "first", "last": "last", "array_agg": "all"}
+"""What each is, in an order of rows."""
+
+
+class PartColumns(NamedTuple):
+    """What a part in an order is made of: its columns beside the groups, by name, and its order."""
+
+    columns: tuple[tuple[str, str], ...]
+    order: tuple[str, ...]
+    skips: str
+
+
+def checked_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
+    """The group columns, where they and the names of results will do.  Raises `SpecError`."""
+    groups, names = list(column_names(by, "agg", "group_by")), list(names)
+    for column in groups:
+        if column not in of.schema.names:
+            raise SpecError("group_by", f"there is no column {column!r}", did_you_mean(column, of.schema.names))
+    if taken := [name for name in names if name in groups]:
+        raise SpecError("agg", f"a group column is called {taken[0]!r} already", "choose another name")
+    if not names:
+        raise SpecError("agg", "no aggregate is named", "write one, as in total='sum(amount)'")
+    if of.forgetting:
+        found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would be added again"
+        raise SpecError("agg", found, "leave on_expire='forget' out there")
+    check_names([*groups, *names], "agg")
+    return groups
+
+
+def aggregated(of: Any, by: Sequence[str], texts: Mapping[str, str]) -> Any:
+    """See `ddflow.plan.group_verbs.Grouping.agg`."""
+    calls = {name: written_aggregate(name, text) for name, text in texts.items()}
+    folding = [name for name, call in calls.items() if _folds(call)]
+    if len(folding) == len(calls):
+        return of._then("agg", by, texts)
+    groups = checked_groups(of, by, texts)
+    parts = [(of.group_by(*groups).agg(**{name: texts[name] for name in folding}), folding)] if folding else []
+    ordered = dict[PartColumns, list[tuple[str, str, str]]]()
+    for name, call in calls.items():
+        if call.function in ENDS:
+            part, value = _ordered_part(of, groups, call)
+            ordered.setdefault(part, []).append((name, ENDS[call.function], value))
+        elif name not in folding:
+            parts.append((_counted(of, groups, name, call), [name]))
+    for part, results in ordered.items():
+        rows = _projected(of, groups, part.columns)
+        made = rows._then("ordered_agg", groups, part.order, results, part.skips)
+        parts.append((made, [name for name, _, _ in results]))
+    return _joined(parts, groups, list(texts))
+
+
+def _folds(call: AggregateCall) -> bool:
+    return call.function not in ENDS and not (call.function == "count" and call.distinct)
+
+
+def _ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[PartColumns, str]:
+    """What an aggregate reads in an order, and the column of its value.  Raises `ExpressionError`."""
+    by_value = call.function in ("min", "max")
+    if call.distinct and not by_value:
+        raise call.refused(f"{call.function} takes no DISTINCT", "leave it out")
+    if call.order and by_value:
+        raise call.refused(f"{call.function} takes no ORDER BY", "leave it out")
+    if call.function in ("first", "last") and not call.order:
+        raise call.refused("it does not say which row is first", f"write {call.function}(x order by y)")
+    (argument,) = call.arguments
+    value, among = (_fresh(name, groups) for name in ("value", "among"))
+    columns = {value: argument}
+    whole = not (call.ignores_nulls or call.where or call.function not in ("first", "last"))
+    skips = "" if whole else value
+    counts = f"({argument}) IS NOT NULL"
+    if call.where and call.function in ("first", "last") and not call.ignores_nulls:
+        skips, counts = among, f"({call.where})"
+        columns[among] = f"CASE WHEN {counts} THEN true END"
+    ways = list[str]()
+    for i, each in enumerate(call.order):
+        name = value if each.text == argument else _fresh(f"order {i + 1}", groups)
+        if name != value:
+            columns[name] = each.text if whole else f"CASE WHEN {counts} THEN {each.text} END"
+        ways.append(_way(name, each.descending, each.nulls_first))
+    if not call.order:
+        ways.append(_way(value, False, False))
+    for name, text in columns.items():
+        kind = compile_expression(text, of.schema, what=f"{call.function} of {call.name!r}").type
+        if any(way.startswith(f"`{name}`") for way in ways) and not is_flat(normal_type(kind)):
+            raise call.refused(f"{text} is {kind}, which has no order", "use numbers, text, binary, dates, decimals")
+    rest = [pair for pair in columns.items() if pair[0] != value]
+    return PartColumns((*rest, (value, argument)), tuple(ways), skips), value
+
+
+def _way(name: str, descending: bool, nulls_first: bool) -> str:
+    return f"`{name}` {'desc' if descending else 'asc'} nulls {'first' if nulls_first else 'last'}"
+
+
+def _counted(of: Any, groups: Sequence[str], name: str, call: AggregateCall) -> Any:
+    """How many distinct values there are, of which none is null."""
+    if call.order or call.ignores_nulls:
+        raise call.refused(f"count takes no {'ORDER BY' if call.order else 'IGNORE NULLS'}", "leave it out")
+    columns = list[tuple[str, str]]()
+    tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
+    for i, each in enumerate(dict.fromkeys(call.arguments)):
+        compile_expression(each, of.schema, what=f"count of {name!r}")
+        text = each if len(call.arguments) == 1 else f"CASE WHEN {tests} THEN {each} END"
+        columns.append((_fresh(f"value {i + 1}", groups), text))
+    rows = _projected(of, groups, columns)
+    if not rows.positive:
+        rows = rows._refusing(groups, f"agg {name}=count(distinct ...)")
+    return rows.distinct()._then("agg", groups, {name: f"count(`{columns[0][0]}`)"})
+
+
+def _fresh(name: str, groups: Sequence[str]) -> str:
+    """A name that no group column has."""
+    while name in groups:
+        name += "_"
+    return name
+
+
+def _projected(of: Any, groups: Sequence[str], columns: Iterable[tuple[str, str]]) -> Any:
+    return _known(of.project({name: name for name in groups} | dict(columns)))
+
+
+def _joined(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names: list[str]) -> Any:
+    """All parts beside each other, by their groups, of which each has all."""
+    made, shown = parts[0]
+    for part, more in parts[1:]:
+        columns = [(name, 0, name) for name in (*groups, *shown)] + [(name, 1, name) for name in more]
+        made, shown = _known(pairs_of(made, part, [(g, g) for g in groups], columns, (), nulls=True)), [*shown, *more]
+    if shown != names:
+        made = _known(made.project([*groups, *names]))
+    if len(parts) > 1:
+        made = _known(made.consolidate())
+        made.unique = made.positive = True
+    return made
+
+
+def _known(made: Any) -> Any:
+    """A collection that was just made, or the equal one that there is."""
+    for node in made.flow.nodes[:-1]:
+        alike = type(node) is type(made) and node.inputs == made.inputs
+        if alike and node.to_json(Formulas()) == made.to_json(Formulas()):
+            made.flow.nodes.remove(made)
+            return node
+    return made
