@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ class Operators(Bench):
             return Job({"line": line, "contender": contender, **size._asdict(), **more}, threads, rounds)
 
         few = Size(MANY, 33_000, 1000)
-        jobs = [job(line, "ddflow", W1) for line in LEFT if able(line)]
+        jobs = [job(line, "ddflow", W1) for line in LEFT]
         jobs += [job(line, "ddflow", JOIN) for line in ("join", "join-epochs")]
         for contender in CONTENDERS:
             threads = 1 if contender == "ddflow" else THREADS
@@ -214,17 +215,6 @@ def plan(line: str, schema: pa.Schema) -> dd.Flow:
     return flow
 
 
-def able(line: str) -> bool:
-    """Whether what a line needs is there."""
-    from ddflow.errors import ExpressionError
-
-    try:
-        plan(line, pa.schema({"key": pa.int64(), "val": pa.int64(), "time": pa.int64()}))
-    except ExpressionError:
-        return False
-    return True
-
-
 class Clock:
     """Seconds of what is called by `timed`, by the wall and of the processor, and milliseconds of each call."""
 
@@ -274,7 +264,7 @@ def _orders(line: str, contender: str, of: Size, budget: str | None) -> dict[str
     memory.settled()
     before, rows = memory.pages().private, 0
     pieces = [whole] if line == "join" else _pieces(whole, of.step if counted else PIECE)
-    steps = (*pieces, *(changes(of, each) for each in range(of.steps)))
+    steps = chain(pieces, (changes(of, each) for each in range(of.steps)))
     with memory.Watch() as watch:
         runner = CONTENDERS[contender](line, of, budget)
         for number, tables in enumerate(steps, 1 - len(pieces)):
