@@ -140,7 +140,7 @@ class RunningTop(OrderedRows):
         row, self.rank_name = node.inputs[0].schema, node.rank_name
         self.offset, self.limit = np.int64(node.offset), np.int64(node.offset + node.k)
         self.ways = RowOrder(row, node.partition_by, node.by, context.secret)
-        super().__init__(row, node.partition_by, self.ways.words, context.secret)
+        super().__init__(row, node.partition_by, self.ways.words, context.secret, self.ways.whole)
         self.wanted = pa.schema([field for field in row if field.name in context.wanted])
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:

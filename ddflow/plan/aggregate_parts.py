@@ -161,8 +161,10 @@ def _joined(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names: li
 
 
 def _known(made: Any) -> Any:
-    """A collection that was just made, or the equal one that there is."""
-    for node in made.flow.nodes[:-1]:
+    """A collection, or the equal one that was there before it."""
+    for node in made.flow.nodes:
+        if node is made:
+            break
         alike = type(node) is type(made) and node.inputs == made.inputs
         if alike and node.to_json(Formulas()) == made.to_json(Formulas()):
             made.flow.nodes.remove(made)
