@@ -34,7 +34,7 @@ from ddflow.errors import CountOverflow, SpecError
 from ddflow.kernels.pair import pair
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Operator, Readable, Running, register
-from ddflow.operators.ordered_rows import numbered
+from ddflow.operators.ordered_rows import numbered, stepped_pool
 from ddflow.operators.updates import Updates, few, ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
@@ -48,7 +48,7 @@ class Join(Operator):
 
     Both sides are arranged by these columns, in this order, or hold at most one row a key of them."""
 
-    verb, looks = "join", True
+    verb, looks = "join", (0, 1)
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class RunningJoin(Running):
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, None]:
         """See `Running.compute`.  O(n + pairs), and a look-up a key.  Raises `CountOverflow`."""
-        pools = [self._pool(side, each) for side, each in zip(self.sides, inputs, strict=True)]
+        pools = [stepped_pool(side.arranged.slots.pool, each) for side, each in zip(self.sides, inputs, strict=True)]
         (left, right), high, low = self._met(inputs)
         held = [self._held(self.sides[side], other, high, low) for side, other in ((0, right), (1, left))]
         every = [
@@ -248,13 +248,3 @@ class RunningJoin(Running):
         schemas = [of.schema for of in self.node.inputs]
         sides = [View(pool, refs, schema) for pool, refs, schema in zip(pools, (left, right), schemas, strict=True)]
         return Updates(Paired(sides, columns), ranks, diffs, times)
-
-    def _pool(self, side: Readable, updates: Updates) -> RowPool:
-        """What is held of a side, and the updates of the step as number 0."""
-        pool, there = side.arranged.slots.pool, set(updates.rows.schema.names)
-        n = updates.diffs.size
-        columns = [
-            arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
-            for field in pool.schema
-        ]
-        return pool.beside(Rows.of(columns, pool.shape, n))
