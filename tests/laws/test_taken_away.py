@@ -44,7 +44,7 @@ def small_steps() -> Iterator[Step]:
         events = [
             {
                 "id": each,
-                "city": chance.choice([None, *"abcdefghij"]),
+                "city": chance.choice([None, "Bern", *"abcdefgh"]),
                 "n": chance.choice([None, -1, 0, 1, 2, 3]),
                 "tags": chance.choice([None, [], ["a"], ["a", "b"]]),
                 "gone": chance.random() < (0.2 if step < 6 else 0.6 if step < 7 else 1),
