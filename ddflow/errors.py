@@ -216,7 +216,7 @@ class OutOfMemory(DdflowError, MemoryError):
 
 
 class NotUnique(DdflowError, ValueError):
-    """A key of updates that are turned into upserts holds several rows; give another key, or say which row shows."""
+    """A key that is turned into an upsert, or looked up, holds several rows; give another, or say which row shows."""
 
 
 class NotHeld(DdflowError, ValueError):

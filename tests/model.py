@@ -254,6 +254,34 @@ class Node:
 
 
 @dataclass
+class LookedUp:
+    """What rows of the left were given: ``keys``, of a row of the left and of the right; ``shown``, of one found."""
+
+    keys: tuple[Callable[[Row], Row], Callable[[Row], Row]]
+    shown: Callable[[Row], Row]
+    inner: bool
+    nothing: Row
+    given: dict[Row, Row | None] = field(default_factory=dict)
+
+    def at(self, left: Collection, right: Collection) -> Collection:
+        """What there is at the next time at which both sides hold this."""
+        given: dict[Row, Row | None] = {}
+        for row, n in left.items():
+            assert n > 0
+            given[row] = self.given[row] if row in self.given else self._found(row, right)
+        self.given = given
+        rows = {row: found for row, found in given.items() if found is not None or not self.inner}
+        return Counter({(*row, *(self.nothing if found is None else found)): left[row] for row, found in rows.items()})
+
+    def _found(self, row: Row, right: Collection) -> Row | None:
+        key = self.keys[0](row)
+        found = [] if None in key else [other for other in right if self.keys[1](other) == key]
+        if len(found) > 1 or any(right[other] != 1 for other in found):
+            raise Refused("NotUnique")
+        return self.shown(found[0]) if found else None
+
+
+@dataclass
 class Feed:
     """An input of differences: ``columns`` of its rows, how often one counts, and in hold-back mode its times."""
 

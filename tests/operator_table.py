@@ -260,6 +260,12 @@ TABLE: Mapping[str, Law] = {
     "constant": Law(lambda c: never(c), lambda rows: Counter()),
     "arrange": Law(lambda c: c.arrange("city"), each(lambda row: [row])),
     "join": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city"), pairs(half, other_half)),
+    "lookup": Law(
+        lambda c: c.project(["city", "n"]).lookup(
+            c.project({"city": "city", "size": "length(city)"}).distinct(), "city"
+        ),
+        each(lambda row: [(*row[:2], None if row[0] is None else len(row[0]))]),
+    ),
     "pad": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left"), pairs(half, other_half, "left")),
     "single": Law(lambda c: c.project({"city": "city", "one": "1"}).single("one"), each(lambda row: [row[:1]])),
 }
@@ -322,6 +328,14 @@ MADE: Mapping[str, Law] = {
         lambda c: halves(c)[0].join(halves(c)[1], on="city", how="left", condition="n < m"), below
     ),
     "join of a count": Law(lambda c: halves(c)[0].join(c.count("city"), on="city"), counted),
+    "inner lookup": Law(
+        lambda c: c.project(["city", "n"]).lookup(
+            c.project({"town": "lower(city)", "size": "length(city)"}).distinct().filter("town = 'bern'"),
+            {"lower(city)": "town"},
+            how="inner",
+        ),
+        each(lambda row: [(*row[:2], "bern", 4)] if row[0] == "Bern" else []),
+    ),
     "join by a key": Law(same_key, each(lambda row: [row[:2]])),
 }
 """Verbs that are made of others, which the laws hold for as well."""

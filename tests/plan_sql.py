@@ -88,6 +88,8 @@ def query(expression: Sequence[Any], inputs: Mapping[str, list[str]]) -> Query:
             return f"({_set(below, query(other, inputs)[0], columns, SETS[kind, every])})", columns
         case "top", [k, by, of, offset, rank]:
             return _top(below, columns, k, by, of, offset, rank)
+        case "versions", [key, order, delete, ignore, start, stop]:
+            return _versions(below, columns, key, order, delete, ignore, start, stop)
         case "join", [other, on, how, condition]:
             return _join((below, columns), query(other, inputs), on, how, condition)
         case "agg", [by, chosen]:
@@ -128,6 +130,24 @@ def _top(below: str, columns: list[str], k: int, by: list[str], of: list[str], o
         return f"(select {shown}{last} - {first} as _n from ({placed}) where {last} > {first})", columns
     places = f"unnest(range(cast({first} as bigint) + 1, cast({last} as bigint) + 1))"
     return f"(select {shown}{places} as {_name(rank)}, 1 as _n from ({placed}))", [*columns, rank]
+
+
+def _versions(
+    below: str, columns: list[str], key: list[str], order: str, delete: str | None, ignore: list[str], *names: str
+) -> Query:
+    groups, at = f"partition by {', '.join(map(_name, key))}" if key else "", _name(order)
+    within = f"{groups or 'partition by'} {', ' if key else ''}{at}"
+    greatest = ", ".join(f"{_name(name)} desc nulls last" for name in columns)
+    rows = f"select *, ({delete or 'false'}) is true as _gone from {below}"
+    rows = f"select * from ({rows}) qualify row_number() over ({within} order by _gone, {greatest}) = 1"
+    window = f"over ({groups} order by {at} nulls first)"
+    changes = ["lag(_gone) " + window + " is distinct from false"]
+    counting = [_name(name) for name in columns if name not in (*key, *ignore, order)]
+    changes += [f"lag({name}) {window} is distinct from {name}" for name in counting]
+    edges = f"select * from (select *, _gone or {' or '.join(changes)} as _edge from ({rows})) where _edge"
+    ends = f"select * exclude (_n, _edge), {at} as {_name(names[0])}, lead({at}) {window} as {_name(names[1])}"
+    told = [*columns, *names]
+    return f"(select {', '.join(map(_name, told))}, 1 as _n from ({ends} from ({edges})) where not _gone)", told
 
 
 def _join(left: Query, right: Query, on: Mapping[str, str], how: str, condition: str | None) -> Query:

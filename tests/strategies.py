@@ -197,7 +197,7 @@ def plans(
         return draw(tops(below, of))
     if (
         verb == "versions"
-        and "start" not in of
+        and not {"start", "stop"} & set(of)
         and not any(kind.startswith(("list", "struct")) for kind in of.values())
     ):
         return draw(histories(below, of, conditions))

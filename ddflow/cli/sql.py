@@ -1,4 +1,4 @@
-"""``ddflow sql``: the answer of a query over files, each table of which is upserts by a key.
+"""``ddflow sql``: the answer of a query over files, each table of which is upserts by a key, or rows that are appended.
 
 Invariant: what is put out are the rows that `Plan.sql` holds after all files, each as often as it is there; with
 ``--diff`` the updates that lead there. The n-th files of all tables are one epoch.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OUT: Final = "out"
 """What the flow calls its output."""
-OPTIONS: Final = ("key", "order-by", "tombstone")
+OPTIONS: Final = ("key", "order-by", "tombstone", "diff")
 _TABLE: Final = re.compile(rf"([^\W\d]\w*)=(.+?)((?::(?:{'|'.join(OPTIONS)})=.*?)*)")
 _OPTION: Final = re.compile(rf":({'|'.join(OPTIONS)})=(.*?)(?=:(?:{'|'.join(OPTIONS)})=|$)")
 
@@ -45,10 +45,11 @@ Query = Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help=
 Tables = Annotated[
     list[str],
     typer.Argument(
-        metavar="NAME=FILE:key=COLUMNS...",
+        metavar="NAME=FILE[:key=COLUMNS]...",
         show_default=False,
         help="A table: its name, a file, a folder or a pattern, and the columns that identify a row; then, if need "
-        "be, :order-by=COLUMNS and :tombstone=COLUMN[=VALUE]. Repeated, the same name has more files.",
+        "be, :order-by=COLUMNS and :tombstone=COLUMN[=VALUE]. Without a key, rows are appended: each counts once, or "
+        "as often as :diff=COLUMN says. Repeated, the same name has more files.",
     ),
 ]
 
@@ -75,6 +76,8 @@ def sql(
 
     * `ddflow sql "select city, count(*) n from orders group by city" orders=orders.parquet:key=id`
 
+    * `ddflow sql "select path, count(*) n from log group by path" log='logs/*.csv.gz' --diff`
+
     * `ddflow sql "select c.city, sum(o.amount) revenue from orders o join customers c on o.customer = c.id
     group by c.city" orders=monday.csv:key=id orders=tuesday.csv customers=customers.csv:key=id --diff -o changes.csv`
     """
@@ -86,12 +89,16 @@ def sql(
     options = how(format, delimiter, null, encoding)
     flow, given = dd.Flow(), dict[str, Any]()
     for name, parts in _grouped(tables).items():
-        spec = _spec(name, parts)
-        required = [*spec.key, *spec.order_by]
+        told = _options(name, parts)
+        spec = _spec(told) if "key" in told else None
+        required = [told["diff"]] if "diff" in told else [] if spec is None else [*spec.key, *spec.order_by]
         found = given[name] = open_files(
             [each.file for each in parts], parse_types(types or ()), required, None, options
         )
-        flow.upserts(name, found.schema, spec)
+        if spec is None:
+            flow.updates(name, found.schema, told.get("diff"))
+        else:
+            flow.upserts(name, found.schema, spec)
     rows = flow.output(OUT, flow.sql(query))
     schema = rows.updates_schema(flow.time_type) if diff else rows.schema
     read = 0
@@ -111,7 +118,7 @@ def told(text: str) -> NamedTable:
     """A table as it is written.  Raises `typer.BadParameter`."""
     match = _TABLE.fullmatch(text)
     if match is None:
-        raise typer.BadParameter(f"{text}: write NAME=FILE:key=COLUMNS, such as orders=orders.parquet:key=id")
+        raise typer.BadParameter(f"{text}: write NAME=FILE[:key=COLUMNS], such as orders=orders.parquet:key=id")
     return NamedTable(match[1], match[2], dict(_OPTION.findall(match[3])))
 
 
@@ -123,16 +130,23 @@ def _grouped(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
     return out
 
 
-def _spec(name: str, parts: Sequence[NamedTable]) -> "dd.Upsert":
+def _options(name: str, parts: Sequence[NamedTable]) -> dict[str, str]:
+    """The options of a table.  Raises `typer.BadParameter`."""
+    options: dict[str, str] = {}
+    for each in parts:
+        options |= each.options
+    if "key" in options and "diff" in options:
+        raise typer.BadParameter(f"the table {name!r} has a key and diff=: rows with a key count once; leave one out")
+    if "key" not in options and (others := sorted(options.keys() - {"diff"})):
+        raise typer.BadParameter(f"the table {name!r} has {others[0]}= and no key: write {name}=FILE:key=COLUMNS")
+    return options
+
+
+def _spec(options: dict[str, str]) -> "dd.Upsert":
     """How the events of a table upsert."""
     import ddflow as dd
     from ddflow.cli.plan import names
 
-    options: dict[str, str] = {}
-    for each in parts:
-        options |= each.options
-    if "key" not in options:
-        raise typer.BadParameter(f"the table {name!r} has no key: write {name}=FILE:key=COLUMNS")
     delete: Any = None
     if "tombstone" in options:
         column, equals, value = options["tombstone"].partition("=")

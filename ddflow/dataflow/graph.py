@@ -106,6 +106,8 @@ class Graph:
         """The collections whose pieces are kept until they are all there."""
         self.exchanged = {node: node.exchange() for node in self.exchange}
         """The columns of each input whose equal rows must meet, None where an input's rows need not."""
+        self.spent: dict[Collection, int] = {}
+        """Nanoseconds that steps have computed each collection, and what an output of it takes."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
         """The columns of the tables of outputs."""
 

@@ -22,6 +22,7 @@ the update buffer, in files where memory is short. Each node is computed once, h
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from time import perf_counter_ns
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +61,7 @@ class Computation:
     ) -> None:
         self.graph, self.since, self.buffer, self.observe = graph, since, buffer, observe
         self.released: dict[str, Released] = {}
-        self.many = False
+        self.many, self.clock = False, perf_counter_ns()
         times: list[Ints] = []
         for name, each in released.items():
             if each.total:
@@ -86,7 +87,14 @@ class Computation:
         for name, node in self.outputs():
             pieces = self._pieces(node) if node.consolidated else self._consolidated(node)
             self.out.outputs[name] = self._table(node, pieces)
+            self._spent(node)
         return self.out
+
+    def _spent(self, node: Collection) -> None:
+        """Account for the time since this was last called."""
+        now, spent = perf_counter_ns(), self.graph.spent
+        spent[node] = spent.get(node, 0) + now - self.clock
+        self.clock = now
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
         """The outputs that are put out, by name."""
@@ -160,9 +168,11 @@ class Computation:
     def _propagate(self, node: Collection, updates: Updates) -> None:
         """Give a piece of a node's updates to all that pass it on; keep it where it is needed whole."""
         fresh: dict[Collection, Updates] = {node: updates}
+        self._spent(node)
         for each in self.nodes:
             if each.inputs and each.inputs[0] in fresh and each not in self.exchange:
                 fresh[each] = self.graph.running[each].compute([fresh[each.inputs[0]]], self.since)[0]
+                self._spent(each)
         for each, made in fresh.items():
             if each in self.kept:
                 self.done.setdefault(each, []).append(self.buffer.keep(made) if self.many else made)

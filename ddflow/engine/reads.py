@@ -22,6 +22,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.engine.history import changes, check_readable
+from ddflow.engine.plan_figures import plan_figures
 from ddflow.engine.readers import Reader
 from ddflow.engine.scd2 import scd2
 from ddflow.engine.stats import Arranged, Stats
@@ -29,6 +30,7 @@ from ddflow.engine.story import Story
 from ddflow.engine.why import why
 from ddflow.errors import NotReadable
 from ddflow.plan.collection import Collection
+from ddflow.plan.explain import Explained, explain
 from ddflow.plan.input import Input
 from ddflow.plan.plan import Plan
 from ddflow.time import CLOSED, as_int64
@@ -238,6 +240,33 @@ class Reading:
         """
         with self.dataflow.guard.use("why"):
             return why(self.dataflow, input, key, log)
+
+    def explain(self, name: str | None = None) -> Explained:
+        """The plan as `Flow.explain` says it, and what each collection keeps, and the time that it has taken.
+
+        Parameters
+        ----------
+        name : str, optional
+            An output or an input, where all outputs are not wanted.
+
+        Returns
+        -------
+        str
+            Several lines.  Behind a collection that keeps rows stand how many are there, their bytes in memory and on
+            disk with those of the index, how many operators look rows up in it, and the outputs that share it; behind
+            each that was computed, the time that steps took for it since the engine was opened.
+
+        Raises
+        ------
+        SpecError
+            For a name that is none.
+
+        Notes
+        -----
+        What is not in the times: reading what you hand in, writing state, and commits.  O(nodes of the plan, and runs).
+        """
+        with self.dataflow.guard.use("explain"):
+            return explain(self.flow, name, plan_figures(self.dataflow.graph))
 
     def stats(self) -> Stats:
         """Figures of this moment: keys, batches, bytes by where they are, merges owed, verdicts.

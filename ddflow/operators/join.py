@@ -34,8 +34,8 @@ from ddflow.errors import CountOverflow, SpecError
 from ddflow.kernels.pair import pair
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Operator, Readable, Running, register
-from ddflow.operators.ordered_rows import numbered
-from ddflow.operators.updates import Updates, few, ints
+from ddflow.operators.ordered_rows import numbered, stepped_pool
+from ddflow.operators.updates import Updates, few, ints, netted, retracting_first
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.ordered_index import RowsByGroup
@@ -48,7 +48,7 @@ class Join(Operator):
 
     Both sides are arranged by these columns, in this order, or hold at most one row a key of them."""
 
-    verb, looks = "join", True
+    verb, looks = "join", (0, 1)
 
     def __init__(
         self,
@@ -66,7 +66,11 @@ class Join(Operator):
         if forgetting := left.forgetting | right.forgetting:
             found = f"the inputs {sorted(forgetting)} forget rows without a retraction: their pairs would stay for ever"
             raise SpecError(self.verb, found, "leave on_expire='forget' out there")
-        super().__init__(left.flow, pa.schema(fields), sides, False)
+        # Whose every column is shown, or meets one that is, so that no two pairs are one row.
+        told = [{of for _, at, of in self.columns if at == side} for side in (0, 1)]
+        met = [{pair[side] for pair in self.on if pair[1 - side] in told[1 - side]} for side in (0, 1)]
+        whole_rows = all(set(of.schema.names) <= told[at] | met[at] for at, of in enumerate(sides))
+        super().__init__(left.flow, pa.schema(fields), sides, whole_rows and left.consolidated and right.consolidated)
         self.unique = False
         self.positive = all(each.positive for each in self.inputs)
 
@@ -141,19 +145,31 @@ class MetUpdates(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Some pairs: ranks, references into the left and the right, products."""
+    """Some pairs: ranks, references into the left and the right, products, numbers of groups."""
 
     ranks: Narrow
     left: Ints
     right: Ints
     diffs: Ints
+    groups: Narrow
+
+    def at(self, places: Ints) -> "Pairs":
+        """Those at some places."""
+        columns: Any = [each.take(places) for each in self]
+        return Pairs(*columns)
+
+    @staticmethod
+    def together(every: "Sequence[Pairs]") -> "Pairs":
+        """All of them."""
+        columns: Any = [np.concatenate(each) for each in zip(*every, strict=True)]
+        return Pairs(*columns)
 
 
 class RunningJoin(Running):
     """It holds nothing.  ``sides``: what is opened of its inputs."""
 
     def __init__(self, node: Join, context: Context) -> None:
-        self.node, self.sides, self.arena = node, context.inputs, Arena()
+        self.node, self.sides, self.secret, self.arena = node, context.inputs, context.secret, Arena()
         loose = [[of.schema.field(name).with_nullable(True) for name in by or ()] for of, by in self._keyed(node)]
         self.keys = [RowHashes(pa.schema(fields), context.secret) for fields in loose]
         self.wanted = [column for column in node.columns if column[0] in context.wanted]
@@ -164,7 +180,7 @@ class RunningJoin(Running):
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, None]:
         """See `Running.compute`.  O(n + pairs), and a look-up a key.  Raises `CountOverflow`."""
-        pools = [self._pool(side, each) for side, each in zip(self.sides, inputs, strict=True)]
+        pools = [stepped_pool(side.arranged.slots.pool, each) for side, each in zip(self.sides, inputs, strict=True)]
         (left, right), high, low = self._met(inputs)
         held = [self._held(self.sides[side], other, high, low) for side, other in ((0, right), (1, left))]
         every = [
@@ -172,7 +188,9 @@ class RunningJoin(Running):
             self._turned(self._pairs(right, held[0].begins, held[0].references, held[0].values, few())),
             self._pairs(left, right.begins, right.places, right.updates.diffs, right.updates.ranks),
         ]
-        return self._updates(every, pools, inputs[0].times, self.wanted), None
+        # Pairs cancel each other only where both sides of a group change.
+        both = (np.diff(left.begins) > 0) & (np.diff(right.begins) > 0) if self.node.consolidated else None
+        return self._updates(every, pools, inputs[0].times, self.wanted, both), None
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """See `Running.read`."""
@@ -229,7 +247,7 @@ class RunningJoin(Running):
             found = f"the multiplicity of {row}, times that of its partner, leaves int64"
             remedy = "look for an input that multiplies diffs; nothing of this step was kept"
             raise CountOverflow("a join", found, remedy)
-        return Pairs(out[0], mine.places.take(out[1]), out[2], out[3])
+        return Pairs(out[0], mine.places.take(out[1]), out[2], out[3], mine.number.take(out[1]))
 
     @staticmethod
     def _turned(pairs: Pairs) -> Pairs:
@@ -237,24 +255,31 @@ class RunningJoin(Running):
         return pairs._replace(left=pairs.right, right=pairs.left)
 
     def _updates(
-        self, every: Sequence[Pairs], pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]
+        self,
+        every: Sequence[Pairs],
+        pools: Sequence[RowPool],
+        times: Ints,
+        columns: Sequence[Chosen],
+        both: Any = None,
     ) -> Updates:
-        """All pairs in the order of times, as updates."""
-        ranks, left, right, diffs = (np.concatenate(each) for each in zip(*every, strict=True))
-        if times.size > 1:
-            order = np.empty(ranks.size, np.int64)
-            order_by_rank(ranks, NONE.view(np.int64), np.int64(times.size), order)
-            ranks, left, right, diffs = (each.take(order) for each in (ranks, left, right, diffs))
-        schemas = [of.schema for of in self.node.inputs]
-        sides = [View(pool, refs, schema) for pool, refs, schema in zip(pools, (left, right), schemas, strict=True)]
-        return Updates(Paired(sides, columns), ranks, diffs, times)
+        """All pairs in the order of times, as updates; within a time, retractions first.
 
-    def _pool(self, side: Readable, updates: Updates) -> RowPool:
-        """What is held of a side, and the updates of the step as number 0."""
-        pool, there = side.arranged.slots.pool, set(updates.rows.schema.names)
-        n = updates.diffs.size
-        columns = [
-            arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
-            for field in pool.schema
+        ``both``: bool[groups], in which ones pairs may cancel each other, so that these are consolidated.
+        """
+        pairs = Pairs.together(every)
+        pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))
+        if both is not None and (shared := both[pairs.groups]).any():
+            some = pairs.at(np.flatnonzero(shared))
+            ranks, kept, diffs = netted(self._shown(some, pools, times, columns), self.secret)
+            left = pairs.at(np.flatnonzero(~shared)), some.at(kept)._replace(ranks=ranks, diffs=diffs)
+            pairs = Pairs.together(left)
+            pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))
+        return self._shown(pairs, pools, times, columns)
+
+    def _shown(self, pairs: Pairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]) -> Updates:
+        """Pairs as updates: nothing is gathered."""
+        sides = [
+            View(pool, references, of.schema)
+            for pool, references, of in zip(pools, (pairs.left, pairs.right), self.node.inputs, strict=True)
         ]
-        return pool.beside(Rows.of(columns, pool.shape, n))
+        return Updates(Paired(sides, columns), pairs.ranks, pairs.diffs, times)

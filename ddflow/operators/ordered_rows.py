@@ -34,7 +34,7 @@ from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, in_order
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.group import group
-from ddflow.kernels.resolve import LIVE, Prior
+from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Hashes, Running, once_each
 from ddflow.operators.updates import Updates, overflow
@@ -68,6 +68,8 @@ class Folded(NamedTuple):
     """int64[c]: which row it is, by its place in ``by``."""
     prior: Ints
     """int64[m]: the multiplicities before the step, by place in ``by``."""
+    references: Ints
+    """int64[m]: where the rows are that were there before."""
 
 
 class OrderedRows(Running):
@@ -142,7 +144,8 @@ class OrderedRows(Running):
         times = np.where(diffs[kept] > 0, times[kept], 0)
         numbers = place[number.take(rows[kept])]
         self.given.put(0, None)
-        return Folded(change, by, order, rows[kept], ranks[kept], times, numbers, before)
+        held = prior.reference & (LIVE - 1) & ~OCCUPIED
+        return Folded(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Readable.rehashed`: the words of groups, multiplicities, and, of whole rows, all other words."""
@@ -215,6 +218,16 @@ def numbered(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
     table[:] = -1
     m = group(high, low, np.int64(bits), table, number, first)
     return number, first[:m]
+
+
+def stepped_pool(pool: RowPool, updates: Updates) -> RowPool:
+    """What is held, and the updates of a step as number 0, with nulls in columns that they have not.  O(columns)."""
+    there, n = set(updates.rows.schema.names), updates.diffs.size
+    columns = [
+        arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
+        for field in pool.schema
+    ]
+    return pool.beside(Rows.of(columns, pool.shape, n))
 
 
 def ordered_type(kind: pa.DataType) -> pa.DataType:

@@ -110,18 +110,32 @@ def consolidated(updates: Updates, secret: Secret) -> Updates:
 
     O(n).  Raises `CountOverflow` when a sum leaves int64.
     """
-    n = updates.diffs.size
-    if not n:
+    if not updates.diffs.size:
         return updates
+    ranks, rows, diffs = netted(updates, secret)
+    order = retracting_first(ranks, diffs, updates.times.size)
+    return Updates(updates.rows.take(pa.array(rows[order])), ranks[order], diffs[order], updates.times)
+
+
+def netted(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
+    """For each (row, time) whose diffs do not add up to 0: the time's rank, one of its updates, and the sum.
+
+    Updates are in the order of times.  O(n).  Raises `CountOverflow` when a sum leaves int64.
+    """
+    n = updates.diffs.size
     by = sort(*identities(updates.rows, secret, n))
     ranks, rows, diffs = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
     written, refused = net(by.permutation, by.starts, updates.ranks, updates.diffs, ranks, rows, diffs)
     if refused >= 0:
         raise overflow(updates.rows, refused)
-    ranks, rows, diffs = ranks[:written], rows[:written], diffs[:written]
-    order = np.empty(written, np.int64)
-    order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(updates.times.size), order)
-    return Updates(updates.rows.take(pa.array(rows[order])), ranks[order], diffs[order], updates.times)
+    return ranks[:written], rows[:written], diffs[:written]
+
+
+def retracting_first(ranks: Narrow, diffs: Ints, times: int) -> Ints:
+    """The order of times in which, within each, retractions are first; else as they are.  O(n)."""
+    order = np.empty(ranks.size, np.int64)
+    order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(times), order)
+    return order
 
 
 def overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Ints, RowHashes, Words, flags
 from ddflow.columns.names import TIMES, check_names, column_name, column_names, did_you_mean
 from ddflow.columns.order_words import OrderColumn, exact, word_count
-from ddflow.columns.rows import RowPool, Rows, gather, gathered
+from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.columns.schema import arrays, one_chunk, plain
 from ddflow.columns.sorting import in_order
 from ddflow.errors import SpecError
@@ -37,7 +37,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, move_versions, show_versions
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
-from ddflow.operators.ordered_rows import Folded, OrderedRows, ordered_type
+from ddflow.operators.ordered_rows import Folded, OrderedRows, ordered_type, stepped_pool
 from ddflow.operators.row_order import RowOrder, reordered
 from ddflow.operators.updates import Updates
 from ddflow.plan.bind import tombstone_value
@@ -48,7 +48,7 @@ from ddflow.plan.spec import Tombstone
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import starts
 from ddflow.trace.change import Change
-from ddflow.trace.group_rows import identified
+from ddflow.trace.group_rows import identified, rows_around
 
 
 @register
@@ -171,13 +171,13 @@ def _condition(tombstone: Tombstone, row: pa.Schema) -> str:
 
 
 class KeyRows(NamedTuple):
-    """n rows of some keys, in order: key by key."""
+    """n rows of some keys, or of parts of keys, in order: one part after the other."""
 
     references: Ints
     held: Ints
     """Multiplicities."""
     ends: Ints
-    """int64[g + 1]: where keys begin."""
+    """int64[g + 1]: where parts begin."""
     event: Ints
     """int64[n]: the number of each one's event, ascending."""
     content: Words
@@ -205,8 +205,8 @@ class RunningVersions(OrderedRows):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
 
-        For u updates of keys with r rows together: O(u log rows + r log r), and of each time at which a key changes,
-        what stands between the neighbours of what changed.
+        For u updates: O(u log rows), and O(r log r) for the r rows around them, from the version before to the second
+        after, or of their keys where there are rows on disk; at each time, what stands between what changes then.
         """
         updates = inputs[0]
         folded = self.fold(updates, since)
@@ -240,12 +240,7 @@ class RunningVersions(OrderedRows):
         """The updates of the output."""
         touched, first, number = np.unique(folded.numbers, return_index=True, return_inverse=True)
         mine, by = folded.rows[first], folded.by
-        pool, given = self.arranged.slots.pool, updates.rows
-        columns = [
-            arrays(given, [field.name])[0] if field.name != TIMES else pa.nulls(updates.diffs.size, field.type)
-            for field in pool.schema
-        ]
-        pool = pool.beside(Rows.of(columns, pool.shape, updates.diffs.size))
+        pool = stepped_pool(self.arranged.slots.pool, updates)
         high, low, order = by.high[touched], by.low[touched], folded.order[touched]
         rows, place = self._with_held(pool, mine, folded.prior[touched], high, low, order)
         key = (np.searchsorted(rows.ends, place[number], side="right") - 1).astype(np.int32)
@@ -267,12 +262,14 @@ class RunningVersions(OrderedRows):
     def _with_held(
         self, pool: RowPool, mine: Ints, prior: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
-        """Rows of a step, in the order of identities, among all that their keys hold; and where these stand."""
-        heads = np.flatnonzero(starts(high, low))
-        found = self.look(high[heads], low[heads], words=True)
-        of = heads.repeat(np.diff(found.begins))
-        words = np.concatenate([order, found.order.reshape(of.size, order.shape[1])])
-        both = in_order(np.concatenate([high, high[of]]), np.concatenate([low, low[of]]), words)
+        """Rows of a step, in the order of identities, among what their keys hold around them; and where these stand."""
+        begun = starts(high, low, order[:, : self.tied])
+        head = np.flatnonzero(begun)
+        found, window = rows_around(self.arranged, high[head], low[head], order[head, : self.tied].copy())
+        windows = window[np.cumsum(begun) - 1], np.repeat(np.arange(found.begins.size - 1), np.diff(found.begins))
+        words = np.concatenate([order, found.order.reshape(found.values.size, order.shape[1])])
+        every = np.concatenate(windows).astype(np.uint64)
+        both = in_order(every, np.zeros(every.size, np.uint64), words)
         # Of a row that is held and changes, the step's stands for both.
         chosen = np.minimum.reduceat(both.permutation, both.starts[:-1]) if mine.size else both.permutation
         places = both.starts[:-1]
@@ -287,7 +284,8 @@ class RunningVersions(OrderedRows):
     def _in_order(
         self, pool: RowPool, references: Ints, held: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
-        """Rows in the order of identities, all of some keys, in that of events; and the order that these had before."""
+        """Rows in the order of identities, all of some keys, or around places of them, in that of events; and the order
+        that these had before."""
         content = order[:, self.tied].view(np.uint64)
         begun = starts(high, low, order[:, : self.tied])
         at, number = np.arange(references.size), np.cumsum(begun) - 1

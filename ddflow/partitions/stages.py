@@ -90,7 +90,9 @@ class Stages:
         active, out = self.active[stage], dict[int, list[Collection]]()
         at = {node: n for n, node in enumerate(self.flow.nodes)}
         looks = [node for node in map(self.flow.nodes.__getitem__, active) if node.looks]
-        for of in dict.fromkeys(each for node in looks for each in node.inputs if at[each] not in active):
+        for of in dict.fromkeys(
+            node.inputs[n] for node in looks for n in node.looks if at[node.inputs[n]] not in active
+        ):
             out.setdefault(next(n for n, there in enumerate(self.active) if at[of] in there), []).append(of)
         return out
 
@@ -225,7 +227,7 @@ class _Cutter:
             for of, by in zip(node.inputs, every, strict=True)
         ]
         stage = max(self._last(of) + (not there) for of, there in zip(node.inputs, stands, strict=True))
-        assert all(stands) or not node.looks, "what is looked into stands by what meets"
+        assert all(stands[n] for n in node.looks), "what is looked into stands by what meets"
         read = node.needs(set(self.read[node].names))
         for of, by, columns in zip(node.inputs, every, read, strict=True):
             if self._last(of) < stage:

@@ -72,8 +72,11 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
     of_events: ClassVar[bool] = False
     """Whether it is told when its inputs, which are inputs of the plan, have events, and not of their updates."""
 
-    looks: ClassVar[bool] = False
-    """Whether it looks its inputs up, by what is exchanged, in the state that they had before a step."""
+    looks: ClassVar[tuple[int, ...]] = ()
+    """The inputs, by number, that it looks up by what is exchanged, in the state that they had before a step."""
+
+    as_it_came: ClassVar[bool] = False
+    """Whether what it holds depends on when its inputs' rows came, and cannot be made again of what these hold."""
 
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""

@@ -1,7 +1,7 @@
 """A plan as text: what each output is made of, what is kept of it, and by which columns rows meet.
 
 Invariant: every collection of an output stands there once, whatever reads it; a second reader says so. Nothing is run
-and nothing is looked up in a state, so the text is the same for a flow and for the engine that was made of it. Whether
+and nothing is looked up in a state: what an engine knows besides it hands in. Whether
 rows move between partitions is said as Spark does it: rows stay where they are if those that must meet stand together
 already. A plan is a graph, so it is walked without recursion, and its texts are cut where they are long.
 
@@ -68,17 +68,21 @@ class _Named:
         return Formulas().functions(given)
 
 
-def explain(plan: Plan, name: str | None = None) -> Explained:
+Figures = Mapping[Collection, Sequence[str]]
+"""What else is to be said of collections."""
+
+
+def explain(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Explained:
     """The text of all outputs, or of one output or input.  O(nodes).  Raises `SpecError` for an unknown name."""
     known: dict[str, Collection] = {**plan.inputs, **plan.outputs}
     if name is None:
-        return explained(plan, plan.outputs or plan.inputs)
+        return explained(plan, plan.outputs or plan.inputs, figures)
     if name not in known:
         raise SpecError("explain", f"there is no output or input {name!r}", did_you_mean(name, known))
-    return explained(plan, {name: known[name]})
+    return explained(plan, {name: known[name]}, figures)
 
 
-def explained(plan: Plan, roots: Mapping[str, Collection]) -> Explained:
+def explained(plan: Plan, roots: Mapping[str, Collection], figures: Figures | None = None) -> Explained:
     """The text of some collections, by name."""
     paired = paired_inputs(plan.outputs.values())
     standing, seen, lines = _standing(plan, paired), set[Collection](), list[str]()
@@ -93,6 +97,7 @@ def explained(plan: Plan, roots: Mapping[str, Collection]) -> Explained:
             seen.add(node)
             entry = entries.get(node)
             text, notes = _written(node, names), _notes(node, entry, standing, paired, root is node)
+            notes += (figures or {}).get(node, ())
             note = "as above" if again else "; ".join(notes)
             lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
             inside = before + below

@@ -243,8 +243,9 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(log rows) for an update, and O(r log r) for the r rows of the keys that a step touches.  It holds each row.
-        A step raises `NegativeMultiplicity` where a row is there less than zero times.
+        O(log rows) for an update, and O(r log r) for the r rows around it, up to the second version after; of its key,
+        where there are rows on disk.  It holds each row.  A step raises `NegativeMultiplicity` where a row is there
+        less than zero times.
         """
         return self._then("versions", key, order_by, delete, ignore, valid_from, valid_to)
 

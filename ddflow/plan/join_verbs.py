@@ -1,4 +1,4 @@
-"""Verbs that bring the rows of two collections together: join, and arrange, which keeps one side ready for it.
+"""Verbs that bring the rows of two collections together: join, lookup, and arrange, which keeps one side ready for it.
 
 Invariant: whatever the kind of a join, it is made of inner joins, so there is one operator that pairs rows.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal
 
-from ddflow.plan.joining import joined
+from ddflow.plan.joining import joined, looked_up
 from ddflow.plan.verb_family import Made, VerbFamily
 
 How = Literal["inner", "left", "right", "full", "semi", "anti"]
@@ -80,6 +80,45 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         made: Made = joined(self, right, on, how, condition)
         return made
 
+    def lookup(
+        self, right: Made, on: str | Sequence[str] | Mapping[str, str], how: Literal["left", "inner"] = "left"
+    ) -> Made:
+        """Put beside each row what another collection holds of its key when the row comes; that stays as it is.
+
+        Columns are the left's, then the right's.  Keys of one name on both sides are one column.  Null finds nothing.
+        What is held is as of the row's time, with all changes of the right at or below it.  Later changes of the right
+        do not touch what was found, and a retraction takes back the row that was given.  Equal rows share what the
+        first of them found, until none is left.
+
+        Parameters
+        ----------
+        right : Collection
+            The other side, of the same flow, with at most one row a key.
+        on : str, sequence of str, or mapping of str to str
+            As of `join`.
+        how : {"left", "inner"}
+            Whether rows that find nothing are there, with nulls beside, or not.
+
+        Returns
+        -------
+        Collection
+            Of the columns of both sides.
+
+        Raises
+        ------
+        SpecError, ExpressionError
+            As of `join`.
+
+        Notes
+        -----
+        O(n log n) and a look-up a key of rows that come, for n updates of a step.  It holds each row of the left with
+        what it found; the right is held as for a join.  A step raises `NotUnique` where a row finds several, and
+        `NegativeMultiplicity` where a row of the left is there less than zero times.  On a state that has had steps, a
+        new one looks up as of now.
+        """
+        made: Made = looked_up(self, right, on, how)
+        return made
+
     def arrange(self, by: str | Sequence[str]) -> Made:
         """Keep the rows arranged by some columns, for joins to look up.  The rows stay as they are.
 
@@ -105,6 +144,10 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         O(n log n), for n updates of a step.  It holds each row.
         """
         return self._then("arrange", by)
+
+    def _looked_up(self, right: Made, on: Any, shown: Any, without: Sequence[str], how: str) -> Made:
+        """A look-up in what is arranged."""
+        return self._then("lookup", right, on, shown, without, how)
 
     def _refusing(self, by: Sequence[Any], asked: str) -> Made:
         """The same, where no row may be there less than zero times.  ``asked``: by what."""

@@ -55,9 +55,8 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
     """See `ddflow.plan.join_verbs.JoinVerbs.join`."""
     if how not in KINDS:
         raise SpecError("join", f"how= is {how!r:.99}", f"it is one of {', '.join(map(repr, KINDS))}")
-    if getattr(right, "flow", None) is not left.flow:
-        raise SpecError("join", f"{right!r:.99} is no collection or of another flow", "build both in one flow")
-    sides = _sides(left, right, _pairs(on), how)
+    _check_flow(left, right, "join")
+    sides = _sides(left, right, _pairs(on, "join"), "join")
     if how != "inner":
         sides = sides._replace(
             left=_positive(sides.left, [one for one, _ in sides.on], how),
@@ -75,16 +74,39 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
     return pairs.concat(*parts[1:]) if len(parts) > 1 else pairs
 
 
-def _pairs(on: Any) -> list[tuple[str, str]]:
+def looked_up(left: Any, right: Any, on: Any, how: str) -> Any:
+    """See `ddflow.plan.join_verbs.JoinVerbs.lookup`."""
+    if how not in ("left", "inner"):
+        raise SpecError("lookup", f"how= is {how!r:.99}", "it is one of 'left', 'inner'")
+    _check_flow(left, right, "lookup")
+    sides = _sides(left, right, _pairs(on, "lookup"), "lookup")
+    columns = sides.names()
+    theirs = [name for name, side, _ in columns if side == 1]
+    keys = [other for _, other in sides.on]
+    other, others = _arranged(sides.right, keys, theirs)
+    meets = [(one, others[its]) for one, its in sides.on]
+    shown: dict[str, str] | None = {name: others[name] for name in theirs}
+    if 1 in sides.whole and [*other.schema.names] == [*right.schema.names] and all(a == b for a, b in others.items()):
+        shown = None
+    made = sides.left._looked_up(other, meets, shown, sides.merged, how)
+    return _shown(made, [name for name, _, _ in columns])
+
+
+def _check_flow(left: Any, right: Any, asked: str) -> None:
+    if getattr(right, "flow", None) is not left.flow:
+        raise SpecError(asked, f"{right!r:.99} is no collection or of another flow", "build both in one flow")
+
+
+def _pairs(on: Any, asked: str) -> list[tuple[str, str]]:
     """The keys as pairs.  Raises `SpecError`."""
     if isinstance(on, Mapping):
-        names = column_names([*on, *on.values()], "join", "on")
+        names = column_names([*on, *on.values()], asked, "on")
         return list(zip(names[: len(on)], names[len(on) :], strict=True))
-    names = column_names(on, "join", "on")
+    names = column_names(on, asked, "on")
     return list(zip(names, names, strict=True))
 
 
-def _sides(left: Any, right: Any, pairs: list[tuple[str, str]], how: str) -> Sides:
+def _sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: str) -> Sides:
     """Both sides with a column for each key, in types that compare.  Raises `SpecError`, `ExpressionError`."""
     shown = list(left.schema.names), list(right.schema.names)
     merged = [one for one, other in pairs if one == other and one in shown[0] and one in shown[1]]
@@ -92,15 +114,15 @@ def _sides(left: Any, right: Any, pairs: list[tuple[str, str]], how: str) -> Sid
     if both:
         example = ", ".join(f"{name!r}: {f'{name}_2' if name in both else name!r}" for name in shown[1][:4])
         found = f"both sides have the columns {both}, which are not joined"
-        raise SpecError("join", found, f"rename them on one side: right.project({{{example}, ...}})")
-    left, ones = _with_keys(left, [one for one, _ in pairs], right, [other for _, other in pairs])
-    right, others = _with_keys(right, [other for _, other in pairs], left, ones)
+        raise SpecError(asked, found, f"rename them on one side: right.project({{{example}, ...}})")
+    left, ones = _with_keys(left, [one for one, _ in pairs], right, [other for _, other in pairs], asked)
+    right, others = _with_keys(right, [other for _, other in pairs], left, ones, asked)
     on = list(zip(ones, others, strict=True))
     for (one, other), (was, its) in zip(on, pairs, strict=True):
         a, b = left.schema.field(one).type, right.schema.field(other).type
         if not comparable(a, b):
             found = f"{was!r} is {a} and {its!r} is {b}, which do not compare without loss"
-            raise SpecError("join", found, f"cast one: on={{{was!r}: 'cast({its} as ...)'}}")
+            raise SpecError(asked, found, f"cast one: on={{{was!r}: 'cast({its} as ...)'}}")
     # A side that finds its rows by these columns has them in its own order.
     for side, names in ((right, others), (left, ones)):
         of, sources = seen_through(side, side.schema.names)
@@ -116,7 +138,7 @@ def _as_is(side: Any, shown: Sequence[str]) -> bool:
     return seen_through(side, shown)[0] is side and list(side.schema.names) == list(shown)
 
 
-def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str]) -> tuple[Any, list[str]]:
+def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str], asked: str) -> tuple[Any, list[str]]:
     """A side with a column for each key, and what these are called; keys whose common type is another are cast."""
     columns, names = {name: name for name in side.schema.names}, list[str]()
     for key, partner in zip(keys, its, strict=True):
@@ -129,7 +151,7 @@ def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str]) -
             names.append(text)
             continue
         if text == key and text not in side.schema.names and key.replace("_", "a").isalnum():
-            raise SpecError("join", f"there is no column {key!r}", did_you_mean(key, side.schema.names))
+            raise SpecError(asked, f"there is no column {key!r}", did_you_mean(key, side.schema.names))
         name, n = f"key {len(names) + 1}", len(names) + 1
         while name in columns:
             name, n = f"key {n + 1}", n + 1

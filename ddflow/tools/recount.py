@@ -34,12 +34,12 @@ from ddflow.trace.arrangement import Arrangement
 def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     """For each count of a state: what it counts, and how many groups have another count than their rows give.
 
-    Not of counts that hold what their inputs have forgotten, or did not keep.  O(rows); memory for the groups.  Raises
-    `CountOverflow`.
+    Not of counts that hold what their inputs have forgotten, or did not keep, nor of what depends on when rows came.
+    O(rows); memory for the groups.  Raises `CountOverflow`.
     """
     ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
     for node, kept in snapshot.dataflow.graph.keeping.items():
-        if node.forgetting or not kept.arrangements or snapshot.dataflow.graph.unkept(*node.inputs):
+        if node.forgetting or node.as_it_came or not kept.arrangements or snapshot.dataflow.graph.unkept(*node.inputs):
             continue
         fresh = _computed(snapshot, node)
         secret = snapshot.dataflow.graph.secret

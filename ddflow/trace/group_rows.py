@@ -90,6 +90,19 @@ def group_rows(
     return RowsByGroup(references[by], values[by], begins, beyond[by])
 
 
+def rows_around(arranged: Arrangement, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
+    """The rows of the windows of places, and which window each place is in: see `OrderedIndex.around`.
+
+    Where there are rows on disk, the windows are the groups.
+    """
+    index = arranged.index
+    assert isinstance(index, OrderedIndex)
+    if not arranged.lower:
+        return index.around(high, low, order)
+    first = starts(high, low)
+    return group_rows(arranged, high[first], low[first], words=True), np.cumsum(first) - 1
+
+
 def _resident(arranged: Arrangement, found: RowsByGroup, room: Ints) -> Layer:
     """What the index holds of the groups, deletions too."""
     sizes = np.diff(found.begins)

@@ -20,6 +20,7 @@ import numpy as np
 
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
+from ddflow.kernels.around import around_ordered
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, entries, redirect
 from ddflow.kernels.ordered import evict_ordered, group_ordered, seek_ordered, walk_ordered, write_ordered
@@ -122,6 +123,26 @@ class OrderedIndex(Index):
             room = n
         references = references[:n] & (LIVE - 1) if live else references[:n]
         return RowsByGroup(references, values[:n].view(np.int64), begins, beyond[:n].view(np.int64))
+
+    def around(self, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
+        """The rows of the windows of places, given by ascending prefixes; and which window each place is in.
+
+        A window is all that can change with what changes at its places, where a row's content is the word behind those
+        of ``order``, and runs of equal content are one: see `ddflow.kernels.around`.  O(places log entries + rows).
+        """
+        keys, room = Identities.of(high, low, more := words_of(order)), 8 * high.size + 16
+        segments, begins = np.empty(high.size, np.int64), np.empty(high.size + 1, np.int64)
+        told = np.int64(more.shape[1]), np.uint64(LIVE), segments, begins
+        while True:
+            references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
+            words = np.empty((room, self.words), np.uint64)
+            n = around_ordered(self.tree, keys, *told, references, values, words)
+            if n <= room:
+                break
+            room = n
+        begins = begins[: int(segments[-1]) + 2] if segments.size else begins
+        found = references[:n] & (LIVE - 1)
+        return RowsByGroup(found, values[:n].view(np.int64), begins, words[:n].view(np.int64)), segments
 
     def write(self, *writes: Write) -> None:
         """See `Index.write`.  O(keys log entries)."""

@@ -46,6 +46,18 @@ def test_differences_are_by_file() -> None:
     ]
 
 
+def test_a_table_without_a_key_is_rows_that_are_appended() -> None:
+    Path("log.csv").write_text("city,times\nBern,2\nBern,1\nChur,-1\n")
+    assert rows(sql("select city, count(*) n from log group by city", "log=log.csv", "log=log.csv")) == [
+        {"city": "Bern", "n": 4},
+        {"city": "Chur", "n": 2},
+    ]
+    counted = sql("select city, count(*) n from log where city = 'Bern' group by city", "log=log.csv:diff=times")
+    assert rows(counted) == [{"city": "Bern", "n": 3}]
+    joined = "select o.id, l.city from orders o join log l on o.city = l.city"
+    assert rows(sql(joined, *TABLE, "log=log.csv")) == [{"id": 1, "city": "Bern"}] * 2 + [{"id": 3, "city": "Chur"}]
+
+
 def test_it_writes_a_file_and_replaces_none() -> None:
     result = sql("select city from orders", *TABLE, "-o", "out.parquet")
     assert "4 rows of 1 tables: 2 rows" in result.stderr
@@ -57,8 +69,9 @@ def test_it_writes_a_file_and_replaces_none() -> None:
     ("words", "code", "message"),
     [
         (["select cty from orders", *TABLE], 1, "there is no column 'cty' at line 1, column 8; did you mean 'city'"),
-        (["select 1 a", "orders=monday.csv"], 2, "the table 'orders' has no key"),
-        (["select 1 a", "monday.csv:key=id"], 2, "write NAME=FILE:key=COLUMNS"),
+        (["select 1 a", "orders=monday.csv:tombstone=op=D"], 2, "the table 'orders' has tombstone= and no key"),
+        (["select 1 a", "orders=monday.csv:key=id:diff=n"], 2, "the table 'orders' has a key and diff="),
+        (["select 1 a", "monday.csv:key=id"], 2, "write NAME=FILE[:key=COLUMNS]"),
     ],
 )
 def test_what_is_wrong_is_named(words: list[str], code: int, message: str) -> None:

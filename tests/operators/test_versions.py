@@ -8,6 +8,7 @@ other plans.
 from __future__ import annotations
 
 import datetime as dt
+import random
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +29,8 @@ from ddflow.errors import CorruptState, ExpressionError, NegativeMultiplicity, P
 from ddflow.plan.codec import describe, node_id, shown
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
+from ddflow.tools.recount import recounted
+from ddflow.trace.ordered_index import OrderedIndex
 
 LONG = "2024-01-01T00:00:"
 COLUMNS = {"k": pa.string(), "at": pa.int32(), "text": pa.string(), "d": pa.decimal128(9, 2), "op": pa.string()}
@@ -169,6 +172,8 @@ def test_histories_of_many_versions_beside_duckdb(medium: str, tmp_path: Path) -
     engine.close()
     if medium == "reopened":
         assert dd.fsck(store.writer()).ok
+        with dd.Snapshot.open(store) as snapshot:
+            assert set(dict(recounted(snapshot)).values()) <= {0}
         assert read(dd.read(store, "out")) == history[-1]
 
 
@@ -211,6 +216,63 @@ def test_a_late_version_moves_the_ends_of_its_neighbours_and_no_others() -> None
         # Before all, and behind all.
         out = engine.step(given_prices((1, -5, 7, None), (1, 95, 8, None)))["out"]
         assert moves(out) == [(7, -5, 0, 1), (8, 95, None, 1), (90, 90, 95, 1), (90, 90, None, -1)]
+
+
+def test_a_step_reads_what_is_around_its_rows_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many versions a key has; and runs of equal neighbours as far as they go."""
+    looked: list[int] = []
+    around = OrderedIndex.around
+
+    def watched(self: OrderedIndex, *given: Any) -> Any:
+        found = around(self, *given)
+        looked.append(found[0].references.size)
+        return found
+
+    monkeypatch.setattr(OrderedIndex, "around", watched)
+    flow, _ = prices()
+    with flow.open() as engine:
+        n = range(30_000)
+        engine.step(given_prices(*((at % 3, at, at if at < 20_000 else 7, None) for at in n)))
+        for rows, most in [
+            ([(1, 500, 9, "new")], 5),
+            ([(1, 500, 9, "new"), (2, 500, 9, "new"), (2, 900, 8, None)], 15),
+            ([(0, at, 9, "many") for at in range(3000, 3030)], 35),
+            ([(1, 40_000, 9, "last")], 3400),
+            ([(1, 25_000, 9, "within")], 3400),
+        ]:
+            looked.clear()
+            engine.step(given_prices(*rows))
+            assert sum(looked) <= most
+        node = Node(("id", "at", "price", "note"), lambda state: state["rows"]).versions(["id"], "at")
+        assert read(engine.read("out")) == node.of({"rows": read(engine.read("prices"))})
+
+
+@effort(60)
+@given(st.integers(0, 2**32), st.sampled_from([0.1, 0.5]), st.sampled_from(["at", "text"]))
+def test_long_histories_with_runs_ties_and_deletes_are_the_twins(seed: int, deletes: float, order: str) -> None:
+    """Several changes of a key in a step, at several times; most of the history is not looked at."""
+    draw, told = random.Random(seed), {"key": ["k"], "order_by": order, "ignore": ["at", "text"]}
+    expected, held, before = twin(told, "tombstone"), Counter[Any](), Counter[Any]()
+
+    def change() -> tuple[Any, int]:
+        at = draw.randrange(60)
+        op, value = "D" if draw.random() < deletes else "U", Decimal(draw.choice([1, 1, 1, 2]))
+        row = draw.choice("ab"), at, f"{LONG}{at:02}" if at % 3 else str(at), value, op
+        gone = draw.choice(sorted(held, key=repr)) if held and draw.random() < 0.5 else None
+        return (row, 1) if gone is None else (gone, -1)
+
+    with flow_of(told, "tombstone", time="t").open() as engine:
+        time = 0
+        for size in (draw.randrange(150), *(draw.randrange(1, 5) for _ in range(6))):
+            found: dict[Any, int] = {}
+            for _ in range(draw.randrange(1, 4)):
+                made = table(possible([change() for _ in range(size)], held), time)
+                engine.push({"rows": made})
+                now = expected(Counter(held))
+                found |= difference(before, now, time)
+                before, time = now, time + 1
+            assert put_out(engine.advance_to(time)["out"]) == found
+        assert read(engine.read("out")) == before
 
 
 def test_equal_neighbours_are_the_earliest_and_the_next_one_shows_when_that_leaves() -> None:

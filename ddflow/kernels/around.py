@@ -1,0 +1,172 @@
+"""What stands around some places of the ordered index: as far as neighbours may be one with what changes there.
+
+Invariant: entries of a group that are equal in the first words of their order are a class, and the word behind these is
+their content. A boundary is between two neighbouring classes of one entry each, whose contents differ. A window goes
+from behind the last boundary before a place to the first class behind the first boundary after it, else to the ends of
+the group. Between two places whose windows meet there is no boundary, and they are one window.
+
+>>> import numpy as np
+>>> from ddflow.kernels.ordered import write_ordered
+>>> from ddflow.kernels.ordered_tree import empty_tree
+>>> arrays, n = empty_tree(4, 6), 9
+>>> words = np.array([[at, 5 if at in (3, 4) else at + 10] for at in range(n)], np.uint64)
+>>> tree, same, some = Tree.of(arrays), np.ones(n, np.uint64), np.arange(n)
+>>> keys, live, row = Identities.of(same, same, words), np.ones(n, np.uint8), np.int64(1 << 61)
+>>> write_ordered(tree, keys, same, live, some, 0, row, np.int64(1 << 60), False)
+9
+>>> place, out = Identities.of(same, same, words[4:, :1].copy()), [np.empty(9, np.int64), same.copy()]
+>>> segments, begins, told = np.empty(1, np.int64), np.empty(2, np.int64), np.empty((9, 2), np.uint64)
+>>> around_ordered(tree, place, np.int64(1), np.uint64(1 << 60), segments, begins, *out, told)
+4
+>>> told[:4, 0].tolist()
+[3, 4, 5, 6]
+"""
+
+import numpy as np
+
+from ddflow.kernels.arrays import Ints, Words
+from ddflow.kernels.compile import kernel
+from ddflow.kernels.index import ID, LOW, REF, VALUE
+from ddflow.kernels.ordered import _ties
+from ddflow.kernels.ordered_tree import (
+    LEAF,
+    TOPS,
+    Identities,
+    Number,
+    Tree,
+    _compare,
+    _descend,
+    _get,
+    _leaf_at,
+    _lower,
+    _word,
+)
+from ddflow.kernels.pointer import load_u64
+
+
+@kernel
+def around_ordered(
+    tree: Tree,
+    keys: Identities,
+    tied: Number,
+    mask: np.uint64,
+    segments: Ints,
+    begins: Ints,
+    references: Ints,
+    values: Words,
+    words: Words,
+) -> int:
+    """Write the entries of the windows of some places, ascending, which are prefixes of identities.
+
+    keys: as many as ``segments`` has room for.  tied: how many words beyond two say which class an entry is of.  mask:
+    bits of a reference of which an entry must have one.  Written: segments int64[places], the window of each; begins
+    int64[places + 1], where windows begin, the last many times; references int64[room], values uint64[room]; words
+    uint64[room, w], those beyond two.  Returns how many entries there are; where that is more than there is room for,
+    the first ones are written.  O(places log entries + entries of windows).
+
+    >>> from ddflow.kernels.ordered_tree import empty_tree
+    >>> arrays, one = empty_tree(4, 5), np.ones(1, np.uint64)
+    >>> keys, told = Identities.of(one, one, one.reshape(1, 1)), np.empty((0, 1), np.uint64)
+    >>> out = np.empty(1, np.int64), np.empty(2, np.int64), np.empty(0, np.int64), one[:0], told
+    >>> around_ordered(Tree.of(arrays), keys, np.int64(1), one[0], *out)
+    0
+    """
+    found, windows, runs_on, leaf, spot = 0, 0, False, np.int64(0), np.int64(0)
+    for p in range(segments.size):
+        if not runs_on:
+            begins[windows] = found
+            windows += 1
+            if _get(tree.counters, TOPS) > 0:
+                leaf, spot = _begin_window(tree, keys, p, tied, mask)
+        segments[p] = windows - 1
+        follows = p + 1 < segments.size and _same_group(keys, p, p + 1)
+        ended, before, single, many = False, np.int64(0), np.int64(0), np.int64(0)
+        while leaf > 0 and not ended:
+            while spot < _get(tree.size, leaf):
+                here = leaf * LEAF + spot
+                behind = _compare(tree, here, keys, p) > 0
+                if behind and not _in_group(tree, here, keys, p):
+                    ended = True
+                    break
+                if _word(tree, here, REF) & mask != np.uint64(0):
+                    if behind and (before == 0 or not _ties(tree, before, here, tied)):
+                        if _bounded(tree, single, before, many, tied):
+                            follows, ended = False, True
+                            break
+                        single, many = before if many == 1 else np.int64(0), np.int64(0)
+                    if follows and _compare(tree, here, keys, p + 1) >= 0:
+                        ended = True
+                        break
+                    if behind:
+                        before, many = here, many + 1
+                    if found < references.size:
+                        references[found], values[found] = np.int64(_word(tree, here, REF)), _word(tree, here, VALUE)
+                        for w in range(words.shape[1]):
+                            words[found, w] = _word(tree, here, LOW + 1 + w)
+                    found += 1
+                spot += 1
+            if not ended:
+                leaf, spot = _get(tree.follows, leaf), np.int64(0)
+        runs_on = follows
+    for window in range(windows, begins.size):
+        begins[window] = found
+    return found
+
+
+@kernel
+def _begin_window(tree: Tree, keys: Identities, p: Number, tied: Number, mask: np.uint64) -> tuple[Number, Number]:
+    """The leaf and the spot where the window of a place begins."""
+    at, c = _descend(tree, keys, p, True)
+    leaf = _leaf_at(tree, at, c)
+    spot = _lower(tree, leaf, keys, p)
+    start = last = leaf * LEAF + spot
+    before, single, many = np.int64(0), np.int64(0), np.int64(0)
+    while True:
+        if spot == 0:
+            if at == 0 and c == 0:
+                break
+            if c > 0:
+                c -= 1
+            else:
+                at -= 1
+                c = _get(tree.fill, _get(tree.top, at)) - 1
+            leaf = _leaf_at(tree, at, c)
+            spot = _get(tree.size, leaf)
+        spot -= 1
+        here = leaf * LEAF + spot
+        if not _in_group(tree, here, keys, p):
+            break
+        if _word(tree, here, REF) & mask == np.uint64(0):
+            continue
+        if before == 0 or not _ties(tree, before, here, tied):
+            if _bounded(tree, single, before, many, tied):
+                return last // LEAF, last % LEAF
+            single, many, last = before if many == 1 else np.int64(0), np.int64(0), start
+        before, many, start = here, many + 1, here
+    if _bounded(tree, single, before, many, tied):
+        start = last
+    return start // LEAF, start % LEAF
+
+
+@kernel
+def _bounded(tree: Tree, single: Number, before: Number, many: Number, tied: Number) -> bool:
+    """Whether there is a boundary between a class of one entry, 0 for none, and the next, of ``many``."""
+    if single == 0 or many != 1:
+        return False
+    return bool(_word(tree, single, LOW + 1 + tied) != _word(tree, before, LOW + 1 + tied))
+
+
+@kernel
+def _in_group(tree: Tree, here: Number, keys: Identities, p: Number) -> bool:
+    """Whether an entry is of the group of a place."""
+    if _word(tree, here, ID) != load_u64(keys.high + np.uint64(p << 3)):
+        return False
+    return bool(_word(tree, here, LOW) == load_u64(keys.low + np.uint64(p << 3)))
+
+
+@kernel
+def _same_group(keys: Identities, one: Number, other: Number) -> bool:
+    """Whether two places are of one group."""
+    if load_u64(keys.high + np.uint64(one << 3)) != load_u64(keys.high + np.uint64(other << 3)):
+        return False
+    return bool(load_u64(keys.low + np.uint64(one << 3)) == load_u64(keys.low + np.uint64(other << 3)))

@@ -1,0 +1,283 @@
+"""Lookup: each row of the left beside what the right held of its key when it came, which stays as it was found.
+
+Invariant: what a row was given is looked up at the time at which it comes to be there, with all changes of the right up
+to that time, and is kept beside the row: later changes of the right do not touch it, and a retraction takes back what
+was given. Equal rows are one, with a multiplicity, until none is left. The state is the left's rows by key, each beside
+its multiplicity and what it found; the right is looked up in the arrangement that it has.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> bids = flow.updates("bids", {"auction": int, "price": int})
+>>> names = flow.upserts("names", {"auction": int, "name": str}, dd.Upsert(key="auction"))
+>>> _ = flow.output("named", bids.lookup(names, on="auction"))
+>>> with flow.open() as engine:
+...     _ = engine.step({"bids": {"auction": [7], "price": [5]}, "names": {"auction": [7], "name": ["oz"]}})
+...     rows = {"bids": {"auction": [7], "price": [6]}, "names": {"auction": [7], "name": ["ox"]}}
+...     engine.step(rows)["named"].to_pylist()
+[{'auction': 7, 'price': 6, 'name': 'ox', '_time': 2, '_diff': 1}]
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.arena import Arena
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, flags, validity
+from ddflow.columns.layout import Column
+from ddflow.columns.names import TIMES, check_names
+from ddflow.columns.rows import RowPool, Rows, gather, gathered, shown_row
+from ddflow.columns.schema import arrays, empty
+from ddflow.errors import NotUnique, SpecError
+from ddflow.kernels.single import find_single
+from ddflow.kernels.sort import order_by_rank
+from ddflow.operators.arranged import refuse_negative
+from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.ordered_rows import Folded, OrderedRows, numbered, stepped_pool
+from ddflow.operators.updates import Updates, few, ints
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.record import Record
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import starts
+from ddflow.trace.change import Change
+
+FOUND = "_found"
+"""The column that says whether a row of the state found one."""
+
+
+@register
+class LookUp(Operator):
+    """``on``: columns of the left and the right that meet.  ``shown``: those of the right, by their names here; None
+    for all but those of ``without``, also such as it gets later.  ``how``: whether rows that find nothing are shown.
+
+    The right is arranged by these columns, in this order, or holds at most one row a key of them."""
+
+    verb, keeps, looks, as_it_came = "lookup", True, (1,), True
+
+    def __init__(
+        self,
+        left: Collection,
+        right: Collection,
+        on: Sequence[Sequence[str]],
+        shown: Mapping[str, str] | None,
+        without: Sequence[str],
+        how: str,
+    ) -> None:
+        self.on, self.how, self.shown, self.without = [(str(a), str(b)) for a, b in on], how, shown, list(without)
+        every = {name: name for name in right.schema.names if name not in without}
+        self.columns = list((every if shown is None else shown).items())
+        if forgetting := left.forgetting | right.forgetting:
+            found = f"the inputs {sorted(forgetting)} forget rows without a retraction: what was found would stay"
+            raise SpecError(self.verb, found, "leave on_expire='forget' out there")
+        fields = [right.schema.field(of).with_name(name) for name, of in self.columns]
+        self.found = pa.schema([field.with_nullable(field.nullable or how == "left") for field in fields])
+        schema = pa.schema([*left.schema, *self.found])
+        check_names([*schema.names, TIMES, FOUND], self.verb)
+        super().__init__(left.flow, schema, [left, right], True)
+        self.unique, self.positive = self.inputs[0].unique, True
+
+    def to_json(self, formulas: Any) -> dict[str, Any]:
+        """What meets, the columns of the right, and the kind."""
+        columns = {"without": self.without} if self.shown is None else {"columns": dict(self.shown)}
+        return {"on": [list(each) for each in self.on], "how": self.how} | columns
+
+    @classmethod
+    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+        """See `Collection.from_json`."""
+        on, shown, without = record.list("on"), None, list[str]()
+        if "columns" in record:
+            columns = record.record("columns")
+            shown = {name: columns.text(name) for name in columns.names()}
+        else:
+            without = record.texts("without")
+        return inputs[0]._looked_up(inputs[1], on, shown, without, record.text("how"))
+
+    @classmethod
+    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+        """The other side, what meets, and the kind where it is another than usual."""
+        on = {str(one): str(other) for one, other in record.list("on")}
+        how = [] if record.text("how") == "left" else [f"how={record.text('how')!r}"]
+        return ", ".join([*inputs, f"on={on}", *how])
+
+    def needs(self, wanted: set[str]) -> list[set[str]]:
+        """All of the left, and of the right what meets and what is kept."""
+        return [set(self.inputs[0].schema.names), {other for _, other in self.on} | {of for _, of in self.columns}]
+
+    def exchange(self) -> list[Columns | None]:
+        """What meets."""
+        return [tuple(each[side] for each in self.on) for side in (0, 1)]
+
+    def open(self, context: Context) -> Running:
+        """See `Operator.open`."""
+        return RunningLookup(self, context)
+
+
+class GivenRows(NamedTuple):
+    """What c changes of rows are given: each row's together and ascending in time."""
+
+    order: Ints
+    """int64[c]: the changes, by place."""
+    diffs: Ints
+    """int64[c]: how often the row comes, or goes, with what it was given."""
+    found: pa.Table
+    """What was found, with `FOUND`."""
+
+
+class RunningLookup(OrderedRows):
+    """State: each row of the left by its key, beside how often it is there, and what it found."""
+
+    def __init__(self, node: LookUp, context: Context) -> None:
+        row, right = node.inputs[0].schema, node.inputs[1].schema
+        keys = node.exchange()
+        super().__init__(row, keys[0] or (), [], context.secret)
+        self.node, self.sides = node, context.inputs
+        self.wanted = [field for field in node.schema if field.name in context.wanted]
+        loose = [field.with_nullable(True) for field in node.found]
+        self.kept = pa.schema([*loose, pa.field(FOUND, pa.bool_())])
+        self.schema = pa.schema([*row, *self.kept, pa.field(TIMES, pa.int64(), False)])
+        self.arrangements = (Arrangement(self.schema, wide=True, words=2, ordered=True),)
+        self.identified = pa.schema([*row, *loose])
+        self.asked = RowHashes(
+            pa.schema([right.field(name).with_nullable(True) for name in keys[1] or ()]), self.secret
+        )
+        names = [name for name in right.names if name in node.needs(set())[1]] or right.names[:1]
+        self.theirs = pa.schema([right.field(name).with_nullable(True) for name in names])
+
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
+        """See `Running.compute`.  Raises `NegativeMultiplicity`, `NotUnique`, `CountOverflow`.
+
+        O(n log n), and a look-up for each key of rows that come to be there, for n updates of both sides.
+        """
+        left, right = inputs
+        folded = self.fold(left, since)
+        refuse_negative(folded, left, self.node.verb)
+        given = self._given(folded, left, right)
+        change = self._with_found(folded, left, given)
+        ranks, rows, diffs = folded.ranks[given.order], folded.rows[given.order], given.diffs
+        shown = np.arange(diffs.size)
+        if self.node.how == "inner":
+            shown = np.flatnonzero(flags(given.found.column(FOUND).combine_chunks()))
+        order = np.empty(shown.size, np.int64)
+        order_by_rank(ranks[shown], (diffs[shown] > 0).astype(np.int64), np.int64(left.times.size), order)
+        shown = shown[order]
+        places, mine = pa.array(shown), pa.array(rows[shown])
+        columns = [
+            given.found.column(field.name).take(places)
+            if field.name in self.kept.names
+            else arrays(left.rows, [field.name])[0].take(mine)
+            for field in self.wanted
+        ]
+        made = pa.Table.from_arrays(columns, schema=pa.schema(self.wanted))
+        return Updates(made, ranks[shown], diffs[shown], left.times), change
+
+    def fill(self, inputs: Sequence[Updates], upper: int, since: int) -> None:
+        """See `Running.fill`: as of now, which is how the right is held."""
+        left, right = inputs
+        nothing = Updates(empty(right.rows.schema), few(), ints(), left.times)
+        super().fill([left, nothing], upper, since)
+
+    def held(self, arranged: pa.Table) -> Updates:
+        """See `Readable.held`: each row with what it found."""
+        if self.node.how == "inner":
+            arranged = arranged.filter(arranged.column(FOUND))
+        (times,) = arrays(arranged, [TIMES])
+        columns = arrays(arranged, self.node.schema.names)
+        rows = pa.Table.from_arrays(columns, schema=self.node.schema)
+        return once_each(rows)._replace(diffs=times.to_numpy())
+
+    def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
+        """See `OrderedRows._columns`; what is found is put in later."""
+        *mine, times = super()._columns(rows, counts)
+        return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
+
+    def _given(self, folded: Folded, left: Updates, right: Updates) -> GivenRows:
+        """What changes are given: what is kept, or what is found where a row comes to be there."""
+        c = folded.numbers.size
+        order = np.empty(c, np.int64)
+        order_by_rank(folded.numbers.astype(np.int32), NONE.view(np.int64), np.int64(folded.prior.size), order)
+        numbers, counts = folded.numbers[order], folded.counts[order]
+        first = np.append(np.ones(min(c, 1), bool), numbers[1:] != numbers[:-1])
+        before = np.where(first, folded.prior[numbers], np.append(ints(0), counts)[:c])
+        came = np.flatnonzero(before == 0)
+        rows = arrays(left.rows, self.by)
+        there = np.ones(came.size, bool)
+        for column in rows:
+            if column.null_count:
+                there &= validity(column)[folded.rows[order[came]]] != 0
+        asked = came[there]
+        by, which = folded.by, numbers[asked]
+        given = order[asked]
+        found = self._found(by.high[which], by.low[which], folded.ranks[given], right, left, folded.rows[given])
+        # What the row was given last: where it came, else what is kept.
+        latest = np.maximum.accumulate(np.where(before == 0, np.arange(c), -1))
+        begun = np.flatnonzero(first)[np.cumsum(first) - 1] if c else ints()
+        kept = latest < begun
+        table = gather(self.arranged.slots.pool, folded.references[numbers[kept]], self.kept)
+        nulls = [pa.nulls(1, field.type) for field in self.node.found]
+        nothing = pa.Table.from_arrays([*nulls, pa.array([False])], schema=self.kept)
+        place = np.full(c, table.num_rows + found.num_rows)
+        place[asked] = table.num_rows + np.arange(asked.size)
+        place = place[latest]
+        place[kept] = np.arange(table.num_rows)
+        every = pa.concat_tables([table, found, nothing]).combine_chunks()
+        return GivenRows(order, counts - before, every.take(pa.array(place)))
+
+    def _found(self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints) -> pa.Table:
+        """What the right holds of keys, ascending, at the times of some ranks.  ``rows``: of the left, for an error."""
+        n, heads = high.size, starts(high, low)
+        group, size = np.cumsum(heads) - 1, int(heads.sum())
+        held = self.sides[1].look(high[heads], low[heads])
+        words = self.asked.identities(arrays(right.rows, self.asked.names), right.diffs.size)
+        both = [np.concatenate(each) for each in zip((high[heads], low[heads]), words, strict=True)]
+        theirs = numbered(both[0], both[1], Arena())[0][size:]
+        changes = np.flatnonzero(theirs < size)
+        changes = changes[np.argsort(theirs[changes], kind="stable")]
+        begins = np.searchsorted(theirs[changes], np.arange(size + 1))
+        pool = stepped_pool(self.sides[1].arranged.slots.pool, right)
+        references = np.concatenate([held.references, changes])
+        numbers = self._numbered(pool, references, held.begins, begins)
+        cut, sorting = held.references.size, np.lexsort((ranks, group))
+        told = right.ranks[changes], right.diffs[changes], numbers[cut:]
+        found = np.empty(n, np.int64)
+        asked = np.searchsorted(group, np.arange(size + 1)), ranks[sorting]
+        given = held.begins, numbers[:cut], held.values, begins, *told, *asked
+        refused = find_single(*given, np.zeros(references.size, np.int64), found)
+        if refused >= 0:
+            row = shown_row(left.rows, int(rows[sorting[refused]]))
+            what = f"{row} finds several rows of its key {self.asked.names}, or one that is not there once"
+            raise NotUnique(self.node.verb, what, "look up by columns that name one row, or take top(1) of each first")
+        found[sorting] = found.copy()
+        at = np.flatnonzero(found >= 0)
+        place = np.zeros(n, np.int64)
+        place[at] = np.arange(at.size)
+        places = pa.array(place, mask=found < 0)
+        fields = [self.theirs.field(of) for _, of in self.node.columns]
+        columns = [column.take(places) for column in gathered(pool, references[found[at]], fields)]
+        return pa.Table.from_arrays([*columns, pa.array(found >= 0)], schema=self.kept)
+
+    def _numbered(self, pool: RowPool, references: Ints, held: Ints, changes: Ints) -> Ints:
+        """Of rows held and then of changes, the first place of an equal row; ``held``, ``changes``: begins by group."""
+        out = np.arange(references.size)
+        mixed = np.repeat(np.diff(changes) > 0, np.diff(held))
+        some = np.append(np.flatnonzero(mixed), out[mixed.size :])
+        if some.size > 1:
+            hashes = RowHashes(self.theirs, self.secret)
+            words = hashes.identities(gathered(pool, references[some], self.theirs), some.size)
+            number, first = numbered(*words, Arena())
+            out[some] = some[first[number]]
+        return out
+
+    def _with_found(self, folded: Folded, left: Updates, given: GivenRows) -> Change:
+        """The change, whose versions have what their rows were given."""
+        change, batch = folded.change, folded.change.batch
+        there = np.flatnonzero(change.last >= 0)
+        numbers = there[np.searchsorted(change.last[there], np.arange(len(batch)))]
+        ranks, times = np.searchsorted(left.times, batch.time), np.int64(left.times.size)
+        known = folded.numbers[given.order] * times + folded.ranks[given.order]
+        found = given.found.take(pa.array(np.searchsorted(known, numbers * times + ranks)))
+        mine, columns = len(self.row), batch.rows.columns
+        columns = [*columns[:mine], *arrays(found), columns[-1]]
+        rows = Rows.of(columns, self.arranged.slots.pool.shape, len(batch))
+        return change._replace(batch=replace(batch, rows=rows))
