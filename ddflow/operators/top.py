@@ -4,8 +4,8 @@ Invariant: a row of multiplicity m takes m places, and is shown as often as it h
 ``offset + k``; so a row may be cut. Ties are decided by the remaining columns (`row_order`), so what is shown depends
 on the rows alone. Its state is every row by group and order, beside its multiplicity: nothing is held of what is shown.
 
-A step reads, of the groups that it touches and no others, the first rows: as many as there are places, and one more for
-each row that it may take away. A row that ties with the last of these is read as well, where words do not decide.
+A step reads, of the groups that it touches and no others, the first rows: as many as there are places, and more
+where it touches some of these. A row that ties with the last of these is read as well, where words do not decide.
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.plan import Plan

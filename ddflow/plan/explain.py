@@ -23,6 +23,7 @@ output by_city: city string, count int64
 import html
 import json
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 import pyarrow as pa
 
@@ -61,6 +62,10 @@ class _Named:
     def add(self, expression: Expression) -> dict[str, str]:
         """The formula as JSON."""
         return Formulas().add(expression)
+
+    def functions(self, given: Sequence[Any]) -> dict[str, str]:
+        """Functions as JSON."""
+        return Formulas().functions(given)
 
 
 Figures = Mapping[Collection, Sequence[str]]
