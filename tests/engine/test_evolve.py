@@ -280,6 +280,13 @@ REFUSED: dict[str, tuple[dd.Flow, dict[str, Any], str]] = {
     "where": (one({"where": "n / 2 > 1"}), {"n": pa.float64()}, r"where= of input 'a': 'n / 2 > 1' reads \['n'\]"),
     "a filter": (one({}, lambda c: c.filter("abs(n) > 1")), {"n": pa.float64()}, r"'abs\(n\) > 1' reads \['n'\]"),
     "a formula": (one({}, lambda c: c.project({"m": "n / 2"})), {"n": pa.float64()}, r"'n / 2' reads \['n'\]"),
+    "a sum": (one({}, lambda c: c.agg(s="sum(n)")), {"n": pa.float64()}, r"'sum\(n\)' was int64, and would be double"),
+    "a mean": (one({}, lambda c: c.agg(s="avg(n)")), {"n": pa.float64()}, r"'avg\(n\)' keeps sums in a unit"),
+    "a variance": (
+        one({}, lambda c: c.agg(s="var_pop(n)")),
+        {"n": pa.decimal128(12, 2)},
+        r"'var_pop\(n\)' keeps sums in a unit",
+    ),
     "text as text": (
         one({}, lambda c: c.project({"m": "cast(n as string)"})),
         {"n": pa.float64()},
