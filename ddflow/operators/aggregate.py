@@ -89,8 +89,10 @@ class Agg(Operator):
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: what is added up must be of the same kind, and say the same."""
         for mine, its in zip(self.aggregates, narrow.aggregates, strict=True):
-            if mine.type != its.type or mine.unit != its.unit:
+            if mine.type != its.type:
                 yield f"{mine.call.text!r} was {its.type}, and would be {mine.type}"
+            elif (mine.unit, mine.scale) != (its.unit, its.scale):
+                yield f"{mine.call.text!r} keeps sums in a unit that is another one with the wider column"
             for expression in mine.arguments.values():
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
                 kind = its.arguments[expression.text or ""].type

@@ -32,14 +32,15 @@ DOUBLE = pa.float64()
 
 
 class FoldedAggregate:
-    """An aggregate of a plan.  ``type``: of its results.  ``unit``: the exponent of 2 of what it adds up.
+    """An aggregate of a plan.  ``type``: of its results.  ``unit``, ``scale``: the exponents of 2 and of 10 of what it
+    adds up, by which states of wider columns may not be those of narrower ones.
 
     ``parts``: what it keeps, by what names it, so that equal parts of several aggregates are one. ``arguments``: by
     text, the expressions of the parts.
     """
 
     type: pa.DataType
-    nullable, unit = True, 0
+    nullable, unit, scale = True, 0, 0
     given: Any
     """What it was asked for by."""
 
@@ -118,7 +119,7 @@ class Truth(FoldedAggregate):
 
 
 class Numeric(FoldedAggregate):
-    """Something of the exact sum of numbers.  ``scale``: the exponent of 10 of what is added up."""
+    """Something of the exact sum of numbers."""
 
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
