@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -93,12 +94,13 @@ class Operators(Bench):
             return Job({"line": line, "contender": contender, **size._asdict(), **more}, threads, rounds)
 
         few = Size(MANY, 33_000, 1000)
-        jobs = [job(line, "ddflow", W1) for line in LEFT if able(line)]
+        jobs = [job(line, "ddflow", W1) for line in LEFT]
         jobs += [job(line, "ddflow", JOIN) for line in ("join", "join-epochs")]
         for contender in CONTENDERS:
             threads = 1 if contender == "ddflow" else THREADS
             jobs.append(job("revenue", contender, FEWER, threads))
-            jobs.append(job("revenue-few", contender, few, threads, 1))
+            if contender != "polars-upkeep":  # three seconds a step
+                jobs.append(job("revenue-few", contender, few, threads, 1))
         if operators_pathway.INTERPRETER:
             jobs.append(job("revenue", "pathway", FEWER, THREADS, 1))
         jobs += [job("join-large", "ddflow", LARGE, 1, 1, budget=budget) for budget in (None, BUDGET)]
@@ -213,17 +215,6 @@ def plan(line: str, schema: pa.Schema) -> dd.Flow:
     return flow
 
 
-def able(line: str) -> bool:
-    """Whether what a line needs is there."""
-    from ddflow.errors import ExpressionError
-
-    try:
-        plan(line, pa.schema({"key": pa.int64(), "val": pa.int64(), "time": pa.int64()}))
-    except ExpressionError:
-        return False
-    return True
-
-
 class Clock:
     """Seconds of what is called by `timed`, by the wall and of the processor, and milliseconds of each call."""
 
@@ -239,23 +230,24 @@ class Clock:
             self.each.append((time.perf_counter() - wall) * 1e3)
         return out
 
-    def sample(self, rows: int, before: int, checksum: str) -> dict[str, Any]:
-        """The figures of a run that began with so many bytes resident."""
+    def sample(self, rows: int, checksum: str) -> dict[str, Any]:
+        """The figures of a run."""
         figures = {"rows": rows, "seconds": self.wall, "cpu_seconds": self.cpu, "checksum": checksum}
-        return {**figures, "step_ms": median(self.each), "peak_mb": (memory.peak() - before) / 2**20}
+        return {**figures, "step_ms": median(self.each)}
 
 
 def _upserts(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
     """W1 in steps, from nothing, twice; memory is that of the first run, time that of the second."""
     table = events(of)
-    before = memory.settled()
-    memory.forget_peak()
-    first = _upserted(line, table, of, before)
     memory.settled()
-    return {**_upserted(line, table, of, before), "peak_mb": first["peak_mb"]}
+    before = memory.pages().private
+    with memory.Watch() as watch:
+        _upserted(line, table, of)
+    memory.settled()
+    return {**_upserted(line, table, of), "peak_mb": (watch.peak.private - before) / 2**20}
 
 
-def _upserted(line: str, table: pa.Table, of: Size, before: int) -> dict[str, Any]:
+def _upserted(line: str, table: pa.Table, of: Size) -> dict[str, Any]:
     clock, total = Clock(), 0
     with plan(line, table.schema).open(threads=1) as engine:
         steps = ours.in_steps(engine, table, of.step)
@@ -263,22 +255,25 @@ def _upserted(line: str, table: pa.Table, of: Size, before: int) -> dict[str, An
             total += int(contents([out]), 16)
         ours.check_verdicts(engine, of.rows)
         held = engine.stats()["bytes_resident"]
-    return {**clock.sample(of.rows, before, f"{total % 2**64:016x}"), "held": held}
+    return {**clock.sample(of.rows, f"{total % 2**64:016x}"), "held": held}
 
 
 def _orders(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
     """Load orders and customers, then take the steps; where loading does not count, the first steps do not either."""
     whole, clock, counted = load(of), Clock(), line == "join-large"
-    before = memory.settled()
-    memory.forget_peak()
-    runner, rows = CONTENDERS[contender](line, of, budget), 0
+    memory.settled()
+    before, rows = memory.pages().private, 0
     pieces = [whole] if line == "join" else _pieces(whole, of.step if counted else PIECE)
-    for number, tables in enumerate((*pieces, *(changes(of, each) for each in range(of.steps))), 1 - len(pieces)):
-        runner.ready(tables)
-        counts = counted or number > min(WARM, of.steps - 1)
-        runner.take(clock.timed(lambda tables=tables, number=number: runner.step(tables, number), counts))
-        rows += counts * sum(table.num_rows for table in tables.values())
-    return {**clock.sample(rows, before, runner.answer()), "held": runner.bytes()}
+    steps = chain(pieces, (changes(of, each) for each in range(of.steps)))
+    with memory.Watch() as watch:
+        runner = CONTENDERS[contender](line, of, budget)
+        for number, tables in enumerate(steps, 1 - len(pieces)):
+            runner.ready(tables)
+            counts = counted or number > min(WARM, of.steps - 1)
+            runner.take(clock.timed(lambda tables=tables, number=number: runner.step(tables, number), counts))
+            rows += counts * sum(table.num_rows for table in tables.values())
+    answer, peak = runner.answer(), watch.peak.private - before
+    return {**clock.sample(rows, answer), "peak_mb": peak / 2**20, "held": runner.bytes()}
 
 
 def _pieces(tables: Tables, step: int) -> list[Tables]:

@@ -120,7 +120,8 @@ class Duck(Recomputed):
             self._connection.execute(
                 f"create table {name} as select * from events"
                 if self._first
-                else f"merge into {name} using events on {name}.{key} = events.{key} when matched then update"
+                else f"merge into {name} using events on {name}.{key} = events.{key} "
+                "when matched then update when not matched then insert"
             )
         self._first = False
 

@@ -63,6 +63,7 @@ NEEDS = (
     (("stream-100k", "w1s", "ddflow", "upsert"), ("stream-100k", "w1s", "rows", "upsert"), 20.0),
     (("stream-100k", "w1s", "ddflow", "upsert"), ("stream-100k", "w1s", "join", "upsert"), 3.0),
     (("stream-100k", "w1", "ddflow", "count"), ("stream-100k", "w1", "ddflow", "upsert"), 0.5),
+    (("stream-100k", "w1s", "ddflow", "revenue"), ("stream-100k", "w1s", "ddflow", "count"), 0.6),
     (("stream-100k", "w1", "ddflow", "revenue"), ("stream-100k", "w1", "ddflow", "count"), 0.6),
     (("stream-1m", "w1", "ddflow", "count"), ("stream-1m", "w1", "ddflow", "upsert"), 0.5),
 )

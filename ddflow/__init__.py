@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         sum,
         union,
     )
+    from ddflow.plan.own_aggregate import Aggregate
     from ddflow.plan.spec import Tombstone, Upsert, tombstone
     from ddflow.time import CLOSED, NEVER
     from ddflow.tools.compare import compare
@@ -99,6 +100,7 @@ _HOMES = {
     "plan.merge.merge": "Merge",
     "plan.merge.strategy": "append bool_and bool_or collect fields first first_non_null join_text last last_non_null"
     " max min sum union",
+    "plan.own_aggregate": "Aggregate",
     "plan.spec": "Tombstone Upsert tombstone",
     "engine.garbage": "gc",
     "time": "CLOSED NEVER",
@@ -117,6 +119,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 __all__ = [
     "CLOSED",
     "NEVER",
+    "Aggregate",
     "Collection",
     "DdflowError",
     "Engine",

@@ -239,6 +239,10 @@ class MergerFailed(DdflowError, ValueError):
     """A merger or a transition of one's own raised, or gave what it may not; mend it, the step was refused whole."""
 
 
+class AggregateFailed(DdflowError, ValueError):
+    """A function of a `ddflow.Aggregate` raised; mend it, the step was refused whole."""
+
+
 class IllegalTransition(DdflowError, ValueError):
     """A machine has no transition for a state and a symbol, or to a state; mend either, the step was refused whole."""
 

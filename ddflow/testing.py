@@ -1,5 +1,7 @@
 """Testing: hold a spec, and the merger in it, to the law: the same answer however events are cut into calls.
 
+`aggregate_laws` holds an aggregate of one's own to its laws.
+
 Invariant: `invariance` returns when no split that it tried, and where the spec promises it no order of arrival, gave
 another collection, or differences that do not add up to it; else it raises with the fewest events it could find that
 show it. What may differ is ruled (columns that do not count, late events), an arrival is only irrelevant where ties
@@ -13,6 +15,10 @@ section 6.)
 4 events, 25 splits; arrival decides, so no shuffles
 >>> print(invariance(dd.Upsert("id", order_by="at", versions="cell", tie="greatest"), events))
 4 events, 25 splits, 25 shuffles
+>>> mean = dd.Aggregate((0, 0), lambda s, x: (s[0] + x, s[1] + 1), lambda s, x: (s[0] - x, s[1] - 1),
+...                     lambda s: s[0] / s[1])
+>>> aggregate_laws(mean)
+100
 """
 
 from collections import Counter
@@ -30,6 +36,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.connectors.frames import to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import NotInvariant, SpecError
+from ddflow.plan.own_aggregate import Aggregate
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED
 
@@ -155,3 +162,53 @@ def _tell(trial: _Trial, calls: list[list[int]], how: str) -> None:
         f"{how}, these events give another collection: {shown}",
         "make the merger independent of it, or document what it depends on",
     )
+
+
+def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = None, *, rounds: int = 100) -> int:
+    """Hold an aggregate of one's own to its laws: ``retract`` undoes ``add``, and the order does not matter.
+
+    ``values``: what is added, at least two; by default integers from -1,000 to 1,000 and, where the state has doubles,
+    eighths of these, whose sums are exact.  States are compared to the last bit, -0.0 as 0.0.
+
+    Returns how many rounds were tried.  Raises `NotInvariant` with the values that show a difference, and what the
+    functions raise.  They are called as plain Python.  O(rounds).
+    """
+    draw = Random(0)
+    double = any(isinstance(each, float) for each in aggregate.zero)
+    pool: list[Any] = [each / 8 if double else each for each in range(-1000, 1001)]
+    pool = pool if values is None else list(values)
+    if len(pool) < 2:
+        raise SpecError("dd.testing.aggregate_laws", f"values= has {len(pool)}", "give two or more")
+    add, retract, _ = (getattr(each, "py_func", each) for each in aggregate.functions)
+
+    def folded(steps: Sequence[tuple[Any, Any]]) -> Any:
+        state = aggregate.zero
+        for function, value in steps:
+            state = function(state, value)
+        if not isinstance(state, tuple) or len(state) != len(aggregate.zero):
+            found = f"{steps[-1][0].__name__} gives {state!r}, and a state is {aggregate.zero!r}"
+            raise NotInvariant("dd.testing.aggregate_laws", found, "give a tuple of as many numbers")
+        return tuple("nan" if each != each else each + 0 for each in state)
+
+    for number in range(rounds):
+        some = [draw.choice(pool) for _ in range(1 + number % 6)]
+        other = draw.choice(pool)
+        adds = [(add, each) for each in some]
+        whole = folded(adds)
+        undone = folded([*adds, (add, other), (retract, other)])
+        before = folded([(retract, other), *adds, (add, other)])
+        for found, how in (
+            (undone, f"add({other}) and retract({other}) after {some}"),
+            (before, f"retract({other}) before {some}, and add({other}) after"),
+        ):
+            if found != whole:
+                _broken(f"{how} give {found}; without them it is {whole}", "let retract undo add, whenever it comes")
+        shuffled = draw.sample(adds, len(adds))
+        if (found := folded(shuffled)) != whole:
+            told = f"the values {some} give {whole}, and {[each for _, each in shuffled]} give {found}"
+            _broken(told, "keep what does not depend on the order, such as exact sums")
+    return rounds
+
+
+def _broken(found: str, remedy: str) -> None:
+    raise NotInvariant("dd.testing.aggregate_laws", found, remedy)

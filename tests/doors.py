@@ -199,8 +199,18 @@ AGGREGATES: dict[str, tuple[str, str, Callable[[list[tuple[dict[str, Any], int]]
     "sum(n) filter (where b)": ("nb", "int64", lambda rows: rules.total(_of("n", rows, lambda row: row["b"]))),
     "sum(d)": ("d", "decimal(19,2)", lambda rows: rules.total(_of("d", rows))),
     "bool_or(b)": ("b", "bool", lambda rows: rules.truth(_of("b", rows), every=False)),
+    "min(n)": ("n", "int64", lambda rows: rules.extreme(_of("n", rows), greatest=False)),
+    "max(f)": ("f", "float64", lambda rows: rules.extreme(_of("f", rows), greatest=True)),
+    "max(s) filter (where b)": (
+        "sb",
+        "string",
+        lambda rows: rules.extreme(_of("s", rows, lambda row: row["b"]), greatest=True),
+    ),
+    "count(distinct n)": ("n", "int64", lambda rows: rules.distinct(_of("n", rows))),
 }
 """By SQL: columns that an aggregate needs, the type of its result, and what it gives of a group's rows."""
+ORDERED = ("min", "max", "count(distinct")
+"""Beginnings of those that want no multiplicity below zero."""
 
 
 def _of(

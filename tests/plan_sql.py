@@ -49,6 +49,10 @@ AGGREGATES = {
     "sum(f)": total("f"),
     "sum(n) filter (where b)": total("n", "b"),
     "sum(d)": total("d"),
+    "min(n)": "min(n)",
+    "max(f)": "max(f)",
+    "max(s) filter (where b)": "max(s) filter (where b)",
+    "count(distinct n)": "count(distinct n)",
     "bool_or(b)": """case when sum(_n) filter (where b) > 0 then true
                           when sum(_n) filter (where not b) > 0 then false end""",
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from conditions import COMPUTED, CONDITIONS, columns_in
-from doors import AGGREGATES, THRESHOLDS, Shape, as_table, spec_of
+from doors import AGGREGATES, ORDERED, THRESHOLDS, Shape, as_table, spec_of
 from hypothesis import strategies as st
 
 from ddflow.plan.spec import Tombstone
@@ -270,6 +270,8 @@ def aggregates(
     chosen = draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True))
     level = repr(below).count("'agg'")
     told = {f"a{level}{i}": text for i, text in enumerate(chosen)}
+    if any(text.startswith(ORDERED) for text in chosen):
+        below = not_below_zero(below)
     kinds = {name: AGGREGATES[text][1] for name, text in told.items()}
     return ["agg", below, by, told], {name: of[name] for name in by} | kinds
 

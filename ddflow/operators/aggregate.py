@@ -35,14 +35,16 @@ from ddflow.errors import AggregateOverflow
 from ddflow.kernels import cells as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
+from ddflow.operators.aggregates.own import OwnAggregate
 from ddflow.operators.aggregates.parts import Beyond, Folding, StatePart, Tally
-from ddflow.operators.aggregates.results import ROWS, Aggregate, Key, aggregate_of
+from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, aggregate_of
 from ddflow.operators.base import Context, Hashes, Operator, Running, once_each, register
 from ddflow.operators.ordered_rows import numbered
 from ddflow.operators.updates import Updates
 from ddflow.plan.aggregate_parts import checked_groups
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.formulas import changed_by
+from ddflow.plan.own_aggregate import AppliedAggregate
 from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
@@ -58,15 +60,26 @@ class Agg(Operator):
 
     verb, keeps = "agg", True
 
-    def __init__(self, of: Collection, by: Sequence[str], texts: Mapping[str, str]) -> None:
+    def __init__(self, of: Collection, by: Sequence[str], texts: Mapping[str, Any]) -> None:
         self.by = checked_groups(of, by, texts)
-        self.aggregates = [aggregate_of(name, text, of.schema) for name, text in texts.items()]
+        self.aggregates = [_aggregate(name, given, of.schema) for name, given in texts.items()]
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         super().__init__(of.flow, shown(self.groups, self.aggregates), [of], True)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The groups and the aggregates."""
-        return {"by": self.by, "aggregates": [{"name": e.call.name, "sql": e.call.text} for e in self.aggregates]}
+        aggregates = [{"name": e.call.name, "sql": e.call.text} | e.told(formulas) for e in self.aggregates]
+        return {"by": self.by, "aggregates": aggregates}
+
+    def same(self, other: Self) -> bool:
+        """See `Collection.same`."""
+        both = zip(self.aggregates, other.aggregates, strict=False)
+        alike = self.by == other.by and len(self.aggregates) == len(other.aggregates)
+        return alike and all(one.call.name == its.call.name and one.given == its.given for one, its in both)
+
+    def again(self, inputs: Sequence[Collection]) -> Collection:
+        """See `Collection.again`."""
+        return inputs[0].group_by(*self.by).agg(**{each.call.name: each.given for each in self.aggregates})
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
@@ -77,8 +90,10 @@ class Agg(Operator):
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: what is added up must be of the same kind, and say the same."""
         for mine, its in zip(self.aggregates, narrow.aggregates, strict=True):
-            if mine.type != its.type or mine.unit != its.unit:
+            if mine.type != its.type:
                 yield f"{mine.call.text!r} was {its.type}, and would be {mine.type}"
+            elif (mine.unit, mine.scale) != (its.unit, its.scale):
+                yield f"{mine.call.text!r} keeps sums in a unit that is another one with the wider column"
             for expression in mine.arguments.values():
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
                 kind = its.arguments[expression.text or ""].type
@@ -87,7 +102,7 @@ class Agg(Operator):
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
         """The groups and the aggregates."""
-        texts = [f"{each.text('name')}={each.text('sql')!r}" for each in record.records("aggregates")]
+        texts = [f"{each.text('name')}={_written(each)}" for each in record.records("aggregates")]
         return ", ".join([f"by={record.texts('by')}", *texts])
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
@@ -111,7 +126,18 @@ class Agg(Operator):
         return RunningAggregate(self.groups, self.aggregates, context.secret)
 
 
-def shown(groups: pa.Schema, aggregates: Sequence[Aggregate]) -> pa.Schema:
+def _aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
+    """An aggregate of a plan, as a text or of the user's own."""
+    own = isinstance(given, AppliedAggregate)
+    return OwnAggregate(name, given, schema) if own else aggregate_of(name, given, schema)
+
+
+def _written(record: Record) -> str:
+    sql = repr(record.text("sql"))
+    return f"{record.text('python')}({sql})" if "python" in record else sql
+
+
+def shown(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]) -> pa.Schema:
     """The columns of groups and results."""
     return pa.schema([*groups, *(pa.field(e.call.name, e.type, nullable=e.nullable) for e in aggregates)])
 
@@ -132,7 +158,7 @@ class GroupedStep(NamedTuple):
 class RunningAggregate(Running):
     """``groups``: the group columns, possibly none.  State: one row a group."""
 
-    def __init__(self, groups: pa.Schema, aggregates: Sequence[Aggregate], secret: Secret) -> None:
+    def __init__(self, groups: pa.Schema, aggregates: Sequence[FoldedAggregate], secret: Secret) -> None:
         self.groups, self.aggregates, self.secret = groups, aggregates, secret
         self.parts: dict[Key, StatePart] = {ROWS: Tally()}
         self.arguments: dict[str, Any] = {}

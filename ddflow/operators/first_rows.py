@@ -1,7 +1,7 @@
 """The rows at an end of groups: those that were held there, and those of a step, in order.
 
 Invariant: whatever the times of a step do to its rows, as many rows as were asked for are among these, if the group has
-them: for each row that the step may take away one more was read. Where words leave the order open, values decide.
+them: so many were read that the step does not touch. Where words leave the order open, values decide.
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.row_order import ordered_by
@@ -17,15 +17,19 @@ them: for each row that the step may take away one more was read. Where words le
 ([1, 0], [0, 0])
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from ddflow.columns.hashing import Ints
+from ddflow.columns.hashing import Flags, Ints
 from ddflow.columns.rows import RowPool
 from ddflow.kernels.top import merge_top
 from ddflow.operators.ordered_rows import Folded, OrderedRows
 from ddflow.operators.row_order import RowOrder
+from ddflow.trace.ordered_index import RowsByGroup
+
+MORE: Final = 4
+"""So many times the rows are read where the step touches too many."""
 
 
 class FirstRows(NamedTuple):
@@ -38,6 +42,15 @@ class FirstRows(NamedTuple):
     """int64[g + 1]: where groups begin."""
     place: Ints
     """int64[m]: where the rows of the step stand, -1 for behind all of these."""
+
+
+class StepRows(NamedTuple):
+    """The m rows of a step, by group; see `Folded`."""
+
+    first: Ints
+    order: Ints
+    prior: Ints
+    last: Ints
 
 
 def first_rows(
@@ -54,23 +67,24 @@ def first_rows(
     ``first``: where the groups of the step's rows begin.  ``pool``: what references point into.  ``back``: groups are
     read from their ends.  O(m + groups log rows + rows read).
     """
-    by, m, turned = folded.by, folded.prior.size, None
-    order, heads, prior, last = folded.order, first[:-1], folded.prior, folded.change.last
-    lowered = np.add.reduceat(prior > 0, heads, dtype=np.int64) if heads.size else heads
-    many = most + lowered
-    found = rows.look(by.high[heads], by.low[heads], many, ways.tied, words=True, back=back)
-    words = found.order
-    if back:  # the words of both turned over, so that they ascend
+    m, heads, turned = folded.prior.size, first[:-1], None
+    step = StepRows(first, folded.order, folded.prior, folded.change.last)
+    if back:  # the words turned over, so that they ascend
         turned = np.repeat(heads + first[1:] - 1, np.diff(first)) - np.arange(m)
-        order, prior, last, words = ~order.take(turned, 0), prior.take(turned), last.take(turned), ~words
-    order, words = np.ascontiguousarray(order), np.ascontiguousarray(words)
-    n = m + found.values.size
-    merged, held, place = (np.empty(size, np.int64) for size in (n, n, m))
-    ties, ends = np.empty(n, np.uint8), np.empty(first.size, np.int64)
-    mine = first, np.uint64(order.ctypes.data), prior, last, many
-    its = found.begins, np.uint64(words.ctypes.data), found.references, found.values
-    n = merge_top(*mine, *its, np.int64(order.shape[1]), np.int64(ways.tied), merged, held, ties, place, ends)
-    merged, held, ties = merged[:n], held[:n], ties[:n]
+        step = StepRows(first, *(each.take(turned, 0) for each in step[1:]))
+        step = step._replace(order=~step.order)
+    touched = np.add.reduceat(step.prior > 0, heads, dtype=np.int64) if m else heads
+    many = np.full(heads.size, most, np.int64)
+    while True:
+        found = rows.look(folded.by.high[heads], folded.by.low[heads], many, ways.tied, words=True, back=back)
+        merged, held, ties, place, ends = _merged(step, found, many, ways.tied, back)
+        mine = np.add.reduceat((place >= 0) & (step.prior > 0), heads, dtype=np.int64) if m else heads
+        there = np.diff(found.begins)
+        few = (there >= many) & (there - mine < most) & (many < most + touched)
+        if not few.any():
+            break
+        many[few] = np.minimum(MORE * many[few] + mine[few], most + touched[few])
+    n = merged.size
     if turned is None:
         places = ways.settled(pool, merged, ties)
     else:
@@ -79,7 +93,21 @@ def first_rows(
         places = None if places is None else n - 1 - places[::-1]
     if places is not None:
         merged, held = merged[places], held[places]
-        back_at = np.empty(n + 1, np.int64)
-        back_at[places], back_at[-1] = np.arange(n), -1
-        place = back_at[place]
+        stands = np.empty(n + 1, np.int64)
+        stands[places], stands[-1] = np.arange(n), -1
+        place = stands[place]
     return FirstRows(merged, held, ends, place)
+
+
+def _merged(
+    step: StepRows, found: RowsByGroup, many: Ints, tied: int, back: bool
+) -> tuple[Ints, Ints, Flags, Ints, Ints]:
+    """The rows of the step among those that were found: references, multiplicities, ties, places, ends of groups."""
+    order, words = (np.ascontiguousarray(each) for each in (step.order, ~found.order if back else found.order))
+    m, n = step.prior.size, step.prior.size + found.values.size
+    merged, held, place = (np.empty(size, np.int64) for size in (n, n, m))
+    ties, ends = np.empty(n, np.uint8), np.empty(step.first.size, np.int64)
+    mine = step.first, np.uint64(order.ctypes.data), step.prior, step.last, many
+    its = found.begins, np.uint64(words.ctypes.data), found.references, found.values
+    n = merge_top(*mine, *its, np.int64(order.shape[1]), np.int64(tied), merged, held, ties, place, ends)
+    return merged[:n], held[:n], ties[:n], place, ends

@@ -17,7 +17,7 @@ kinds of joins are made of this one (`ddflow.plan.joining`).
 [{'id': 1, 'city': 'Bern', '_time': 2, '_diff': 1}]
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,20 +77,20 @@ class Join(Operator):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """What meets, and the columns."""
-        columns = [list(each) for each in self.columns]
+        columns = written_columns(self.columns, self.whole, self.inputs)
         return {"on": [list(each) for each in self.on], "columns": columns, "whole": self.whole, "nulls": self.nulls}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
         """See `Collection.from_json`."""
         left, right = inputs
-        on, columns, whole = (record.list(name) for name in ("on", "columns", "whole"))
-        return cls(left, right, on, columns, whole, bool(record.given.get("nulls")))
+        on, columns = record.list("on"), read_columns(record.list("columns"), inputs)
+        return cls(left, right, on, columns, record.list("whole"), bool(record.given.get("nulls")))
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
         left, right = inputs
-        columns = with_new(self.columns, self.whole, self.inputs, inputs)
+        columns = read_columns(written_columns(self.columns, self.whole, self.inputs), inputs)
         return Join(left, right, self.on, columns, self.whole, self.nulls)
 
     @classmethod
@@ -141,15 +141,31 @@ def chosen(columns: Sequence[Sequence[Any]]) -> list[Chosen]:
     return [(str(name), int(side), str(of)) for name, side, of in columns]
 
 
-def with_new(
-    columns: Sequence[Chosen], whole: Sequence[int], before: Sequence[Collection], now: Sequence[Collection]
-) -> list[Chosen]:
-    """The columns of a join with those that its sides have got, behind the last of the side."""
-    out = list(columns)
-    for side in whole:
-        place = 1 + max((i for i, column in enumerate(out) if column[1] == side), default=len(out) - 1)
-        new = [name for name in now[side].schema.names if name not in before[side].schema.names]
-        out[place:place] = [(name, side, name) for name in new]
+def written_columns(columns: Sequence[Chosen], whole: Sequence[int], inputs: Sequence[Collection]) -> list[Any]:
+    """Columns as they stand in JSON: those of a side that is shown whole by what is left out, so that columns that it
+    gets change nothing."""
+    out: list[Any] = []
+    left_out = {side: [*inputs[side].schema.names] for side in whole}
+    for name, side, of in columns:
+        if side not in left_out:
+            out.append([name, side, of])
+            continue
+        if (item := {"side": side, "without": left_out[side]}) not in out:
+            out.append(item)
+        left_out[side].remove(of)
+    none = set(whole) - {side for _, side, _ in columns}
+    return out + [{"side": side, "without": left_out[side]} for side in sorted(none)]
+
+
+def read_columns(written: Sequence[Any], inputs: Sequence[Collection]) -> list[Chosen]:
+    """The columns of a join of some inputs that were written so."""
+    out: list[Chosen] = []
+    for each in written:
+        if isinstance(each, Mapping):
+            side, without = int(each["side"]), set(each["without"])
+            out += [(name, side, name) for name in inputs[side].schema.names if name not in without]
+        else:
+            out += chosen([each])
     return out
 
 

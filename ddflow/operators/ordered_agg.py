@@ -1,9 +1,9 @@
 """Ordered agg: what rows at the ends of groups hold, in an order, and what all rows of a group do, as differences.
 
 Invariant: a group is there while it has rows. Its state is its rows in an order, beside their multiplicities, and
-nothing else: a step reads as many rows from an end of a group as it may take away there, and one or two more, so the
-row after an extreme that leaves is found in O(log rows). A list reads its group. Of the rows that are skipped, those in
-which one column is null, a group holds one at most (`ddflow.plan.aggregate_parts` sees to that), so few are passed by.
+nothing else: a step reads one or two rows from an end of a group, and more where it touches these, so the row after an
+extreme that leaves is found in O(log rows). A list reads its group. Of the rows that are skipped, those in which one
+column is null, a group holds one at most (`ddflow.plan.aggregate_parts` sees to that), so few are passed by.
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import few, ints
@@ -142,7 +142,7 @@ class RunningOrderedAgg(OrderedRows):
     def __init__(self, node: OrderedAgg, context: Context) -> None:
         row = node.inputs[0].schema
         self.ways = RowOrder(row, node.by, node.order, context.secret)
-        super().__init__(row, node.by, self.ways.words, context.secret)
+        super().__init__(row, node.by, self.ways.words, context.secret, self.ways.whole)
         self.made, self.skips, self.results = node.schema, node.skips, node.results
         self.hashes = RowHashes(pa.schema([*node.schema][len(node.by) :]), context.secret)
 
@@ -170,16 +170,20 @@ class RunningOrderedAgg(OrderedRows):
         """The updates of the output."""
         by = folded.by
         first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
-        group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers]
-        order = np.empty(group.size, np.int64)
-        order_by_rank(group, np.empty(0, np.int64), np.int64(first.size), order)
-        group, ranks = group[order], folded.ranks[order]
+        ends = {way: self._end(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
+        # Rows behind those that were read change nothing.
+        near = np.logical_or.reduce([end.place >= 0 for end in ends.values()])
+        order = np.flatnonzero(near[folded.numbers])
+        group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[order]]
+        by_group = np.empty(group.size, np.int64)
+        order_by_rank(group, np.empty(0, np.int64), np.int64(first.size), by_group)
+        group, order = group[by_group], order[by_group]
+        ranks = folded.ranks[order]
         begun = np.ones(order.size, bool)
         begun[1:] = (group[1:] != group[:-1]) | (ranks[1:] != ranks[:-1])
         heads = np.flatnonzero(begun)
         cells = np.searchsorted(group[heads], np.arange(first.size))
         changes = GroupCells(cells, np.append(heads, order.size), folded.numbers[order], folded.counts[order])
-        ends = {way: self._end(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
         there, results = self._results(ends, changes, pool)
         before = np.arange(heads.size) + first.size - 2
         some = cells[:-1] < cells[1:]

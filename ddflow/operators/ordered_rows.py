@@ -1,10 +1,10 @@
 """Rows with multiplicities, arranged by the columns of a group and in an order within it: the fold of a step over them.
 
 Invariant: the arrangement holds each row beside its multiplicity, positive or not, once. A row's identity is 128 bits
-of its group, the words of its order, if any, and 128 bits of the row; so the rows of a group stand side by side, in
-order. Nulls are a group like any other value, and equal keys of other columns, or of other widths, are the same words.
-Nothing changes until the arrangement takes the change in. Joins look groups up in it, tops and extremes read them from
-the front.
+of its group, the words of its order, if any, and 128 bits of the row, unless its order says all; so the rows of a group
+stand side by side, in order. Nulls are a group like any other value, and equal keys of other columns, or of other
+widths, are the same words. Nothing changes until the arrangement takes the change in. Joins look groups up in it, tops
+and extremes read them from the front.
 
 >>> from ddflow.operators.updates import few, ints
 >>> schema = pa.schema({"city": pa.string(), "id": pa.int64()})
@@ -73,16 +73,21 @@ class Folded(NamedTuple):
 
 
 class OrderedRows(Running):
-    """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group."""
+    """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group.
 
-    def __init__(self, row: pa.Schema, by: Sequence[str], order: Sequence[OrderColumn], secret: Secret) -> None:
-        self.row, self.by, self.order, self.secret = row, list(by), list(order), secret
+    ``whole``: whether no two rows of a group have the words of one order.
+    """
+
+    def __init__(
+        self, row: pa.Schema, by: Sequence[str], order: Sequence[OrderColumn], secret: Secret, whole: bool = False
+    ) -> None:
+        self.row, self.by, self.order, self.secret, self.hashed = row, list(by), list(order), secret, not whole
         # Of any nullability: then keys take two words, and those of two collections are the same.
         loose = pa.schema([field.with_nullable(True) for field in row])
         self.keys = RowHashes(pa.schema([loose.field(name) for name in by]), secret)
         self.whole, self.schema = RowHashes(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
         self.ordered = pa.schema([(each.name, ordered_type(row.field(each.name).type)) for each in order])
-        words = sum(word_count(field.type, field.name) for field in self.ordered) + 2
+        words = sum(word_count(field.type, field.name) for field in self.ordered) + 2 * self.hashed
         self.arrangements, self.arena = (Arrangement(self.schema, wide=True, words=words, ordered=True),), Arena()
         self.given, self.fields, self.identified = RowPool(row), list(loose), row
 
@@ -157,10 +162,12 @@ class OrderedRows(Running):
 
     def _words(self, rows: Any, high: Words, low: Words) -> Ints:
         """int64[n, w]: the other words of rows whose own two are these."""
+        ordered = self.ordered
+        words = order_words(rows.select(ordered.names).cast(ordered), self.order) if self.order else None
+        if not self.hashed and words is not None:
+            return words.view(np.int64)
         mine = [high.reshape(-1, 1), low.reshape(-1, 1)]
-        if self.order:
-            mine.insert(0, order_words(rows.select(self.ordered.names).cast(self.ordered), self.order))
-        return np.ascontiguousarray(np.hstack(mine)).view(np.int64)
+        return np.hstack(mine if words is None else [words, *mine]).view(np.int64)
 
     def _sorted(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[Sorted, Ints]:
         """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""

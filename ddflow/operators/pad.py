@@ -17,7 +17,7 @@ from ddflow.columns.alike import Alike
 from ddflow.columns.paired import Chosen
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Linear, Operator, Running, register
-from ddflow.operators.join import chosen, with_new
+from ddflow.operators.join import chosen, read_columns, written_columns
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
@@ -56,7 +56,7 @@ class Pad(Operator):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The side, the columns and the keys."""
-        columns = [list(each) for each in self.columns]
+        columns = written_columns(self.columns, self.whole, self.inputs)
         return {"side": str(self.side), "columns": columns, "keys": self.keys, "whole": self.whole}
 
     @classmethod
@@ -65,12 +65,13 @@ class Pad(Operator):
         left, right = inputs
         if (side := record.text("side")) not in ("0", "1"):
             raise CorruptState(record.what, f"its side is {side!r}", MEND)
-        return cls(left, right, int(side), record.list("columns"), record.texts("keys"), record.list("whole"))
+        columns = read_columns(record.list("columns"), inputs)
+        return cls(left, right, int(side), columns, record.texts("keys"), record.list("whole"))
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
         left, right = inputs
-        columns: list[Chosen] = with_new(self.columns, self.whole, self.inputs, inputs)
+        columns: list[Chosen] = read_columns(written_columns(self.columns, self.whole, self.inputs), inputs)
         return Pad(left, right, self.side, columns, self.keys, self.whole)
 
     @classmethod

@@ -99,6 +99,11 @@ class RowOrder:
                 self.values = every[at:]
                 break
 
+    @property
+    def whole(self) -> bool:
+        """Whether rows with equal words are equal."""
+        return bool(self.words) and not self.values
+
     def sorted(self, rows: pa.Table, classes: Ints) -> Ints:
         """The order of rows by values.  ``classes``: int64[n], ascending, equal for those that tie.  O(n log n)."""
         keys: list[Any] = [classes]

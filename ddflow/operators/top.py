@@ -4,8 +4,8 @@ Invariant: a row of multiplicity m takes m places, and is shown as often as it h
 ``offset + k``; so a row may be cut. Ties are decided by the remaining columns (`row_order`), so what is shown depends
 on the rows alone. Its state is every row by group and order, beside its multiplicity: nothing is held of what is shown.
 
-A step reads, of the groups that it touches and no others, the first rows: as many as there are places, and one more for
-each row that it may take away. A row that ties with the last of these is read as well, where words do not decide.
+A step reads, of the groups that it touches and no others, the first rows: as many as there are places, and more
+where it touches some of these. A row that ties with the last of these is read as well, where words do not decide.
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.plan import Plan
@@ -167,7 +167,7 @@ class RunningTop(OrderedRows):
         row, self.rank_name = node.inputs[0].schema, node.rank_name
         self.offset, self.limit = np.int64(node.offset), np.int64(node.offset + node.k)
         self.ways = RowOrder(row, node.partition_by, node.by, context.secret)
-        super().__init__(row, node.partition_by, self.ways.words, context.secret)
+        super().__init__(row, node.partition_by, self.ways.words, context.secret, self.ways.whole)
         self.wanted = pa.schema([field for field in row if field.name in context.wanted])
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:

@@ -25,6 +25,7 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.plan.aggregated import AggregateCall, written_aggregate
 from ddflow.plan.formulas import Formulas
 from ddflow.plan.joining import pairs_of
+from ddflow.plan.own_aggregate import AppliedAggregate
 
 ENDS: Final = {"min": "first", "max": "last", "first": "first", "last": "last", "array_agg": "all"}
 """What each is, in an order of rows."""
@@ -55,11 +56,12 @@ def checked_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
     return groups
 
 
-def aggregated(of: Any, by: Sequence[str], texts: Mapping[str, str]) -> Any:
+def aggregated(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
     """See `ddflow.plan.group_verbs.Grouping.agg`."""
-    calls = {name: written_aggregate(name, text) for name, text in texts.items()}
-    folding = [name for name, call in calls.items() if _folds(call)]
-    if len(folding) == len(calls):
+    own = {name for name, given in texts.items() if isinstance(given, AppliedAggregate)}
+    calls = {name: written_aggregate(name, text) for name, text in texts.items() if name not in own}
+    folding = [name for name in texts if name in own or _folds(calls[name])]
+    if len(folding) == len(texts):
         return of._then("agg", by, texts)
     groups = checked_groups(of, by, texts)
     parts = [(of.group_by(*groups).agg(**{name: texts[name] for name in folding}), folding)] if folding else []
@@ -161,8 +163,10 @@ def _joined(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names: li
 
 
 def _known(made: Any) -> Any:
-    """A collection that was just made, or the equal one that there is."""
-    for node in made.flow.nodes[:-1]:
+    """A collection, or the equal one that was there before it."""
+    for node in made.flow.nodes:
+        if node is made:
+            break
         alike = type(node) is type(made) and node.inputs == made.inputs
         if alike and node.to_json(Formulas()) == made.to_json(Formulas()):
             made.flow.nodes.remove(made)

@@ -23,6 +23,7 @@ output by_city: city string, count int64
 import html
 import json
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 import pyarrow as pa
 
@@ -61,6 +62,10 @@ class _Named:
     def add(self, expression: Expression) -> dict[str, str]:
         """The formula as JSON."""
         return Formulas().add(expression)
+
+    def functions(self, given: Sequence[Any]) -> dict[str, str]:
+        """Functions as JSON."""
+        return Formulas().functions(given)
 
 
 Figures = Mapping[Collection, Sequence[str]]
@@ -135,17 +140,17 @@ def _notes(
     if node.of_events:
         notes.append("told of events")
     elif node.looks:
-        every = " and ".join(_which(by) for by in meets if by)
+        every = " and ".join(_which(by) for by in (meets[n] for n in node.looks) if by)
         notes.append(f"rows are looked up by {every}" if every else f"rows are looked up in {_which(())}")
-    else:
-        for of, by in zip(node.inputs or [None], meets, strict=True):
-            if by is None:
+    if not node.of_events:
+        for n, (of, by) in enumerate(zip(node.inputs or [None], meets, strict=True)):
+            if by is None or n in node.looks:
                 continue
             stands = of is not None and by and stands_by(standing[of], by, exactly=node in paired)
             notes.append(f"rows stand by {_which(by)} already" if stands else f"rows move to their {_which(by)}")
             notes[-1] = notes[-1] if by else _which(by)
     if node.keeps:
-        notes.append("kept" + "".join(f" by {_which(by)}" for by in meets if by))
+        notes.append("kept" + "".join(f" by {_which(by)}" for n, by in enumerate(meets) if by and n not in node.looks))
     if output and not node.consolidated:
         notes.append("consolidated for the output")
     return [cut(note) for note in notes]

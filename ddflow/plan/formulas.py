@@ -12,7 +12,7 @@ stands beside it. It does not see what a function calls, nor objects that it hol
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, MethodType
 from typing import Any
 
@@ -78,11 +78,16 @@ class Formulas:
         if isinstance(given, pc.Expression):
             found = [f"pyarrow {pa.__version__}", xxhash.xxh3_128_hexdigest(given.__reduce__()[1][0])]
             return {"arrow": self._known("arrow", str(given), found, found)} | kind
-        home = getattr(given, "__module__", None) or type(given).__module__
-        name = f"{home}.{getattr(given, '__qualname__', type(given).__qualname__)}"
+        name = _named(given)
         same = (given.__func__, id(given.__self__)) if isinstance(given, MethodType) else id(given)
         found = [str(sys.implementation.cache_tag), digest_of(given)]
         return {"python": self._known("python", name, found, same)} | kind
+
+    def functions(self, given: Sequence[Any]) -> dict[str, str]:
+        """Functions that are one formula, as JSON.  O(code).  Raises `SpecError` as `add` does."""
+        given = [getattr(each, "py_func", each) for each in given]
+        found = [str(sys.implementation.cache_tag), digest([digest_of(each) for each in given])]
+        return {"python": self._known("python", " ".join(map(_named, given)), found, tuple(map(id, given)))}
 
     def _known(self, kind: str, name: str, found: list[str], same: Any) -> str:
         if self._given.setdefault(f"{kind} {name}", same) != same:
@@ -93,6 +98,11 @@ class Formulas:
             )
         self.digests[f"{kind} {name}"] = found
         return name
+
+
+def _named(given: Any) -> str:
+    home = getattr(given, "__module__", None) or type(given).__module__
+    return f"{home}.{getattr(given, '__qualname__', type(given).__qualname__)}"
 
 
 def digest_of(function: Any) -> str:

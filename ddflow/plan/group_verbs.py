@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal
 
 from ddflow.plan.aggregate_parts import aggregated
 from ddflow.plan.aggregated import written_aggregate
+from ddflow.plan.own_aggregate import AppliedAggregate
 from ddflow.plan.row_verbs import Formula
 from ddflow.plan.spec import Tombstone
 from ddflow.plan.verb_family import Made, VerbFamily
@@ -34,7 +35,7 @@ class Grouping(Generic[Made]):
     def __init__(self, of: Any, by: Sequence[str]) -> None:
         self._of, self._by = of, list(by)
 
-    def agg(self, **aggregates: str) -> Made:
+    def agg(self, **aggregates: str | AppliedAggregate) -> Made:
         """Aggregate the rows of each group.
 
         A group is there while the multiplicities of its rows do not add up to zero.  Aggregates skip nulls; of nothing
@@ -42,11 +43,11 @@ class Grouping(Generic[Made]):
 
         Parameters
         ----------
-        **aggregates : str
+        **aggregates : str or AppliedAggregate
             By column of the result, SQL: ``count(*)``, ``count(x)``, ``count(distinct x)``, ``sum``, ``avg``, ``min``,
             ``max``, ``var_pop``, ``var_samp``, ``stddev_pop``, ``stddev_samp``, ``bool_and``, ``bool_or`` of an
             expression, ``first(x order by y)``, ``last(x order by y)``, ``array_agg(x)``, each with
-            ``filter (where ...)``; the last three take ``ignore nulls``.
+            ``filter (where ...)``; the last three take ``ignore nulls``.  Or a `ddflow.Aggregate` of an expression.
 
         Returns
         -------
@@ -80,7 +81,7 @@ class Grouping(Generic[Made]):
         """
         if len(aggregates) == 1:
             ((name, text),) = aggregates.items()
-            if written_aggregate(name, text).counts_rows:
+            if not isinstance(text, AppliedAggregate) and written_aggregate(name, text).counts_rows:
                 counted: Made = self._of.count(self._by, name)
                 return counted
         made: Made = aggregated(self._of, self._by, aggregates)
@@ -133,7 +134,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         """
         return Grouping(self, columns)
 
-    def agg(self, **aggregates: str) -> Made:
+    def agg(self, **aggregates: str | AppliedAggregate) -> Made:
         """Aggregate all rows: as `Grouping.agg` of one group.  Without rows there is no row.
 
         Parameters

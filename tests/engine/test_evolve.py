@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from chance import effort
+from every_operator import NARROW, cast, missing, plan, schema
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_table import TABLE
 
 import ddflow as dd
 from ddflow.columns.widening import Inexact, filled
@@ -25,11 +25,8 @@ from ddflow.errors import Fenced, PlanChanged, ReplayMismatch, SchemaMismatch, S
 from ddflow.partitions.evolve import Evolution
 from ddflow.partitions.rescale import Rescaler, rescale
 from ddflow.partitions.rescale_task import task
-from ddflow.plan.registry import operators
 from ddflow.storage.memory import MemoryStore
 
-NARROW: dict[str, Any] = {"city": pa.string(), "n": pa.int32(), "tags": pa.list_(pa.string()), "day": pa.date32()}
-"""Of the input, beside its key: those of the operator table, one narrower, and a date."""
 READ: dict[str, Any] = {"city": pa.large_string(), "n": pa.int64(), "tags": NARROW["tags"], "day": pa.date32()}
 REWRITES = {
     "a double and a timestamp": {"n": pa.float64(), "day": pa.timestamp("us")},
@@ -38,37 +35,6 @@ REWRITES = {
 }
 DAYS = [None, dt.date(1969, 12, 31), dt.date(2024, 2, 29)]
 FOREVER = 1 << 40
-MORE: dict[str, Any] = {
-    "filtered": lambda c: c.filter("n is not null and n > 1"),
-    "by_n": lambda c: c.count(["n", "day"]),
-    "again": lambda c: c.count("n", name="groups").count("groups"),
-    "all": lambda c: c.distinct(),
-    "chosen": lambda c: c.project({"m": "coalesce(n, 0)", "b": "n in (1, 2) or day is null"}).distinct(),
-    "with_key": lambda c: c.count(["id", "n"]),
-}
-"""Beside the operator table: what is made of columns that change."""
-
-
-def plan(columns: dict[str, Any], spec: dict[str, Any] | None = None) -> dd.Flow:
-    """A plan with every operator."""
-    flow = dd.Flow()
-    rows = flow.upserts("a", {"id": pa.int64()} | columns, dd.Upsert(**({"key": "id"} | (spec or {}))))
-    flow.output("rows", rows)
-    for name, law in TABLE.items():
-        # What it multiplies is another expression over another type: see the test of what is refused.
-        flow.output(name, law.make(rows))
-    for name, make in MORE.items():
-        flow.output(name, make(rows))
-    return flow
-
-
-def schema(columns: dict[str, Any]) -> pa.Schema:
-    return pa.schema({"id": pa.int64()} | columns)
-
-
-def cast(table: pa.Table, columns: dict[str, Any]) -> pa.Table:
-    return pa.Table.from_batches([filled(table, schema(columns))])
-
 
 rows = st.lists(
     st.fixed_dictionaries(
@@ -104,8 +70,7 @@ def told(step: dd.Step, other: dd.Step) -> None:
 
 
 def test_every_operator_is_in_the_plan() -> None:
-    flow = plan(NARROW)
-    assert set(operators()) <= {node.verb for node in flow.nodes}
+    assert not missing(plan(NARROW))
 
 
 @effort(20)
@@ -315,6 +280,13 @@ REFUSED: dict[str, tuple[dd.Flow, dict[str, Any], str]] = {
     "where": (one({"where": "n / 2 > 1"}), {"n": pa.float64()}, r"where= of input 'a': 'n / 2 > 1' reads \['n'\]"),
     "a filter": (one({}, lambda c: c.filter("abs(n) > 1")), {"n": pa.float64()}, r"'abs\(n\) > 1' reads \['n'\]"),
     "a formula": (one({}, lambda c: c.project({"m": "n / 2"})), {"n": pa.float64()}, r"'n / 2' reads \['n'\]"),
+    "a sum": (one({}, lambda c: c.agg(s="sum(n)")), {"n": pa.float64()}, r"'sum\(n\)' was int64, and would be double"),
+    "a mean": (one({}, lambda c: c.agg(s="avg(n)")), {"n": pa.float64()}, r"'avg\(n\)' keeps sums in a unit"),
+    "a variance": (
+        one({}, lambda c: c.agg(s="var_pop(n)")),
+        {"n": pa.decimal128(12, 2)},
+        r"'var_pop\(n\)' keeps sums in a unit",
+    ),
     "text as text": (
         one({}, lambda c: c.project({"m": "cast(n as string)"})),
         {"n": pa.float64()},
@@ -371,6 +343,39 @@ def test_upserts_of_an_input_that_is_not_kept_evolve_with_what_they_hold(keep: b
         step = engine.step({"log": pa.table({"id": [2], "n": pa.array([7], kind)})}, time=2)
         assert step["shown"].to_pylist() == [{"id": 2, "n": 7, "_time": 2, "_deleted": False}]
         assert step["shown"].schema.field("n").type == kind
+
+
+@pytest.mark.parametrize("first", ["orders", "customers"])
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti", "lookup"])
+def test_joins_show_the_columns_that_their_sides_get(how: Any, first: str, tmp_path: Any) -> None:
+    """Also of a side of which there was nothing to show."""
+    wide = {"orders": {"id": int, "customer": int, "note": str}, "customers": {"customer": int, "city": str}}
+    narrow = {"orders": {"id": int, "customer": int}, "customers": {"customer": int}}
+
+    def flow(columns: dict[str, dict[str, Any]]) -> dd.Flow:
+        flow = dd.Flow()
+        orders = flow.upserts("orders", columns["orders"], dd.Upsert("id"))
+        customers = flow.upserts("customers", columns["customers"], dd.Upsert("customer"))
+        by: dict[str, Any] = {"on": "customer"}
+        flow.output("out", orders.lookup(customers, **by) if how == "lookup" else orders.join(customers, how=how, **by))
+        return flow
+
+    def rows(name: str, *given: tuple[Any, ...]) -> pa.Table:
+        given = tuple(each + (None,) * (len(wide[name]) - len(each)) for each in given)
+        return pa.table([pa.array(each) for each in zip(*given, strict=True)], list(wide[name]))
+
+    before = {"orders": rows("orders", (1, 7), (5, 9)), "customers": rows("customers", (7,), (8,))}
+    after = {"orders": rows("orders", (2, 7, "new")), "customers": rows("customers", (7, "Bern"), (9, "Basel"))}
+    with flow(narrow).open(tmp_path) as engine, flow(wide).open() as twin:
+        engine.step({name: table.select(list(narrow[name])) for name, table in before.items()}, time=1)
+        for name in sorted(wide, reverse=first == "orders"):
+            engine.evolve({name: wide[name]})
+        twin.step(before, time=1)
+        told(engine.step(after, time=2), twin.step(after, time=2))
+        same(engine, twin, ["out"])
+        engine.close()
+        with flow(wide).open(tmp_path) as again:
+            assert plain(again.read("out")) == plain(twin.read("out"))
 
 
 def test_a_function_is_not_seen_through() -> None:

@@ -44,13 +44,16 @@ def small_steps() -> Iterator[Step]:
         events = [
             {
                 "id": each,
-                "city": chance.choice([None, *"abcdefghij"]),
+                "city": chance.choice([None, "Bern", *"abcdefgh"]),
                 "n": chance.choice([None, -1, 0, 1, 2, 3]),
                 "tags": chance.choice([None, [], ["a"], ["a", "b"]]),
                 "gone": chance.random() < (0.2 if step < 6 else 0.6 if step < 7 else 1),
             }
             for each in (range(40) if step == 7 else chance.sample(range(40), 25))
         ]
+        if step in (0, 7):  # whatever is drawn, these give each operator something
+            lone = {"city": "alone", "n": None, "tags": None, "gone": step == 7}
+            events += [{"id": 100, **lone}, {"id": 101, **lone, "city": "Bern", "n": 1}]
         schema = pa.schema([("id", pa.int64()), *COLUMNS.items(), ("gone", pa.bool_())])
         yield {"upserts": pa.Table.from_pylist(events, schema)}
 

@@ -256,7 +256,7 @@ def test_the_right_is_looked_up_where_it_is() -> None:
     )
     flow.output("priced", names.lookup(left.project({"price": "price", "auction": "auction"}), on="auction"))
     assert left.lookup(names, on="auction") is flow.outputs["out"]
-    assert "rows are looked up by" in flow.explain()
+    assert "rows are looked up by [auction]; rows move to their [auction]; kept by [auction]" in flow.explain()
     with flow.open() as engine:
         engine.step({"bids": {"auction": [7], "price": [5], "n": [1]}, "names": {"auction": [7], "name": ["oz"]}})
         held = list(engine.stats()["arrangements"])

@@ -213,9 +213,9 @@ def test_a_step_reads_the_front_of_the_groups_that_it_touches(monkeypatch: pytes
         engine.step({"rows": pa.table({"id": n, "g": n % 4, "v": n})}, 0)
         for time, (keys, values, most, changed) in enumerate(
             [
-                ([19_000], [30_000], 4, 0),  # behind: the first three, and one for what leaves
-                ([0], [30_000], 4, 2),  # the first row leaves, and the fourth comes
-                ([1, 5, 9], [40_000, 40_001, 40_002], 6, 6),  # all three
+                ([19_000], [30_000], 3, 0),  # behind the first three
+                ([0], [30_000], 3 + 4, 2),  # the first row leaves, and the fourth comes
+                ([1, 5, 9], [40_000, 40_001, 40_002], 3 + 6, 6),  # all three
                 ([50_001], [-1], 3, 2),
                 ([], [], 0, 0),
             ],

@@ -8,6 +8,7 @@ other plans.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
 from collections import Counter
 from decimal import Decimal
@@ -305,6 +306,20 @@ def test_a_delete_ends_what_was_and_is_below_any_row_of_its_order() -> None:
         out = engine.step(given_prices((1, 20, 3, "kept")))["out"]
         assert moves(out) == [(3, 20, 30, 1)]
         assert engine.step(given_prices((1, 20, 99, "gone")))["out"].num_rows == 0
+
+
+@pytest.mark.parametrize("name", ["spark-scd2-open", "spark-scd2-delete"])
+def test_histories_are_those_that_sparks_own_tests_expect(name: str) -> None:
+    facts = json.loads((Path(__file__).parents[1] / "conformance" / "spark.json").read_text())
+    (fact,) = (fact for fact in facts if fact["id"] == name)
+    flow = dd.Flow()
+    log = flow.updates("log", {"id": int, "name": str, "version": int, "is_delete": bool})
+    flow.output("out", log.versions("id", "version", dd.tombstone("is_delete")))
+    events = [row for verb, given in fact["calls"] if verb == "push" for row in given]
+    with flow.open() as engine:
+        names = log.schema.names
+        engine.step({"log": {each: [row[i] for row in events] for i, each in enumerate(names)}})
+        assert read(engine.read("out")) == {tuple(row[:-1]): 1 for row in fact["expected"]["history"]}
 
 
 def test_below_zero_at_the_end_of_a_time_is_refused_and_not_within_one() -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from accumulated import Accumulated, duck, rows_of, same
 from nexmark_feed import Feed, flow_of
 from nexmark_queries import KEYS, QUERIES, SECONDS, TYPES
 
+import ddflow as dd
+
 NUMBERS = list(QUERIES)
+SIDE = {"key": pa.int64(), "value": pa.string()}
 
 
 def proved(numbers: list[int], steps: int, events: int) -> None:
@@ -40,6 +46,40 @@ def test_a_query_gives_what_duckdb_gives(number: int) -> None:
 
 def test_all_queries_in_one_flow_give_what_duckdb_gives() -> None:
     proved(NUMBERS, steps=5, events=2000)
+
+
+def side_steps(keys: int) -> Iterator[pa.Table]:
+    """What query 13 looks up: some keys come, change or go in each step."""
+    chance, at = np.random.default_rng(7), 0
+    while True:
+        some, at = chance.permutation(keys)[: keys // 2], at + 1
+        columns = {"key": some, "value": [f"{at} of {key}" for key in some], "gone": chance.random(len(some)) < 0.2}
+        yield pa.table(columns)
+
+
+def test_query_13_keeps_what_a_bid_found_when_it_came() -> None:
+    flow, witness = flow_of(), Accumulated(TYPES | {"side": SIDE}, KEYS | {"side": ["key"]}, threads=1)
+    asked = "select auction, bidder, price, at, value from found"
+    gone = dd.Upsert(key="key", delete=dd.tombstone("gone", True))
+    side = flow.upserts("side", SIDE | {"gone": pa.bool_()}, gone)
+    found = flow.sql("select *, auction % 10 as slot from bid").lookup(side, on={"slot": "key"}, how="inner")
+    flow.output("q13", flow.sql(asked, found=found))
+    witness.connection.execute("create table found as select *, '' as value from bid")
+    told = Counter[Any]()
+    with flow.open() as engine:
+        for at, (step, values) in enumerate(zip(Feed(1000).steps(6), side_steps(10), strict=False)):
+            told.update(rows_of(engine.step(step | {"side": values}, time=at)["q13"]))
+            witness.apply(step | {"side": values})
+            witness.connection.register("step", step["bid"])
+            witness.connection.execute("delete from found using step where found.id = step.id")
+            witness.connection.execute(
+                "insert into found select bid.*, value from bid semi join step using (id) "
+                "join side on auction % 10 = key"
+            )
+            read = engine.read("q13")
+            assert {row: n for row, n in told.items() if n} == rows_of(read)
+            assert not same(read, witness.answer(duck(asked)))
+    witness.close()
 
 
 @pytest.mark.soak

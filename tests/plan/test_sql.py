@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
-import nexmark
+import nexmark_queries as nexmark
 import pyarrow as pa
 import pytest
 from queries import listed

@@ -39,7 +39,7 @@ QUERIES = {
     "semi and anti": "select id from o left semi join c on o.c = c.id "
     "union all select id from o left anti join t on a = n",
     "groups": "select city, count(o.id) k, sum(amount) s, avg(o.n) a, var_pop(o.n) v, stddev_samp(o.n) d, "
-    "bool_and(o.n > 1) b from o right join c on o.c = c.id group by city having count(*) < 4",
+    "bool_and(o.n > 1) b, min(o.d) lo, max(o.n) hi from o right join c on o.c = c.id group by city having count(*) < 4",
     "all": "select count(*) k, sum(n) s from o where status = 'paid'",
     "first ones": "select id, n from o order by n desc, id limit 3",
     "first of each": "select id, status from "
@@ -47,7 +47,8 @@ QUERIES = {
     "not in": "select id from o where n not in (select a from t where b = 'Bern')",
     "exists": "select id from c x where exists (select 1 from o where o.c = x.id and o.n > 0)",
     "sets": "select n from o union select a from t except select n from c",
-    "scalar": "select id, (select count(*) from t where t.a = o.n) k, (select sum(n) from c) m from o",
+    "scalar": "select id, (select count(*) from t where t.a = o.n) k, (select sum(n) from c) m, "
+    "(select name from c x where x.id = o.c) name from o",
 }
 
 
@@ -120,7 +121,7 @@ def test_a_query_over_frames_of_a_state_goes_on_where_it_stopped(
         frames = framed(spark, {name: given[name] for name in "oc"})
         tables = {name: dd.keyed(frame, upserts(name)) for name, frame in frames.items()}
         out = spark_bridge.sql(query, tables, 2, state=state)
-        assert out.columns == ["city", "k", "s", "a", "v", "d", "b", "_time", "_diff"]
+        assert out.columns == ["city", "k", "s", "a", "v", "d", "b", "lo", "hi", "_time", "_diff"]
         told.update(rows_of(out.toArrow()))
         assert Counter({row: n for row, n in told.items() if n}) == wanted["groups"]
     assert rows_of(dd.read(state, "out")) == wanted["groups"]

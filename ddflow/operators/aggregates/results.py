@@ -31,18 +31,21 @@ ROWS: Final[Key] = "rows", ""
 DOUBLE = pa.float64()
 
 
-class Aggregate:
-    """An aggregate of a plan.  ``type``: of its results.  ``unit``: the exponent of 2 of what it adds up.
+class FoldedAggregate:
+    """An aggregate of a plan.  ``type``: of its results.  ``unit``, ``scale``: the exponents of 2 and of 10 of what it
+    adds up, by which states of wider columns may not be those of narrower ones.
 
     ``parts``: what it keeps, by what names it, so that equal parts of several aggregates are one. ``arguments``: by
     text, the expressions of the parts.
     """
 
     type: pa.DataType
-    nullable, unit = True, 0
+    nullable, unit, scale = True, 0, 0
+    given: Any
+    """What it was asked for by."""
 
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
-        self.call, self.schema = call, schema
+        self.call, self.schema, self.given = call, schema, call.text
         self.arguments: dict[str, Expression] = {}
         self.parts: dict[Key, StatePart] = {}
         if call.distinct or call.order or call.ignores_nulls:
@@ -60,12 +63,16 @@ class Aggregate:
         self.parts["count", text] = Tally()
         return "count", text
 
+    def told(self, formulas: Any) -> dict[str, Any]:
+        """What a plan writes beside its text.  ``formulas``: see `Collection.to_json`."""
+        return {}
+
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """The results of states of its parts.  ``there``: bool[n], which of them are asked for.  Raises `Beyond`."""
         raise NotImplementedError
 
 
-class CountOf(Aggregate):
+class CountOf(FoldedAggregate):
     """Rows, or values that are not null."""
 
     type, nullable = pa.int64(), False
@@ -84,11 +91,11 @@ class CountOf(Aggregate):
             self.tallied(text)
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `Aggregate.results`."""
+        """See `FoldedAggregate.results`."""
         return states[0]
 
 
-class Truth(Aggregate):
+class Truth(FoldedAggregate):
     """Whether all, or some, of the values are true."""
 
     type = pa.bool_()
@@ -105,14 +112,14 @@ class Truth(Aggregate):
             self.tallied(test)
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `Aggregate.results`.  A multiplicity below zero is none."""
+        """See `FoldedAggregate.results`.  A multiplicity below zero is none."""
         trues, falses = (view(each, INT64) > 0 for each in states)
         found = ~falses if self.call.function == "bool_and" else trues
         return pa.array(found, mask=~(trues | falses))
 
 
-class Numeric(Aggregate):
-    """Something of the exact sum of numbers.  ``scale``: the exponent of 10 of what is added up."""
+class Numeric(FoldedAggregate):
+    """Something of the exact sum of numbers."""
 
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
@@ -136,7 +143,7 @@ class SumOf(Numeric):
             self.type = pa.decimal128(min(self.of.precision + 10, 38), self.scale)
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `Aggregate.results`."""
+        """See `FoldedAggregate.results`."""
         none = view(states[0], INT64) == 0
         if self.unit:
             return masked(_quotients(states[1], np.ones(none.size, np.int64), self.unit), none)
@@ -164,7 +171,7 @@ class Average(Numeric):
             self.type = pa.decimal128(min(self.of.precision + 4, 38), min(self.scale + 4, 38))
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `Aggregate.results`."""
+        """See `FoldedAggregate.results`."""
         counts = view(states[0], INT64)
         none = counts == 0
         if self.type == DOUBLE:
@@ -193,7 +200,7 @@ class Spread(Numeric):
         self.sample, self.root = call.function.endswith("_samp"), call.function.startswith("stddev")
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """See `Aggregate.results`."""
+        """See `FoldedAggregate.results`."""
         counts = view(states[0], INT64)
         given = zip(counts.tolist(), whole(states[1]), whole(states[2]), strict=True)
         found = np.array([self._one(*each) for each in given], np.float64)
@@ -209,7 +216,7 @@ class Spread(Numeric):
         return _root(*exact) if self.root else _double(*exact)
 
 
-FUNCTIONS: Final[dict[str, type[Aggregate]]] = {
+FUNCTIONS: Final[dict[str, type[FoldedAggregate]]] = {
     "count": CountOf,
     "sum": SumOf,
     "avg": Average,
@@ -218,7 +225,7 @@ FUNCTIONS: Final[dict[str, type[Aggregate]]] = {
 }
 
 
-def aggregate_of(name: str, text: Any, schema: pa.Schema) -> Aggregate:
+def aggregate_of(name: str, text: Any, schema: pa.Schema) -> FoldedAggregate:
     """The aggregate that a text says, one that adds up, over some columns.  O(text).  Raises `ExpressionError`."""
     call = written_aggregate(name, text)
     return FUNCTIONS[call.function](call, schema)

@@ -1,0 +1,290 @@
+"""Every chore knows every operator: what is done to whole states, done to the state of a plan with all of them.
+
+The truth is an engine in memory that is fed with the same events and that nothing was done to.  An operator that the
+plan lacks fails here; see ``every_operator``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from every_operator import NARROW, missing, plan, schema
+from typer.testing import CliRunner
+
+import ddflow as dd
+from ddflow.cli import app
+from ddflow.engine.inventory import StoredInventory
+from ddflow.partitions.rescale import rescale
+from ddflow.plan.registry import operators
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import at
+from ddflow.tools.export import contents
+
+COLUMNS = NARROW | {"gone": pa.bool_()}
+SPEC = {"delete": dd.tombstone("gone", True)}
+SECRET = "Geheimnisstadt-7f3a9c"
+"""The city of a row that comes and is deleted."""
+DAYS = [None, dt.date(1969, 12, 31), dt.date(2024, 2, 29)]
+CITIES = [None, "Bern", "Basel", "Chur"]
+FOREVER = 1 << 40
+
+
+def step(number: int) -> pa.Table:
+    """Events of a step: rows that come, change, leave and come back."""
+    rows = [
+        {
+            "id": (number * 5 + i * 3) % 11,
+            "city": CITIES[(number + i) % 4],
+            "n": [None, -1, 1, 2, 3][(number * 2 + i) % 5],
+            "tags": [None, [], ["a", None], ["b", "a"]][(number + 2 * i) % 4],
+            "day": DAYS[(number + i) % 3],
+            "gone": (number + i) % 5 == 4,
+        }
+        for i in range(7)
+    ]
+    if number in (1, 3):
+        hidden = {"city": SECRET, "n": 1, "tags": [SECRET], "day": None, "gone": number == 3}
+        rows += [{"id": 99, **hidden}, {"id": 98, **hidden, "n": 2}]
+    return pa.Table.from_pylist(rows, schema(COLUMNS))
+
+
+LOG = [step(number) for number in range(1, 7)]
+
+
+def flow() -> dd.Flow:
+    return plan(COLUMNS, SPEC)
+
+
+def fed(engine: dd.Engine, first: int = 1, last: int = len(LOG)) -> list[dd.Step]:
+    return [engine.step({"a": LOG[time - 1]}, time) for time in range(first, last + 1)]
+
+
+def plain(table: pa.Table) -> Counter[Any]:
+    """Rows as they are, types and all; an export writes equal rows with their number."""
+    return Counter(repr(row) for row in table.to_pylist())
+
+
+def same(one: Any, truth: Any) -> None:
+    """Assert that two hold the same, in the same columns, at all times that both can be read at."""
+    for name in truth.flow.outputs:
+        for time in range(max(one.since, truth.since, 0), one.last + 1):
+            a, b = one.read(name, time), truth.read(name, time)
+            assert a.schema == b.schema and plain(a) == plain(b), (name, time)
+
+
+def told(mine: dd.Step, truth: dd.Step) -> None:
+    for name, table in truth.items():
+        assert plain(mine[name]) == plain(table) and mine[name].schema == table.schema, name
+    assert mine.verdicts.counts == truth.verdicts.counts
+
+
+def whole(state: Path) -> None:
+    """Assert that files and contents are right."""
+    report = dd.fsck(state)
+    assert report.ok and not report.notes, str(report)
+
+
+@pytest.fixture(scope="module")
+def truth() -> Iterator[dd.Engine]:
+    with flow().open(retain=FOREVER) as engine:
+        fed(engine)
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def before_last() -> Iterator[dd.Engine]:
+    """As it is before the last two steps."""
+    with flow().open(retain=FOREVER) as engine:
+        fed(engine, last=len(LOG) - 2)
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state of all but the last two steps; not to be written to."""
+    state = tmp_path_factory.mktemp("made") / "state"
+    with flow().open(state, retain=FOREVER) as engine:
+        fed(engine, last=len(LOG) - 2)
+    return state
+
+
+@pytest.fixture
+def state(made: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(made, tmp_path / "state"))
+
+
+def goes_on(state: Path, truth: dd.Engine, first: int = len(LOG) - 1) -> None:
+    """Assert that a state takes the last steps as an engine that was never closed, and is whole then."""
+    with flow().open(retain=0) as twin:
+        steps = fed(twin)
+    with flow().open(state, retain=FOREVER) as engine:
+        for mine, its in zip(fed(engine, first), steps[first - 1 :], strict=True):
+            told(mine, its)
+        engine._check()
+        same(engine, truth)
+    whole(state)
+
+
+def test_every_operator_is_in_the_plan_and_has_something_to_do(truth: dd.Engine) -> None:
+    assert not missing(flow())
+    empty = {name for name in truth.flow.outputs if not any(truth.read(name, t).num_rows for t in range(1, 7))}
+    assert empty == {"constant"}, "an output that never holds a row proves nothing"
+
+
+def test_closed_and_opened_after_every_step(tmp_path: Path, truth: dd.Engine) -> None:
+    with flow().open() as twin:
+        for time in range(1, len(LOG) + 1):
+            with flow().open(tmp_path / "state", retain=FOREVER) as engine:
+                told(engine.step({"a": LOG[time - 1]}, time), twin.step({"a": LOG[time - 1]}, time))
+                engine._check()
+            with dd.Snapshot.open(tmp_path / "state") as snapshot:
+                same(snapshot, truth)
+    whole(tmp_path / "state")
+
+
+def arrangements(state: Path) -> dict[str, list[str]]:
+    """By operator that keeps something: the files of its arrangements in the newest version."""
+    with closing(LocalStore(state, readonly=True)) as store:
+        (inventory,) = at(store, max(store.numbers())).inventories
+        stored = StoredInventory.read(store, inventory)
+    out = {f"input {name}": [each.file.name for each in c.rows.batches] for name, c in stored.of.inputs.items()}
+    for number, kept in stored.of.operators.items():
+        out[str(number)] = [each.file.name for a in kept.arrangements for each in a.batches]
+    return out
+
+
+def test_fsck_names_damage_in_the_arrangement_of_every_operator(state: Path) -> None:
+    whole(state)
+    files = arrangements(state)
+    assert len(files) > len(flow().outputs) // 2
+    for number, names in files.items():
+        for name in names[:1]:
+            path = state / "blobs" / name
+            right = path.read_bytes()
+            path.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
+            wrong = {each.file for each in dd.fsck(state).problems}
+            assert any(one.endswith(name) for one in wrong), (number, wrong)
+            path.write_bytes(right)
+    whole(state)
+
+
+def test_verify_agrees_with_the_log_and_with_no_other(state: Path) -> None:
+    log = LOG[:-2]
+    assert dd.verify(state, {"a": log}).ok
+    assert not dd.verify(state, {"a": log[:-1]}).ok
+
+
+def test_export_writes_what_can_be_read(state: Path, before_last: dd.Engine) -> None:
+    with dd.Snapshot.open(state) as snapshot:
+        for name in before_last.flow.outputs:
+            for time in range(1, len(LOG) - 1):
+                columns, tables = contents(snapshot, name, time)
+                table = pa.concat_tables([each.select(columns.names) for each in tables])
+                rows = before_last.read(name, time).select(columns.names)
+                assert plain(table) == plain(rows), (name, time)
+        columns, tables = contents(snapshot, "a")
+        exported = pa.concat_tables([each.select(columns.names) for each in tables])
+        assert plain(exported) == plain(before_last.read("rows").select(columns.names))
+
+
+def test_migrate_gives_the_same_and_another_output(state: Path, tmp_path: Path) -> None:
+    wanted = flow()
+    wanted.output("other", wanted.inputs["a"].count("day"))
+    log = [{"a": table} for table in LOG[:-2]]
+    done = dd.migrate(state, tmp_path / "new", wanted, log)
+    assert done.new == ["other"] and not done.whole and not done.gone
+    assert {name for name, table in done.tables.items() if table.num_rows} == {"other"}
+    whole(tmp_path / "new")
+
+
+def test_a_state_that_was_rolled_back_goes_on(state: Path, truth: dd.Engine) -> None:
+    with flow().open(state, retain=FOREVER) as engine:
+        fed(engine, len(LOG) - 1, len(LOG) - 1)
+    assert dd.rollback(state).manifest.epoch == len(LOG) - 2
+    goes_on(state, truth)
+
+
+@pytest.mark.parametrize("memory", [None, "16MB"])
+def test_split_and_joined_it_holds_the_same(
+    state: Path, truth: dd.Engine, before_last: dd.Engine, memory: str | None
+) -> None:
+    for partitions in (3, 2, 1):
+        rescale(state, partitions, memory=memory)
+        whole(state)
+        with dd.Snapshot.open(state) as snapshot:
+            same(snapshot, before_last)
+    goes_on(state, truth)
+
+
+def secrets(state: Path) -> list[str]:
+    """The files in which the city of a deleted row is."""
+    return [str(path) for path in state.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+
+
+def test_what_was_forgotten_is_in_no_file_of_any_operator(
+    state: Path, truth: dd.Engine, before_last: dd.Engine
+) -> None:
+    kept = {Path(path).name for path in secrets(state)}
+    holding = [number for number, names in arrangements(state).items() if kept & set(names)]
+    assert len(holding) > 3
+    with flow().open(state, retain=FOREVER) as engine:
+        engine.compact(forget=True)
+        engine._check()
+        same(engine, before_last)
+    assert secrets(state) == []
+    whole(state)
+    goes_on(state, truth)
+
+
+def test_inspect_stats_and_explain_know_every_operator(state: Path) -> None:
+    stateful = {verb for verb, operator in operators().items() if operator.keeps}
+    known = dd.inspect(state)
+    assert all(each["versions"] and each["files"] for each in known["operators"].values())
+    assert len(known["operators"]) == len(arrangements(state)) - len(known["inputs"])
+    with flow().open(state) as engine:
+        lines = {line.split(" ", 1)[0] for line in str(engine.stats()).splitlines()}
+        explained = str(engine.explain())
+    for verb in stateful:
+        assert any(f".{verb}(" in name for name in known["operators"]), verb
+        assert verb in lines, verb
+    for node in flow().nodes:
+        assert node.verb in explained, node
+
+
+def test_estimate_has_a_figure_of_the_input() -> None:
+    assert dd.estimate(pa.concat_tables(LOG), dd.Upsert(key="id", **SPEC))
+
+
+VERBS: dict[str, Callable[[str], list[str]]] = {
+    "inspect": lambda state: ["inspect", state],
+    "fsck": lambda state: ["fsck", state],
+    "verify": lambda state: ["verify", state, *(f"{time}.parquet" for time in range(1, len(LOG) - 1))],
+    "export": lambda state: ["export", state, "-o", "exported/"],
+    "rescale": lambda state: ["rescale", state, "--partitions", "2"],
+    "rollback": lambda state: ["rollback", state, "--to-epoch", "3", "--yes"],
+    "evolve": lambda state: ["evolve", state, "--types", "day=string"],
+    "gc": lambda state: ["gc", state, "--forget"],
+    "why": lambda state: ["why", state, "3"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_verbs_of_the_shell_take_such_a_state(
+    state: Path, tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for time, table in enumerate(LOG[:-2], 1):
+        pq.write_table(table, f"{time}.parquet")
+    result = CliRunner().invoke(app, VERBS[verb]("state"))
+    assert result.exit_code == 0, (result.output, result.exception)
+    whole(state)
