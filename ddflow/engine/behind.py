@@ -32,7 +32,7 @@ from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import value_of, why
 from ddflow.errors import NotReadable
 from ddflow.operators.row_order import RowOrder
-from ddflow.operators.updates import Updates, consolidated
+from ddflow.operators.updates import consolidated
 from ddflow.plan.collection import Collection
 from ddflow.plan.spec import Upsert
 
@@ -46,14 +46,15 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None)
     ``row``: values by column.  ``log``: a log by input, or that of the only input of upserts.  O(rows of the
     collections that it is made of), and for each key that is told O(events).  Raises `NotReadable`.
     """
-    asked, graph, node = f"why {row!r:.99} of {name!r}", dataflow.graph, dataflow.flow.outputs[name]
+    asked = f"why of {name!r} with {list(row) if isinstance(row, Mapping) else repr(row)[:99]}"
+    graph, node = dataflow.graph, dataflow.flow.outputs[name]
     nodes, alike = _above(dataflow, node), Alike(graph.secret)
     inputs = {graph.names[each]: each for each in nodes if each in graph.names}
     if lost := [each for each in inputs if not graph.inputs[each].bound.kept]:
         found = f"it is made of rows of the inputs {lost}, which are not kept"
         raise NotReadable(asked, found, "give keep=True to flow.updates to have them kept")
     given, made = _values(node, row, asked), graph.contents(nodes, as_of)
-    held = {each: _sorted(made[each], each, graph.secret) for each in nodes}
+    held = {each: consolidated(made[each], graph.secret).to_table(each.schema, None) for each in nodes}
     shown = alike.rows(held[node], given, given.schema.names)
     if shown.num_rows > MOST:
         found = f"{shown.num_rows:,} of its rows have these values, and {MOST} are explained together at most"
@@ -65,15 +66,15 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None)
             for of, rows in zip(each.inputs, parts, strict=True):
                 both = [rows] if of not in wanted else [wanted[of], rows]
                 wanted[of] = alike.rows(held[of], pa.concat_tables(both), of.schema.names)
-    rows_of = {of: wanted[each] for of, each in inputs.items()}
+    rows_of = {of: _sorted(wanted[each], each, graph.secret) for of, each in inputs.items()}
+    shown = _sorted(shown, node, graph.secret)
     return Origins(name, as_of, shown, rows_of, () if log is None else _told(dataflow, rows_of, log, asked))
 
 
-def _sorted(made: Updates, node: Collection, secret: Secret) -> pa.Table:
-    """Rows and ``_diff``, each once, by their columns from the first to the last.  O(n log n)."""
-    table = consolidated(made, secret).to_table(node.schema, None)
-    order = RowOrder(node.schema, [], [], secret, 0).sorted(table, np.zeros(table.num_rows, np.int64))
-    return table.take(pa.array(order))
+def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
+    """Rows of a collection by their columns from the first to the last.  O(n log n)."""
+    order = RowOrder(node.schema, [], [], secret, 0)
+    return rows.take(pa.array(order.sorted(rows, np.zeros(rows.num_rows, np.int64)))) if rows.num_rows else rows
 
 
 def _above(dataflow: Dataflow, node: Collection) -> list[Collection]:

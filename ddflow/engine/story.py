@@ -148,10 +148,9 @@ class Origins:
         if not self.shown.num_rows:
             return f"no row of {self.output!r} has these values as of {self.as_of}"
         lines = [f"{_rows(self.shown)} of {self.output!r} as of {self.as_of}", *_listed(self.shown)]
+        made = "is made of" if self.shown.num_rows == 1 else "are made of"
         for i, (name, table) in enumerate(self.rows.items()):
-            lines += [
-                f"{'and' if i else 'is made' if self.shown.num_rows == 1 else 'are made'} of {_rows(table)} of {name!r}"
-            ]
+            lines.append(f"{'and' if i else made} {_rows(table)} of {name!r}")
             lines += _listed(table)
         return "\n".join([*lines, *map(str, self.stories)])
 

@@ -114,8 +114,11 @@ def key_row(bound: Bound, key: Any) -> pa.RecordBatch:
 
 def value_of(field: pa.Field, value: Any, asked: str) -> pa.Array:
     """A value in the type of a column.  Raises `NotReadable` for one that is none of it."""
-    value = value.as_py() if isinstance(value, pa.Scalar) else value
     try:
+        if isinstance(value, pa.Scalar):
+            if value.type == field.type:  # Python has no date outside of its calendar
+                return pa.repeat(value, 1)
+            value = value.as_py()
         if isinstance(value, float) and pat.is_integer(field.type) and not value.is_integer():
             raise ValueError("it has a fraction")
         return pa.array([value], field.type)

@@ -1,14 +1,18 @@
-"""Behind: what an operator makes of the rows that it names for one of its rows holds this row, as often.
+"""Behind: what an operator makes of the rows that it names for one of its rows, and of any more, holds it, as often.
 
-It is held for every operator of the registry, by its row of ``operator_table``, and all that these are made of.
+"Any more" are rows that its inputs hold, each as often as they hold it. The law is of every operator
+of the registry, by its row of ``operator_table``, and of all that these are made of.
 """
 
 from __future__ import annotations
+
+from random import Random
 
 import numpy as np
 import pyarrow as pa
 from chance import effort
 from hypothesis import given
+from hypothesis import strategies as st
 from test_operators import EVERY, LAWS, STEPS, Step, flow_of, table
 
 from ddflow.columns.alike import Alike
@@ -16,9 +20,14 @@ from ddflow.columns.names import DIFF
 from ddflow.operators.base import Context
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.collection import Collection
+from ddflow.plan.registry import operators
 
 UNDER = {"input", "constant"}
 """What is made of no rows."""
+
+
+def test_every_operator_says_what_is_behind_its_rows() -> None:
+    assert [verb for verb, kind in operators().items() if kind.behind is Collection.behind] == []
 
 
 def updates(rows: pa.Table) -> Updates:
@@ -29,15 +38,17 @@ def updates(rows: pa.Table) -> Updates:
 
 @LAWS
 @effort(0.2)
-@given(steps=STEPS)
-def test_an_operator_makes_a_row_again_of_what_it_names_for_it(verb: str, steps: list[Step]) -> None:
+@given(steps=STEPS, share=st.sampled_from([0, 0, 0.3, 0.7]), more=st.integers(0, 99))
+def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
+    verb: str, steps: list[Step], share: float, more: int
+) -> None:
     flow = flow_of(EVERY[verb])
     with flow.open() as engine:
         graph = engine.dataflow.graph
         once = any(node.as_it_came for node in graph.nodes)  # later steps would change what rows would find now
         for time, step in enumerate(steps[:1] if once else steps, 1):
             engine.step({"rows": table(step)}, time)
-        alike = Alike(graph.secret)
+        alike, chance = Alike(graph.secret), Random(more)
 
         def held(node: Collection) -> pa.Table:
             return graph.read(node, None)
@@ -49,6 +60,11 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it(verb: str, steps:
                 wanted = whole.slice(i, 1)
                 parts = node.behind(wanted, inputs, alike)
                 assert [each.schema.names for each in parts] == [each.schema.names for each in inputs]
+                for at, (part, every) in enumerate(zip(parts, inputs, strict=True)):
+                    named = alike.which(every, part, every.schema.names)
+                    assert named.sum() == part.num_rows
+                    drawn = [bool(there) or chance.random() < share for there in named]
+                    parts[at] = every.filter(pa.array(drawn, pa.bool_()))
                 opened = tuple(graph.opened[of] for of in node.inputs)
                 fresh = node.open(Context(graph.secret, graph.time_type, names, inputs=opened))
                 if node.as_it_came:  # the right is in the state already
