@@ -14,7 +14,7 @@ downstream reads are gathered at all.
 ['city']
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -33,6 +33,9 @@ from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.change import Change
+
+Keep = Callable[[Collection, Updates], Updates]
+"""Some of a collection's rows."""
 
 
 class Released(NamedTuple):
@@ -209,8 +212,12 @@ class Graph:
         """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the inputs)."""
         return self.contents([node], as_of)[node]
 
-    def contents(self, nodes: Iterable[Collection], as_of: int | None = None) -> dict[Collection, Updates]:
-        """The rows of some collections, and of those that are read for them, as of a time.  O(rows of the inputs)."""
+    def contents(
+        self, nodes: Iterable[Collection], as_of: int | None = None, keep: Keep | None = None
+    ) -> dict[Collection, Updates]:
+        """The rows of some collections, and of those that are read for them, as of a time.  O(rows of the inputs).
+
+        ``keep``: of each piece of a collection's rows, those that are kept; what is read is never there at once."""
         walk, wanted = list(nodes), set[Collection]()
         while walk:
             each = walk.pop()
@@ -222,9 +229,12 @@ class Graph:
             if each in wanted:
                 own = self.opened[each]
                 if own.arrangements:
-                    done[each] = _whole(own.pieces(as_of), each.schema)
+                    pieces = own.pieces(as_of)
                 else:
-                    done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
+                    pieces = iter([self.running[each].read([done[of] for of in each.inputs], as_of)])
+                if keep is not None:
+                    pieces = (keep(each, piece) for piece in pieces)
+                done[each] = _whole(pieces, each.schema) if own.arrangements else next(iter(pieces))
         return done
 
     def _check(self) -> None:

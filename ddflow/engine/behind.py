@@ -18,7 +18,7 @@ is made of 2 rows of 'people'
   (id=3, city='Bern')
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +32,7 @@ from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import value_of, why
 from ddflow.errors import NotReadable
 from ddflow.operators.row_order import RowOrder
-from ddflow.operators.updates import consolidated
+from ddflow.operators.updates import Updates, consolidated
 from ddflow.plan.collection import Collection
 from ddflow.plan.spec import Upsert
 
@@ -48,12 +48,19 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None)
     """
     asked = f"why of {name!r} with {list(row) if isinstance(row, Mapping) else repr(row)[:99]}"
     graph, node = dataflow.graph, dataflow.flow.outputs[name]
-    nodes, alike = _above(dataflow, node), Alike(graph.secret)
+    nodes, alike = above(dataflow, node), Alike(graph.secret)
     inputs = {graph.names[each]: each for each in nodes if each in graph.names}
     if lost := [each for each in inputs if not graph.inputs[each].bound.kept]:
         found = f"it is made of rows of the inputs {lost}, which are not kept"
         raise NotReadable(asked, found, "give keep=True to flow.updates to have them kept")
-    given, made = _values(node, row, asked), graph.contents(nodes, as_of)
+    given = _values(node, row, asked)
+    told = narrowed(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
+
+    def keep(of: Collection, rows: Updates) -> Updates:
+        found = alike.which(rows.rows.select([*told[of]]), given, told[of]) if told[of] else None
+        return rows if found is None else rows.picked(np.flatnonzero(found))
+
+    made = graph.contents(nodes, as_of, keep)
     held = {each: consolidated(made[each], graph.secret).to_table(each.schema, None) for each in nodes}
     shown = alike.rows(held[node], given, given.schema.names)
     if shown.num_rows > MOST:
@@ -77,7 +84,7 @@ def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
     return rows.take(pa.array(order.sorted(rows, np.zeros(rows.num_rows, np.int64)))) if rows.num_rows else rows
 
 
-def _above(dataflow: Dataflow, node: Collection) -> list[Collection]:
+def above(dataflow: Dataflow, node: Collection) -> list[Collection]:
     """A collection and all that it is made of, each behind its inputs."""
     walk, found = [node], set[Collection]()
     while walk:
@@ -86,6 +93,30 @@ def _above(dataflow: Dataflow, node: Collection) -> list[Collection]:
             found.add(each)
             walk += each.inputs
     return [each for each in dataflow.flow.nodes if each in found]
+
+
+def narrowed(nodes: Sequence[Collection], asked: Mapping[str, str]) -> dict[Collection, dict[str, str]]:
+    """For each collection the columns whose values are told where those of the last are: what they are called there.
+
+    ``nodes``: the last, and all that it is made of, each behind its inputs. Of a collection's rows only those with
+    these values count. An operator that holds no state takes rows one by one or in pairs, so it commutes with a
+    selection by columns that it carries; another does by what its groups have in common. Partners of a pair agree in
+    what meets, so a value that is told of one side is told of both.  O(nodes * columns).
+    """
+    told: dict[Collection, dict[str, str]] = {nodes[-1]: dict(asked)}
+    for node in reversed(nodes):
+        meets = node.exchange()
+        for at, of in enumerate(node.inputs):
+            paired = at > 0 and meets[at] is not None
+            its = meets[at] if paired else node.commuting(at)
+            here = meets[0] if paired else its
+            mine = dict[str, str]()
+            for name, carried in zip(its or (), here or (), strict=True):
+                names = node.carried((carried,))
+                if names is not None and names[0] in told[node]:
+                    mine[name] = told[node][names[0]]
+            told[of] = mine if of not in told else dict(told[of].items() & mine.items())
+    return told
 
 
 def _values(node: Collection, row: Any, asked: str) -> pa.Table:

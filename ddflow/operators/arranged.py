@@ -65,6 +65,10 @@ class Arrange(Operator):
         """The columns."""
         return [self.by]
 
+    def commuting(self, at: int) -> Sequence[str]:
+        """See `Collection.commuting`: all, because it holds the same rows."""
+        return self.schema.names
+
     def found_by(self) -> Columns | None:
         """See `Collection.found_by`."""
         return self.by

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
+from ddflow.engine.behind import above, narrowed
 from ddflow.errors import NotReadable
 
 
@@ -103,3 +104,24 @@ def test_many_rows_and_inputs_that_are_not_kept_are_refused() -> None:
         assert engine.why("every", {"n": 7}).rows["rows"].to_pylist() == [{"n": 7, "kind": 1, "_diff": 1}]  # type: ignore[union-attr]
         with pytest.raises(NotReadable, match=r"inputs \['other'\], which are not kept.*keep=True"):
             engine.why("counted", {"kind": 1})
+
+
+def test_values_that_are_told_are_looked_for_in_the_inputs() -> None:
+    flow = shop()
+    flow.output("lines", flow.inputs["orders"].join(flow.inputs["people"], on="customer"))
+    with flow.open() as engine:
+        graph = engine.dataflow.graph
+        for output, column, orders, people in (
+            ("by_city", "city", [], ["city"]),
+            ("by_city", "revenue", [], []),
+            ("best", "city", [], []),
+            ("lines", "id", ["id"], []),
+            ("lines", "customer", ["customer"], ["customer"]),
+        ):
+            nodes = above(engine.dataflow, engine.flow.outputs[output])
+            told = {
+                graph.names[each]: list(names)
+                for each, names in narrowed(nodes, {column: column}).items()
+                if each in graph.names
+            }
+            assert told == {"orders": orders, "people": people}, (output, column)
