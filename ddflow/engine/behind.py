@@ -99,22 +99,13 @@ def narrowed(nodes: Sequence[Collection], asked: Mapping[str, str]) -> dict[Coll
     """For each collection the columns whose values are told where those of the last are: what they are called there.
 
     ``nodes``: the last, and all that it is made of, each behind its inputs. Of a collection's rows only those with
-    these values count. An operator that holds no state takes rows one by one or in pairs, so it commutes with a
-    selection by columns that it carries; another does by what its groups have in common. Partners of a pair agree in
-    what meets, so a value that is told of one side is told of both.  O(nodes * columns).
+    these values are of interest: see `Collection.commuting`.  O(nodes * columns).
     """
     told: dict[Collection, dict[str, str]] = {nodes[-1]: dict(asked)}
     for node in reversed(nodes):
-        meets = node.exchange()
         for at, of in enumerate(node.inputs):
-            paired = at > 0 and meets[at] is not None
-            its = meets[at] if paired else node.commuting(at)
-            here = meets[0] if paired else its
-            mine = dict[str, str]()
-            for name, carried in zip(its or (), here or (), strict=True):
-                names = node.carried((carried,))
-                if names is not None and names[0] in told[node]:
-                    mine[name] = told[node][names[0]]
+            here = node.commuting(at).items()
+            mine = {column: told[node][name] for column, name in here if name in told[node]}
             told[of] = mine if of not in told else dict(told[of].items() & mine.items())
     return told
 

@@ -65,9 +65,9 @@ class Arrange(Operator):
         """The columns."""
         return [self.by]
 
-    def commuting(self, at: int) -> Sequence[str]:
+    def commuting(self, at: int) -> dict[str, str]:
         """See `Collection.commuting`: all, because it holds the same rows."""
-        return self.schema.names
+        return {name: name for name in self.schema.names}
 
     def found_by(self) -> Columns | None:
         """See `Collection.found_by`."""

@@ -113,6 +113,11 @@ class Join(Operator):
         names = {of: name for name, side, of in reversed(self.columns) if side == 0}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
+    def commuting(self, at: int) -> dict[str, str]:
+        """See `Collection.commuting`: what is shown of a side, and what meets a column that is shown of the other."""
+        mine, other = ({of: name for name, side, of in self.columns if side == each} for each in (at, 1 - at))
+        return {pair[at]: other[pair[1 - at]] for pair in self.on if pair[1 - at] in other} | mine
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: both rows of each pair that is one of these."""
         shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]

@@ -110,6 +110,10 @@ class LookUp(Operator):
         """What meets."""
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
+    def commuting(self, at: int) -> dict[str, str]:
+        """See `Collection.commuting`: what meets."""
+        return {pair[at]: pair[0] for pair in self.on}
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the rows of the left; of the right such as were found, if it still holds them."""
         return [

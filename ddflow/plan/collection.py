@@ -150,10 +150,11 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         """What columns of the input are called here; None where one is gone."""
         return by
 
-    def commuting(self, at: int) -> Sequence[str]:
-        """Of an input, by number, columns: a selection by them, if they are carried, may stand in front as well."""
+    def commuting(self, at: int) -> dict[str, str]:
+        """Of an input, by number, columns by which a selection may stand in front as well, by their names here."""
         by = self.exchange()[at]
-        return by if by is not None and self.keeps else self.inputs[at].schema.names
+        names = by if by is not None and self.keeps else self.inputs[at].schema.names
+        return {name: here[0] for name in names if (here := self.carried((name,)))}
 
     def found_by(self) -> Columns | None:
         """The columns that its rows are found by in a state that it has: of an arrangement, or keys of one row each."""

@@ -115,6 +115,7 @@ def test_values_that_are_told_are_looked_for_in_the_inputs() -> None:
             ("by_city", "city", [], ["city"]),
             ("by_city", "revenue", [], []),
             ("best", "city", [], []),
+            ("silent", "city", [], ["city"]),
             ("lines", "id", ["id"], []),
             ("lines", "customer", ["customer"], ["customer"]),
         ):
