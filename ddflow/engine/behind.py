@@ -18,7 +18,8 @@ is made of 2 rows of 'people'
   (id=3, city='Bern')
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +28,9 @@ import pyarrow as pa
 from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
+from ddflow.connectors.frames import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
+from ddflow.engine.logs import MARKS, parts_of
 from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import value_of, why
 from ddflow.errors import NotReadable
@@ -137,7 +140,18 @@ def _told(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str
         if name not in keyed:
             found = f"there is a log of {name!r}, which is no input of upserts that it is made of"
             raise NotReadable(asked, found, did_you_mean(name, keyed))
-        again = parts if isinstance(parts, list | tuple | pa.Table) else list(parts)
+        again = _lasting(parts, repr(name))
         keys = rows[name].select(dataflow.flow.inputs[name].spec.key).slice(0, MOST)
         out += [why(dataflow, name, key, again) for key in keys.to_pylist()]
     return tuple(out)
+
+
+def _lasting(log: Any, what: str) -> Any:
+    """A log that can be gone through again; what cannot is taken into memory."""
+    if isinstance(log, Iterable) and not is_rows(log) and not isinstance(log, Iterator | Sequence):
+        return log
+    parts = list[Any]()
+    for part in parts_of(log, what):
+        held = to_table(part.rows if isinstance(part, MARKS) else part, what, pa.schema([]))
+        parts.append(replace(part, rows=held) if isinstance(part, MARKS) else held)
+    return parts
