@@ -74,6 +74,18 @@ def test_a_log_tells_the_events_of_the_keys() -> None:
             engine.why("by_city", {"city": "Chur"}, {"peple": log})
 
 
+def test_a_log_that_can_be_read_once_is_told_to_every_key() -> None:
+    parts = [pa.table({"id": [1, 2], "city": ["Bern", "Bern"]}), pa.table({"id": [3], "city": ["Bern"]})]
+    flow = dd.Flow()
+    flow.output("by_city", flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id")).count(["city"]))
+    with flow.open() as engine:
+        for part in parts:
+            engine.step({"people": part})
+        for log in ([part.to_reader() for part in parts], (part.to_reader() for part in parts)):
+            told: Any = engine.why("by_city", {"city": "Bern"}, log)
+            assert [str(each).count("applied") for each in told.stories] == [1, 1, 1]
+
+
 def test_what_cannot_be_told_is_refused() -> None:
     with shop().open() as engine:
         many = {"id": list(range(300)), "customer": [7] * 300, "amount": [1] * 300}
@@ -86,6 +98,8 @@ def test_what_cannot_be_told_is_refused() -> None:
             (("by_citi", {"city": "Bern"}), r"no input or output of that name.*by_city"),
             (("by_city", {"city": "Bern"}, [pa.table(ORDERS)]), r"give a log for each"),
             (("by_city", {"city": "Bern"}, None, 9), r"as of 9"),
+            (("by_city", {"city": "Bern"}, None, 0), r"as of 0.*since"),
+            (("by_city", {"ciy": "Bern"}), r"no column 'ciy'.*did you mean 'city'"),
             (("people", 7, None, 1), r"leave as_of= out"),
         ):
             with pytest.raises(NotReadable, match=found):
