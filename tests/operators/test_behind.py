@@ -7,14 +7,17 @@ of the registry, by its row of ``operator_table``, and of all that these are mad
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
+from operator_table import COLUMNS
 from test_operators import EVERY, LAWS, STEPS, Step, flow_of, table
 
+import ddflow as dd
 from ddflow.columns.alike import Alike
 from ddflow.columns.names import DIFF
 from ddflow.operators.base import Context
@@ -72,3 +75,22 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
                 made = consolidated(fresh.read([updates(each) for each in parts], None), graph.secret)
                 again = made.to_table(node.schema, None)
                 assert wanted.to_pylist() == alike.rows(again, wanted, node.schema.names).to_pylist()
+
+
+@LAWS
+@effort(0.2)
+@given(step=STEPS.map(lambda steps: steps[0]))
+def test_a_plan_makes_a_row_again_of_what_why_names_for_it(verb: str, step: Step) -> None:
+    with flow_of(EVERY[verb]).open() as engine:
+        engine.step({"rows": table(step)}, 1)
+        whole = engine.read("out")
+        for row in (whole.slice(i, 1) for i in range(whole.num_rows)):
+            told: Any = engine.why("out", {name: row.column(name)[0] for name in whole.schema.names[:-1]})
+            assert told.shown.to_pylist() == row.to_pylist()
+            given, flow = told.rows["rows"], dd.Flow()
+            schema = pa.schema([*list(given.schema)[:-1], pa.field("times", pa.int64())])
+            rows = flow.updates("rows", schema, diff="times", keep=True)
+            flow.output("out", EVERY[verb].make(rows.project(list(COLUMNS))))
+            with flow.open() as again:
+                again.step({"rows": given.rename_columns(schema.names)}, 1)
+                assert row.to_pylist()[0] in again.read("out").to_pylist()
