@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddflow.cli.arguments import Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
+from ddflow.cli.arguments import AsOf, Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ def why(
             "resolve again.",
         ),
     ] = None,
-    as_of: Annotated[
-        str | None,
-        typer.Option(
-            "--as-of", metavar="TIME", show_default=False, help="Of an output: as it was at a time that is still kept."
-        ),
-    ] = None,
+    as_of: AsOf = None,
     full: Full = None,
     scope: Scope = None,
     input: Input = None,
