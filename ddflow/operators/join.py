@@ -37,7 +37,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Operator, Readable, Running, register
 from ddflow.operators.ordered_rows import numbered, stepped_pool
 from ddflow.operators.updates import Updates, few, ints, netted, retracting_first
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.record import Record
 from ddflow.trace.ordered_index import RowsByGroup
 
@@ -67,11 +67,13 @@ class Join(Operator):
         if forgetting := left.forgetting | right.forgetting:
             found = f"the inputs {sorted(forgetting)} forget rows without a retraction: their pairs would stay for ever"
             raise SpecError(self.verb, found, "leave on_expire='forget' out there")
-        # Whose every column is shown, or meets one that is, so that no two pairs are one row.
-        told = [{of for _, at, of in self.columns if at == side} for side in (0, 1)]
-        met = [{pair[side] for pair in self.on if pair[1 - side] in told[1 - side]} for side in (0, 1)]
-        whole_rows = all(set(of.schema.names) <= told[at] | met[at] for at, of in enumerate(sides))
+        shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
+        met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
+        # No two pairs are one row.
+        whole_rows = all(of.told_by({*shown[at], *met[at]}) for at, of in enumerate(sides))
         super().__init__(left.flow, pa.schema(fields), sides, whole_rows and left.consolidated and right.consolidated)
+        meeting = {frozenset([shown[0][a], shown[1][b]]) for a, b in self.on if a in shown[0] and b in shown[1]}
+        self.equal = frozenset(meeting).union(*(named_equal(of.equal, shown[at]) for at, of in enumerate(sides)))
         self.unique = False
         self.positive = all(each.positive for each in self.inputs)
 

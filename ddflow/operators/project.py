@@ -22,7 +22,7 @@ from ddflow.expressions import Expression, refuse_foreign
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates, ints
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.formulas import changed_by, shown_formula
 from ddflow.plan.record import Record
 from ddflow.plan.row_verbs import Formula
@@ -55,8 +55,9 @@ class Project(Operator):
             else:
                 raise SpecError("project", f"there is no column {name!r}", did_you_mean(name, of.schema.names))
         schema = pa.schema(fields)
-        kept = {c for c in self.columns if isinstance(c, str)}
-        super().__init__(of.flow, schema, [of], of.consolidated and set(of.schema.names) <= kept)
+        kept = {c: field.name for c, field in zip(self.columns, schema, strict=True) if isinstance(c, str)}
+        super().__init__(of.flow, schema, [of], of.consolidated and of.told_by(kept))
+        self.equal = named_equal(of.equal, kept)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The columns."""
