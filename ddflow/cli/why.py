@@ -57,14 +57,12 @@ def why(
 ) -> None:
     """Tell why a row is there: a key's story, or the rows of the inputs that make a row of an output.
 
-    Of a key, from the state: the row, every version that is still kept with the order that won it, and events that wait
-    for their time. From the log, if you give it: every event of the key with its verdict, so that you see losers and
-    what they lost against, and every full file that does not name the key. The log is resolved again, each file as one
-    epoch, so the times of events are of that replay; in hold-back mode they are the events' own.
+    Of a key, from the state: the row, every version that is kept with the order that won it, and events that wait. From
+    the log, if you give it: every event of the key with its verdict and what it lost against, and every full file that
+    does not name it. The log is resolved again, a file an epoch, so times are of that replay unless they are events'.
 
-    Of an output: its rows that have the values, 100 at most, and the rows of each input that make them, through
-    filters, groups, joins and tops. With the log of an input (`--input`, where there are several) also the stories of
-    its keys. A NAME that an input has, too, is the input's, and the values are its key's.
+    Of an output: its rows that have the values, 100 at most, and the rows of each input that make them. With the log of
+    an input (`--input`, where there are several) also the stories of its keys. A NAME is rather an input's.
 
     Examples:
 
