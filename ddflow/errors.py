@@ -199,6 +199,26 @@ class FeedChanged(DdflowError, ValueError):
     """A state is given batches by another query, or numbered anew; give the query a state of its own, or adopt it."""
 
 
+class SourceChanged(DdflowError, ValueError):
+    """A source is not as it was when its position was committed; restore it, or attach another."""
+
+
+class SourceFailed(DdflowError, OSError):
+    """A source cannot be reached, or does not answer; `run` tries again for a while."""
+
+
+class SinkRefused(DdflowError, ValueError):
+    """A target's table is not one that this state can write: its shape, its rows, or whose it is; see the message."""
+
+
+class SinkAhead(DdflowError, RuntimeError):
+    """A target has an epoch that is not in this state's history, as after a rollback; give it the difference."""
+
+
+class SinkFailed(DdflowError, OSError):
+    """A target cannot be reached, or failed to take an epoch; `run` tries again for a while."""
+
+
 class MissingReceipts(DdflowError, RuntimeError):
     """An epoch's tasks did not all tell what they did; nothing was committed, run the job again."""
 

@@ -42,7 +42,7 @@ from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import Dialect, named
 from ddflow.connectors.files.places import STDIN
 from ddflow.connectors.files.read_text import typed
-from ddflow.connectors.protocol import Source
+from ddflow.connectors.protocol import PositionedRows
 from ddflow.engine.logs import MARKS
 from ddflow.errors import (
     DdflowError,
@@ -227,7 +227,7 @@ def _counted(rows: Iterator[pa.RecordBatch], seen: list[int]) -> Iterator[pa.Rec
 
 
 @contextmanager
-def within(given: Source[FilePosition], at: FilePosition) -> Iterator[None]:
+def within(given: PositionedRows[FilePosition], at: FilePosition) -> Iterator[None]:
     """Put the place in front of what the engine says of the rows from there on."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What an engine asks of a connector: a `Source` gives the rows of inputs, a `Sink` takes the updates of outputs.
+"""What an engine asks of a connector: positioned rows in, fragments of updates out.
 
 Invariant: a connector knows no engine, no plan and no step. Tables, positions and the names of outputs are all that
 passes between the two, so an engine in this process and tasks on Spark drive a connector alike. What a sink shows is of
@@ -218,7 +218,7 @@ class Sink(Protocol):
         """Let nobody see such fragments any more; they count as written now.  O(those); durable after `sync`."""
 
 
-class Source(Protocol[Position]):
+class PositionedRows(Protocol[Position]):
     """Where the rows of an input come from, in an order that is the same each time they are read.
 
     A position says how far a source was read.  Whoever has taken in a batch can go on after it, also in another

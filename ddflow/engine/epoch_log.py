@@ -63,6 +63,9 @@ class EpochLog:
     ) -> None:
         self.plan, self.manifest_log, self.change, self.outputs, self.keep = plan, manifest_log, change, outputs, keep
         self.fingerprint = fingerprint(plan)
+        manifest = manifest_log.manifest
+        self.sources, self.sinks = dict(manifest.sources), dict(manifest.sinks)
+        """What is attached to the state, as the next version says it."""
         self._tidy = False
         """Whether what others left was looked at."""
 
@@ -162,9 +165,14 @@ class EpochLog:
         )
 
     def receipts(self, epoch: Epoch) -> tuple[Epoch, ...]:
-        """An epoch to come, and those before it that can be given again.  O(epochs kept)."""
+        """An epoch to come, those before it that can be given again, and those that a sink has yet to take.
+
+        O(epochs kept).
+        """
         before = self.manifest_log.manifest.receipts
-        return (*before[max(0, len(before) + 1 - self.keep) :], epoch)
+        taken = min((sink.epoch for sink in self.sinks.values()), default=epoch.epoch)
+        over = before[: max(0, len(before) + 1 - self.keep)]
+        return (*(each for each in over if each.epoch > taken), *before[len(over) :], epoch)
 
     def past(self, epoch: int) -> PastSchemas | None:
         """The columns that an epoch was committed with; None where the plan has them still.  O(past columns)."""
@@ -195,6 +203,8 @@ class EpochLog:
             receipts=self.outputs.kept(receipts),
             folder=self.outputs.path or before.folder,
             past=carried(before.past, self._before, before.epoch, receipts),
+            sources=dict(self.sources),
+            sinks=dict(self.sinks),
             **state,
         )
         self.manifest_log.settle()

@@ -117,6 +117,10 @@ class Agg(Operator):
         """The groups."""
         return [tuple(self.by)]
 
+    def identified_by(self) -> Columns | None:
+        """See `Collection.identified_by`: the groups."""
+        return tuple(self.by)
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: all rows of their groups."""
         return [alike.rows(given[0], wanted, self.by)]

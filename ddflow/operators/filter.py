@@ -20,7 +20,7 @@ from ddflow.columns.schema import arrays
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.formulas import changed_by, shown_formula
 from ddflow.plan.record import Record
 from ddflow.plan.row_verbs import Formula
@@ -66,6 +66,10 @@ class Filter(Operator):
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted, and what the condition reads."""
         return [wanted | set(self.read.names)]
+
+    def identified_by(self) -> Columns | None:
+        """See `Collection.identified_by`: that of its input."""
+        return self.inputs[0].identified_by()
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the same rows."""

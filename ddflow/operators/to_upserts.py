@@ -85,6 +85,10 @@ class AsUpserts(Operator):
             "apply it before to_upserts, behind which only flow.output(...) stands",
         )
 
+    def identified_by(self) -> Columns | None:
+        """See `Collection.identified_by`: the key, where it shows one row."""
+        return None if self.on_conflict == "all" else tuple(self.key)
+
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The key, and the rule."""
         return {"key": list(self.key), "on_conflict": self.on_conflict}

@@ -125,6 +125,10 @@ class Top(Operator):
         """The groups."""
         return [self.partition_by]
 
+    def identified_by(self) -> Columns | None:
+        """See `Collection.identified_by`: that of its input."""
+        return self.inputs[0].identified_by()
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the rows themselves, with those before them where places say what is shown."""
         same = alike.rows(given[0], wanted, self.inputs[0].schema.names)

@@ -170,6 +170,10 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         """The columns that its rows are found by in a state that it has: of an arrangement, or keys of one row each."""
         return None
 
+    def identified_by(self) -> Columns | None:
+        """The columns by which the plan proves that no two rows are equal; None where it proves none."""
+        return None
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """For each input the rows that make some of its rows: applied to these, the operator gives them.
 

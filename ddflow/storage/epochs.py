@@ -11,18 +11,19 @@ one that feeds the state, and no file is named twice by an output. It does not k
 True
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
 from ddflow.errors import CorruptState
-from ddflow.storage.fields import Hex, Instant, Natural, Strict
+from ddflow.storage.fields import Hex, HexOrNone, Instant, Natural, Path, Strict
 from ddflow.storage.protocol import Blob
 
 Kind = Literal["step", "push", "advance_to", "replace", "restate"]
 REMEDY: Final = "go back with ddflow rollback, restore it from a copy, or replay the log into a new state"
 QUERY: Final = 200
 """Characters that the name of a query may have."""
+Name = Annotated[str, Meta(min_length=1, max_length=QUERY)]
 
 
 class Output(Strict, frozen=True):
@@ -50,11 +51,13 @@ class Call(Strict, frozen=True):
 
 
 class Epoch(Strict, frozen=True):
-    """An epoch that was committed, call by call.  ``batch``: its number to the query that feeds the state, if any."""
+    """An epoch that was committed, call by call.  ``batch``: its number to the query that feeds the state, if any.
+    ``digest``: of the manifest that it was committed with, "" in that manifest itself."""
 
     epoch: Natural
     calls: tuple[Call, ...]
     batch: Natural | None
+    digest: HexOrNone = ""
 
 
 class PastColumns(Strict, frozen=True):
@@ -72,6 +75,28 @@ class Feed(Strict, frozen=True):
 
     query: Annotated[str, Meta(max_length=QUERY)]
     batch: Natural
+
+
+class Attached(Strict, frozen=True):
+    """A source of a state.  ``kind`` and ``target``: what it is and where, without credentials.  ``position``: how far
+    it was read, as JSON that the source alone understands."""
+
+    kind: Name
+    target: Path
+    position: Any
+
+
+class Delivered(Strict, frozen=True):
+    """A sink of a state.  ``kind``, ``target``: as of `Attached`.  ``mode``: how rows are written there.  ``epoch``:
+    the last that needs nothing more to be written.  ``written``: the last that had rows for it, with the ``digest`` of
+    its manifest: what the target itself says."""
+
+    kind: Name
+    target: Path
+    mode: Name
+    epoch: Natural
+    written: Natural
+    digest: HexOrNone
 
 
 def check_files(outputs: dict[str, Output]) -> None:

@@ -14,14 +14,14 @@ the body, compact JSON.
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
 ...                  frontier=0, last=0, since=0, inventories=(), receipts=(), folder=None, note="created", previous="",
 ...                  partitions=1, horizons={}, greatest={}, feed=None, fed={},
-...                  past=())
+...                  past=(), sources={}, sinks={})
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 356 bytes, its header says 357; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 381 bytes, its header says 382; go back with ddflow ...
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from msgspec.json import Decoder
 
 from ddflow.aside import aside
 from ddflow.errors import CorruptState, StateRefused, cut
-from ddflow.storage.epochs import REMEDY, Call, Epoch, Feed, Output, PastColumns, check_files, damaged
+from ddflow.storage.epochs import REMEDY, Attached, Call, Delivered, Epoch, Feed, Output, PastColumns, check_files, damaged
 from ddflow.storage.feeding import Fed
 from ddflow.storage.fields import REFUSALS, Hex, HexOrNone, Instant, Natural, Nonce, Path, Strict, Word, encoded
 from ddflow.storage.protocol import GREATEST, MANIFEST, Blob, Store
@@ -46,7 +46,9 @@ __all__ = [
     "INSTANTS",
     "MANIFEST",
     "PARTITIONS",
+    "Attached",
     "Call",
+    "Delivered",
     "Epoch",
     "Feed",
     "Manifest",
@@ -56,7 +58,7 @@ __all__ = [
     "newest",
 ]
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 """What `Manifest.encode` writes, and the only one that is read."""
 
 INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)
@@ -85,7 +87,8 @@ class Manifest(Strict, frozen=True, kw_only=True):
     many.  ``horizons``, ``greatest``: by input, the greatest order of all steps where rows expire, the greatest
     event time there ever was; what a state of one engine keeps in its inventory.  ``feed``: who feeds it in batches.
     ``fed``: by input that was ever named in a call, how it was fed.  ``past``: the columns that ``receipts`` were given
-    with, where the plan has others now; ascending by epoch.
+    with, where the plan has others now; ascending by epoch.  ``sources``: by the name that they were attached by, with
+    the position that the rows of this epoch end at.  ``sinks``: by output.
     """
 
     id: Hex
@@ -110,6 +113,8 @@ class Manifest(Strict, frozen=True, kw_only=True):
     feed: Feed | None
     fed: dict[str, Fed]
     past: tuple[PastColumns, ...]
+    sources: dict[str, Attached]
+    sinks: dict[str, Delivered]
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of all receipts, in order."""
@@ -240,6 +245,9 @@ def _read(body: bytes) -> Manifest:
         raise ValueError(f"the epochs {until} of its past columns do not ascend to {manifest.epoch}")
     for fed in manifest.fed.values():
         fed.check(manifest.epoch)
+    ahead = [name for name, sink in manifest.sinks.items() if sink.epoch > manifest.epoch]
+    if ahead:
+        raise ValueError(f"the sinks {ahead} have acknowledged later epochs than {manifest.epoch}")
     inventories = manifest.inventories
     if len({blob.name for blob in inventories}) < len(inventories):
         raise ValueError("two of its inventories are the same file")
@@ -251,6 +259,8 @@ def _read(body: bytes) -> Manifest:
         raise ValueError("its secret is not two words of 64 bits")
     if _too_deep(manifest.plan):
         raise ValueError(f"its plan is nested deeper than {DEPTH} levels")
+    if _too_deep({name: source.position for name, source in manifest.sources.items()}):
+        raise ValueError(f"a position of its sources is nested deeper than {DEPTH} levels")
     return manifest
 
 

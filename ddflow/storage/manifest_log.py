@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown
-from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.manifest import Epoch, Manifest, at, newest
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
 
@@ -104,6 +104,8 @@ class ManifestLog:
             feed=None,
             fed={},
             past=(),
+            sources={},
+            sinks={},
         )
         if store.publish(0, first.encode()):
             store.mark(0)
@@ -138,6 +140,7 @@ class ManifestLog:
             inventories=inventories,
             note=note,
             previous=self.digest,
+            receipts=self.signed(manifest.receipts),
         )
         mine = published(self.store, new)
         if mine is None:
@@ -147,6 +150,13 @@ class ManifestLog:
         with suppress(DdflowError):  # it has happened, with a mark or without
             self.store.mark(new.number)
         return new
+
+    def signed(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
+        """Receipts as the next manifest has them: that of the newest epoch with the digest of its manifest."""
+        last = self.manifest.epoch
+        return tuple(
+            replace(each, digest=self.digest) if each.epoch == last and not each.digest else each for each in receipts
+        )
 
     def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
         """Take over the manifests that others left, to be swept when their time is over.  O(those).

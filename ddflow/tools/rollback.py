@@ -200,7 +200,10 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
             nonce=store.nonce,
             written=int(time() * 1000),
             inventories=parts,
-            receipts=receipts,
+            receipts=tuple(
+                replace(each, digest=_digest(store, old.number)) if each.epoch == old.epoch and not each.digest else each
+                for each in receipts
+            ),
             previous=_digest(store, number - 1),
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",
         )

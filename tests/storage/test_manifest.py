@@ -26,7 +26,9 @@ from ddflow.storage.manifest import (
     INSTANTS,
     MANIFEST,
     PARTITIONS,
+    Attached,
     Call,
+    Delivered,
     Epoch,
     Feed,
     Manifest,
@@ -80,7 +82,7 @@ def typical(number: int = 7) -> Manifest:
         last=41,
         since=NEVER,
         inventories=(blob(1), blob(2)),
-        receipts=(Epoch(4, (), 0), Epoch(5, calls, None)),
+        receipts=(Epoch(4, (), 0, "0c" * 16), Epoch(5, calls, None)),
         folder="out/ü",
         note="commit",
         previous="0d" * 16,
@@ -90,6 +92,8 @@ def typical(number: int = 7) -> Manifest:
         feed=Feed("a query", 3),
         fed={"orders": FED, "ä": Fed().after(5, EVENTS)},
         past=(PastColumns(4, {"orders": "AA=="}, {"totals": "AA==", "ä": ""}),),
+        sources={"orders": Attached("files", "in/*.csv", {"files": {"a": [1, 2]}, "at": None})},
+        sinks={"totals": Delivered("sqlite", "out.db", "upsert", 4, 3, "0b" * 16)},
     )
 
 
@@ -193,6 +197,13 @@ def pasts(last: int) -> st.SearchStrategy[Any]:
     )
 
 
+def sinks(last: int) -> st.SearchStrategy[Delivered]:
+    """A sink that has acknowledged epochs up to the last one."""
+    upto = st.integers(0, last)
+    kinds = st.text("abc", min_size=1, max_size=8)
+    return st.builds(Delivered, kinds, st.just("out.db"), st.just("upsert"), upto, counts, st.just("") | digests)
+
+
 epochs = st.lists(counts, max_size=3, unique=True).map(sorted)
 receipts = epochs.flatmap(
     lambda given: st.tuples(
@@ -229,6 +240,10 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         feed=st.none() | st.builds(Feed, st.text(max_size=8), counts),
         fed=st.dictionaries(names, feedings(given[0][1]), max_size=2),
         past=pasts(given[0][1]),
+        sources=st.dictionaries(
+            names, st.builds(Attached, st.text("abc", min_size=1, max_size=8), st.just("in/*.csv"), values), max_size=2
+        ),
+        sinks=st.dictionaries(names, sinks(given[0][1]), max_size=2),
     )
 )
 

@@ -108,7 +108,7 @@ class Changes:
 
 
 class FilesSource:
-    """A `Source` of files; `open_files` makes it.
+    """`PositionedRows` of files; `open_files` makes them.
 
     ``files``: their names, in the order they are read.  ``rows``: how many there are in all, where the files can tell
     without being read.  ``changes``: which columns come up and go.
@@ -234,7 +234,7 @@ class FilesSource:
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
         """The rows of the files, one after the other; behind the last of each a batch without rows, which finishes it.
 
-        As in `Source`.  O(rows); memory for a few batches (of Parquet: for a row group of each column).  Rows before
+        As in `PositionedRows`.  O(rows); memory for a few batches (of Parquet: for a row group of each column).  Rows before
         ``after`` in its file are read and left out.
         """
         after = after or FilePosition(self.files[0])

@@ -1,0 +1,156 @@
+"""The seam of what runs beside an engine: a `Source` brings rows with positions, a `TableSink` takes committed epochs.
+
+Invariant: a connector knows no engine, no plan and no step. A source is opened at a position and says, with the rows
+it brings, the position after them; that is committed with the epoch that the rows made, so reading goes on behind the
+last commit whatever died. A sink takes an epoch after its commit, in its target's own transaction, together with a
+`Written`: whoever opens it next sees which epoch it has. What is declared (`dd.sources.*`, `dd.sinks.*`) can be
+copied and named in a manifest; what is open holds connections. A connector is one file with both.
+
+What fails for a while raises `SourceFailed` or `SinkFailed`, after which both are opened anew; all else ends a run.
+
+>>> Taken({"orders": []}, {"offset": 7}).position
+{'offset': 7}
+>>> Written("0" * 32, "by_city", 7, "f" * 32).epoch
+7
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import pyarrow as pa
+
+Mode = Literal["upsert", "changelog", "retract", "updates"]
+
+
+class Taken(NamedTuple):
+    """What a source brought.  ``rows``: by input, in order.  ``position``: after them, plain JSON; None where no epoch
+    may end yet.  ``whole``: inputs whose rows are all that they hold."""
+
+    rows: Mapping[str, Sequence[pa.RecordBatch]]
+    position: Any
+    whole: frozenset[str] = frozenset()
+
+
+class OpenSource(ABC):
+    """A source, being read."""
+
+    @abstractmethod
+    def poll(self, room: int) -> Taken | None:
+        """What came, of about ``room`` bytes at most; None where nothing is there now.  Waits for little.
+
+        Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`, `SchemaMismatch`.
+        """
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether nothing will come any more."""
+
+    @abstractmethod
+    def lag(self) -> str:
+        """What it knows to be there and has not given, for people; "" for nothing."""
+
+    def acknowledge(self, position: Any) -> None:  # noqa: B027 - most have nobody to tell
+        """A position is committed: what is before it need not be kept.  Never called ahead of a commit."""
+
+    def close(self) -> None:  # noqa: B027 - most keep nothing
+        """Let go of connections.  Twice is harmless."""
+
+
+class Source(ABC):
+    """Where rows come from, as it is declared.  ``kind``: one word, in manifests."""
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """Where that is, as manifests and messages name it; never with credentials."""
+
+    def inputs(self, name: str) -> Sequence[str]:
+        """The inputs that it feeds when it is attached as ``name``: that one, for most."""
+        return (name,)
+
+    @abstractmethod
+    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
+        """Begin to read.
+
+        ``inputs``: the declared columns of each input that it feeds.  ``position``: that a manifest has; None for the
+        beginning.  Raises `SourceFailed`, `SourceChanged`, `SpecError`.
+        """
+
+
+class Written(NamedTuple):
+    """What lies in a target beside a table: the last epoch that is in it, whose, and the digest of its manifest."""
+
+    state: str
+    output: str
+    epoch: int
+    digest: str
+
+
+class Shape(NamedTuple):
+    """A table as a mode makes it.  ``schema``: its columns.  ``key``: by which rows are replaced; None: rows are only
+    added."""
+
+    output: str
+    schema: pa.Schema
+    key: tuple[str, ...] | None
+
+
+class Changes(NamedTuple):
+    """An epoch as a target takes it.  ``gone``: the keys whose rows go, None where rows are only added; by a key of no
+    columns all go.  ``rows``: that are added then.  ``net``: how many rows changed; 0: there is nothing to write."""
+
+    gone: pa.Table | None
+    rows: pa.Table
+    net: int
+
+
+class OpenSink(ABC):
+    """A target's table, connected."""
+
+    @abstractmethod
+    def written(self) -> Written | None:
+        """What the target says that it has; None where it says nothing."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make the table where there is none, and add columns that are new.  Raises `SinkRefused` for another shape."""
+
+    @abstractmethod
+    def occupied(self) -> bool:
+        """Whether the table has rows."""
+
+    @abstractmethod
+    def write(self, changes: Changes, now: Written, before: Written | None) -> None:
+        """Take an epoch, in one transaction with ``now``.  Nothing happens where it has ``now`` already.
+
+        ``before``: what it must have said until then.  Raises `SinkFailed`, after which it may have happened, and
+        `SinkAhead` where it says something else.
+        """
+
+    @abstractmethod
+    def read(self) -> pa.Table:
+        """All rows of the table, in the columns of its shape."""
+
+    def close(self) -> None:  # noqa: B027 - most keep nothing
+        """Let go of connections.  Twice is harmless."""
+
+
+class TableSink(ABC):
+    """Where the epochs of an output go, as it is declared.  ``kind``: one word, in manifests."""
+
+    kind: ClassVar[str]
+    modes: ClassVar[tuple[Mode, ...]] = ("upsert", "changelog", "retract", "updates")
+    mode: Mode
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """Where that is, table included, as manifests and messages name it; never with credentials."""
+
+    @abstractmethod
+    def open(self, shape: Shape) -> OpenSink:
+        """Connect.  Nothing is made yet.  Raises `SinkFailed`, `SinkRefused`."""

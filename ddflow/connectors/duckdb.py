@@ -1,0 +1,144 @@
+"""DuckDB: a table of a file as a source of full contents, and a table as a sink.
+
+Invariant: an epoch is one transaction of DuckDB. A file belongs to one process that writes; it is opened for each
+epoch's transaction and closed, so that others can read it in between.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     opened = DuckDBSink(f"{folder}/a.db", "t").open(Shape("t", pa.schema({"id": pa.int64()}), ("id",)))
+...     opened.prepare()
+...     opened.write(Changes(None, pa.table({"id": [7]}), 1), Written("0" * 32, "t", 1, "f" * 32), None)
+...     opened.read().to_pylist(), opened.written().epoch
+([{'id': 7}], 1)
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from ddflow.connectors.attached import Changes, Mode, OpenSink, Shape, TableSink, Written
+from ddflow.connectors.sql_table import SqlTable
+from ddflow.connectors.whole_files import FileDatabase
+from ddflow.errors import MissingExtra, SourceFailed
+
+__all__ = ["Changes", "DuckDBSink", "DuckDBSource", "Written"]
+
+
+def driver() -> Any:
+    """The library.  Raises `MissingExtra`."""
+    try:
+        import duckdb
+    except ImportError:
+        raise MissingExtra("speak to DuckDB", "duckdb is not installed", "pip install 'ddflow[duckdb]'") from None
+    return duckdb
+
+
+@dataclass(frozen=True)
+class DuckDBSource(FileDatabase):
+    """See `dd.sources.duckdb`."""
+
+    kind: ClassVar[str] = "duckdb"
+
+    def rows(self, schema: pa.Schema) -> pa.Table:
+        """The columns of a schema."""
+        duckdb = driver()
+        names = ", ".join(SqlTable.quoted(name) for name in schema.names)
+        try:
+            with duckdb.connect(self.path, read_only=True) as connection:
+                return connection.execute(f"select {names} from {self.selected}").to_arrow_table()
+        except duckdb.Error as error:
+            raise SourceFailed(f"read {self.target}", str(error).splitlines()[0], "see to the database") from None
+
+
+@dataclass(frozen=True)
+class DuckDBSink(TableSink):
+    """See `dd.sinks.duckdb`."""
+
+    path: str
+    table: str
+    mode: Mode = "upsert"
+    kind: ClassVar[str] = "duckdb"
+
+    @property
+    def target(self) -> str:
+        """The file and the table."""
+        return f"{os.path.abspath(self.path)}#{self.table}"
+
+    def open(self, shape: Shape) -> OpenSink:
+        """Connect."""
+        return DuckDBTable(self, shape)
+
+
+class DuckDBTable(SqlTable):
+    """A table of DuckDB."""
+
+    def __init__(self, of: DuckDBSink, shape: Shape) -> None:
+        self._duckdb = driver()
+        type(self).failures = (self._duckdb.Error,)
+        super().__init__(None, of.table, shape, of.target)
+        self._path = of.path
+
+    @contextmanager
+    def talking(self, asked: str) -> Iterator[None]:
+        """A connection for a while, and the driver's errors as ours."""
+        with super().talking(asked):
+            self.connection = self._duckdb.connect(self._path)
+            try:
+                yield
+            finally:
+                self.connection.close()
+
+    def type_of(self, kind: pa.DataType) -> str | None:
+        """As DuckDB itself takes Arrow's."""
+        empty = pa.table({"a": pa.array([], kind)})
+        try:
+            with self._duckdb.connect() as connection:
+                connection.register("empty", empty)
+                return str(connection.execute("describe empty").fetchall()[0][1])
+        except self._duckdb.Error:
+            return None
+
+    def columns(self, table: str) -> dict[str, str]:
+        """As its catalog says."""
+        found = self.execute(
+            "select column_name, data_type from duckdb_columns() where schema_name = current_schema() and "
+            "database_name = current_database() and table_name = ? order by column_index",
+            [table],
+        )
+        return dict(found)
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Add rows."""
+        names = self._names(rows.schema.names)
+        self._with(rows, f"insert into {self.quoted(table)} ({names}) select {names} from given")
+
+    def delete(self, table: str, keys: pa.Table) -> None:
+        """Delete the rows of keys."""
+        same = " and ".join(
+            f"t.{self.quoted(name)} is not distinct from given.{self.quoted(name)}" for name in keys.schema.names
+        )
+        self._with(keys, f"delete from {self.quoted(table)} t using given where {same}")
+
+    def read(self) -> pa.Table:
+        """All rows."""
+        with self.talking("read"):
+            names = self._names(self.shape.schema.names)
+            found = self.connection.execute(f"select {names} from {self.quoted(self.table)}").to_arrow_table()
+            return found.cast(self.shape.schema)
+
+    def close(self) -> None:
+        """It is closed."""
+
+    def _names(self, names: Sequence[str]) -> str:
+        return ", ".join(map(self.quoted, names))
+
+    def _with(self, rows: pa.Table, text: str) -> None:
+        self.connection.register("given", rows)
+        try:
+            self.connection.execute(text)
+        finally:
+            self.connection.unregister("given")

@@ -1,0 +1,237 @@
+"""Files that land in a folder, followed: how COPY, Firehose and Debezium Server deliver.
+
+Invariant: a file's rows are taken once. Finished files are remembered as (name, size, time of the last write), so one
+that comes late is taken whatever its name, and one that changed after it was read is an error; one that is gone is
+forgotten. A file is read when nobody writes to it any more: it was last written, or seen to change, at
+least ``settle`` seconds ago. Without ``follow`` what is there at the beginning is all. Files that are there together
+are taken in the order of their names; a large one over several epochs.
+
+The position: ``{"done": {name: [size, mtime]}, "at": None or [name, size, mtime, rows]}``; names are relative to the
+folder in front of the pattern, so that a landing folder may be moved.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     _ = (Path(folder) / "1.csv").write_text("id,city\\n1,Bern\\n")
+...     opened = LandedFiles(f"{folder}/*.csv").open({"people": pa.schema({"id": pa.int64()})}, None)
+...     taken = opened.poll(1 << 20)
+...     [batch.to_pylist() for batch in taken.rows["people"]], list(taken.position["done"]), opened.ended
+([[{'id': 1}]], ['1.csv'], True)
+"""
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, time
+from typing import Any, ClassVar, Final, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.connectors.attached import OpenSource, Source, Taken
+from ddflow.connectors.files.kinds import kind_of
+from ddflow.connectors.files.source import FileOptions, FilePosition, open_files
+from ddflow.errors import SourceChanged, SpecError, UnreadableInput
+
+_WILD: Final = re.compile(r"[*?\[]")
+LOOK: Final = 0.2
+"""Seconds between two looks at a folder."""
+
+
+class Stamp(NamedTuple):
+    """A file as it was looked at: bytes, and nanoseconds of its last write."""
+
+    size: int
+    mtime: int
+
+
+@dataclass(frozen=True)
+class LandedFiles(Source):
+    """See `dd.sources.files`."""
+
+    pattern: str
+    follow: bool = False
+    settle: float = 1.0
+    lines: bool = False
+    kind: ClassVar[str] = "files"
+
+    def __post_init__(self) -> None:
+        if "://" in self.pattern:
+            found = "files of this machine are followed"
+            raise SpecError(f"dd.sources.files({self.pattern.rpartition('@')[2]!r})", found, "give a path or a pattern")
+
+    @property
+    def target(self) -> str:
+        """The pattern."""
+        return os.path.abspath(self.pattern)
+
+    @property
+    def folder(self) -> str:
+        """The folder in front of the pattern."""
+        if os.path.isdir(self.target):
+            return self.target
+        match = _WILD.search(self.target)
+        return os.path.dirname(self.target[: match.start()] if match else self.target)
+
+    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "FollowedFiles":
+        """Begin to read."""
+        ((name, schema),) = inputs.items()
+        return FollowedFiles(self, name, schema, position)
+
+
+class FollowedFiles(OpenSource):
+    """``of``: what is followed, for an input of a ``name`` and a ``schema``."""
+
+    def __init__(self, of: LandedFiles, name: str, schema: pa.Schema, position: Any) -> None:
+        self.of, self.name, self.schema = of, name, schema
+        position = position or {"done": {}, "at": None}
+        self.done = {file: Stamp(*stamp) for file, stamp in position["done"].items()}
+        self._at: tuple[str, Stamp, int] | None = None
+        if position["at"] is not None:
+            file, size, mtime, rows = position["at"]
+            self._at = file, Stamp(size, mtime), rows
+        self._reading: Iterator[tuple[pa.RecordBatch, int]] | None = None
+        self._seen: dict[str, tuple[Stamp, float]] = {}
+        self._ready: list[str] = []
+        self._looked, self._first = -LOOK, True
+
+    @property
+    def ended(self) -> bool:
+        """Whether all was taken that was there."""
+        return not self.of.follow and not self._first and self._at is None and not self._ready
+
+    def lag(self) -> str:
+        """The files that are ready."""
+        n = len(self._ready) + (self._at is not None)
+        return f"{n:,} file{'s'[: n != 1]}" if n else ""
+
+    def poll(self, room: int) -> Taken | None:
+        """Batches of as many files as there is room for."""
+        if self._at is None and not self._ready and not self.ended:
+            self._look()
+        batches, size = list[pa.RecordBatch](), 0
+        while size < room and (self._at is not None or self._ready):
+            batch = self._next()
+            if batch is not None and batch.num_rows:
+                batches.append(batch)
+                size += batch.nbytes
+        return Taken({self.name: batches}, self._position()) if batches else None
+
+    def close(self) -> None:
+        """Let go of the file that is being read."""
+        self._reading = None
+
+    def _position(self) -> dict[str, Any]:
+        at = None if self._at is None else [self._at[0], *self._at[1], self._at[2]]
+        return {"done": {file: list(stamp) for file, stamp in self.done.items()}, "at": at}
+
+    def _next(self) -> pa.RecordBatch | None:
+        """The next batch of the file that is being read, which may thereby be finished."""
+        if self._at is None:
+            file = self._ready.pop(0)
+            self._at = file, self._stamp(file), 0
+        file, stamp, rows = self._at
+        self._unchanged(file, stamp)
+        if self._reading is None:
+            self._reading = self._rows(file, rows)
+        for batch, after in self._reading:
+            self._at = file, stamp, after
+            return batch
+        self._unchanged(file, stamp)
+        self.done[file], self._at, self._reading = stamp, None, None
+        return None
+
+    def _rows(self, file: str, rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        path = self._path(file)
+        if self.of.lines:
+            yield from _lines(path, rows)
+            return
+        if not os.path.getsize(path):
+            return
+        with closing(open_files([path], known=self.schema, how=FileOptions(empty=True))) as source:
+            there = set(source.columns(path).names)
+            names = [name for name in self.schema.names if name in there]
+            for batch, position in source.batches(FilePosition(path, rows) if rows else None):
+                if batch.num_rows:
+                    yield batch.select(names), position.rows
+
+    def _look(self) -> None:
+        """What is there and settled, that is not finished yet.  Raises `SourceChanged` for what was."""
+        if monotonic() - self._looked < LOOK:
+            return
+        self._looked, now = monotonic(), time()
+        there = dict[str, Stamp]()
+        for path in self._listed():
+            file = os.path.relpath(path, self.of.folder)
+            try:
+                there[file] = self._stamp(file)
+            except FileNotFoundError:
+                continue
+            if file in self.done and self.done[file] != there[file]:
+                raise self._changed(file, self.done[file], there[file])
+        self.done = {file: stamp for file, stamp in self.done.items() if file in there}
+        for file in sorted(there.keys() - self.done.keys()):
+            stamp = there[file]
+            seen, since = self._seen.get(file, (None, now))
+            if seen != stamp:
+                since = now
+            self._seen[file] = stamp, since
+            if not self.of.follow or max(now - since, now - stamp.mtime / 1e9) >= self.of.settle:
+                self._ready.append(file)
+                del self._seen[file]
+        self._seen = {file: each for file, each in self._seen.items() if file in there}
+        self._first = False
+
+    def _listed(self) -> list[str]:
+        target = self.of.target
+        pattern = os.path.join(target, "*") if os.path.isdir(target) else target
+        found = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+        if not self.of.lines:
+            for path in found:
+                kind_of(path)
+        return found
+
+    def _path(self, file: str) -> str:
+        return os.path.join(self.of.folder, file)
+
+    def _stamp(self, file: str) -> Stamp:
+        stat = os.stat(self._path(file))
+        return Stamp(stat.st_size, stat.st_mtime_ns)
+
+    def _unchanged(self, file: str, stamp: Stamp) -> None:
+        try:
+            now = self._stamp(file)
+        except FileNotFoundError:
+            found, remedy = "it was deleted while it was read", "put it back as it was"
+            raise SourceChanged(f"read {self._path(file)}", found, remedy) from None
+        if now != stamp:
+            raise self._changed(file, stamp, now)
+
+    def _changed(self, file: str, was: Stamp, now: Stamp) -> SourceChanged:
+        found = f"it had {was.size:,} bytes when it was read, has {now.size:,} now, and its time of writing differs"
+        remedy = "restore it as it was, and give what is new a name of its own"
+        return SourceChanged(f"read {self._path(file)}", found, remedy)
+
+
+def _lines(path: str, rows: int, most: int = 1 << 22) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The lines of a file as messages, behind so many of them."""
+    try:
+        with pa.input_stream(path) as file:
+            rest, number = b"", 0
+            while True:
+                block = file.read(most)
+                parts = (rest + block).split(b"\n")
+                rest = parts.pop() if block else b""
+                offsets = range(number, number + len(parts))
+                number += len(parts)
+                kept = [(line, at) for line, at in zip(parts, offsets, strict=True) if at >= rows and line.strip()]
+                if kept:
+                    values, places = zip(*kept, strict=True)
+                    columns = {"value": pa.array(values, pa.binary()), "offset": pa.array(places, pa.int64())}
+                    yield pa.RecordBatch.from_pydict(columns), number
+                if not block:
+                    return
+    except (OSError, pa.ArrowException) as error:
+        raise UnreadableInput(path, str(error), "see to the file") from None

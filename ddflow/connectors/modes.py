@@ -1,0 +1,121 @@
+"""Modes: an epoch's updates as a target takes them.
+
+Invariant: but for ``updates``, an epoch is written as its net: a row that left and came back within it is not sent, and
+one that came n times is written n times. ``upsert`` needs a key by which no two rows are equal at the end of an epoch.
+
+    upsert      the keys whose rows changed, and the rows that they have now
+    changelog   the row, ``_change_type`` (insert, delete, update_preimage, update_postimage) and ``_commit_version``
+    retract     ``_retract``, then the row; retractions first
+    updates     the row, ``_time``, ``_diff``, as a step gave them
+
+>>> updates = pa.table({"id": [1, 1, 2], "n": [5, 6, 7], "_time": [3, 3, 3], "_diff": [-1, 1, 1]})
+>>> made = changes("upsert", updates, ("id",), 3, Secret(1, 2))
+>>> made.gone.to_pydict(), made.rows.to_pylist()
+({'id': [1, 2]}, [{'id': 1, 'n': 6}, {'id': 2, 'n': 7}])
+>>> changes("changelog", updates, ("id",), 3, Secret(1, 2)).rows["_change_type"].to_pylist()
+['update_preimage', 'update_postimage', 'insert']
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints, Secret, identities
+from ddflow.columns.names import DIFF, TIME
+from ddflow.columns.schema import one_chunk
+from ddflow.columns.sorting import sort
+from ddflow.connectors.attached import Changes, Mode
+from ddflow.errors import CountOverflow, NotUnique
+from ddflow.kernels.accumulate import net
+
+CHANGE: Final = "_change_type"
+VERSION: Final = "_commit_version"
+RETRACT: Final = "_retract"
+KINDS: Final = ("delete", "insert", "update_preimage", "update_postimage")
+
+
+class Net(NamedTuple):
+    """The net of some updates.  ``rows``: distinct.  ``diffs``: of each, never 0.  ``keys``: the number of its key."""
+
+    rows: pa.Table
+    diffs: Ints
+    keys: Ints
+
+
+def shaped(mode: Mode, updates: pa.Schema) -> pa.Schema:
+    """The columns of a table in a mode, of an output whose updates have these."""
+    row = [field for field in updates if field.name not in (TIME, DIFF)]
+    if mode == "changelog":
+        row += [pa.field(CHANGE, pa.string()), pa.field(VERSION, pa.int64())]
+    elif mode == "retract":
+        row = [pa.field(RETRACT, pa.bool_()), *row]
+    return updates if mode == "updates" else pa.schema(row)
+
+
+def changes(mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int, secret: Secret) -> Changes:
+    """What an epoch's updates are to a target.  O(n).  Raises `NotUnique`, `CountOverflow`."""
+    if mode == "updates":
+        return Changes(None, updates, updates.num_rows)
+    of = _net(updates, key, secret)
+    schema = shaped(mode, updates.schema)
+    if mode == "upsert":
+        return _upserts(of, key or (), schema)
+    if mode == "retract":
+        order = np.argsort(of.diffs > 0, kind="stable")
+        retract = pa.array(of.diffs[order] < 0)
+        rows = of.rows.take(pa.array(order)).add_column(0, pa.field(RETRACT, pa.bool_()), retract)
+        return Changes(None, _repeated(rows, of.diffs[order]).cast(schema), order.size)
+    order = np.lexsort((of.diffs > 0, of.keys))
+    keys, diffs = of.keys[order], of.diffs[order]
+    kinds = (diffs > 0).astype(np.int64)
+    if key is not None:
+        first = np.ones(keys.size, bool)
+        first[1:] = keys[1:] != keys[:-1]
+        number = np.cumsum(first) - 1
+        signs = np.zeros((number[-1] + 1 if keys.size else 0, 2), bool)
+        signs[number, kinds] = True
+        kinds += 2 * signs.all(1)[number]
+    rows = of.rows.take(pa.array(order))
+    rows = rows.append_column(CHANGE, pa.array(np.array(KINDS, object)[kinds], pa.string()))
+    rows = rows.append_column(VERSION, pa.array(np.full(keys.size, epoch)))
+    return Changes(None, _repeated(rows, diffs).cast(schema), order.size)
+
+
+def _upserts(of: Net, key: Sequence[str], schema: pa.Schema) -> Changes:
+    there = np.flatnonzero(of.diffs > 0)
+    again = np.unique(of.keys[there], return_index=True)[1]
+    if again.size < there.size or (of.diffs[there] > 1).any():
+        twice = there[np.setdiff1d(np.arange(there.size), again)] if again.size < there.size else there
+        row = of.rows.slice(int(twice[0]), 1).select(list(key)).to_pylist()[0]
+        raise NotUnique("write an epoch as upserts", f"the key {row} has several rows", "choose another mode, or key")
+    first = np.unique(of.keys, return_index=True)[1]
+    gone = of.rows.select(list(key)).take(pa.array(np.sort(first)))
+    return Changes(gone, of.rows.take(pa.array(there)).cast(schema), of.diffs.size)
+
+
+def _net(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> Net:
+    rows = updates.drop_columns([TIME, DIFF])
+    diffs, n = np.array(one_chunk(updates.column(DIFF)), np.int64), updates.num_rows
+    by = sort(*identities(rows.combine_chunks(), secret, n))
+    ranks, places, sums = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
+    written, refused = net(by.permutation, by.starts, np.zeros(n, np.int32), diffs, ranks, places, sums)
+    if refused >= 0:
+        raise CountOverflow("add up an epoch", "a sum of diffs leaves int64", "write it in mode 'updates'")
+    order = np.argsort(places[:written], kind="stable")
+    rows, sums = rows.take(pa.array(places[:written][order])).combine_chunks(), sums[:written][order]
+    keys = np.arange(written)
+    if key is not None:
+        high, low = identities(rows.select(list(key)), secret, written)
+        words = high if not low.size else np.rec.fromarrays([high, low])
+        _, first, inverse = np.unique(words, return_index=True, return_inverse=True)
+        keys = first[inverse.ravel()]
+    return Net(rows, sums, keys)
+
+
+def _repeated(rows: pa.Table, diffs: Ints) -> pa.Table:
+    """Each row as often as its diff says."""
+    if (np.abs(diffs) == 1).all():
+        return rows
+    return rows.take(pa.array(np.repeat(np.arange(diffs.size), np.abs(diffs))))

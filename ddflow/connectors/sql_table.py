@@ -1,0 +1,169 @@
+"""A table of a database as a sink: what is the same wherever SQL is spoken over a connection of Python's.
+
+Invariant: an epoch's rows and its `Written` are one transaction of the target. The record lies in the table
+``_ddflow_written``, a row for each table. The record is compared within that transaction, so a second writer, or an
+epoch that was committed though nobody heard of it, is found before a row changes. A dialect is a subclass with the
+connection, the types and how rows go in; its file has nothing of records, shapes or order.
+
+Rows of keys are deleted and inserted, by comparison that takes null for equal to null, so a key may be null and the
+table needs no primary key. One that the table has is kept.
+
+>>> SqlTable.quoted('a"b')
+'"a""b"'
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+
+from ddflow.connectors.attached import Changes, OpenSink, Shape, Written
+from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
+
+RECORDS: Final = "_ddflow_written"
+SYNC: Final = "see what differs, and make it so: ddflow sync"
+
+
+class SqlTable(OpenSink):
+    """``table``: its name.  ``place``: of it, for messages.  ``connection``: made by the subclass."""
+
+    failures: ClassVar[tuple[type[Exception], ...]]
+    """What the driver raises."""
+    begin: ClassVar[str] = "begin"
+
+    def __init__(self, connection: Any, table: str, shape: Shape, place: str) -> None:
+        self.connection, self.table, self.shape, self.place = connection, table, shape, place
+
+    @abstractmethod
+    def type_of(self, kind: pa.DataType) -> str | None:
+        """What a column of Arrow's type is declared as; None where the target has no such type."""
+
+    @abstractmethod
+    def columns(self, table: str) -> dict[str, str]:
+        """The columns that a table has, with their types as `type_of` writes them; none where there is no table."""
+
+    @abstractmethod
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Add rows, by the names of their columns."""
+
+    @abstractmethod
+    def delete(self, table: str, keys: pa.Table) -> None:
+        """Delete the rows of some keys, of one column or more."""
+
+    @abstractmethod
+    def read(self) -> pa.Table:
+        """All rows."""
+
+    @staticmethod
+    def quoted(name: str) -> str:
+        """A name as SQL has it."""
+        return '"' + name.replace('"', '""') + '"'
+
+    def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement.  Raises what the driver raises."""
+        return list(self.connection.execute(text, list(given)).fetchall())
+
+    @contextmanager
+    def talking(self, asked: str) -> Iterator[None]:
+        """Errors of the driver, as ours."""
+        try:
+            yield
+        except self.failures as error:
+            raise SinkFailed(f"{asked} {self.place}", f"{type(error).__name__}: {error}", "see to the target") from None
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing."""
+        self.execute(self.begin)
+        try:
+            yield
+        except BaseException:
+            self.connection.rollback()
+            raise
+        self.connection.commit()
+
+    def written(self) -> Written | None:
+        """The record."""
+        with self.talking("ask"):
+            return self._record()
+
+    def _record(self) -> Written | None:
+        if not self.columns(RECORDS):
+            return None
+        found = self.execute(
+            f"select state, output, epoch, digest from {RECORDS} where table_name = ?", [self.table]
+        )
+        return Written(*found[0]) if found else None
+
+    def occupied(self) -> bool:
+        """Whether there is a row."""
+        with self.talking("ask"):
+            there = self.columns(self.table)
+            return bool(there) and bool(self.execute(f"select 1 from {self.quoted(self.table)} limit 1"))
+
+    def prepare(self) -> None:
+        """Make the table, or compare it."""
+        wanted = {field.name: self._typed(field) for field in self.shape.schema}
+        with self.talking("prepare"):
+            there = self.columns(self.table)
+            name = self.quoted(self.table)
+            if not there:
+                shown = ", ".join(f"{self.quoted(column)} {kind}" for column, kind in wanted.items())
+                with self.transaction():
+                    self.execute(f"create table {name} ({shown})")
+                    if self.shape.key:
+                        key = ", ".join(map(self.quoted, self.shape.key))
+                        self.execute(f"create index {self.quoted(self.table + '_ddflow')} on {name} ({key})")
+                return
+            other = [f"{c!r} is {there[c]}, we write {kind}" for c, kind in wanted.items() if there.get(c, kind) != kind]
+            if other:
+                raise self._refused("; ".join(other), "give another table, or change its columns")
+            lost = [column for column in there if column not in wanted]
+            if lost:
+                raise self._refused(f"it has columns that we do not write: {lost}", "give another table, or drop them")
+            new = {column: kind for column, kind in wanted.items() if column not in there}
+            gone = [column for column in self.shape.key or () if column in new]
+            if gone:
+                raise self._refused(f"it lacks the key {gone}", "give another table")
+            for column, kind in new.items():
+                self.execute(f"alter table {name} add column {self.quoted(column)} {kind}")
+
+    def _typed(self, field: pa.Field) -> str:
+        kind = self.type_of(field.type)
+        if kind is None:
+            raise self._refused(f"it cannot hold {field.name!r}, {field.type}", "project it to another type")
+        return kind
+
+    def _refused(self, found: str, remedy: str) -> SinkRefused:
+        return SinkRefused(f"write {self.shape.output!r} to {self.place}", found, remedy)
+
+    def write(self, changes: Changes, now: Written, before: Written | None) -> None:
+        """Take an epoch."""
+        with self.talking("write"), self.transaction():
+            self.execute(
+                f"create table if not exists {RECORDS} (table_name varchar(255) primary key, state varchar(32), "
+                "output varchar(255), epoch bigint, digest varchar(32))"
+            )
+            there = self._record()
+            if there == now:
+                return
+            if there != before:
+                raise SinkAhead(
+                    f"write epoch {now.epoch} of {now.output!r} to {self.place}",
+                    f"it has epoch {there.epoch if there else None}, and had {before.epoch if before else None}",
+                    f"another process writes there: stop it; then {SYNC}",
+                )
+            if changes.gone is not None and not self.shape.key:
+                self.execute(f"delete from {self.quoted(self.table)}")
+            elif changes.gone is not None and changes.gone.num_rows:
+                self.delete(self.table, changes.gone)
+            if changes.rows.num_rows:
+                self.insert(self.table, changes.rows)
+            self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
+            self.execute(f"insert into {RECORDS} values (?, ?, ?, ?, ?)", [self.table, *now])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()

@@ -1,0 +1,94 @@
+"""A database in a file as a source: its rows are all that an input holds, read again when the file changed.
+
+Invariant: the position is the file's size and time of the last write, taken before it is read; so rows that come while
+it is read are read the next time. Nothing is locked but by the database's own reader.
+
+>>> FileDatabase.stamped("/no/such/file")
+Traceback (most recent call last):
+    ...
+ddflow.errors.SourceFailed: read /no/such/file: there is no such file; check the path
+"""
+
+import os
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.connectors.attached import OpenSource, Source, Taken
+from ddflow.connectors.landed import LOOK
+from ddflow.errors import SourceFailed
+
+
+@dataclass(frozen=True)
+class FileDatabase(Source):
+    """A query on a database that is a file.  ``table``: or a query, in parentheses."""
+
+    path: str
+    table: str
+    follow: bool = False
+
+    @property
+    def target(self) -> str:
+        """The file and the table."""
+        return f"{os.path.abspath(self.path)}#{self.table}"
+
+    @abstractmethod
+    def rows(self, schema: pa.Schema) -> pa.Table:
+        """The columns of a schema, by name.  Raises `SourceFailed`."""
+
+    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "WholeFile":
+        """Begin to read."""
+        ((name, schema),) = inputs.items()
+        return WholeFile(self, name, schema, position)
+
+    @property
+    def selected(self) -> str:
+        """What stands behind ``from``."""
+        return self.table if self.table.startswith("(") else ".".join(f'"{part}"' for part in self.table.split("."))
+
+    @staticmethod
+    def stamped(path: str) -> list[int]:
+        """How a file looks: of its write-ahead log, too, where it has one."""
+        found = list[int]()
+        for each in (path, f"{path}-wal", f"{path}.wal"):
+            try:
+                stat = os.stat(each)
+            except FileNotFoundError:
+                if each == path:
+                    raise SourceFailed(f"read {path}", "there is no such file", "check the path") from None
+            else:
+                found += [stat.st_size, stat.st_mtime_ns]
+        return found
+
+
+class WholeFile(OpenSource):
+    """``position``: how the file looked when it was read."""
+
+    def __init__(self, of: FileDatabase, name: str, schema: pa.Schema, position: Any) -> None:
+        self.of, self.name, self.schema, self.position = of, name, schema, position
+        self._looked, self._asked = -LOOK, False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was looked at, and will not be again."""
+        return self._asked and not self.of.follow
+
+    def lag(self) -> str:
+        """Nothing is known of it."""
+        return ""
+
+    def poll(self, room: int) -> Taken | None:
+        """All rows, where the file is not as it was."""
+        if self.ended or monotonic() - self._looked < LOOK:
+            return None
+        self._looked, stamp = monotonic(), self.of.stamped(self.of.path)
+        self._asked = True
+        if stamp == self.position:
+            return None
+        rows = self.of.rows(self.schema)
+        self.position = stamp
+        return Taken({self.name: rows.to_batches()}, stamp, frozenset([self.name]))
