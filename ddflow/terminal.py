@@ -17,10 +17,13 @@ drawn, not at the stream.
 from __future__ import annotations
 
 import logging
+import shutil
+import sys
 import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping
 from html import escape
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -120,3 +123,30 @@ def html_table(first: str, table: list[list[str]], rest: list[str]) -> str:
 def _cells(text: str) -> int:
     """How many cells of a terminal a text takes: two for a wide character, none for an accent of its own."""
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+class Line:
+    """A line on the terminal of stderr that is written anew, some five times a second.
+
+    ``shows``: whether; never where that is no terminal.
+    """
+
+    def __init__(self, shows: bool) -> None:
+        self._shows, self._next = shows and sys.stderr.isatty(), 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write it."""
+        return self._shows and monotonic() >= self._next
+
+    def show(self, text: str) -> None:
+        """Write it, as wide as the terminal is."""
+        self._next = monotonic() + 0.2
+        width = shutil.get_terminal_size().columns - 1
+        sys.stderr.write(f"\r\x1b[K{printable(text)[:width]}")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """End it, where it was written."""
+        if self._next:
+            sys.stderr.write("\n")

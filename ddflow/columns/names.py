@@ -19,6 +19,7 @@ from ddflow.errors import SpecError
 
 TIME: Final = "_time"
 DIFF: Final = "_diff"
+DELETED: Final = "_deleted"
 TIMES: Final = "_times"
 """The column of multiplicities, beside a row's where these are held."""
 RESERVED = (TIME, DIFF)

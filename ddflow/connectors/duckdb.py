@@ -49,7 +49,7 @@ class DuckDBSource(FileDatabase):
         names = ", ".join(SqlTable.quoted(name) for name in schema.names)
         try:
             with duckdb.connect(self.path, read_only=True) as connection:
-                return connection.execute(f"select {names} from {self.selected}").to_arrow_table()
+                return connection.sql(f"select {names} from {self.selected}").to_arrow_table()
         except duckdb.Error as error:
             raise SourceFailed(f"read {self.target}", str(error).splitlines()[0], "see to the database") from None
 
@@ -127,7 +127,7 @@ class DuckDBTable(SqlTable):
         """All rows."""
         with self.talking("read"):
             names = self._names(self.shape.schema.names)
-            found = self.connection.execute(f"select {names} from {self.quoted(self.table)}").to_arrow_table()
+            found = self.connection.sql(f"select {names} from {self.quoted(self.table)}").to_arrow_table()
             return found.cast(self.shape.schema)
 
     def close(self) -> None:

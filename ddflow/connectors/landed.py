@@ -9,9 +9,9 @@ are taken in the order of their names; a large one over several epochs.
 The position: ``{"done": {name: [size, mtime]}, "at": None or [name, size, mtime, rows]}``; names are relative to the
 folder in front of the pattern, so that a landing folder may be moved.
 
->>> import tempfile
+>>> import pathlib, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
-...     _ = (Path(folder) / "1.csv").write_text("id,city\\n1,Bern\\n")
+...     _ = (pathlib.Path(folder) / "1.csv").write_text("id,city\\n1,Bern\\n")
 ...     opened = LandedFiles(f"{folder}/*.csv").open({"people": pa.schema({"id": pa.int64()})}, None)
 ...     taken = opened.poll(1 << 20)
 ...     [batch.to_pylist() for batch in taken.rows["people"]], list(taken.position["done"]), opened.ended
@@ -24,7 +24,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic, time
 from typing import Any, ClassVar, Final, NamedTuple
 

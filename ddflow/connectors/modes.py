@@ -17,13 +17,14 @@ one that came n times is written n times. ``upsert`` needs a key by which no two
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, identities
-from ddflow.columns.names import DIFF, TIME
+from ddflow.columns.names import DELETED, DIFF, TIME
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.connectors.attached import Changes, Mode
@@ -46,7 +47,7 @@ class Net(NamedTuple):
 
 def shaped(mode: Mode, updates: pa.Schema) -> pa.Schema:
     """The columns of a table in a mode, of an output whose updates have these."""
-    row = [field for field in updates if field.name not in (TIME, DIFF)]
+    row = [field for field in updates if field.name not in (TIME, DIFF, DELETED)]
     if mode == "changelog":
         row += [pa.field(CHANGE, pa.string()), pa.field(VERSION, pa.int64())]
     elif mode == "retract":
@@ -58,6 +59,8 @@ def changes(mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int
     """What an epoch's updates are to a target.  O(n).  Raises `NotUnique`, `CountOverflow`."""
     if mode == "updates":
         return Changes(None, updates, updates.num_rows)
+    if DIFF not in updates.schema.names:
+        return _last(updates, key or (), secret)
     of = _net(updates, key, secret)
     schema = shaped(mode, updates.schema)
     if mode == "upsert":
@@ -83,6 +86,29 @@ def changes(mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int
     return Changes(None, _repeated(rows, diffs).cast(schema), order.size)
 
 
+def folded(mode: Mode, table: pa.Table) -> pa.Table:
+    """The rows that a table in a mode says are there, with ``_diff``.  O(n)."""
+    diffs: Ints = np.ones(table.num_rows, np.int64)
+    if mode == "changelog":
+        gone = pa.array(["delete", "update_preimage"])
+        diffs -= 2 * np.array(pc.is_in(one_chunk(table.column(CHANGE)), gone), np.int64)
+    elif mode == "retract":
+        diffs -= 2 * np.array(one_chunk(table.column(RETRACT)), np.int64)
+    elif mode == "updates":
+        diffs = np.array(one_chunk(table.column(DIFF)), np.int64)
+    beside = [name for name in (CHANGE, VERSION, RETRACT, TIME, DIFF) if name in table.schema.names]
+    return table.drop_columns(beside).append_column(DIFF, pa.array(diffs))
+
+
+def _last(upserts: pa.Table, key: Sequence[str], secret: Secret) -> Changes:
+    """Upserts of `ddflow.Collection.to_upserts`: of each key the last one counts."""
+    back = upserts.take(pa.array(np.arange(upserts.num_rows)[::-1])).combine_chunks()
+    numbers = _numbered(back.select(list(key)), secret)
+    last = back.take(pa.array(np.unique(numbers, return_index=True)[1][::-1]))
+    rows = last.filter(pc.invert(last.column(DELETED))).drop_columns([TIME, DELETED])
+    return Changes(last.select(list(key)), rows, last.num_rows)
+
+
 def _upserts(of: Net, key: Sequence[str], schema: pa.Schema) -> Changes:
     there = np.flatnonzero(of.diffs > 0)
     again = np.unique(of.keys[there], return_index=True)[1]
@@ -105,13 +131,15 @@ def _net(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> Net:
         raise CountOverflow("add up an epoch", "a sum of diffs leaves int64", "write it in mode 'updates'")
     order = np.argsort(places[:written], kind="stable")
     rows, sums = rows.take(pa.array(places[:written][order])).combine_chunks(), sums[:written][order]
-    keys = np.arange(written)
-    if key is not None:
-        high, low = identities(rows.select(list(key)), secret, written)
-        words = high if not low.size else np.rec.fromarrays([high, low])
-        _, first, inverse = np.unique(words, return_index=True, return_inverse=True)
-        keys = first[inverse.ravel()]
-    return Net(rows, sums, keys)
+    return Net(rows, sums, np.arange(written) if key is None else _numbered(rows.select(list(key)), secret, written))
+
+
+def _numbered(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
+    """For each key the number of the first row that has it."""
+    high, low = identities(keys.combine_chunks(), secret, n)
+    words: Any = high if not low.size else np.rec.fromarrays([high, low])
+    _, first, inverse = np.unique(words, return_index=True, return_inverse=True)
+    return first[inverse.ravel()].astype(np.int64)
 
 
 def _repeated(rows: pa.Table, diffs: Ints) -> pa.Table:

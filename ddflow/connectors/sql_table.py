@@ -92,9 +92,7 @@ class SqlTable(OpenSink):
     def _record(self) -> Written | None:
         if not self.columns(RECORDS):
             return None
-        found = self.execute(
-            f"select state, output, epoch, digest from {RECORDS} where table_name = ?", [self.table]
-        )
+        found = self.execute(f"select state, output, epoch, digest from {RECORDS} where table_name = ?", [self.table])
         return Written(*found[0]) if found else None
 
     def occupied(self) -> bool:
@@ -117,7 +115,9 @@ class SqlTable(OpenSink):
                         key = ", ".join(map(self.quoted, self.shape.key))
                         self.execute(f"create index {self.quoted(self.table + '_ddflow')} on {name} ({key})")
                 return
-            other = [f"{c!r} is {there[c]}, we write {kind}" for c, kind in wanted.items() if there.get(c, kind) != kind]
+            other = [
+                f"{c!r} is {there[c]}, we write {kind}" for c, kind in wanted.items() if there.get(c, kind) != kind
+            ]
             if other:
                 raise self._refused("; ".join(other), "give another table, or change its columns")
             lost = [column for column in there if column not in wanted]

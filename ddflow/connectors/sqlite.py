@@ -58,13 +58,17 @@ def _typed(values: Any, kind: pa.DataType) -> pa.Array:
             return pa.array([None if value is None else bool(value) for value in values], kind)
         if pat.is_nested(kind):
             return pa.array([None if value is None else json.loads(value) for value in values], kind)
+        if kind == pa.uint64():
+            return pa.array([None if value is None else int(value) for value in values], kind)
         if pat.is_decimal(kind):
             return pa.array([None if value is None else Decimal(str(value)) for value in values], kind)
         if pat.is_temporal(kind) and any(isinstance(value, str) for value in values):
             return pa.array(values, pa.string()).cast(kind)
         return pa.array(values, kind)
     except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
-        raise SourceFailed(f"read values as {kind}", str(error), "declare the column's type as its values are") from None
+        raise SourceFailed(
+            f"read values as {kind}", str(error), "declare the column's type as its values are"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -220,6 +220,30 @@ class Commits:
             )
         return table if past is None else pa.Table.from_batches([filled(table, schema)])
 
+    def gained(self, receipt: Epoch, name: str, dataflow: Dataflow) -> pa.Table:
+        """What an output gained in a committed epoch, in all of its calls.  O(bytes).  Raises `CorruptState`."""
+        past, epoch = self.log.past(receipt.epoch), receipt.epoch
+        schema = dataflow.output_schema(name)
+        given = [
+            self._table(name, call.outputs[name], epoch, dataflow, past)
+            for call in receipt.calls
+            if name in call.outputs
+        ]
+        return pa.concat_tables([each.cast(schema) for each in given]) if given else schema.empty_table()
+
+    def digest(self, epoch: int) -> str | None:
+        """The digest of the manifest that committed an epoch; None where that is not kept any more."""
+        log = self.log.manifest_log
+        found = next((each.digest for each in log.manifest.receipts if each.epoch == epoch), None)
+        return found or (log.digest if epoch == log.manifest.epoch else None)
+
+    def acknowledge(self, dataflow: Dataflow) -> None:
+        """Publish what the sinks have, where the newest manifest does not say it.  As `commit`."""
+        if self.log.sinks != self.log.manifest_log.manifest.sinks:
+            with dataflow.guard.use("run"), dataflow.guard.commit:
+                self.publish(dataflow, self.log.manifest_log.manifest.receipts, "sinks have acknowledged")
+                self.log.manifest_log.sweep()
+
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}

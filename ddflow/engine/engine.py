@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from ddflow.dataflow.inflow import by_input, lateness_frontier
 from ddflow.dataflow.result import Step
+from ddflow.engine.attaching import Attaching
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.compact import compact
@@ -36,7 +37,7 @@ from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, advance, as_int64
 
 
-class Engine(Reading, Closing):
+class Engine(Reading, Attaching, Closing):
     """Runs a flow.  `Flow.open` makes it and has its options; `Reading` has what you can read of it.
 
     Use it in a ``with``, one call at a time.  After `close`, a failed commit or an interrupted step, calls raise

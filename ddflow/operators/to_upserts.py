@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret, identities, is_wide, value_hashes
-from ddflow.columns.names import TIMES, check_names, did_you_mean
+from ddflow.columns.names import DELETED, TIMES, check_names, did_you_mean
 from ddflow.columns.schema import arrays, conform, updates_schema
 from ddflow.columns.sorting import sort
 from ddflow.columns.wider import differing, keeps_order
@@ -34,7 +34,7 @@ from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.ordered_rows import OrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
-from ddflow.operators.upserts_schema import DELETED, Conflicts
+from ddflow.operators.upserts_schema import Conflicts
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.change import Change

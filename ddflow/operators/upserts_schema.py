@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints
-from ddflow.columns.names import DIFF, TIME, check_names, did_you_mean
+from ddflow.columns.names import DELETED, DIFF, TIME, check_names, did_you_mean
 from ddflow.columns.rows import RowPool, gather_column
 from ddflow.columns.schema import is_flat, is_key, is_time, normal_type
 from ddflow.errors import SchemaMismatch, SpecError
 from ddflow.kernels.gather import SLOT
 from ddflow.operators.held_rows import NULLS
 
-DELETED, ROWS = "_deleted", "rows"
+ROWS = "rows"
 Conflicts = Literal["error", "greatest", "all"]
 
 

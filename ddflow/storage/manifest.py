@@ -35,7 +35,18 @@ from msgspec.json import Decoder
 
 from ddflow.aside import aside
 from ddflow.errors import CorruptState, StateRefused, cut
-from ddflow.storage.epochs import REMEDY, Attached, Call, Delivered, Epoch, Feed, Output, PastColumns, check_files, damaged
+from ddflow.storage.epochs import (
+    REMEDY,
+    Attached,
+    Call,
+    Delivered,
+    Epoch,
+    Feed,
+    Output,
+    PastColumns,
+    check_files,
+    damaged,
+)
 from ddflow.storage.feeding import Fed
 from ddflow.storage.fields import REFUSALS, Hex, HexOrNone, Instant, Natural, Nonce, Path, Strict, Word, encoded
 from ddflow.storage.protocol import GREATEST, MANIFEST, Blob, Store

@@ -234,8 +234,8 @@ class FilesSource:
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
         """The rows of the files, one after the other; behind the last of each a batch without rows, which finishes it.
 
-        As in `PositionedRows`.  O(rows); memory for a few batches (of Parquet: for a row group of each column).  Rows before
-        ``after`` in its file are read and left out.
+        As in `PositionedRows`.  O(rows); memory for a few batches (of Parquet: for a row group of each column).  Rows
+        before ``after`` in its file are read and left out.
         """
         after = after or FilePosition(self.files[0])
         if after.file not in self.files:

@@ -1,0 +1,145 @@
+"""A folder of Parquet files as a sink, a file an epoch, beside records that say which count.
+
+Invariant: a record (``_written/<epoch>.json``) is written after its file is durable, and put only where it is not there
+yet, so of two writers one wins. The file of an epoch has one name, so an epoch that is written again replaces what a
+dead writer left. Files whose record is missing are removed before the next epoch is written.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     opened = ParquetFragments(folder).open(Shape("t", pa.schema({"id": pa.int64()}), None))
+...     opened.write(Changes(None, pa.table({"id": [7]}), 1), Written("0" * 32, "t", 3, "f" * 32), None)
+...     opened.read().to_pylist(), opened.written().epoch, sorted(os.listdir(folder))
+([{'id': 7}], 3, ['000000000003.parquet', '_written'])
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ddflow.connectors.attached import Changes, Mode, OpenSink, Shape, TableSink, Written
+from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
+
+RECORDS: Final = "_written"
+
+
+@dataclass(frozen=True)
+class ParquetFragments(TableSink):
+    """See `dd.sinks.parquet`."""
+
+    folder: str
+    mode: Mode = "changelog"
+    kind: ClassVar[str] = "parquet"
+    modes: ClassVar[tuple[Mode, ...]] = ("changelog", "retract", "updates")
+
+    @property
+    def target(self) -> str:
+        """The folder."""
+        return os.path.abspath(self.folder)
+
+    def open(self, shape: Shape) -> OpenSink:
+        """Nothing is made yet."""
+        return FragmentFolder(Path(self.target), shape)
+
+
+class FragmentFolder(OpenSink):
+    """``folder``: with a file an epoch."""
+
+    def __init__(self, folder: Path, shape: Shape) -> None:
+        self.folder, self.shape = folder, shape
+
+    def written(self) -> Written | None:
+        """The greatest record."""
+        with self._disk("ask"):
+            names = self._names(RECORDS, ".json")
+            return Written(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
+
+    def occupied(self) -> bool:
+        """Whether there is a file."""
+        with self._disk("ask"):
+            return bool(self._names("", ".parquet"))
+
+    def prepare(self) -> None:
+        """Make the folder, or compare the columns of its last file, which may be fewer than ours."""
+        with self._disk("prepare"):
+            (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
+            for name in self._names("", ".parquet")[-1:]:
+                there = pq.read_schema(self.folder / name)
+                for field in there:
+                    at = self.shape.schema.get_field_index(field.name)
+                    if at < 0 or self.shape.schema.field(at).type != field.type:
+                        found = f"{name} has {field.name!r} {field.type}, which we do not write"
+                        raise SinkRefused(f"write {self.shape.output!r} to {self.folder}", found, "give another folder")
+
+    def write(self, changes: Changes, now: Written, before: Written | None) -> None:
+        """Take an epoch."""
+        there = self.written()
+        if there == now:
+            return
+        if there != before:
+            found = f"it has epoch {there.epoch if there else None}, and had {before.epoch if before else None}"
+            remedy = "another process writes there: stop it; then ddflow sync"
+            raise SinkAhead(f"write epoch {now.epoch} of {now.output!r} to {self.folder}", found, remedy)
+        with self._disk("write"):
+            (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
+            recorded = {Path(name).stem for name in self._names(RECORDS, ".json")}
+            for name in self._names("", ".parquet"):
+                if Path(name).stem not in recorded:
+                    (self.folder / name).unlink()
+            stem = f"{now.epoch:012}"
+            if changes.rows.num_rows:
+                new = self.folder / f"_{stem}.new"
+                pq.write_table(changes.rows, new)
+                _synced(new)
+                new.rename(self.folder / f"{stem}.parquet")
+                _synced(self.folder)
+            part = self.folder / RECORDS / f"_{stem}.{os.getpid()}"
+            part.write_text(json.dumps(now._asdict()))
+            _synced(part)
+            try:
+                os.link(part, self.folder / RECORDS / f"{stem}.json")
+            finally:
+                part.unlink()
+            _synced(self.folder / RECORDS)
+
+    def read(self) -> pa.Table:
+        """The rows of all epochs that have a record."""
+        with self._disk("read"):
+            stems = [Path(name).stem for name in self._names(RECORDS, ".json")]
+            files = [path for stem in stems if (path := self.folder / f"{stem}.parquet").exists()]
+            schema = self.shape.schema
+            tables = [
+                pa.concat_tables([schema.empty_table(), pq.read_table(path)], promote_options="default")
+                for path in files
+            ]
+            return pa.concat_tables([schema.empty_table(), *tables])
+
+    def _names(self, within: str, ending: str) -> list[str]:
+        with suppress(FileNotFoundError):
+            return sorted(n for n in os.listdir(self.folder / within) if n.endswith(ending) and n[0] != "_")
+        return []
+
+    @contextmanager
+    def _disk(self, asked: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException, ValueError) as error:
+            if isinstance(error, SinkRefused):
+                raise
+            raise SinkFailed(
+                f"{asked} {self.folder}", f"{type(error).__name__}: {error}", "see to the folder"
+            ) from None
+
+
+def _synced(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

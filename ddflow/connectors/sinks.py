@@ -1,0 +1,101 @@
+"""Sinks of `ddflow.Engine.run`: ``dd.sinks``.
+
+Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials.
+
+>>> sqlite("shop.db", "by_city").mode
+'upsert'
+"""
+
+from os import PathLike, fspath
+
+from ddflow.connectors.attached import Mode, TableSink
+from ddflow.connectors.parquet.fragments import ParquetFragments
+from ddflow.connectors.sqlite import SQLiteSink
+
+__all__ = ["Mode", "TableSink", "duckdb", "parquet", "sqlite"]
+
+
+def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> TableSink:
+    """A table of an SQLite file.
+
+    Parameters
+    ----------
+    path : str or path
+        The file; made where there is none.
+    table : str
+        Its name; made where there is none.
+    mode : {"upsert", "changelog", "retract", "updates"}
+        How rows are written.  "upsert": rows are replaced by a key that the plan proves.  "changelog": each change is a
+        row, with ``_change_type`` and ``_commit_version``.  "retract": with ``_retract``.  "updates": with ``_time``
+        and ``_diff``.
+
+    Returns
+    -------
+    TableSink
+        For ``sinks=``.
+
+    Notes
+    -----
+    Decimals, dates, times and unsigned 64-bit integers are text; what is nested is JSON.
+
+    Examples
+    --------
+    >>> sqlite("shop.db", "by_city").kind
+    'sqlite'
+    """
+    return SQLiteSink(fspath(path), table, mode)
+
+
+def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> TableSink:
+    """A table of a DuckDB file.
+
+    Parameters
+    ----------
+    path, table, mode
+        As of `sqlite`.
+
+    Returns
+    -------
+    TableSink
+        For ``sinks=``.
+
+    Notes
+    -----
+    The file is open only while an epoch is written, so that you can read it in between.
+
+    Examples
+    --------
+    >>> duckdb("shop.duckdb", "by_city", mode="changelog").mode
+    'changelog'
+    """
+    from ddflow.connectors.duckdb import DuckDBSink
+
+    return DuckDBSink(fspath(path), table, mode)
+
+
+def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSink:
+    """A folder of Parquet files, one an epoch.
+
+    Parameters
+    ----------
+    folder : str or path
+        Made where there is none; of one output.
+    mode : {"changelog", "retract", "updates"}
+        As of `sqlite`; rows are only added.
+
+    Returns
+    -------
+    TableSink
+        For ``sinks=``.
+
+    Notes
+    -----
+    A file counts once ``_written/<epoch>.json`` is there, which is written last.  A file without it is of an epoch
+    that is being written, or was when its writer died; it is replaced by the same epoch.
+
+    Examples
+    --------
+    >>> parquet("out/by_city").kind
+    'parquet'
+    """
+    return ParquetFragments(fspath(folder), mode)

@@ -1,0 +1,102 @@
+"""Sources of `ddflow.Engine.run`: ``dd.sources``.
+
+Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials.
+
+>>> files("landing/*.csv").kind
+'files'
+"""
+
+from os import PathLike, fspath
+
+from ddflow.connectors.attached import Source
+from ddflow.connectors.landed import LandedFiles
+from ddflow.connectors.sqlite import SQLiteSource
+from ddflow.time import seconds
+
+__all__ = ["Source", "duckdb", "files", "sqlite"]
+
+
+def files(pattern: str | PathLike[str], *, follow: bool = False, settle: str = "1s", lines: bool = False) -> Source:
+    """Files that land in a folder: Parquet, CSV, JSON lines, Arrow, by their names.
+
+    Parameters
+    ----------
+    pattern : str or path
+        A file, a folder, or a pattern such as ``"landing/*.csv"``.
+    follow : bool
+        Whether to go on with files that come later.  By default the files that are there are all.
+    settle : str
+        With ``follow``: how long nobody must have written to a file before it is read.
+    lines : bool
+        Whether each line is a message, for an input with ``format=``: columns ``value`` and ``offset``.
+
+    Returns
+    -------
+    Source
+        For ``sources=``.
+
+    Raises
+    ------
+    SpecError
+        For an address, and for what is no span.
+
+    Notes
+    -----
+    Files that are there together are taken in the order of their names, and one that comes late is taken whatever its
+    name.  A file that changes after it was read is `SourceChanged`.  The position has some 40 bytes for each file that
+    is there, in every manifest: move away what was read long ago.
+
+    Examples
+    --------
+    >>> files("landing/*.parquet", follow=True).kind
+    'files'
+    """
+    return LandedFiles(fspath(pattern), follow, seconds(settle, "settle="), lines)
+
+
+def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:
+    """A table of an SQLite file, whose rows are all that the input holds; read again when the file changed.
+
+    Parameters
+    ----------
+    path : str or path
+        The file.
+    table : str
+        Its name, or a query in parentheses.
+    follow : bool
+        Whether to go on when the file changes.
+
+    Returns
+    -------
+    Source
+        For ``sources=``.
+
+    Examples
+    --------
+    >>> sqlite("shop.db", "orders").kind
+    'sqlite'
+    """
+    return SQLiteSource(fspath(path), table, follow)
+
+
+def duckdb(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:
+    """A table of a DuckDB file, whose rows are all that the input holds; read again when the file changed.
+
+    Parameters
+    ----------
+    path, table, follow
+        As of `sqlite`.
+
+    Returns
+    -------
+    Source
+        For ``sources=``.
+
+    Examples
+    --------
+    >>> duckdb("shop.duckdb", "orders").kind
+    'duckdb'
+    """
+    from ddflow.connectors.duckdb import DuckDBSource
+
+    return DuckDBSource(fspath(path), table, follow)

@@ -1,0 +1,143 @@
+"""What an engine does with sources and sinks: `run` and `sync`.  How is in ``run`` and ``delivery``.
+
+Invariant: nothing of them is in the plan; a state's manifest says what is attached, and where each is.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> with flow.open() as engine:
+...     engine.run({"peple": dd.sources.files("people/*.csv")})
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: the source 'peple': there is no input 'peple'; did you mean 'people'?
+"""
+
+from abc import ABC
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from ddflow.connectors.attached import Source, TableSink
+from ddflow.engine.calls import Calls
+from ddflow.engine.delivery import Delivery, durable
+from ddflow.engine.run import Run, RunDone
+from ddflow.engine.run_options import RunOptions
+
+
+class Synced(NamedTuple):
+    """What `Engine.sync` gave to a target, or would."""
+
+    gone: int
+    """The keys whose rows went, or the rows that were taken back."""
+    rows: int
+    """The rows that were added."""
+
+
+class Attaching(ABC):
+    """``calls``: of the engine."""
+
+    calls: Calls
+
+    def run(
+        self,
+        sources: Mapping[str, Source] | None = None,
+        sinks: Mapping[str, TableSink] | None = None,
+        *,
+        interval: str = "1s",
+        rows: int | None = None,
+        until: Any = None,
+        lateness: Any = None,
+        idle: str | None = None,
+        sink_backlog: str | int = "1GB",
+        give_up_after: str | None = "10min",
+        room: str | int = "64MB",
+    ) -> RunDone:
+        """Follow sources, commit what comes with their positions, and give each epoch to the sinks.
+
+        Parameters
+        ----------
+        sources : mapping of str to Source
+            By input, such as ``dd.sources.files("landing/*.csv", follow=True)``.
+        sinks : mapping of str to TableSink
+            By output, such as ``dd.sinks.duckdb("shop.duckdb", "by_city")``.  They need a durable state.
+        interval : str
+            How long rows are gathered for an epoch.
+        rows : int, optional
+            After so many rows an epoch ends before.
+        until : str or datetime, optional
+            A span, or a time, to end at.  By default it ends when all sources have, or at SIGTERM or SIGINT, behind the
+            epoch that is being made.
+        lateness : int or str, optional
+            Hold-back mode: how far behind the greatest time seen events may come, of inputs whose spec does not say so.
+        idle : str, optional
+            Hold-back mode: a source that is silent for so long does not hold the frontier.
+        sink_backlog : str or int
+            Bytes of updates that may wait for a sink (or 10,000 epochs); then no more input is taken.
+        give_up_after : str, optional
+            How long a source or a sink that fails is tried again; None: for ever.
+        room : str or int
+            Bytes of rows in an epoch, about.
+
+        Returns
+        -------
+        RunDone
+            What it did, and why it ended.
+
+        Raises
+        ------
+        SpecError
+            For a name that is none, an option that is none, an output without the key that a mode needs.
+        SinkRefused, SinkAhead
+            For a target that this state cannot write, or that has an epoch of another history.
+        SourceFailed, SinkFailed
+            For what failed for ``give_up_after``; the state is whole.
+        SourceChanged, DdflowError
+            For a source that is not as it was; what `step` raises.
+
+        Notes
+        -----
+        A state without a sink that it had goes on keeping updates for it.
+        """
+        options = RunOptions(interval, rows, until, lateness, idle, sink_backlog, give_up_after, room)
+        engine: Any = self
+        return Run(engine, sources or {}, sinks or {}, options, shows=True).run()
+
+    def sync(self, sinks: Mapping[str, TableSink], *, adopt: bool = False, dry: bool = False) -> dict[str, Synced]:
+        """Give targets the difference between what they hold and what the outputs hold, as of the last epoch.
+
+        Parameters
+        ----------
+        sinks : mapping of str to TableSink
+            By output.
+        adopt : bool
+            Whether to take over a table that nobody recorded, or that another state wrote.
+        dry : bool
+            Only say what would be given.
+
+        Returns
+        -------
+        dict of str to Synced
+            By output.
+
+        Raises
+        ------
+        SinkRefused
+            For a table that is another's, without ``adopt``, or of another shape.
+        SinkFailed, SpecError
+            As `run`.
+
+        Notes
+        -----
+        O(rows of the output and the table).
+        """
+        self.calls.settled("sync")
+        done = dict[str, Synced]()
+        for name, sink in sinks.items():
+            delivery = Delivery(self.calls, name, sink, syncing=True)
+            with closing(delivery.table):
+                made = delivery.sync(adopt, dry)
+            done[name] = Synced(0 if made.gone is None else made.gone.num_rows, made.rows.num_rows)
+        commits = durable(self.calls, "sync")
+        if not dry:
+            commits.acknowledge(self.calls.dataflow)
+        return done

@@ -1,0 +1,244 @@
+"""Delivery: the committed epochs of an output, given to its sink in their order, each once.
+
+Invariant: what the target says that it has (`Written`) is what counts: an epoch is written in the target's own
+transaction with it, and a state acknowledges an epoch when the target has said so. What it says must be in this
+state's history, by the digest of the manifest that committed it; a target that is ahead, behind what is kept, another
+state's, or has rows that nobody recorded is refused, and only `sync` mends it. An epoch without updates for the sink is
+acknowledged without being written. A failure of the target ends nothing: the connection is opened anew after a pause,
+and what it says then tells whether the epoch that failed is in it.
+
+>>> import ddflow as dd, tempfile
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
+...     delivery = Delivery(engine.calls, "people", dd.sinks.sqlite(f"{place}/out.db", "people"))
+...     _ = engine.step({"people": {"id": [1, 2]}})
+...     delivery.pump(now=0.0), delivery.at, delivery.waiting, delivery.table.read().to_pylist()
+(True, 1, 0, [{'id': 1}, {'id': 2}])
+"""
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.names import DELETED, DIFF, TIME, did_you_mean
+from ddflow.connectors.attached import Changes, OpenSink, Shape, TableSink, Written
+from ddflow.connectors.modes import changes, folded, shaped
+from ddflow.engine.calls import Calls
+from ddflow.engine.commits import Commits
+from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
+from ddflow.operators.updates import time_column
+from ddflow.storage.epochs import Delivered
+from ddflow.time import NEVER
+
+PAUSES: Final = (0.05, 30.0)
+"""Seconds before the second attempt, and at most before a later one; each pause is twice the one before."""
+SYNC: Final = "ddflow sync gives it the difference"
+
+
+class Delivery:
+    """``name``: of the output.  ``table``: the target's.  ``at``: the last epoch that needs nothing more.
+
+    Raises `SpecError`, `SinkRefused`, `SinkAhead`, `SinkFailed`.
+    """
+
+    def __init__(self, calls: Calls, name: str, sink: TableSink, *, syncing: bool = False) -> None:
+        self.calls, self.name, self.sink, self.dataflow = calls, name, sink, calls.dataflow
+        self.durable = durable(calls, f"the sink of {name!r}")
+        self.table, self.at = self._connected(), 0
+        self.before: Written | None = None
+        self.failing: SinkFailed | None = None
+        self.since = self._again = self._pause = 0.0
+        if not syncing:
+            self.resume()
+
+    def _connected(self) -> OpenSink:
+        """The table, opened in the shape of the mode."""
+        flow, mode, asked = self.dataflow.flow, self.sink.mode, f"the sink of {self.name!r}"
+        outputs = {**flow.outputs, **flow.side_outputs()}
+        if self.name not in outputs:
+            raise SpecError(asked, "there is no such output", did_you_mean(self.name, outputs))
+        if mode not in self.sink.modes:
+            raise SpecError(asked, f"{self.sink.kind} has no mode {mode!r}", f"use one of {list(self.sink.modes)}")
+        key = flow.outputs[self.name].identified_by() if self.name in flow.outputs else None
+        updates = self.dataflow.output_schema(self.name)
+        if mode == "upsert" and key is None:
+            remedy = "end it with to_upserts(key), a group or a key, or write it with mode='changelog'"
+            raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
+        if DIFF not in updates.names and mode not in ("upsert", "updates"):
+            raise SpecError(asked, "it has upserts already", "write it with mode='upsert'")
+        self.key = key
+        return self.sink.open(Shape(self.name, shaped(mode, updates), key if mode == "upsert" else None))
+
+    @property
+    def waiting(self) -> int:
+        """How many committed epochs the sink has yet to take."""
+        return self.durable.epoch - self.at
+
+    def waiting_bytes(self) -> int:
+        """The bytes of their updates.  O(epochs kept)."""
+        return sum(
+            blob.length
+            for receipt in self.durable.log.manifest_log.manifest.receipts
+            if receipt.epoch > self.at
+            for call in receipt.calls
+            for blob in (call.outputs[self.name].blobs if self.name in call.outputs else ())
+        )
+
+    def resume(self) -> None:
+        """See what the target has, and where to go on."""
+        manifest = self.durable.log.manifest_log.manifest
+        known = self.durable.log.sinks.get(self.name)
+        if known is not None and (known.kind, known.target) != (self.sink.kind, self.sink.target):
+            known = None
+        self.before = there = self.table.written()
+        if there is None:
+            if known is not None and known.written:
+                raise self._refused(f"it has lost its record, and was given epoch {known.written}", SYNC)
+            if self.table.occupied():
+                remedy = "give another table; or take it over: ddflow sync --adopt lists what that deletes"
+                raise self._refused("it has rows and no record of a state that wrote them", remedy)
+            self.table.prepare()
+            self.at = 0 if known is None else known.epoch
+            if known is None and manifest.epoch:
+                self._begin()
+        else:
+            self._check(there, known)
+            self.table.prepare()
+            self.at = max(there.epoch, known.epoch if known is not None and known.written == there.epoch else 0)
+        self._covered()
+        self._acknowledge()
+
+    def _check(self, there: Written, known: Delivered | None) -> None:
+        manifest = self.durable.log.manifest_log.manifest
+        if there.state != manifest.id:
+            raise self._refused(f"it is written by the state with the id {there.state}", "give each a table of its own")
+        if there.output != self.name:
+            raise self._refused(f"it has the output {there.output!r}", "give each output a table of its own")
+        if known is not None and (known.written, known.digest) == (there.epoch, there.digest):
+            return
+        if there.epoch > manifest.epoch or self.durable.digest(there.epoch) not in (there.digest, None):
+            found = f"it has epoch {there.epoch}, which is not in the history of this state, at epoch {manifest.epoch}"
+            raise SinkAhead(f"write {self.name!r} to {self.sink.target}", found, f"after a rollback that is so: {SYNC}")
+        if known is not None and there.epoch < known.written:
+            raise self._refused(
+                f"it has epoch {there.epoch}, and was given {known.written}", f"was it restored? {SYNC}"
+            )
+        if self.durable.digest(there.epoch) is None:
+            raise self._refused(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
+
+    def _covered(self) -> None:
+        """Raise `SinkRefused` where updates that the sink needs are not kept."""
+        kept = {receipt.epoch for receipt in self.durable.log.manifest_log.manifest.receipts}
+        lost = [epoch for epoch in range(self.at + 1, self.durable.epoch + 1) if epoch not in kept]
+        if lost:
+            raise self._refused(f"it needs the updates of epoch {lost[0]}, which are not kept", SYNC)
+
+    def _refused(self, found: str, remedy: str) -> SinkRefused:
+        return SinkRefused(f"write {self.name!r} to {self.sink.target}", found, remedy)
+
+    def _begin(self) -> None:
+        """Give an empty table all rows that the output has now."""
+        # What a new output held before is given by the next step.
+        held = self._held().slice(0, 0 if self.name in self.dataflow.owed else None)
+        made = changes(self.sink.mode, held, self.key, self.durable.epoch, self.dataflow.secret)
+        if made.net:
+            self._write(made, self.durable.epoch)
+        self.at = self.durable.epoch
+
+    def _held(self) -> pa.Table:
+        """The rows of the output, as updates of the last time.  Of a side output: none, since it tells of events."""
+        dataflow = self.dataflow
+        if self.name not in dataflow.flow.outputs or dataflow.last == NEVER:
+            rows = shaped("upsert", dataflow.output_schema(self.name)).empty_table()
+        else:
+            node = dataflow.flow.outputs[self.name]
+            rows = dataflow.graph.output(node, dataflow.last)
+            if DIFF in rows.schema.names:
+                return rows
+            rows = rows.select([name for name in rows.schema.names if name not in (TIME, DELETED)])
+        return self._stamped(rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64))))
+
+    def _stamped(self, rows: pa.Table) -> pa.Table:
+        times = time_column(np.full(rows.num_rows, self.dataflow.last), self.dataflow.time_type)
+        return rows.add_column(rows.num_columns - 1, pa.field(TIME, times.type), times)
+
+    def pump(self, now: float) -> bool:
+        """Write what waits, unless it failed a moment ago.  O(updates).  Whether nothing waits any more.
+
+        ``now``: a monotonic clock, in seconds.  Raises `SinkAhead`, `SinkRefused`.
+        """
+        if self.failing is not None and now < self._again:
+            return False
+        try:
+            if self.failing is not None:
+                self.table.close()
+                self.table = self._connected()
+                self.resume()
+            for receipt in self.durable.log.manifest_log.manifest.receipts:
+                if receipt.epoch > self.at:
+                    updates = self.durable.gained(receipt, self.name, self.dataflow)
+                    made = changes(self.sink.mode, updates, self.key, receipt.epoch, self.dataflow.secret)
+                    if made.net:
+                        self._write(made, receipt.epoch)
+                    self.at = receipt.epoch
+                    self._acknowledge()
+        except SinkFailed as error:
+            self.since = now if self.failing is None else self.since
+            self._pause = PAUSES[0] if self.failing is None else min(2 * self._pause, PAUSES[1])
+            self.failing, self._again = error, now + self._pause
+            return False
+        self.failing = None
+        return True
+
+    def _write(self, made: Changes, epoch: int) -> None:
+        digest = self.durable.digest(epoch)
+        assert digest is not None, f"epoch {epoch} is kept"
+        new = Written(self.durable.log.manifest_log.manifest.id, self.name, epoch, digest)
+        self.table.write(made, new, self.before)
+        self.before = new
+
+    def _acknowledge(self) -> None:
+        """What the next manifest says of the sink."""
+        written, digest = (0, "") if self.before is None else (self.before.epoch, self.before.digest)
+        self.durable.log.sinks[self.name] = Delivered(
+            self.sink.kind, self.sink.target, self.sink.mode, self.at, written, digest
+        )
+
+    def difference(self) -> Changes:
+        """What the target's table lacks of the rows that are held, and has more.  O(rows of both)."""
+        theirs, ours = folded(self.sink.mode, self.table.read()), self._held()
+        names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
+        gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
+        gone = self._stamped(gone.select([*names, DIFF])).cast(ours.schema)
+        both = pa.concat_tables([gone, ours]).combine_chunks()
+        return changes(self.sink.mode, both, self.key, self.durable.epoch, self.dataflow.secret)
+
+    def sync(self, adopt: bool, dry: bool) -> Changes:
+        """Give the target the difference, and the record of this epoch.  As `difference`; raises `SinkRefused`.
+
+        ``adopt``: whether the table may be another's.  ``dry``: only say what would be given.
+        """
+        there, state = self.table.written(), self.durable.log.manifest_log.manifest.id
+        other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
+        if other and not adopt:
+            found = "nobody" if there is None else f"{there.output!r} of the state {there.state}"
+            remedy = "give another table, or take it over with --adopt, which lists what that deletes"
+            raise self._refused(f"it has rows, written by {found}", remedy)
+        self.table.prepare()
+        self.before = there
+        made = self.difference()
+        if dry:
+            return made
+        self._write(made, self.durable.epoch)
+        self.at = self.durable.epoch
+        self._acknowledge()
+        return made
+
+
+def durable(calls: Calls, asked: str) -> Commits:
+    """The engine's hold on its state.  Raises `SpecError` where that is in memory."""
+    if calls.durable is None:
+        raise SpecError(asked, "this engine's state is in memory", "open the flow with a state: flow.open('state')")
+    return calls.durable

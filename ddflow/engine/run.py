@@ -1,0 +1,335 @@
+"""Run: an engine follows its sources, commits an epoch of what came with their positions, and gives it to its sinks.
+
+Invariant: an epoch's rows and the positions behind them are one commit, and a sink gets an epoch after its commit. So
+whatever dies, reading goes on behind the last commit, and a sink at the epoch that it says it has. What fails in a
+source or a sink is tried again with growing pauses for a while, and everything else goes on; an engine whose calls
+were not committed when something else failed goes no further. A first SIGTERM or SIGINT ends the run behind its epoch.
+
+>>> import ddflow as dd, pathlib, tempfile
+>>> flow = dd.Flow()
+>>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
+>>> _ = flow.output("by_city", people.project(["city"]).count())
+>>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
+...     _ = (pathlib.Path(place) / "1.csv").write_text("id,city\\n1,Bern\\n2,Bern\\n")
+...     done = engine.run({"people": dd.sources.files(f"{place}/*.csv")})
+...     done.epochs, done.rows, done.stopped, engine.read("by_city").to_pylist()
+(1, 2, 'end', [{'city': 'Bern', 'count': 2, '_diff': 1}])
+"""
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any, Final, Literal, Protocol
+
+import pyarrow as pa
+
+from ddflow.columns.names import did_you_mean
+from ddflow.connectors.attached import Source, TableSink
+from ddflow.dataflow.result import Step
+from ddflow.engine.calls import Calls
+from ddflow.engine.commit_timer import CommitTimer
+from ddflow.engine.delivery import Delivery
+from ddflow.engine.inlet import Inlet
+from ddflow.engine.run_options import EPOCHS, RunOptions
+from ddflow.errors import SpecError
+from ddflow.metrics import LOG
+from ddflow.storage.epochs import Attached
+from ddflow.terminal import Line
+from ddflow.time import NEVER, shown
+
+NAP: Final = 0.01
+"""Seconds between two looks for something to do."""
+
+
+class Stepping(Protocol):
+    """What is asked of an engine."""
+
+    calls: Calls
+
+    def step(self, inputs: Any, /) -> Step:
+        """See `Engine.step`."""
+
+    def push(self, inputs: Any, /) -> Step:
+        """See `Engine.push`."""
+
+    def advance_to(self, frontier: int, /) -> Step:
+        """See `Engine.advance_to`."""
+
+    def replace(self, name: str, table: Any, /) -> Step:
+        """See `Engine.replace`."""
+
+
+@dataclass
+class RunDone:
+    """What a run did.
+
+    Attributes
+    ----------
+    epochs, rows, updates : int
+        How many were committed, taken in, and put out.
+    stopped : {"end", "signal", "time"}
+        Why it ended.
+    seconds : float
+        How long it took.
+    sinks : dict of str to int
+        By output, the last epoch that its sink has.
+    """
+
+    epochs: int = 0
+    rows: int = 0
+    updates: int = 0
+    stopped: Literal["end", "signal", "time"] = "end"
+    seconds: float = 0.0
+    sinks: dict[str, int] = field(default_factory=dict)
+
+
+class Run:
+    """One run of an ``engine``.  ``shows``: whether a line on the terminal tells how it goes."""
+
+    def __init__(
+        self,
+        engine: Stepping,
+        sources: Mapping[str, Source],
+        sinks: Mapping[str, TableSink],
+        how: RunOptions,
+        shows: bool,
+    ) -> None:
+        self.engine, self.calls, self.dataflow, self.how = engine, engine.calls, engine.calls.dataflow, how
+        self.done, self.line, self._began = RunDone(), Line(shows), monotonic()
+        self.log = None if self.calls.durable is None else self.calls.durable.log
+        self.fed: dict[str, str] = {}
+        """By input, the name of its source."""
+        self.inlets = [self._inlet(name, source) for name, source in sources.items()]
+        self.late = self._lateness()
+        self.outlets = {name: Delivery(self.calls, name, sink) for name, sink in sinks.items()}
+        self._stop: Literal["signal", "time"] | None = None
+
+    def _inlet(self, name: str, source: Source) -> Inlet:
+        known = self.dataflow.admissions
+        for each in source.inputs(name):
+            if each not in known:
+                raise SpecError(f"the source {name!r}", f"there is no input {each!r}", did_you_mean(each, known))
+            if self.fed.setdefault(each, name) != name:
+                raise SpecError(f"the source {name!r}", f"{self.fed[each]!r} feeds the input {each!r}", "give one")
+        before = None if self.log is None else self.log.sources.get(name)
+        if before is not None and before.kind != source.kind:
+            found = f"its position is one of {before.kind}, and this is {source.kind}"
+            raise SpecError(f"the source {name!r}", found, "attach the one that it was, or a new state")
+        schemas = {each: known[each].bound.schema for each in source.inputs(name)}
+        return Inlet(name, source, schemas, None if before is None else before.position)
+
+    def _lateness(self) -> dict[str, int]:
+        """By input, how far behind the greatest time seen times close; none in epoch mode.  Raises `SpecError`."""
+        if not self.dataflow.holds_back:
+            return {}
+        given, late = self.how.behind(self.dataflow.time_type), dict[str, int]()
+        for name, admission in self.dataflow.admissions.items():
+            mine = admission.bound.spec.lateness if given is None else given
+            if mine is None:
+                remedy = "give lateness=, how far behind the greatest time seen events may come"
+                raise SpecError("run a flow in hold-back mode", f"nothing closes times of {name!r}", remedy)
+            late[name] = mine
+        return late
+
+    def run(self) -> RunDone:
+        """Go on until the end, a signal or a time."""
+        began, ends = monotonic(), self.how.ends()
+        self._began = began
+        with ExitStack() as stack:
+            stack.enter_context(self._commits())
+            stack.enter_context(self._signals())
+            for each in (*self.inlets, *(outlet.table for outlet in self.outlets.values()), self.line):
+                stack.callback(each.close)
+            while True:
+                if ends is not None and monotonic() - began >= ends:
+                    self._stop = self._stop or "time"
+                full = self._full()
+                if not full:
+                    self._gather(began, ends)
+                    self._epoch()
+                drained = self._deliver()
+                self._tell()
+                self._give_up()
+                over = all(each.ended and not each.moved for each in self.inlets)
+                if self._stop is not None or (over and drained):
+                    break
+                if full or over:
+                    sleep(NAP)
+            self._acknowledge()
+        self.done.stopped, self.done.seconds = self._stop or "end", monotonic() - began
+        self.done.sinks = {name: outlet.at for name, outlet in self.outlets.items()}
+        return self.done
+
+    @contextmanager
+    def _commits(self) -> Iterator[None]:
+        """Calls become an epoch when the run says so."""
+        self.calls.settled("run")
+        timer, guard = self.calls.timer, self.dataflow.guard
+        if self.calls.durable is not None:
+            self.calls.timer = CommitTimer(None, guard, self.calls.epoch)
+        try:
+            yield
+        except BaseException as error:
+            if self.calls.durable is not None and self.calls.durable.calls and guard.state == "open":
+                guard.state, guard.failure = "failed", error  # their positions are not committed with them
+            raise
+        finally:
+            timer.settle(self.calls.epoch)
+            self.calls.timer = timer
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first signal ends the run behind its epoch; a second one, as it would have."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def stop(number: int, frame: Any) -> None:
+            self._stop = "signal"
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+        for number in before:
+            signal.signal(number, stop)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _full(self) -> bool:
+        """Whether too much waits for a sink."""
+        return any(
+            outlet.waiting >= EPOCHS or (outlet.waiting and outlet.waiting_bytes() >= self.how.most)
+            for outlet in self.outlets.values()
+        )
+
+    def _gather(self, began: float, ends: float | None) -> None:
+        """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""
+        until, size, rows = monotonic() + self.how.every, 0, 0
+        while True:
+            now = monotonic()
+            over = (
+                self._stop is not None or now >= until or size >= self.how.bytes or rows >= (self.how.rows or 1 << 62)
+            )
+            polled = [each for each in self.inlets if each.within or not over]
+            if not polled:
+                return
+            came = False
+            for each in polled:
+                found = each.poll(max(self.how.bytes - size, 1 << 16))
+                if found is not None:
+                    batches = [batch for given in found.rows.values() for batch in given]
+                    size, rows = size + sum(b.nbytes for b in batches), rows + sum(b.num_rows for b in batches)
+                    came = True
+            if all(each.ended for each in self.inlets):
+                return
+            if not came:
+                if ends is not None and now - began >= ends:
+                    self._stop = self._stop or "time"
+                sleep(NAP)
+                if any(outlet.waiting for outlet in self.outlets.values()) and not any(e.moved for e in self.inlets):
+                    return
+
+    def _epoch(self) -> None:
+        """Take in what was gathered, and commit it with its positions."""
+        moved, before = [each for each in self.inlets if each.moved], self.done.rows
+        for inlet in moved:
+            self._take(inlet)
+        advanced = self._advance()
+        if not moved and not advanced:
+            return
+        if self.log is not None:
+            for inlet in moved:
+                self.log.sources[inlet.name] = Attached(inlet.of.kind, inlet.of.target, inlet.position)
+            with self.dataflow.guard.use("run"):
+                self.calls.flush()
+        for inlet in moved:
+            inlet.commit()
+        self.done.epochs += 1
+        LOG.info("epoch %d: %d rows of %s", self.calls.epoch, self.done.rows - before, [each.name for each in moved])
+
+    def _take(self, inlet: Inlet) -> None:
+        """The calls of what a source gave: a step for batches of the same columns, full contents by themselves."""
+        ready: dict[str, list[pa.RecordBatch]] = {}
+        for taken in inlet.taken:
+            for name, batches in taken.rows.items():
+                if name in taken.whole:
+                    ready = self._step(ready)
+                    schema = batches[0].schema if batches else inlet.schemas[name]
+                    self._count(self.engine.replace(name, pa.Table.from_batches(batches, schema)), batches)
+                    continue
+                for batch in batches:
+                    if ready.get(name) and not ready[name][0].schema.equals(batch.schema):
+                        ready = self._step(ready)
+                    ready.setdefault(name, []).append(batch)
+        self._step(ready)
+
+    def _step(self, ready: dict[str, list[pa.RecordBatch]]) -> dict[str, list[pa.RecordBatch]]:
+        if ready:
+            call = self.engine.push if self.dataflow.holds_back else self.engine.step
+            self._count(call(ready), [batch for batches in ready.values() for batch in batches])
+        return {}
+
+    def _count(self, step: Step, batches: list[pa.RecordBatch]) -> None:
+        self.done.rows += sum(batch.num_rows for batch in batches)
+        self.done.updates += sum(table.num_rows for table in step.values())
+
+    def _advance(self) -> bool:
+        """Hold-back mode: close the times that no source holds open."""
+        holder = self._holder()
+        if holder is None or holder[1] <= self.dataflow.frontier:
+            return False
+        self._count(self.engine.advance_to(holder[1]), [])
+        return True
+
+    def _holder(self) -> tuple[str, int] | None:
+        """The input that holds the frontier, and where; None in epoch mode.
+
+        Where all are silent, each is left out for those that came further.
+        """
+        left_out, now = self.how.left_out, monotonic()
+        heard = {name: each.heard for each in self.inlets for name in each.schemas}
+        at = dict[str, int]()
+        for name, late in self.late.items():
+            seen = self.dataflow.admissions[name].greatest
+            at[name] = NEVER if seen == NEVER else max(seen - late, NEVER)
+        loud = [name for name in at if left_out is None or now - heard.get(name, self._began) < left_out]
+        if loud:
+            return min(((name, at[name]) for name in loud), key=lambda each: each[1])
+        return max(at.items(), key=lambda each: each[1], default=None)
+
+    def _deliver(self) -> bool:
+        """Give sinks what they lack; whether they lack nothing."""
+        return not [outlet for outlet in self.outlets.values() if not outlet.pump(monotonic())]
+
+    def _give_up(self) -> None:
+        """Raise what has failed for too long."""
+        patience = self.how.patience
+        for each in (*self.inlets, *self.outlets.values()):
+            if patience is not None and each.failing is not None and monotonic() - each.since >= patience:
+                raise each.failing
+
+    def _acknowledge(self) -> None:
+        """Say in the state what the sinks have."""
+        if self.calls.durable is not None:
+            self.calls.durable.acknowledge(self.dataflow)
+
+    def _tell(self) -> None:
+        """One line for whoever looks."""
+        if not self.line.due:
+            return
+        took = max(monotonic() - self._began, 1e-3)
+        parts = [f"epoch {self.calls.epoch:,}", f"{self.done.rows:,} rows, {self.done.rows / took:,.0f} rows/s"]
+        parts += [f"{each.name}: {lag}" for each in self.inlets if (lag := each.lag())]
+        holder = self._holder()
+        if holder is not None:
+            parts.append(f"frontier {shown(self.dataflow.frontier)}, held by {holder[0]}")
+        for name, outlet in self.outlets.items():
+            failing = "" if outlet.failing is None else f" ({outlet.failing.found})"
+            parts.append(f"{name} has {outlet.at:,}{failing}")
+        self.line.show(", ".join(parts))

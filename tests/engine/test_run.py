@@ -1,0 +1,501 @@
+"""Sources and sinks of a run: epochs of what came, positions in the manifest, targets that have each epoch once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ddflow as dd
+from ddflow.connectors.attached import Taken
+from ddflow.connectors.sources import Source
+from ddflow.errors import (
+    SinkAhead,
+    SinkFailed,
+    SinkRefused,
+    SourceChanged,
+    SourceFailed,
+    SpecError,
+)
+from ddflow.storage.manifest import newest
+from ddflow.storage.opening import open_store
+
+COLUMNS = {"id": pa.int64(), "city": pa.string(), "amount": pa.int64()}
+
+
+def flow(**spec: Any) -> dd.Flow:
+    """Orders, and sums of them by city."""
+    made = dd.Flow()
+    orders = made.upserts("orders", COLUMNS, dd.Upsert(key="id", **spec))
+    made.output("orders", orders)
+    made.output("by_city", orders.group_by("city").agg(n="count(*)", total="sum(amount)"))
+    return made
+
+
+def land(folder: Path, name: str, rows: list[tuple[int, str, int]]) -> None:
+    """A file of orders, put there whole."""
+    folder.mkdir(exist_ok=True)
+    part = folder / f"_{name}"
+    part.write_text("id,city,amount\n" + "".join(f"{i},{c},{a}\n" for i, c, a in rows))
+    part.rename(folder / name)
+
+
+def landing(tmp_path: Path, **options: Any) -> dict[str, Source]:
+    """The source of the orders."""
+    return {"orders": dd.sources.files(tmp_path / "in" / "*.csv", **options)}
+
+
+def rows_of(engine: dd.Engine, name: str) -> list[tuple[Any, ...]]:
+    """What an output holds, sorted."""
+    return sorted(tuple(row.values()) for row in engine.read(name).drop_columns(["_diff"]).to_pylist())
+
+
+def of_sqlite(path: Path, table: str) -> list[tuple[Any, ...]]:
+    """What a table holds, sorted."""
+    connection = sqlite3.connect(path)
+    try:
+        return sorted(connection.execute(f"select * from {table}").fetchall())
+    finally:
+        connection.close()
+
+
+def manifest_of(place: Path) -> Any:
+    """The newest manifest of a state."""
+    store = open_store(place)
+    try:
+        return newest(store)
+    finally:
+        store.close()
+
+
+FIRST = [(1, "Bern", 5), (2, "Bern", 6), (3, "Chur", 7)]
+SECOND = [(1, "Chur", 5), (4, "Basel", 1)]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_files_go_through_a_state_into_a_table(tmp_path: Path, kind: str) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    sink = getattr(dd.sinks, kind)(tmp_path / "out.db", "by_city")
+    with flow().open(tmp_path / "state") as engine:
+        done = engine.run(landing(tmp_path), {"by_city": sink})
+        assert (done.epochs, done.rows, done.stopped, done.sinks) == (1, 3, "end", {"by_city": 1})
+    manifest = manifest_of(tmp_path / "state")
+    assert manifest.sources["orders"].kind == "files" and list(manifest.sources["orders"].position["done"]) == ["1.csv"]
+    assert manifest.sinks["by_city"].epoch == manifest.sinks["by_city"].written == 1
+    land(tmp_path / "in", "0.csv", SECOND)  # late, by its name
+    with flow().open(tmp_path / "state") as engine:
+        done = engine.run(landing(tmp_path), {"by_city": sink})
+        assert (done.rows, engine.epoch) == (2, 2)
+        expected = rows_of(engine, "by_city")
+        assert engine.run(landing(tmp_path), {"by_city": sink}).epochs == 0
+    if kind == "sqlite":
+        assert of_sqlite(tmp_path / "out.db", "by_city") == expected
+    else:
+        with duckdb.connect(tmp_path / "out.db") as connection:
+            assert sorted(connection.execute("from by_city").fetchall()) == expected
+    assert expected == [("Basel", 1, 1), ("Bern", 1, 6), ("Chur", 2, 12)]
+
+
+@pytest.mark.parametrize("mode", ["changelog", "retract", "updates"])
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb", "parquet"])
+def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None:
+    from ddflow.connectors.modes import folded
+
+    if kind == "parquet":
+        sink = dd.sinks.parquet(tmp_path / "out", mode=mode)
+    else:
+        sink = getattr(dd.sinks, kind)(tmp_path / "out.db", "by_city", mode=mode)
+    with flow().open(tmp_path / "state") as engine:
+        for number, rows in enumerate([FIRST, SECOND, [(1, "Chur", 5)]]):
+            land(tmp_path / "in", f"{number}.csv", rows)
+            engine.run(landing(tmp_path), {"by_city": sink})
+        from ddflow.engine.delivery import Delivery
+
+        delivery = Delivery(engine.calls, "by_city", sink)
+        there = delivery.table.read()
+        delivery.table.close()
+        found: dict[tuple[Any, ...], int] = {}
+        for row in folded(mode, there).to_pylist():
+            diff = row.pop("_diff")
+            found[tuple(row.values())] = found.get(tuple(row.values()), 0) + diff
+        assert sorted(row for row, n in found.items() if n) == rows_of(engine, "by_city")
+        assert set(found.values()) <= {0, 1}
+        if mode == "changelog":
+            kinds = there["_change_type"].to_pylist()
+            assert kinds.count("update_preimage") == kinds.count("update_postimage") == 2
+            assert set(there["_commit_version"].to_pylist()) == {1, 2}  # the third changed nothing
+        if kind == "parquet":
+            assert sorted(os.listdir(tmp_path / "out")) == ["000000000001.parquet", "000000000002.parquet", "_written"]
+
+
+def test_a_sink_that_comes_later_gets_what_is_held(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    sink = dd.sinks.sqlite(tmp_path / "out.db", "orders")
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path))
+        engine.run({}, {"orders": sink})
+        assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders") == FIRST
+
+
+def test_epochs_wait_for_a_sink_beyond_those_that_can_be_given_again(tmp_path: Path) -> None:
+    sink = dd.sinks.sqlite(tmp_path / "out.db", "orders", mode="updates")
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({}, {"orders": sink})
+        for number in range(20):
+            engine.step({"orders": {"id": [number], "city": ["Bern"], "amount": [1]}})
+        assert len(manifest_of(tmp_path / "state").receipts) == 20
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({}, {"orders": sink})
+        assert [row[3] for row in of_sqlite(tmp_path / "out.db", "orders")] == list(range(1, 21))
+        engine.step({"orders": {"id": [77], "city": ["Bern"], "amount": [1]}})
+        assert len(manifest_of(tmp_path / "state").receipts) == 8
+
+
+def test_an_epoch_without_updates_is_not_written(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    sink = dd.sinks.sqlite(tmp_path / "out.db", "orders")
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), {"orders": sink})
+        land(tmp_path / "in", "2.csv", FIRST)
+        assert engine.run(landing(tmp_path), {"orders": sink}).sinks == {"orders": 2}
+    sinks = manifest_of(tmp_path / "state").sinks["orders"]
+    assert (sinks.epoch, sinks.written) == (2, 1)
+    with flow().open(tmp_path / "state") as engine:
+        assert engine.run({}, {"orders": sink}).sinks == {"orders": 2}
+
+
+def test_a_rolled_back_state_is_behind_its_sink_until_it_is_synced(tmp_path: Path) -> None:
+    sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")}
+    with flow().open(tmp_path / "state") as engine:
+        for number, rows in enumerate([FIRST, SECOND]):
+            land(tmp_path / "in", f"{number}.csv", rows)
+            engine.run(landing(tmp_path), sinks)
+    dd.rollback(tmp_path / "state", 1)
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(SinkAhead, match=r"epoch 2.*not in the history"):
+            engine.run({}, sinks)
+        engine.step({"orders": {"id": [9], "city": ["Bern"], "amount": [1]}})  # another epoch 2
+        with pytest.raises(SinkAhead):
+            engine.run({}, sinks)
+        assert engine.sync(sinks, dry=True) == engine.sync(sinks)
+        assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders")
+        # The files after the rollback are read again.
+        engine.run(landing(tmp_path), sinks)
+        assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders")
+        assert (4, "Basel", 1) in rows_of(engine, "orders") and (9, "Bern", 1) in rows_of(engine, "orders")
+
+
+def test_tables_of_others_are_refused_and_adopted(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "out.db")
+    connection.execute("create table orders (id INTEGER, city TEXT, amount INTEGER)")
+    connection.execute("insert into orders values (1, 'Bern', 5), (77, 'Genf', 1)")
+    connection.commit()
+    sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")}
+    with flow().open(tmp_path / "state") as engine:
+        engine.step({"orders": {"id": [1, 2], "city": ["Bern", "Chur"], "amount": [5, 6]}})
+        for call in (engine.run, lambda _, sinks: engine.sync(sinks)):
+            with pytest.raises(SinkRefused, match="rows"):
+                call({}, sinks)  # type: ignore[operator]
+        assert engine.sync(sinks, adopt=True)["orders"] == (2, 1)
+        engine.run({}, sinks)
+        assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders")
+    with flow().open(tmp_path / "other") as engine, pytest.raises(SinkRefused, match="state with the id"):
+        engine.run({}, sinks)
+    connection.close()
+
+
+def test_shapes(tmp_path: Path) -> None:
+    sink = dd.sinks.sqlite(tmp_path / "out.db", "t")
+    connection = sqlite3.connect(tmp_path / "out.db")
+    with flow().open(tmp_path / "state") as engine:
+        for columns, found in (
+            ("id TEXT, city TEXT, amount INTEGER", "'id' is TEXT, we write INTEGER"),
+            ("id INTEGER, city TEXT, amount INTEGER, more TEXT", r"columns that we do not write: \['more'\]"),
+            ("city TEXT, amount INTEGER", "lacks the key"),
+        ):
+            connection.execute("drop table if exists t")
+            connection.execute(f"create table t ({columns})")
+            connection.commit()
+            with pytest.raises(SinkRefused, match=found):
+                engine.run({}, {"orders": sink})
+        connection.execute("drop table t")
+        connection.execute("create table t (id INTEGER, amount INTEGER)")
+        connection.commit()
+        land(tmp_path / "in", "1.csv", FIRST)
+        engine.run(landing(tmp_path), {"orders": sink})
+        assert sorted(connection.execute("select id, city, amount from t").fetchall()) == FIRST
+    connection.close()
+    with flow().open() as engine, pytest.raises(SpecError, match="in memory"):
+        engine.run({}, {"orders": sink})
+    made = flow()
+    made.output("cities", made.outputs["orders"].project(["city"]))
+    with made.open(tmp_path / "more") as engine:
+        with pytest.raises(SpecError, match="proves no key"):
+            engine.run({}, {"cities": sink})
+        with pytest.raises(SpecError, match="there is no such output"):
+            engine.run({}, {"citys": sink})
+        with pytest.raises(SpecError, match="no mode 'upsert'"):
+            engine.run({}, {"orders": dd.sinks.parquet(tmp_path / "p", mode="upsert")})
+
+
+def test_every_type_goes_there_and_back(tmp_path: Path) -> None:
+    import datetime as dt
+    from decimal import Decimal
+
+    values: dict[str, tuple[pa.DataType, Any]] = {
+        "id": (pa.int64(), 1),
+        "flag": (pa.bool_(), True),
+        "small": (pa.int8(), -3),
+        "big": (pa.uint64(), 2**64 - 1),
+        "real": (pa.float64(), 1.5),
+        "money": (pa.decimal128(12, 2), Decimal("1.10")),
+        "day": (pa.date32(), dt.date(2026, 11, 24)),
+        "at": (pa.timestamp("us"), dt.datetime(2026, 11, 24, 8, 1, 2, 3)),
+        "zoned": (pa.timestamp("us", "UTC"), dt.datetime(2026, 11, 24, 8, tzinfo=dt.UTC)),
+        "bytes": (pa.binary(), b"\x00\xff"),
+        "tags": (pa.list_(pa.string()), ["a", "b"]),
+        "text": (pa.string(), 'O"Hara'),
+    }
+    made = dd.Flow()
+    schema = {name: kind for name, (kind, _) in values.items()}
+    made.output("rows", made.upserts("rows", schema, dd.Upsert(key="id")))
+    given = pa.table(
+        {
+            name: pa.array([value, None][: 1 + (name != "id")] + ([2] if name == "id" else []), kind)
+            for name, (kind, value) in values.items()
+        }
+    )
+    for kind in ("sqlite", "duckdb"):
+        sinks = {"rows": getattr(dd.sinks, kind)(tmp_path / f"{kind}.db", "t")}
+        with made.open(tmp_path / kind) as engine:
+            engine.step({"rows": given})
+            engine.run({}, sinks)
+            assert engine.sync(sinks, dry=True)["rows"] == (0, 0)
+        source = getattr(dd.sources, kind)(tmp_path / f"{kind}.db", "t")
+        with made.open() as engine:
+            engine.run({"rows": source})
+            assert engine.read("rows").drop_columns(["_diff"]).sort_by("id").to_pylist() == given.to_pylist()
+
+
+def test_a_database_is_read_again_when_it_changed(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "in.db")
+    connection.execute("create table orders (id int, city text, amount int)")
+    connection.executemany("insert into orders values (?, ?, ?)", FIRST)
+    connection.commit()
+    source = {"orders": dd.sources.sqlite(tmp_path / "in.db", "orders")}
+    with flow().open(tmp_path / "state") as engine:
+        assert engine.run(source).rows == 3
+        assert engine.run(source).rows == 0
+        connection.execute("delete from orders where id = 1")
+        connection.commit()
+        assert engine.run(source).rows == 2
+        assert rows_of(engine, "orders") == FIRST[1:]
+    connection.close()
+    with flow().open() as engine, pytest.raises(SourceFailed, match="no such table"):
+        engine.run({"orders": dd.sources.sqlite(tmp_path / "in.db", "nothing")}, give_up_after="0s")
+
+
+def test_a_finished_file_that_changed_is_an_error(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path))
+    land(tmp_path / "in", "1.csv", SECOND)
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(SourceChanged, match=r"1\.csv"):
+            engine.run(landing(tmp_path))
+        (tmp_path / "in" / "1.csv").unlink()
+        land(tmp_path / "in", "2.csv", SECOND)
+        assert engine.run(landing(tmp_path)).rows == 2  # one that is gone is forgotten
+
+
+def test_a_large_file_is_read_over_several_epochs(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    table = pa.table({"id": range(200_000), "city": ["Bern"] * 200_000, "amount": range(200_000)})
+    pq.write_table(table, tmp_path / "in" / "1.parquet", row_group_size=20_000)
+    source = {"orders": dd.sources.files(tmp_path / "in")}
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(source, until="0s")
+        seen = []
+        while (done := engine.run(source, interval="1ms", until="1ms", room="1MB")).rows:
+            seen.append(done.rows)
+            engine.close()
+            engine = flow().open(tmp_path / "state")
+        assert sum(seen) + engine.verdicts.counts.get("", 0) == 200_000 and len(seen) > 2
+        assert engine.read("by_city").to_pylist() == [
+            {"city": "Bern", "n": 200_000, "total": sum(range(200_000)), "_diff": 1}
+        ]
+        engine.close()
+
+
+def test_followed_files_and_a_signal(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")}
+
+    def later() -> None:
+        time.sleep(0.5)
+        land(tmp_path / "in", "0.csv", SECOND)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and len(of_sqlite(tmp_path / "out.db", "orders")) < 4:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with flow().open(tmp_path / "state") as engine:
+        thread = threading.Thread(target=later)
+        thread.start()
+        done = engine.run(landing(tmp_path, follow=True, settle="100ms"), sinks, interval="50ms")
+        thread.join()
+        assert (done.stopped, done.rows, done.sinks["orders"]) == ("signal", 5, engine.epoch)
+        assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_hold_back_needs_lateness_and_a_silent_source_is_left_out(tmp_path: Path) -> None:
+    made = dd.Flow()
+    for name in ("a", "b"):
+        made.output(name, made.upserts(name, {"id": pa.int64(), "at": pa.int64()}, dd.Upsert(key="id", time="at")))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "1.csv").write_text("id,at\n1,10\n2,20\n")
+    sources = {name: dd.sources.files(tmp_path / name / "*.csv", follow=True, settle="0s") for name in ("a", "b")}
+    with made.open(tmp_path / "state") as engine:
+        with pytest.raises(SpecError, match="nothing closes times of 'a'"):
+            engine.run(sources)
+        with pytest.raises(SpecError, match="times are int64"):
+            engine.run(sources, lateness="1s")
+        engine.run(sources, lateness=5, until="300ms", interval="10ms")
+        assert engine.frontier == dd.NEVER  # b was never heard of
+        engine.run(sources, lateness=5, until="500ms", interval="10ms", idle="100ms")
+        assert engine.frontier == 15 and engine.read("a").num_rows == 1
+
+
+class Failing(Source):
+    """A source that fails so many times before its rows."""
+
+    kind = "failing"
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    @property
+    def target(self) -> str:
+        """Nowhere."""
+        return "nowhere"
+
+    def open(self, inputs: Any, position: Any) -> Any:
+        """Fail, or itself."""
+        if self.times:
+            self.times -= 1
+            raise SourceFailed("read nowhere", "it does not answer", "wait")
+        self.position, self.acknowledged, self.ended = position or 0, [], False
+        return self
+
+    def poll(self, room: int) -> Any:
+        """A transaction in two parts, behind the first of which no epoch may end."""
+        self.position += 1
+        batch = pa.record_batch({"id": [self.position], "city": ["Bern"], "amount": [1]})
+        self.ended = self.position >= 4
+        return Taken({"orders": [batch]}, None if self.position % 2 else self.position)
+
+    def lag(self) -> str:
+        """None."""
+        return ""
+
+    def acknowledge(self, position: Any) -> None:
+        """Note it."""
+        self.acknowledged.append(position)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def test_sources_are_tried_again_and_epochs_end_where_they_may(tmp_path: Path) -> None:
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(SourceFailed):
+            engine.run({"orders": Failing(100)}, give_up_after="100ms")
+        source = Failing(2)
+        done = engine.run({"orders": source}, rows=1)
+        assert (done.rows, done.epochs, source.acknowledged) == (4, 2, [2, 4])
+        with pytest.raises(SpecError, match="its position is one of failing"):
+            engine.run(landing(tmp_path))
+        with pytest.raises(SpecError, match="there is no input"):
+            engine.run({"order": Failing(0)})
+
+
+def test_a_failing_sink_is_tried_again_and_stops_the_input_when_too_much_waits(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")}
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({}, sinks)
+        lock = sqlite3.connect(tmp_path / "out.db", isolation_level=None, timeout=0)
+        import ddflow.connectors.sqlite as connector
+
+        real = connector.sqlite3.connect
+        try:
+            connector.sqlite3.connect = lambda *a, **k: real(*a, **{**k, "timeout": 0.01})  # type: ignore[attr-defined]
+            lock.execute("begin immediate")
+            with pytest.raises(SinkFailed, match="locked"):
+                engine.run(landing(tmp_path), sinks, give_up_after="300ms", interval="10ms")
+            assert engine.epoch == 1  # the state is whole, and its epoch is kept
+            land(tmp_path / "in", "2.csv", SECOND)
+            with pytest.raises(SinkFailed):
+                engine.run(landing(tmp_path), sinks, give_up_after="300ms", interval="10ms", sink_backlog="1")
+            assert engine.epoch == 1  # nothing was taken in
+        finally:
+            connector.sqlite3.connect = real  # type: ignore[attr-defined]
+        lock.execute("rollback")
+        engine.run(landing(tmp_path), sinks)
+        assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders")
+        lock.close()
+
+
+def test_a_commit_whose_answer_was_lost_is_found(tmp_path: Path) -> None:
+    from ddflow.connectors.sql_table import SqlTable
+
+    sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders", mode="changelog")}
+    land(tmp_path / "in", "1.csv", FIRST)
+    real, lost = SqlTable.write, [True]
+
+    def write(self: Any, *given: Any) -> None:
+        real(self, *given)
+        if lost and lost.pop():
+            raise SinkFailed("write", "the answer was lost", "ask again")
+
+    with flow().open(tmp_path / "state") as engine:
+        SqlTable.write = write  # type: ignore[method-assign]
+        try:
+            engine.run(landing(tmp_path), sinks)
+        finally:
+            SqlTable.write = real  # type: ignore[method-assign]
+        assert not lost and len(of_sqlite(tmp_path / "out.db", "orders")) == 3
+
+
+def test_a_step_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    (tmp_path / "in" / "2.csv").write_text("id,amount\n,5\n")  # no key
+    with flow().open(tmp_path / "state") as engine, pytest.raises(dd.DdflowError):
+        engine.run(landing(tmp_path))
+    with flow().open(tmp_path / "state") as engine:
+        assert engine.epoch == 0
+        (tmp_path / "in" / "2.csv").unlink()
+        assert engine.run(landing(tmp_path)).rows == 3
+
+
+def test_messages_by_line(tmp_path: Path) -> None:
+    made = dd.Flow()
+    made.output("lines", made.upserts("lines", {"value": pa.binary(), "offset": pa.int64()}, dd.Upsert(key="offset")))
+    (tmp_path / "in.jsonl").write_bytes(b'{"a": 1}\n\n{"a": 2}')
+    with made.open() as engine:
+        engine.run({"lines": dd.sources.files(tmp_path / "in.jsonl", lines=True)})
+        values = [json.loads(value) for value in engine.read("lines")["value"].to_pylist()]
+        assert sorted(values, key=str) == [{"a": 1}, {"a": 2}]
