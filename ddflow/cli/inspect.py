@@ -143,6 +143,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
             for name, text in found["outputs"].items()
         ),
     )
+    yield from _attached(found)
     head = ("epoch", "call", "at", "verdicts", "outputs", "digest")
     yield "Epochs that can be given again", head, _receipts(found["receipts"])
     yield (
@@ -159,6 +160,21 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
             for each in found["versions"]
         ),
     )
+
+
+def _attached(found: Mapping[str, Any]) -> Iterator[Section]:
+    """Sources and sinks; of a long position its two ends."""
+    from ddflow.errors import cut
+
+    sources = (
+        (name, of["kind"], of["target"], cut(json.dumps(of["position"]), 80)) for name, of in found["sources"].items()
+    )
+    yield "Sources", ("input", "kind", "where", "position"), sources
+    sinks = (
+        (name, of["kind"], of["target"], of["mode"], of["epoch"], found["epoch"] - of["epoch"])
+        for name, of in found["sinks"].items()
+    )
+    yield "Sinks", ("output", "kind", "where", "mode", "has", "waiting"), sinks
 
 
 def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:

@@ -3,14 +3,14 @@
 Invariant: a connector knows no engine, no plan and no step. A source is opened at a position and says, with the rows
 it brings, the position after them; that is committed with the epoch that the rows made, so reading goes on behind the
 last commit whatever died. A sink takes an epoch after its commit, in its target's own transaction, together with a
-`Written`: whoever opens it next sees which epoch it has. What is declared (`dd.sources.*`, `dd.sinks.*`) can be
+`TargetRecord`: whoever opens it next sees which epoch it has. What is declared (`dd.sources.*`, `dd.sinks.*`) can be
 copied and named in a manifest; what is open holds connections. A connector is one file with both.
 
 What fails for a while raises `SourceFailed` or `SinkFailed`, after which both are opened anew; all else ends a run.
 
->>> Taken({"orders": []}, {"offset": 7}).position
+>>> Polled({"orders": []}, {"offset": 7}).position
 {'offset': 7}
->>> Written("0" * 32, "by_city", 7, "f" * 32).epoch
+>>> TargetRecord("0" * 32, "by_city", 7, "f" * 32).epoch
 7
 """
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 Mode = Literal["upsert", "changelog", "retract", "updates"]
 
 
-class Taken(NamedTuple):
+class Polled(NamedTuple):
     """What a source brought.  ``rows``: by input, in order.  ``position``: after them, plain JSON; None where no epoch
     may end yet.  ``whole``: inputs whose rows are all that they hold."""
 
@@ -36,7 +36,7 @@ class OpenSource(ABC):
     """A source, being read."""
 
     @abstractmethod
-    def poll(self, room: int) -> Taken | None:
+    def poll(self, room: int) -> Polled | None:
         """What came, of about ``room`` bytes at most; None where nothing is there now.  Waits for little.
 
         Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`, `SchemaMismatch`.
@@ -81,7 +81,7 @@ class Source(ABC):
         """
 
 
-class Written(NamedTuple):
+class TargetRecord(NamedTuple):
     """What lies in a target beside a table: the last epoch that is in it, whose, and the digest of its manifest."""
 
     state: str
@@ -90,7 +90,7 @@ class Written(NamedTuple):
     digest: str
 
 
-class Shape(NamedTuple):
+class TableShape(NamedTuple):
     """A table as a mode makes it.  ``schema``: its columns.  ``key``: by which rows are replaced; None: rows are only
     added."""
 
@@ -99,7 +99,7 @@ class Shape(NamedTuple):
     key: tuple[str, ...] | None
 
 
-class Changes(NamedTuple):
+class TableChanges(NamedTuple):
     """An epoch as a target takes it.  ``gone``: the keys whose rows go, None where rows are only added; by a key of no
     columns all go.  ``rows``: that are added then.  ``net``: how many rows changed; 0: there is nothing to write."""
 
@@ -112,7 +112,7 @@ class OpenSink(ABC):
     """A target's table, connected."""
 
     @abstractmethod
-    def written(self) -> Written | None:
+    def written(self) -> TargetRecord | None:
         """What the target says that it has; None where it says nothing."""
 
     @abstractmethod
@@ -124,7 +124,7 @@ class OpenSink(ABC):
         """Whether the table has rows."""
 
     @abstractmethod
-    def write(self, changes: Changes, now: Written, before: Written | None) -> None:
+    def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch, in one transaction with ``now``.  Nothing happens where it has ``now`` already.
 
         ``before``: what it must have said until then.  Raises `SinkFailed`, after which it may have happened, and
@@ -152,5 +152,5 @@ class TableSink(ABC):
         """Where that is, table included, as manifests and messages name it; never with credentials."""
 
     @abstractmethod
-    def open(self, shape: Shape) -> OpenSink:
+    def open(self, shape: TableShape) -> OpenSink:
         """Connect.  Nothing is made yet.  Raises `SinkFailed`, `SinkRefused`."""

@@ -5,9 +5,9 @@ epoch's transaction and closed, so that others can read it in between.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
-...     opened = DuckDBSink(f"{folder}/a.db", "t").open(Shape("t", pa.schema({"id": pa.int64()}), ("id",)))
+...     opened = DuckDBSink(f"{folder}/a.db", "t").open(TableShape("t", pa.schema({"id": pa.int64()}), ("id",)))
 ...     opened.prepare()
-...     opened.write(Changes(None, pa.table({"id": [7]}), 1), Written("0" * 32, "t", 1, "f" * 32), None)
+...     opened.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 1, "f" * 32), None)
 ...     opened.read().to_pylist(), opened.written().epoch
 ([{'id': 7}], 1)
 """
@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import Changes, Mode, OpenSink, Shape, TableSink, Written
+from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
 from ddflow.connectors.whole_files import FileDatabase
 from ddflow.errors import MissingExtra, SourceFailed
 
-__all__ = ["Changes", "DuckDBSink", "DuckDBSource", "Written"]
+__all__ = ["DuckDBSink", "DuckDBSource", "TableChanges", "TargetRecord"]
 
 
 def driver() -> Any:
@@ -49,7 +49,8 @@ class DuckDBSource(FileDatabase):
         names = ", ".join(SqlTable.quoted(name) for name in schema.names)
         try:
             with duckdb.connect(self.path, read_only=True) as connection:
-                return connection.sql(f"select {names} from {self.selected}").to_arrow_table()
+                rows: pa.Table = connection.sql(f"select {names} from {self.selected}").to_arrow_table()
+                return rows
         except duckdb.Error as error:
             raise SourceFailed(f"read {self.target}", str(error).splitlines()[0], "see to the database") from None
 
@@ -68,7 +69,7 @@ class DuckDBSink(TableSink):
         """The file and the table."""
         return f"{os.path.abspath(self.path)}#{self.table}"
 
-    def open(self, shape: Shape) -> OpenSink:
+    def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
         return DuckDBTable(self, shape)
 
@@ -76,7 +77,7 @@ class DuckDBSink(TableSink):
 class DuckDBTable(SqlTable):
     """A table of DuckDB."""
 
-    def __init__(self, of: DuckDBSink, shape: Shape) -> None:
+    def __init__(self, of: DuckDBSink, shape: TableShape) -> None:
         self._duckdb = driver()
         type(self).failures = (self._duckdb.Error,)
         super().__init__(None, of.table, shape, of.target)
@@ -127,7 +128,7 @@ class DuckDBTable(SqlTable):
         """All rows."""
         with self.talking("read"):
             names = self._names(self.shape.schema.names)
-            found = self.connection.sql(f"select {names} from {self.quoted(self.table)}").to_arrow_table()
+            found: pa.Table = self.connection.sql(f"select {names} from {self.quoted(self.table)}").to_arrow_table()
             return found.cast(self.shape.schema)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import OpenSource, Source, Taken
+from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.files.kinds import kind_of
 from ddflow.connectors.files.source import FileOptions, FilePosition, open_files
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
@@ -106,7 +106,7 @@ class FollowedFiles(OpenSource):
         n = len(self._ready) + (self._at is not None)
         return f"{n:,} file{'s'[: n != 1]}" if n else ""
 
-    def poll(self, room: int) -> Taken | None:
+    def poll(self, room: int) -> Polled | None:
         """Batches of as many files as there is room for."""
         if self._at is None and not self._ready and not self.ended:
             self._look()
@@ -116,7 +116,7 @@ class FollowedFiles(OpenSource):
             if batch is not None and batch.num_rows:
                 batches.append(batch)
                 size += batch.nbytes
-        return Taken({self.name: batches}, self._position()) if batches else None
+        return Polled({self.name: batches}, self._position()) if batches else None
 
     def close(self) -> None:
         """Let go of the file that is being read."""
@@ -229,7 +229,7 @@ def _lines(path: str, rows: int, most: int = 1 << 22) -> Iterator[tuple[pa.Recor
                 if kept:
                     values, places = zip(*kept, strict=True)
                     columns = {"value": pa.array(values, pa.binary()), "offset": pa.array(places, pa.int64())}
-                    yield pa.RecordBatch.from_pydict(columns), number
+                    yield pa.record_batch(columns), number
                 if not block:
                     return
     except (OSError, pa.ArrowException) as error:

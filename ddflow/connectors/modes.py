@@ -27,7 +27,7 @@ from ddflow.columns.hashing import Ints, Secret, identities
 from ddflow.columns.names import DELETED, DIFF, TIME
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
-from ddflow.connectors.attached import Changes, Mode
+from ddflow.connectors.attached import Mode, TableChanges
 from ddflow.errors import CountOverflow, NotUnique
 from ddflow.kernels.accumulate import net
 
@@ -55,10 +55,10 @@ def shaped(mode: Mode, updates: pa.Schema) -> pa.Schema:
     return updates if mode == "updates" else pa.schema(row)
 
 
-def changes(mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int, secret: Secret) -> Changes:
+def changes(mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int, secret: Secret) -> TableChanges:
     """What an epoch's updates are to a target.  O(n).  Raises `NotUnique`, `CountOverflow`."""
     if mode == "updates":
-        return Changes(None, updates, updates.num_rows)
+        return TableChanges(None, updates, updates.num_rows)
     if DIFF not in updates.schema.names:
         return _last(updates, key or (), secret)
     of = _net(updates, key, secret)
@@ -67,23 +67,23 @@ def changes(mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int
         return _upserts(of, key or (), schema)
     if mode == "retract":
         order = np.argsort(of.diffs > 0, kind="stable")
-        retract = pa.array(of.diffs[order] < 0)
-        rows = of.rows.take(pa.array(order)).add_column(0, pa.field(RETRACT, pa.bool_()), retract)
-        return Changes(None, _repeated(rows, of.diffs[order]).cast(schema), order.size)
+        rows = of.rows.take(pa.array(order)).append_column(RETRACT, pa.array(of.diffs[order] < 0))
+        rows = _repeated(rows.select(schema.names), of.diffs[order])
+        return TableChanges(None, rows.cast(schema), order.size)
     order = np.lexsort((of.diffs > 0, of.keys))
     keys, diffs = of.keys[order], of.diffs[order]
-    kinds = (diffs > 0).astype(np.int64)
+    kinds: Any = (diffs > 0).astype(np.int64)
     if key is not None:
-        first = np.ones(keys.size, bool)
+        first: Any = np.ones(keys.size, bool)
         first[1:] = keys[1:] != keys[:-1]
         number = np.cumsum(first) - 1
-        signs = np.zeros((number[-1] + 1 if keys.size else 0, 2), bool)
+        signs: Any = np.zeros((number[-1] + 1 if keys.size else 0, 2), bool)
         signs[number, kinds] = True
         kinds += 2 * signs.all(1)[number]
     rows = of.rows.take(pa.array(order))
     rows = rows.append_column(CHANGE, pa.array(np.array(KINDS, object)[kinds], pa.string()))
     rows = rows.append_column(VERSION, pa.array(np.full(keys.size, epoch)))
-    return Changes(None, _repeated(rows, diffs).cast(schema), order.size)
+    return TableChanges(None, _repeated(rows, diffs).cast(schema), order.size)
 
 
 def folded(mode: Mode, table: pa.Table) -> pa.Table:
@@ -100,16 +100,16 @@ def folded(mode: Mode, table: pa.Table) -> pa.Table:
     return table.drop_columns(beside).append_column(DIFF, pa.array(diffs))
 
 
-def _last(upserts: pa.Table, key: Sequence[str], secret: Secret) -> Changes:
+def _last(upserts: pa.Table, key: Sequence[str], secret: Secret) -> TableChanges:
     """Upserts of `ddflow.Collection.to_upserts`: of each key the last one counts."""
     back = upserts.take(pa.array(np.arange(upserts.num_rows)[::-1])).combine_chunks()
     numbers = _numbered(back.select(list(key)), secret)
     last = back.take(pa.array(np.unique(numbers, return_index=True)[1][::-1]))
     rows = last.filter(pc.invert(last.column(DELETED))).drop_columns([TIME, DELETED])
-    return Changes(last.select(list(key)), rows, last.num_rows)
+    return TableChanges(last.select(list(key)), rows, last.num_rows)
 
 
-def _upserts(of: Net, key: Sequence[str], schema: pa.Schema) -> Changes:
+def _upserts(of: Net, key: Sequence[str], schema: pa.Schema) -> TableChanges:
     there = np.flatnonzero(of.diffs > 0)
     again = np.unique(of.keys[there], return_index=True)[1]
     if again.size < there.size or (of.diffs[there] > 1).any():
@@ -118,7 +118,7 @@ def _upserts(of: Net, key: Sequence[str], schema: pa.Schema) -> Changes:
         raise NotUnique("write an epoch as upserts", f"the key {row} has several rows", "choose another mode, or key")
     first = np.unique(of.keys, return_index=True)[1]
     gone = of.rows.select(list(key)).take(pa.array(np.sort(first)))
-    return Changes(gone, of.rows.take(pa.array(there)).cast(schema), of.diffs.size)
+    return TableChanges(gone, of.rows.take(pa.array(there)).cast(schema), of.diffs.size)
 
 
 def _net(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> Net:

@@ -1,6 +1,6 @@
 """A table of a database as a sink: what is the same wherever SQL is spoken over a connection of Python's.
 
-Invariant: an epoch's rows and its `Written` are one transaction of the target. The record lies in the table
+Invariant: an epoch's rows and its `TargetRecord` are one transaction of the target. The record lies in the table
 ``_ddflow_written``, a row for each table. The record is compared within that transaction, so a second writer, or an
 epoch that was committed though nobody heard of it, is found before a row changes. A dialect is a subclass with the
 connection, the types and how rows go in; its file has nothing of records, shapes or order.
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import Changes, OpenSink, Shape, Written
+from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 
 RECORDS: Final = "_ddflow_written"
@@ -33,7 +33,7 @@ class SqlTable(OpenSink):
     """What the driver raises."""
     begin: ClassVar[str] = "begin"
 
-    def __init__(self, connection: Any, table: str, shape: Shape, place: str) -> None:
+    def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
         self.connection, self.table, self.shape, self.place = connection, table, shape, place
 
     @abstractmethod
@@ -84,16 +84,16 @@ class SqlTable(OpenSink):
             raise
         self.connection.commit()
 
-    def written(self) -> Written | None:
+    def written(self) -> TargetRecord | None:
         """The record."""
         with self.talking("ask"):
             return self._record()
 
-    def _record(self) -> Written | None:
+    def _record(self) -> TargetRecord | None:
         if not self.columns(RECORDS):
             return None
         found = self.execute(f"select state, output, epoch, digest from {RECORDS} where table_name = ?", [self.table])
-        return Written(*found[0]) if found else None
+        return TargetRecord(*found[0]) if found else None
 
     def occupied(self) -> bool:
         """Whether there is a row."""
@@ -139,7 +139,7 @@ class SqlTable(OpenSink):
     def _refused(self, found: str, remedy: str) -> SinkRefused:
         return SinkRefused(f"write {self.shape.output!r} to {self.place}", found, remedy)
 
-    def write(self, changes: Changes, now: Written, before: Written | None) -> None:
+    def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
         with self.talking("write"), self.transaction():
             self.execute(

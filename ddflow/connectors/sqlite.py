@@ -5,9 +5,9 @@ that sorts as they do: decimals, dates and times in ISO form; booleans are 0 and
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
-...     opened = SQLiteSink(f"{folder}/a.db", "t").open(Shape("t", pa.schema({"id": pa.int64()}), ("id",)))
+...     opened = SQLiteSink(f"{folder}/a.db", "t").open(TableShape("t", pa.schema({"id": pa.int64()}), ("id",)))
 ...     opened.prepare()
-...     opened.write(Changes(None, pa.table({"id": [7]}), 1), Written("0" * 32, "t", 1, "f" * 32), None)
+...     opened.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 1, "f" * 32), None)
 ...     opened.read().to_pylist(), opened.written().epoch
 ([{'id': 7}], 1)
 """
@@ -25,12 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.attached import Changes, Mode, OpenSink, Shape, TableSink, Written
+from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
 from ddflow.connectors.whole_files import FileDatabase
 from ddflow.errors import SinkFailed, SourceFailed
 
-__all__ = ["Changes", "SQLiteSink", "SQLiteSource", "Written"]
+__all__ = ["SQLiteSink", "SQLiteSource", "TableChanges", "TargetRecord"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class SQLiteSink(TableSink):
         """The file and the table."""
         return f"{os.path.abspath(self.path)}#{self.table}"
 
-    def open(self, shape: Shape) -> OpenSink:
+    def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
         try:
             connection = sqlite3.connect(self.path, timeout=5, isolation_level=None)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import OpenSource, Source, Taken
+from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.landed import LOOK
 from ddflow.errors import SourceFailed
 
@@ -81,7 +81,7 @@ class WholeFile(OpenSource):
         """Nothing is known of it."""
         return ""
 
-    def poll(self, room: int) -> Taken | None:
+    def poll(self, room: int) -> Polled | None:
         """All rows, where the file is not as it was."""
         if self.ended or monotonic() - self._looked < LOOK:
             return None
@@ -91,4 +91,4 @@ class WholeFile(OpenSource):
             return None
         rows = self.of.rows(self.schema)
         self.position = stamp
-        return Taken({self.name: rows.to_batches()}, stamp, frozenset([self.name]))
+        return Polled({self.name: rows.to_batches()}, stamp, frozenset([self.name]))

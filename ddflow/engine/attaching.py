@@ -9,7 +9,7 @@ Invariant: nothing of them is in the plan; a state's manifest says what is attac
 ...     engine.run({"peple": dd.sources.files("people/*.csv")})
 Traceback (most recent call last):
     ...
-ddflow.errors.SpecError: the source 'peple': there is no input 'peple'; did you mean 'people'?
+ddflow.errors.SpecError: the source 'peple': there is no input 'peple'; ...
 """
 
 from abc import ABC
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.engine.calls import Calls
 from ddflow.engine.delivery import Delivery, durable
-from ddflow.engine.run import Run, RunDone
+from ddflow.engine.run import RunDone, RunLoop
 from ddflow.engine.run_options import RunOptions
 
 
@@ -100,7 +100,7 @@ class Attaching(ABC):
         """
         options = RunOptions(interval, rows, until, lateness, idle, sink_backlog, give_up_after, room)
         engine: Any = self
-        return Run(engine, sources or {}, sinks or {}, options, shows=True).run()
+        return RunLoop(engine, sources or {}, sinks or {}, options, shows=True).run()
 
     def sync(self, sinks: Mapping[str, TableSink], *, adopt: bool = False, dry: bool = False) -> dict[str, Synced]:
         """Give targets the difference between what they hold and what the outputs hold, as of the last epoch.

@@ -72,6 +72,12 @@ def _refuse(calls: Calls, forget: bool) -> None:
     if forget and least < dataflow.last:
         raise SpecError("compact(forget=True)", f"a reader holds history from {shown(least)} on", "close the readers")
     calls.settled("compact")
+    if forget and calls.durable is not None:
+        log = calls.durable.log
+        behind = [name for name, sink in log.sinks.items() if sink.epoch < log.epoch]
+        if behind:
+            found = f"the sinks of {behind} have not acknowledged all updates, which are kept for them"
+            raise SpecError("compact(forget=True)", found, "give them these first: engine.run({}, sinks)")
     if dataflow.owed:
         raise SpecError(
             "compact",

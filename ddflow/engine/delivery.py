@@ -1,6 +1,6 @@
 """Delivery: the committed epochs of an output, given to its sink in their order, each once.
 
-Invariant: what the target says that it has (`Written`) is what counts: an epoch is written in the target's own
+Invariant: what the target says that it has (`TargetRecord`) is what counts: an epoch is written in the target's own
 transaction with it, and a state acknowledges an epoch when the target has said so. What it says must be in this
 state's history, by the digest of the manifest that committed it; a target that is ahead, behind what is kept, another
 state's, or has rows that nobody recorded is refused, and only `sync` mends it. An epoch without updates for the sink is
@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.names import DELETED, DIFF, TIME, did_you_mean
-from ddflow.connectors.attached import Changes, OpenSink, Shape, TableSink, Written
+from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.modes import changes, folded, shaped
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Commits
@@ -47,7 +47,7 @@ class Delivery:
         self.calls, self.name, self.sink, self.dataflow = calls, name, sink, calls.dataflow
         self.durable = durable(calls, f"the sink of {name!r}")
         self.table, self.at = self._connected(), 0
-        self.before: Written | None = None
+        self.before: TargetRecord | None = None
         self.failing: SinkFailed | None = None
         self.since = self._again = self._pause = 0.0
         if not syncing:
@@ -69,7 +69,7 @@ class Delivery:
         if DIFF not in updates.names and mode not in ("upsert", "updates"):
             raise SpecError(asked, "it has upserts already", "write it with mode='upsert'")
         self.key = key
-        return self.sink.open(Shape(self.name, shaped(mode, updates), key if mode == "upsert" else None))
+        return self.sink.open(TableShape(self.name, shaped(mode, updates), key if mode == "upsert" else None))
 
     @property
     def waiting(self) -> int:
@@ -110,7 +110,7 @@ class Delivery:
         self._covered()
         self._acknowledge()
 
-    def _check(self, there: Written, known: Delivered | None) -> None:
+    def _check(self, there: TargetRecord, known: Delivered | None) -> None:
         manifest = self.durable.log.manifest_log.manifest
         if there.state != manifest.id:
             raise self._refused(f"it is written by the state with the id {there.state}", "give each a table of its own")
@@ -162,7 +162,7 @@ class Delivery:
 
     def _stamped(self, rows: pa.Table) -> pa.Table:
         times = time_column(np.full(rows.num_rows, self.dataflow.last), self.dataflow.time_type)
-        return rows.add_column(rows.num_columns - 1, pa.field(TIME, times.type), times)
+        return rows.append_column(TIME, times).select([*rows.schema.names[:-1], TIME, DIFF])
 
     def pump(self, now: float) -> bool:
         """Write what waits, unless it failed a moment ago.  O(updates).  Whether nothing waits any more.
@@ -192,10 +192,10 @@ class Delivery:
         self.failing = None
         return True
 
-    def _write(self, made: Changes, epoch: int) -> None:
+    def _write(self, made: TableChanges, epoch: int) -> None:
         digest = self.durable.digest(epoch)
         assert digest is not None, f"epoch {epoch} is kept"
-        new = Written(self.durable.log.manifest_log.manifest.id, self.name, epoch, digest)
+        new = TargetRecord(self.durable.log.manifest_log.manifest.id, self.name, epoch, digest)
         self.table.write(made, new, self.before)
         self.before = new
 
@@ -206,7 +206,11 @@ class Delivery:
             self.sink.kind, self.sink.target, self.sink.mode, self.at, written, digest
         )
 
-    def difference(self) -> Changes:
+    def close(self) -> None:
+        """Let go of the target."""
+        self.table.close()
+
+    def difference(self) -> TableChanges:
         """What the target's table lacks of the rows that are held, and has more.  O(rows of both)."""
         theirs, ours = folded(self.sink.mode, self.table.read()), self._held()
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
@@ -215,7 +219,7 @@ class Delivery:
         both = pa.concat_tables([gone, ours]).combine_chunks()
         return changes(self.sink.mode, both, self.key, self.durable.epoch, self.dataflow.secret)
 
-    def sync(self, adopt: bool, dry: bool) -> Changes:
+    def sync(self, adopt: bool, dry: bool) -> TableChanges:
         """Give the target the difference, and the record of this epoch.  As `difference`; raises `SinkRefused`.
 
         ``adopt``: whether the table may be another's.  ``dry``: only say what would be given.

@@ -11,7 +11,7 @@ False
 from time import monotonic
 from typing import Any, Final
 
-from ddflow.connectors.attached import OpenSource, Taken
+from ddflow.connectors.attached import OpenSource, Polled
 from ddflow.errors import SourceFailed
 
 PAUSES: Final = (0.05, 30.0)
@@ -24,7 +24,7 @@ class Inlet:
     def __init__(self, name: str, of: Any, schemas: Any, position: Any) -> None:
         self.name, self.of, self.schemas = name, of, schemas
         self.position = self.committed = position
-        self.taken, self._open = list[Taken](), list[Taken]()
+        self.taken, self._open = list[Polled](), list[Polled]()
         self.failing: SourceFailed | None = None
         self.since = self._again = self._pause = 0.0
         self.heard = monotonic()
@@ -50,7 +50,7 @@ class Inlet:
         """What is there and was not taken, for people."""
         return self.failing.found if self.failing is not None else "" if self._source is None else self._source.lag()
 
-    def poll(self, room: int) -> Taken | None:
+    def poll(self, room: int) -> Polled | None:
         """What came; None for nothing, also while the source fails.  Raises as `OpenSource.poll`."""
         now = monotonic()
         if self.failing is not None and now < self._again:

@@ -18,7 +18,7 @@ were not committed when something else failed goes no further. A first SIGTERM o
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -34,7 +34,7 @@ from ddflow.engine.commit_timer import CommitTimer
 from ddflow.engine.delivery import Delivery
 from ddflow.engine.inlet import Inlet
 from ddflow.engine.run_options import EPOCHS, RunOptions
-from ddflow.errors import SpecError
+from ddflow.errors import DdflowError, SpecError
 from ddflow.metrics import LOG
 from ddflow.storage.epochs import Attached
 from ddflow.terminal import Line
@@ -86,7 +86,7 @@ class RunDone:
     sinks: dict[str, int] = field(default_factory=dict)
 
 
-class Run:
+class RunLoop:
     """One run of an ``engine``.  ``shows``: whether a line on the terminal tells how it goes."""
 
     def __init__(
@@ -141,8 +141,9 @@ class Run:
         with ExitStack() as stack:
             stack.enter_context(self._commits())
             stack.enter_context(self._signals())
-            for each in (*self.inlets, *(outlet.table for outlet in self.outlets.values()), self.line):
-                stack.callback(each.close)
+            for close in (*(each.close for each in self.inlets), *(each.close for each in self.outlets.values())):
+                stack.callback(close)
+            stack.callback(self.line.close)
             while True:
                 if ends is not None and monotonic() - began >= ends:
                     self._stop = self._stop or "time"
@@ -275,7 +276,7 @@ class Run:
             self._count(call(ready), [batch for batches in ready.values() for batch in batches])
         return {}
 
-    def _count(self, step: Step, batches: list[pa.RecordBatch]) -> None:
+    def _count(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:
         self.done.rows += sum(batch.num_rows for batch in batches)
         self.done.updates += sum(table.num_rows for table in step.values())
 
@@ -310,9 +311,11 @@ class Run:
     def _give_up(self) -> None:
         """Raise what has failed for too long."""
         patience = self.how.patience
-        for each in (*self.inlets, *self.outlets.values()):
-            if patience is not None and each.failing is not None and monotonic() - each.since >= patience:
-                raise each.failing
+        failing: list[tuple[DdflowError | None, float]] = [(each.failing, each.since) for each in self.inlets]
+        failing += [(each.failing, each.since) for each in self.outlets.values()]
+        for error, since in failing:
+            if patience is not None and error is not None and monotonic() - since >= patience:
+                raise error
 
     def _acknowledge(self) -> None:
         """Say in the state what the sinks have."""

@@ -58,6 +58,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         ``fed``: the last runs of calls alike, and how many of each kind there were before them; ``verdicts``;
         ``outputs``: as text; ``folder``: of output files, and what is whose in it; ``receipts``: of the last epochs;
         ``versions``: the manifests that are kept; ``files``, ``bytes``; ``partitions``, ``stages``: how many, and
+        ``sources``, ``sinks``: what is attached, with positions and the last epochs acknowledged;
         ``parts``: of each stage and partition the keys, pending events, files and bytes; ``fed``: by which query in
         batches, and the last of them.
 
@@ -88,6 +89,8 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "partitions": manifest.partitions,
             "stages": max(len(manifest.inventories) // manifest.partitions, 1),
             "parts": [],
+            "sources": {name: to_builtins(each) for name, each in manifest.sources.items()},
+            "sinks": {name: to_builtins(each) for name, each in manifest.sinks.items()},
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
         outputs = Record(manifest.plan, f"the plan of {store.where}").record("outputs")

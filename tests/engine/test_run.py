@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ddflow as dd
-from ddflow.connectors.attached import Taken
+from ddflow.connectors.attached import Polled
 from ddflow.connectors.sources import Source
 from ddflow.errors import (
     SinkAhead,
@@ -405,7 +405,7 @@ class Failing(Source):
         self.position += 1
         batch = pa.record_batch({"id": [self.position], "city": ["Bern"], "amount": [1]})
         self.ended = self.position >= 4
-        return Taken({"orders": [batch]}, None if self.position % 2 else self.position)
+        return Polled({"orders": [batch]}, None if self.position % 2 else self.position)
 
     def lag(self) -> str:
         """None."""

@@ -280,8 +280,8 @@ def test_another_format_is_told_from_damage() -> None:
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
     data = typical().encode()
-    damaged = refusal(data.replace(b"manifest 7", b"manifest 6", 1))
-    assert FORMAT == 7 and "its header says" in damaged.found and "checksum" in damaged.found
+    damaged = refusal(data.replace(b"manifest 8", b"manifest 7", 1))
+    assert FORMAT == 8 and "its header says" in damaged.found and "checksum" in damaged.found
 
 
 @pytest.mark.parametrize(
@@ -349,6 +349,10 @@ def test_another_format_is_told_from_damage() -> None:
         ("feed", {"query": 1, "batch": 1}),
         ("feed", {"query": "x" * 201, "batch": 1}),
         ("feed", {"query": "x", "batch": 1, "more": 1}),
+        ("sources", {"a": {"kind": "", "target": "b", "position": 1}}),
+        ("sources", {"a": {"kind": "files", "target": "b"}}),
+        ("sinks", {"a": {"kind": "c", "target": "b", "mode": "upsert", "epoch": 6, "written": 0, "digest": ""}}),
+        ("sinks", {"a": {"kind": "c", "target": "b", "mode": "upsert", "epoch": 1, "written": 1, "digest": "x"}}),
         ("fed", None),
         ("fed", []),
         ("fed", {"a": None}),

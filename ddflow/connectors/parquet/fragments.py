@@ -6,8 +6,8 @@ dead writer left. Files whose record is missing are removed before the next epoc
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
-...     opened = ParquetFragments(folder).open(Shape("t", pa.schema({"id": pa.int64()}), None))
-...     opened.write(Changes(None, pa.table({"id": [7]}), 1), Written("0" * 32, "t", 3, "f" * 32), None)
+...     opened = ParquetFragments(folder).open(TableShape("t", pa.schema({"id": pa.int64()}), None))
+...     opened.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 3, "f" * 32), None)
 ...     opened.read().to_pylist(), opened.written().epoch, sorted(os.listdir(folder))
 ([{'id': 7}], 3, ['000000000003.parquet', '_written'])
 """
@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddflow.connectors.attached import Changes, Mode, OpenSink, Shape, TableSink, Written
+from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 
 RECORDS: Final = "_written"
@@ -43,7 +43,7 @@ class ParquetFragments(TableSink):
         """The folder."""
         return os.path.abspath(self.folder)
 
-    def open(self, shape: Shape) -> OpenSink:
+    def open(self, shape: TableShape) -> OpenSink:
         """Nothing is made yet."""
         return FragmentFolder(Path(self.target), shape)
 
@@ -51,14 +51,14 @@ class ParquetFragments(TableSink):
 class FragmentFolder(OpenSink):
     """``folder``: with a file an epoch."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: TableShape) -> None:
         self.folder, self.shape = folder, shape
 
-    def written(self) -> Written | None:
+    def written(self) -> TargetRecord | None:
         """The greatest record."""
         with self._disk("ask"):
             names = self._names(RECORDS, ".json")
-            return Written(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
+            return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
 
     def occupied(self) -> bool:
         """Whether there is a file."""
@@ -70,14 +70,14 @@ class FragmentFolder(OpenSink):
         with self._disk("prepare"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
             for name in self._names("", ".parquet")[-1:]:
-                there = pq.read_schema(self.folder / name)
+                there = pq.ParquetFile(self.folder / name).schema_arrow
                 for field in there:
                     at = self.shape.schema.get_field_index(field.name)
                     if at < 0 or self.shape.schema.field(at).type != field.type:
                         found = f"{name} has {field.name!r} {field.type}, which we do not write"
                         raise SinkRefused(f"write {self.shape.output!r} to {self.folder}", found, "give another folder")
 
-    def write(self, changes: Changes, now: Written, before: Written | None) -> None:
+    def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
         there = self.written()
         if there == now:
