@@ -36,6 +36,8 @@ VERBS: Final = (
     "count",
     "replace",
     "sql",
+    "run",
+    "sync",
     "compare",
     "inspect",
     "export",
@@ -68,7 +70,9 @@ class Verbs(TyperGroup):
             return None
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         verb = getattr(importlib.import_module(f"ddflow.cli.{cmd_name}"), cmd_name)
-        alone.command(cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace", "sql", "compare"))(verb)
+        alone.command(
+            cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace", "sql", "run", "sync", "compare")
+        )(verb)
         return typer.main.get_command(alone)
 
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:

@@ -29,6 +29,6 @@ def count(ask: Ask) -> None:
 
     * `ddflow count orders/ --key id --time day --filter "amount > 100" --by city,status -o counts.csv`
     """
-    from ddflow.cli.run import run
+    from ddflow.cli.once import run
 
     run(dataclasses.replace(ask, counts=True))

@@ -45,6 +45,6 @@ def diff(ask: Ask) -> None:
 
     * `ddflow diff wednesday.csv --state state/orders --key id -o wednesday.parquet`
     """
-    from ddflow.cli.run import run
+    from ddflow.cli.once import run
 
     run(ask)

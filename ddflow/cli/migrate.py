@@ -72,10 +72,10 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
 
     from ddflow.cli.continued import epochs, opened
     from ddflow.cli.log import marked
+    from ddflow.cli.once import target
     from ddflow.cli.plan import INPUT, names, planned
     from ddflow.cli.progress import progress
     from ddflow.cli.reading import Skipped
-    from ddflow.cli.run import target
     from ddflow.tools.migrate import replay
 
     skipped = Skipped(allowed=False)

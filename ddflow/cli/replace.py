@@ -34,6 +34,6 @@ def replace(ask: Ask) -> None:
 
     * `ddflow replace packages/ --key name --noop-ignore checked_at -o changes.jsonl`
     """
-    from ddflow.cli.run import run
+    from ddflow.cli.once import run
 
     run(dataclasses.replace(ask, whole=True))

@@ -1,165 +1,174 @@
-"""One run of ``diff``, ``count`` or ``replace``: files through a flow into an output.
+"""``ddflow run``: a flow of a file follows its sources and keeps its sinks up to date.
 
-Invariant: a run either ends with a complete output and events in = resolved, or with an error and nothing written. In
-epoch mode each file is one step, in the order given, at times 1, 2, 3, ...; in hold-back mode each batch is pushed as
-it is read and the end of input closes all times. What was read and resolved is told of in full, also where some of it
-was for a state that goes on (``continued``). Nothing is interpreted here (``plan``), nor worded (``show``).
+Invariant: the flow is that of the file, a state is its memory, and what is attached is named here only. SIGTERM and
+Ctrl-C end it behind the epoch that is being made, with exit code 0: nothing is lost.
 
->>> run.__name__
-'run'
+>>> paired(["orders=files:landing/*.csv"], "--from")
+{'orders': 'files:landing/*.csv'}
 """
 
 import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from time import perf_counter
-from typing import Any
+import runpy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import typer
 
-import ddflow as dd
-from ddflow.cli.continued import epochs, opened, told
-from ddflow.cli.options import Ask
-from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
-from ddflow.cli.progress import Tick, progress
-from ddflow.cli.reading import Skipped, marked, readable, taken, within
+from ddflow.cli.arguments import Trust
 from ddflow.cli.say import say
-from ddflow.cli.show import Done, Piped, Preview
-from ddflow.columns.names import DIFF
-from ddflow.columns.schema import updates_schema
-from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_output
-from ddflow.dataflow.inflow import add
-from ddflow.dataflow.verdicts import Verdicts
-from ddflow.errors import OutputExists
+from ddflow.errors import SpecError
 
-Target = FileOutput | Piped | Preview
+if TYPE_CHECKING:
+    import ddflow as dd
+    from ddflow.connectors.attached import TableSink
 
-
-def run(ask: Ask) -> None:
-    """Do what is asked, and say what was done.  Raises `DdflowError`, `typer.BadParameter`."""
-    check_usage(ask)
-    began = perf_counter()
-    skipped = Skipped(ask.skip_bad_files)
-    given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])], skipped)
-    flow = planned(ask, given.schema)
-    out = target(ask, flow, given)
-    sides = _sides(ask, flow, given)
-    updates, counts = 0, dict[str, int]()
-    with ExitStack() as stack:
-        stack.callback(given.close)
-        engine = stack.enter_context(opening(ask, flow))
-        stack.enter_context(told(engine))
-        for each in (out, *sides.values()):
-            stack.enter_context(each)
-        shown = stack.enter_context(progress(given.rows, isinstance(out, Piped) and sys.stdout.isatty()))
-        read = [0]
-
-        def tick(rows: int, updates: int) -> None:
-            read[0] += rows
-            shown(rows, updates)
-
-        for step in _steps(engine, given, ask, tick, skipped):
-            updates += step[OUT].num_rows
-            add(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
-            tick(0, step[OUT].num_rows)
-            if not ask.net:
-                out.write(step[OUT])
-            for name, side in sides.items():
-                side.write(step[name])
-        if ask.net:
-            out.write(_net(engine))
-        epoch, pending = engine.epoch, engine.verdicts.pending
-        assert ask.state is not None or not pending, f"{pending} events have no verdict"
-        skipped.check(given.files)
-    files = [file for file in given.files if file not in skipped]
-    done = Done(
-        files,
-        rows=read[0],
-        epochs=None if ask.held_back else len(files),
-        updates=updates,
-        written=out.written,
-        verdicts=_verdicts(counts),
-        seconds=perf_counter() - began,
-        output=str(out.path) if isinstance(out, FileOutput) else None,
-        epoch=None if ask.state is None else epoch,
-        pending=pending,
-        skipped=dict(skipped),
-    )
-    if ask.as_json:
-        say(json.dumps(done.as_json()))
-    else:
-        say(done.text(), err=True)
+FlowFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="FLOW.PY[:NAME]", show_default=False, help="A file of Python, and the flow in it; `flow` by default."
+    ),
+]
+OwnState = Annotated[
+    str, typer.Option("--state", metavar="FOLDER", show_default=False, help="The state, made where there is none.")
+]
+From = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from",
+        metavar="INPUT=KIND:WHERE",
+        show_default=False,
+        help="A source: files:PATTERN, sqlite:FILE#TABLE, duckdb:FILE#TABLE. May be repeated.",
+    ),
+]
+To = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--to",
+        metavar="OUTPUT=KIND:WHERE",
+        show_default=False,
+        help="A sink: sqlite:FILE#TABLE, duckdb:FILE#TABLE, parquet:FOLDER. May be repeated.",
+    ),
+]
+Modes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mode",
+        metavar="OUTPUT=MODE",
+        show_default=False,
+        help="How rows are written: upsert, changelog, retract, updates. May be repeated.",
+    ),
+]
 
 
-def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
-    """The engine of a run: on its state, where it names one."""
-    if ask.state is None:
-        return flow.open()
-    trust: Any = ask.trust
-    return flow.open(ask.state, memory=ask.memory, trust=trust, commit_every=None)
+Lateness = Annotated[
+    str | None,
+    typer.Option(
+        "--lateness", metavar="N", show_default=False, help="Hold-back mode: how late events come: 10s, or a number."
+    ),
+]
+Idle = Annotated[
+    str | None,
+    typer.Option(
+        "--idle", metavar="SPAN", show_default=False, help="A source that is silent for so long holds no time open."
+    ),
+]
 
 
-def _steps(engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick, skipped: Skipped) -> Iterator[dd.Step]:
-    if ask.state is not None:
-        yield from epochs(engine, given, ask, tick, skipped)
+def run(
+    flow: FlowFile,
+    state: OwnState,
+    from_: From = None,
+    to: To = None,
+    mode: Modes = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later, until a signal.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of a file is a message of a format.")] = False,
+    interval: Annotated[str, typer.Option("--interval", metavar="SPAN", help="Of an epoch.")] = "1s",
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="SPAN", show_default=False, help="End after so long.")
+    ] = None,
+    lateness: Lateness = None,
+    idle: Idle = None,
+    give_up_after: Annotated[
+        str, typer.Option("--give-up-after", metavar="SPAN|never", help="How long failures are tried again.")
+    ] = "10min",
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", show_default=False, help="A budget, such as 512MB.")
+    ] = None,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+) -> None:
+    """Follow sources: an epoch of what came, committed with its positions, then given to the sinks, each once.
+
+    Examples:
+
+    * `ddflow run flow.py --state state --from 'orders=files:landing/*.csv' --to by_city=duckdb:shop.duckdb`
+
+    * `ddflow run flow.py --state state --from 'orders=files:landing/*.csv' --follow --to by_city=sqlite:shop.db#cities`
+    """
+    from ddflow.connectors.spelled import spelled_source
+
+    sources = {
+        name: spelled_source(text, name, follow=follow, lines=lines) for name, text in paired(from_, "--from").items()
+    }
+    targets, given = sinks(to, mode), loaded(flow)
+    behind: Any = int(lateness) if lateness is not None and lateness.isdigit() else lateness
+    patience = None if give_up_after == "never" else give_up_after
+    choices: dict[str, Any] = {"memory": memory, "trust": trust}
+    with given.open(state, **choices) as engine:
+        done = engine.run(
+            sources,
+            targets,
+            interval=interval,
+            until=until,
+            lateness=behind,
+            idle=idle,
+            give_up_after=patience,
+        )
+        epoch = engine.epoch
+    if as_json:
+        say(json.dumps({"epoch": epoch} | vars(done)))
         return
-    if ask.held_back:
-        for ready in readable(given, skipped, tick):
-            row = 0
-            for batch in ready.batches:
-                with within(given, FilePosition(ready.file, row)):
-                    step = engine.push({INPUT: batch})
-                row += batch.num_rows
-                yield step
-        yield engine.advance_to(dd.CLOSED)
-        return
-    time = 0
-    for file, part in zip(given.files, marked(ask, given.files), strict=True):
-        with skipped.over(file):
-            with within(given, FilePosition(file)):
-                step = taken(ask, engine, given, file, part, tick, time + 1)
-            time += 1
-            yield step
+    has = "".join(f", {name} has {at:,}" for name, at in done.sinks.items())
+    rate = f"{done.rows:,} rows in {done.epochs:,} epochs, {done.updates:,} updates in {done.seconds:.2f} s"
+    say(f"{rate}; epoch {epoch:,}{has} ({done.stopped})", err=True)
 
 
-def _verdicts(counts: dict[str, int]) -> dict[str, int]:
-    """Events by verdict, and the keys that full contents deleted, where there are any."""
-    absent = counts.pop("absent", 0)
-    return {**Verdicts.of(counts).counts, **({"absent": absent} if absent else {})}
+def sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, TableSink]":
+    """The sinks of a command line.  Raises `typer.BadParameter`, `SpecError`."""
+    from ddflow.connectors.spelled import spelled_sink
+
+    modes: dict[str, Any] = paired(mode, "--mode")
+    targets = paired(to, "--to")
+    for name, each in modes.items():
+        if name not in targets:
+            raise typer.BadParameter(f"--mode {name}={each}: there is no --to {name}=...")
+    return {name: spelled_sink(text, name, modes.get(name)) for name, text in targets.items()}
 
 
-def _net(engine: dd.Engine) -> pa.Table:
-    """The final counts, sorted by group where groups can be sorted."""
-    counts = engine.read(OUT).drop_columns([DIFF])
-    groups: list[Any] = [(name, "ascending") for name in counts.column_names[:-1]]
-    try:
-        return counts.take(pc.sort_indices(counts, groups)) if groups else counts
-    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):  # lists, structs
-        return counts
+def paired(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    """``NAME=REST`` by name.  Raises `typer.BadParameter`."""
+    found = dict[str, str]()
+    for text in given or ():
+        name, equals, rest = text.partition("=")
+        if not equals or not name or not rest:
+            raise typer.BadParameter(f"{option} {text}: write NAME=...")
+        if name in found:
+            raise typer.BadParameter(f"{option} {name}=...: it is given twice")
+        found[name] = rest
+    return found
 
 
-def target(ask: Ask, flow: dd.Flow, given: FilesSource) -> Target:
-    """Where the rows go.  Raises `OutputExists`, `UnwritableOutput`."""
-    rows = flow.outputs[OUT].schema
-    schema = rows if ask.net else updates_schema(rows, flow.time_type)
-    if ask.output is None and sys.stdout.isatty():
-        return Preview(schema)
-    return Piped() if ask.output in (None, "-") else _file(Path(str(ask.output)), schema, ask, given)
+def loaded(text: str) -> "dd.Flow":
+    """The flow of a file of Python.  Raises `SpecError`."""
+    from ddflow.engine.flow import Flow
 
-
-def _sides(ask: Ask, flow: dd.Flow, given: FilesSource) -> dict[str, FileOutput]:
-    """The files for the outputs that ``--stale`` adds, by output."""
-    sides = flow.side_outputs().items() if ask.stale_output is not None else ()
-    schemas = {name: updates_schema(schema, flow.time_type) for name, (_, schema) in sides}
-    return {name: _file(Path(str(ask.stale_output)), schema, ask, given) for name, schema in schemas.items()}
-
-
-def _file(path: Path, schema: pa.Schema, ask: Ask, given: FilesSource) -> FileOutput:
-    """An output file that is no input."""
-    if path.exists() and any(path.samefile(file) for file in given.files if os.path.exists(file)):
-        raise OutputExists(f"write {path}", "it is one of the inputs", "choose another name")
-    return open_output(path, schema, ask.overwrite)
+    path, name = text, "flow"
+    if not os.path.exists(text) and ":" in text:
+        path, _, name = text.rpartition(":")
+    if not os.path.isfile(path):
+        raise SpecError(f"run {path}", "there is no such file", "give a file of Python that makes a flow")
+    found = runpy.run_path(path, run_name="ddflow.flow").get(name)
+    if not isinstance(found, Flow):
+        raise SpecError(f"run {path}", f"{name!r} is no flow in it", "write flow = dd.Flow(), or FILE:NAME")
+    return found

@@ -127,8 +127,8 @@ class OpenSink(ABC):
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch, in one transaction with ``now``.  Nothing happens where it has ``now`` already.
 
-        ``before``: what it must have said until then.  Raises `SinkFailed`, after which it may have happened, and
-        `SinkAhead` where it says something else.
+        ``before``: what it must have said until then; ``now`` itself for a difference that belongs to the same epoch.
+        Raises `SinkFailed`, after which it may have happened, and `SinkAhead` where it says something else.
         """
 
     @abstractmethod

@@ -6,8 +6,9 @@ forgotten. A file is read when nobody writes to it any more: it was last written
 least ``settle`` seconds ago. Without ``follow`` what is there at the beginning is all. Files that are there together
 are taken in the order of their names; a large one over several epochs.
 
-The position: ``{"done": {name: [size, mtime]}, "at": None or [name, size, mtime, rows]}``; names are relative to the
-folder in front of the pattern, so that a landing folder may be moved.
+The position: ``{"done": {name: [size, mtime]}, "at": None or [name, size, mtime, rows], "before": rows}``, the last of
+all finished files, so that the offsets of messages ascend over files; names are relative to the folder in front of the
+pattern, so that a landing folder may be moved.
 
 >>> import pathlib, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +86,8 @@ class FollowedFiles(OpenSource):
 
     def __init__(self, of: LandedFiles, name: str, schema: pa.Schema, position: Any) -> None:
         self.of, self.name, self.schema = of, name, schema
-        position = position or {"done": {}, "at": None}
+        position = position or {"done": {}, "at": None, "before": 0}
+        self._before: int = position["before"]
         self.done = {file: Stamp(*stamp) for file, stamp in position["done"].items()}
         self._at: tuple[str, Stamp, int] | None = None
         if position["at"] is not None:
@@ -124,7 +126,7 @@ class FollowedFiles(OpenSource):
 
     def _position(self) -> dict[str, Any]:
         at = None if self._at is None else [self._at[0], *self._at[1], self._at[2]]
-        return {"done": {file: list(stamp) for file, stamp in self.done.items()}, "at": at}
+        return {"done": {file: list(stamp) for file, stamp in self.done.items()}, "at": at, "before": self._before}
 
     def _next(self) -> pa.RecordBatch | None:
         """The next batch of the file that is being read, which may thereby be finished."""
@@ -139,13 +141,14 @@ class FollowedFiles(OpenSource):
             self._at = file, stamp, after
             return batch
         self._unchanged(file, stamp)
+        self._before += rows
         self.done[file], self._at, self._reading = stamp, None, None
         return None
 
     def _rows(self, file: str, rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         path = self._path(file)
         if self.of.lines:
-            yield from _lines(path, rows)
+            yield from _lines(path, rows, self._before)
             return
         if not os.path.getsize(path):
             return
@@ -214,8 +217,8 @@ class FollowedFiles(OpenSource):
         return SourceChanged(f"read {self._path(file)}", found, remedy)
 
 
-def _lines(path: str, rows: int, most: int = 1 << 22) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The lines of a file as messages, behind so many of them."""
+def _lines(path: str, rows: int, before: int, most: int = 1 << 22) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The lines of a file as messages, behind so many of them.  ``before``: what is added to their numbers."""
     try:
         with pa.input_stream(path) as file:
             rest, number = b"", 0
@@ -228,7 +231,8 @@ def _lines(path: str, rows: int, most: int = 1 << 22) -> Iterator[tuple[pa.Recor
                 kept = [(line, at) for line, at in zip(parts, offsets, strict=True) if at >= rows and line.strip()]
                 if kept:
                     values, places = zip(*kept, strict=True)
-                    columns = {"value": pa.array(values, pa.binary()), "offset": pa.array(places, pa.int64())}
+                    numbered = pa.array([before + place for place in places], pa.int64())
+                    columns = {"value": pa.array(values, pa.binary()), "offset": numbered}
                     yield pa.record_batch(columns), number
                 if not block:
                     return

@@ -100,6 +100,13 @@ def folded(mode: Mode, table: pa.Table) -> pa.Table:
     return table.drop_columns(beside).append_column(DIFF, pa.array(diffs))
 
 
+def netted(updates: pa.Table, secret: Secret) -> pa.Table:
+    """The net of updates of one time, as updates.  O(n)."""
+    of = _net(updates, None, secret)
+    times = updates.column(TIME).slice(0, 1).take(pa.array(np.zeros(of.diffs.size, np.int64)))
+    return of.rows.append_column(TIME, times).append_column(DIFF, pa.array(of.diffs))
+
+
 def _last(upserts: pa.Table, key: Sequence[str], secret: Secret) -> TableChanges:
     """Upserts of `ddflow.Collection.to_upserts`: of each key the last one counts."""
     back = upserts.take(pa.array(np.arange(upserts.num_rows)[::-1])).combine_chunks()

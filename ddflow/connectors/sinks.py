@@ -92,8 +92,8 @@ def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSi
 
     Notes
     -----
-    A file counts once ``_written/<epoch>.json`` is there, which is written last.  A file without it is of an epoch
-    that is being written, or was when its writer died; it is replaced by the same epoch.
+    A file counts once its record, ``_written/<number>.json``, is there, which is written last.  A file without it is of
+    an epoch that is being written, or was when its writer died; the next epoch replaces it.
 
     Examples
     --------

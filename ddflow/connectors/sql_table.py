@@ -147,7 +147,7 @@ class SqlTable(OpenSink):
                 "output varchar(255), epoch bigint, digest varchar(32))"
             )
             there = self._record()
-            if there == now:
+            if there == now != before:
                 return
             if there != before:
                 raise SinkAhead(

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import DELETED, DIFF, TIME, did_you_mean
 from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.modes import changes, folded, shaped
+from ddflow.connectors.modes import changes, folded, netted, shaped
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Commits
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
@@ -216,7 +216,7 @@ class Delivery:
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
         gone = self._stamped(gone.select([*names, DIFF])).cast(ours.schema)
-        both = pa.concat_tables([gone, ours]).combine_chunks()
+        both = netted(pa.concat_tables([gone, ours]).combine_chunks(), self.dataflow.secret)
         return changes(self.sink.mode, both, self.key, self.durable.epoch, self.dataflow.secret)
 
     def sync(self, adopt: bool, dry: bool) -> TableChanges:

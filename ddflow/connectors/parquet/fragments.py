@@ -1,15 +1,15 @@
 """A folder of Parquet files as a sink, a file an epoch, beside records that say which count.
 
-Invariant: a record (``_written/<epoch>.json``) is written after its file is durable, and put only where it is not there
-yet, so of two writers one wins. The file of an epoch has one name, so an epoch that is written again replaces what a
-dead writer left. Files whose record is missing are removed before the next epoch is written.
+Invariant: files and records have the same numbers. A record (``_written/<number>.json``) is written after its file is
+durable, and put only where it is not there yet, so of two writers one wins; the last one says what the folder has. A
+file whose record is missing was left by a dead writer, and is removed before the next one is written.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     opened = ParquetFragments(folder).open(TableShape("t", pa.schema({"id": pa.int64()}), None))
 ...     opened.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 3, "f" * 32), None)
 ...     opened.read().to_pylist(), opened.written().epoch, sorted(os.listdir(folder))
-([{'id': 7}], 3, ['000000000003.parquet', '_written'])
+([{'id': 7}], 3, ['000000000001.parquet', '_written'])
 """
 
 import json
@@ -80,7 +80,7 @@ class FragmentFolder(OpenSink):
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
         there = self.written()
-        if there == now:
+        if there == now != before:
             return
         if there != before:
             found = f"it has epoch {there.epoch if there else None}, and had {before.epoch if before else None}"
@@ -92,7 +92,7 @@ class FragmentFolder(OpenSink):
             for name in self._names("", ".parquet"):
                 if Path(name).stem not in recorded:
                     (self.folder / name).unlink()
-            stem = f"{now.epoch:012}"
+            stem = f"{max(map(int, recorded), default=0) + 1:012}"
             if changes.rows.num_rows:
                 new = self.folder / f"_{stem}.new"
                 pq.write_table(changes.rows, new)
@@ -113,12 +113,11 @@ class FragmentFolder(OpenSink):
         with self._disk("read"):
             stems = [Path(name).stem for name in self._names(RECORDS, ".json")]
             files = [path for stem in stems if (path := self.folder / f"{stem}.parquet").exists()]
-            schema = self.shape.schema
-            tables = [
-                pa.concat_tables([schema.empty_table(), pq.read_table(path)], promote_options="default")
-                for path in files
-            ]
-            return pa.concat_tables([schema.empty_table(), *tables])
+            # What may be null in one epoch's file may be declared otherwise in another's.
+            schema = pa.schema([field.with_nullable(True) for field in self.shape.schema])
+            tables = [pq.read_table(path) for path in files]
+            tables = [each.cast(pa.schema([f.with_nullable(True) for f in each.schema])) for each in tables]
+            return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
 
     def _names(self, within: str, ending: str) -> list[str]:
         with suppress(FileNotFoundError):

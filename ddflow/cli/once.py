@@ -1,0 +1,165 @@
+"""One run of ``diff``, ``count`` or ``replace``: files through a flow into an output.
+
+Invariant: a run either ends with a complete output and events in = resolved, or with an error and nothing written. In
+epoch mode each file is one step, in the order given, at times 1, 2, 3, ...; in hold-back mode each batch is pushed as
+it is read and the end of input closes all times. What was read and resolved is told of in full, also where some of it
+was for a state that goes on (``continued``). Nothing is interpreted here (``plan``), nor worded (``show``).
+
+>>> run.__name__
+'run'
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import ddflow as dd
+from ddflow.cli.continued import epochs, opened, told
+from ddflow.cli.options import Ask
+from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
+from ddflow.cli.progress import Tick, progress
+from ddflow.cli.reading import Skipped, marked, readable, taken, within
+from ddflow.cli.say import say
+from ddflow.cli.show import Done, Piped, Preview
+from ddflow.columns.names import DIFF
+from ddflow.columns.schema import updates_schema
+from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_output
+from ddflow.dataflow.inflow import add
+from ddflow.dataflow.verdicts import Verdicts
+from ddflow.errors import OutputExists
+
+Target = FileOutput | Piped | Preview
+
+
+def run(ask: Ask) -> None:
+    """Do what is asked, and say what was done.  Raises `DdflowError`, `typer.BadParameter`."""
+    check_usage(ask)
+    began = perf_counter()
+    skipped = Skipped(ask.skip_bad_files)
+    given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])], skipped)
+    flow = planned(ask, given.schema)
+    out = target(ask, flow, given)
+    sides = _sides(ask, flow, given)
+    updates, counts = 0, dict[str, int]()
+    with ExitStack() as stack:
+        stack.callback(given.close)
+        engine = stack.enter_context(opening(ask, flow))
+        stack.enter_context(told(engine))
+        for each in (out, *sides.values()):
+            stack.enter_context(each)
+        shown = stack.enter_context(progress(given.rows, isinstance(out, Piped) and sys.stdout.isatty()))
+        read = [0]
+
+        def tick(rows: int, updates: int) -> None:
+            read[0] += rows
+            shown(rows, updates)
+
+        for step in _steps(engine, given, ask, tick, skipped):
+            updates += step[OUT].num_rows
+            add(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
+            tick(0, step[OUT].num_rows)
+            if not ask.net:
+                out.write(step[OUT])
+            for name, side in sides.items():
+                side.write(step[name])
+        if ask.net:
+            out.write(_net(engine))
+        epoch, pending = engine.epoch, engine.verdicts.pending
+        assert ask.state is not None or not pending, f"{pending} events have no verdict"
+        skipped.check(given.files)
+    files = [file for file in given.files if file not in skipped]
+    done = Done(
+        files,
+        rows=read[0],
+        epochs=None if ask.held_back else len(files),
+        updates=updates,
+        written=out.written,
+        verdicts=_verdicts(counts),
+        seconds=perf_counter() - began,
+        output=str(out.path) if isinstance(out, FileOutput) else None,
+        epoch=None if ask.state is None else epoch,
+        pending=pending,
+        skipped=dict(skipped),
+    )
+    if ask.as_json:
+        say(json.dumps(done.as_json()))
+    else:
+        say(done.text(), err=True)
+
+
+def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
+    """The engine of a run: on its state, where it names one."""
+    if ask.state is None:
+        return flow.open()
+    trust: Any = ask.trust
+    return flow.open(ask.state, memory=ask.memory, trust=trust, commit_every=None)
+
+
+def _steps(engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick, skipped: Skipped) -> Iterator[dd.Step]:
+    if ask.state is not None:
+        yield from epochs(engine, given, ask, tick, skipped)
+        return
+    if ask.held_back:
+        for ready in readable(given, skipped, tick):
+            row = 0
+            for batch in ready.batches:
+                with within(given, FilePosition(ready.file, row)):
+                    step = engine.push({INPUT: batch})
+                row += batch.num_rows
+                yield step
+        yield engine.advance_to(dd.CLOSED)
+        return
+    time = 0
+    for file, part in zip(given.files, marked(ask, given.files), strict=True):
+        with skipped.over(file):
+            with within(given, FilePosition(file)):
+                step = taken(ask, engine, given, file, part, tick, time + 1)
+            time += 1
+            yield step
+
+
+def _verdicts(counts: dict[str, int]) -> dict[str, int]:
+    """Events by verdict, and the keys that full contents deleted, where there are any."""
+    absent = counts.pop("absent", 0)
+    return {**Verdicts.of(counts).counts, **({"absent": absent} if absent else {})}
+
+
+def _net(engine: dd.Engine) -> pa.Table:
+    """The final counts, sorted by group where groups can be sorted."""
+    counts = engine.read(OUT).drop_columns([DIFF])
+    groups: list[Any] = [(name, "ascending") for name in counts.column_names[:-1]]
+    try:
+        return counts.take(pc.sort_indices(counts, groups)) if groups else counts
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):  # lists, structs
+        return counts
+
+
+def target(ask: Ask, flow: dd.Flow, given: FilesSource) -> Target:
+    """Where the rows go.  Raises `OutputExists`, `UnwritableOutput`."""
+    rows = flow.outputs[OUT].schema
+    schema = rows if ask.net else updates_schema(rows, flow.time_type)
+    if ask.output is None and sys.stdout.isatty():
+        return Preview(schema)
+    return Piped() if ask.output in (None, "-") else _file(Path(str(ask.output)), schema, ask, given)
+
+
+def _sides(ask: Ask, flow: dd.Flow, given: FilesSource) -> dict[str, FileOutput]:
+    """The files for the outputs that ``--stale`` adds, by output."""
+    sides = flow.side_outputs().items() if ask.stale_output is not None else ()
+    schemas = {name: updates_schema(schema, flow.time_type) for name, (_, schema) in sides}
+    return {name: _file(Path(str(ask.stale_output)), schema, ask, given) for name, schema in schemas.items()}
+
+
+def _file(path: Path, schema: pa.Schema, ask: Ask, given: FilesSource) -> FileOutput:
+    """An output file that is no input."""
+    if path.exists() and any(path.samefile(file) for file in given.files if os.path.exists(file)):
+        raise OutputExists(f"write {path}", "it is one of the inputs", "choose another name")
+    return open_output(path, schema, ask.overwrite)

@@ -1,0 +1,55 @@
+"""``ddflow sync``: targets get the difference between what they hold and what the outputs hold.
+
+Invariant: without ``--yes`` nothing is written: it says what would be deleted and added. Only with ``--adopt`` it
+touches a table that this state did not write.
+
+>>> sync.__name__
+'sync'
+"""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from ddflow.cli.arguments import Trust
+from ddflow.cli.run import FlowFile, Modes, OwnState, To, loaded, sinks
+from ddflow.cli.say import say
+
+
+def sync(
+    flow: FlowFile,
+    state: OwnState,
+    to: To = None,
+    mode: Modes = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take over a table that nobody recorded, or that another state wrote.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it; without, only say what would be done.")] = False,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+) -> None:
+    """Give targets the difference between what they hold and what a state's outputs hold.
+
+    After a rollback, after a target was restored from a copy, or to take over a table.
+
+    Examples:
+
+    * `ddflow sync flow.py --state state --to by_city=duckdb:shop.duckdb`
+
+    * `ddflow sync flow.py --state state --to by_city=duckdb:shop.duckdb --adopt --yes`
+    """
+    targets, given = sinks(to, mode), loaded(flow)
+    if not targets:
+        raise typer.BadParameter("--to: name at least one sink")
+    choices: dict[str, Any] = {"trust": trust}
+    with given.open(state, **choices) as engine:
+        done = engine.sync(targets, adopt=adopt, dry=not yes)
+    if as_json:
+        say(json.dumps({"done": yes} | {name: each._asdict() for name, each in done.items()}))
+        return
+    for name, each in done.items():
+        did = "deleted" if yes else "would be deleted"
+        say(f"{name} ({targets[name].target}): {each.gone:,} {did}, {each.rows:,} added")
+    if not yes:
+        say("nothing was written; do it with --yes", err=True)

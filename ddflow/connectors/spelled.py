@@ -1,0 +1,57 @@
+"""Sources and sinks as a command line writes them: ``KIND:WHERE``, as in ``files:landing/*.csv``, ``duckdb:shop.db#t``.
+
+Invariant: each kind has one line in each of two tables here, and nothing else in this module knows a kind.
+
+>>> spelled_source("files:landing/*.csv", "orders", follow=True, lines=False).kind
+'files'
+>>> spelled_sink("duckdb:shop.duckdb", "by_city", None).target.rpartition("#")[2]
+'by_city'
+>>> spelled_sink("oracle:shop", "by_city", None)
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: oracle:shop: there is no such kind; write KIND:WHERE with one of sqlite, duckdb, parquet
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from ddflow.connectors import sinks, sources
+from ddflow.connectors.attached import Mode, Source, TableSink
+from ddflow.errors import SpecError
+
+SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
+    "files": lambda where, name, follow, lines: sources.files(where, follow=follow, lines=lines),
+    "sqlite": lambda where, name, follow, lines: sources.sqlite(*_table(where, name), follow=follow),
+    "duckdb": lambda where, name, follow, lines: sources.duckdb(*_table(where, name), follow=follow),
+}
+SINKS: Final[dict[str, Callable[..., TableSink]]] = {
+    "sqlite": lambda where, name, **mode: sinks.sqlite(*_table(where, name), **mode),
+    "duckdb": lambda where, name, **mode: sinks.duckdb(*_table(where, name), **mode),
+    "parquet": lambda where, name, **mode: sinks.parquet(where, **mode),
+}
+
+
+def spelled_source(text: str, name: str, *, follow: bool, lines: bool) -> Source:
+    """A source for the input ``name``.  Raises `SpecError`."""
+    kind, where = _cut(text, SOURCES)
+    return SOURCES[kind](where, name, follow, lines)
+
+
+def spelled_sink(text: str, name: str, mode: Mode | None) -> TableSink:
+    """A sink of the output ``name``, in the mode that its kind has where none is given.  Raises `SpecError`."""
+    kind, where = _cut(text, SINKS)
+    return SINKS[kind](where, name, **({} if mode is None else {"mode": mode}))
+
+
+def _cut(text: str, known: dict[str, Any]) -> tuple[str, str]:
+    kind, colon, where = text.partition(":")
+    if kind not in known or not colon or not where:
+        shown = text.rpartition("@")[2]  # no credentials
+        raise SpecError(shown, "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
+    return kind, where
+
+
+def _table(where: str, name: str) -> tuple[str, str]:
+    """A file, and a table behind ``#``, by default of the same name."""
+    path, _, table = where.partition("#")
+    return path, table or name

@@ -1,0 +1,98 @@
+"""``ddflow run`` and ``ddflow sync``: a flow of a file, sources and sinks by their spelling."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from test_cli import DDFLOW, refused, run
+
+FLOW = """
+import ddflow as dd
+flow = dd.Flow()
+orders = flow.upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
+flow.output("orders", orders)
+flow.output("by_city", orders.group_by("city").agg(n="count(*)"))
+other = 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("flow.py").write_text(FLOW)
+    Path("in").mkdir()
+    Path("in/1.csv").write_text("id,city\n1,Bern\n2,Bern\n")
+
+
+def rows(path: str, table: str) -> list[tuple[object, ...]]:
+    """What a table of SQLite holds."""
+    connection = sqlite3.connect(path)
+    try:
+        return sorted(connection.execute(f"select * from {table}").fetchall())
+    finally:
+        connection.close()
+
+
+WORDS = ("run", "flow.py", "--state", "state", "--from", "orders=files:in/*.csv")
+
+
+def test_files_into_tables() -> None:
+    to = ("--to", "by_city=sqlite:out.db#cities", "--to", "orders=parquet:log", "--mode", "orders=retract")
+    done = json.loads(run(*WORDS, *to, "--json").stdout)
+    assert (done["epoch"], done["rows"], done["stopped"]) == (1, 2, "end")
+    assert done["sinks"] == {"by_city": 1, "orders": 1}
+    assert rows("out.db", "cities") == [("Bern", 2)]
+    Path("in/2.csv").write_text("id,city\n2,Chur\n")
+    said = run(*WORDS, *to).stderr
+    assert "1 rows in 1 epochs" in said and "epoch 2, by_city has 2, orders has 2 (end)" in said
+    assert rows("out.db", "cities") == [("Bern", 1), ("Chur", 1)]
+    shown = run("inspect", "state").stdout
+    assert "Sources" in shown and "in/*.csv" in shown and "out.db#cities" in shown
+
+
+def test_sync_says_before_it_does() -> None:
+    run(*WORDS, "--to", "by_city=sqlite:out.db")
+    connection = sqlite3.connect("out.db")
+    connection.execute("update by_city set n = 77")
+    connection.commit()
+    connection.close()
+    words = ("sync", "flow.py", "--state", "state", "--to", "by_city=sqlite:out.db")
+    found = run(*words)
+    assert "1 would be deleted, 1 added" in found.stdout and "nothing was written" in found.stderr
+    assert rows("out.db", "by_city") == [("Bern", 77)]
+    assert json.loads(run(*words, "--yes", "--json").stdout) == {"done": True, "by_city": {"gone": 1, "rows": 1}}
+    assert rows("out.db", "by_city") == [("Bern", 2)]
+
+
+def test_what_is_refused() -> None:
+    assert "there is no such kind" in refused(*WORDS[:-1], "orders=ftp:me:secret@host/x")
+    assert "secret" not in refused(*WORDS[:-1], "orders=ftp:me:secret@host/x")
+    assert "there is no such file" in refused("run", "nothing.py", "--state", "state")
+    assert "'other' is no flow" in refused("run", "flow.py:other", "--state", "state")
+    assert "write NAME=" in refused(*WORDS, "--to", "out.db", code=2)
+    assert "no --to by_city" in refused(*WORDS, "--mode", "by_city=upsert", code=2)
+
+
+def test_a_signal_ends_it_behind_its_epoch() -> None:
+    words = [*WORDS, "--follow", "--interval", "50ms", "--to", "by_city=sqlite:out.db"]
+    process = subprocess.Popen([DDFLOW, *words], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if os.path.exists("out.db"):
+            try:
+                if rows("out.db", "by_city"):
+                    break
+            except sqlite3.Error:
+                pass
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0 and "(signal)" in said, said
+    assert rows("out.db", "by_city") == [("Bern", 2)]
