@@ -507,3 +507,43 @@ def test_messages_by_line(tmp_path: Path) -> None:
         engine.run({"lines": dd.sources.files(tmp_path / "in.jsonl", lines=True)})
         values = [json.loads(value) for value in engine.read("lines")["value"].to_pylist()]
         assert sorted(values, key=str) == [{"a": 1}, {"a": 2}]
+
+
+def test_a_column_that_the_source_gets_comes_to_the_sink(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")}
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), sinks)
+    (tmp_path / "in" / "2.csv").write_text("id,city,amount,note\n3,Chur,7,x\n")
+    more = dd.Flow()
+    orders = more.upserts("orders", COLUMNS | {"note": pa.string()}, dd.Upsert(key="id"))
+    more.output("orders", orders)
+    more.output("by_city", orders.group_by("city").agg(n="count(*)", total="sum(amount)"))
+    with more.open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), sinks)
+        assert of_sqlite(tmp_path / "out.db", "orders") == [(*FIRST[0], None), (*FIRST[1], None), (*FIRST[2], "x")]
+
+
+def test_rescaling_and_compacting_keep_what_is_attached(tmp_path: Path) -> None:
+    from ddflow.partitions.rescale import rescale
+
+    land(tmp_path / "in", "1.csv", FIRST)
+    sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")}
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), sinks)
+        engine.compact()
+        engine.step({"orders": {"id": [9], "city": ["Bern"], "amount": [1]}})
+        with pytest.raises(SpecError, match=r"sinks of \['orders'\] have not acknowledged"):
+            engine.compact(forget=True)
+        engine.run({}, sinks)
+        engine.compact(forget=True)
+    before = manifest_of(tmp_path / "state")
+    for partitions in (3, 1):
+        rescale(tmp_path / "state", partitions)
+    after = manifest_of(tmp_path / "state")
+    assert (after.sources, after.sinks) == (before.sources, before.sinks)
+    land(tmp_path / "in", "2.csv", SECOND)
+    with flow().open(tmp_path / "state") as engine:
+        assert engine.run(landing(tmp_path), sinks).rows == 2
+        assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders")
+    assert not dd.fsck(tmp_path / "state").problems

@@ -2,7 +2,8 @@
 
 Invariant: files and records have the same numbers. A record (``_written/<number>.json``) is written after its file is
 durable, and put only where it is not there yet, so of two writers one wins; the last one says what the folder has. A
-file whose record is missing was left by a dead writer, and is removed before the next one is written.
+file whose record is missing was left by a dead writer, and is removed before the next one is written; that it is ours
+stands in its metadata, so files of others are not touched.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -27,6 +28,8 @@ from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape,
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 
 RECORDS: Final = "_written"
+OURS: Final = b"ddflow"
+"""The metadata of a file that was written here: its record."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,9 @@ class FragmentFolder(OpenSink):
             return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
 
     def occupied(self) -> bool:
-        """Whether there is a file."""
+        """Whether there is a file that nobody recorded, and that is not ours."""
         with self._disk("ask"):
-            return bool(self._names("", ".parquet"))
+            return bool(self._names(RECORDS, ".json")) or len(self._names("", ".parquet")) > len(self._left())
 
     def prepare(self) -> None:
         """Make the folder, or compare the columns of its last file, which may be fewer than ours."""
@@ -88,14 +91,13 @@ class FragmentFolder(OpenSink):
             raise SinkAhead(f"write epoch {now.epoch} of {now.output!r} to {self.folder}", found, remedy)
         with self._disk("write"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
-            recorded = {Path(name).stem for name in self._names(RECORDS, ".json")}
-            for name in self._names("", ".parquet"):
-                if Path(name).stem not in recorded:
-                    (self.folder / name).unlink()
-            stem = f"{max(map(int, recorded), default=0) + 1:012}"
+            for path in self._left():
+                path.unlink()
+            records = self._names(RECORDS, ".json")
+            stem = f"{int(Path(records[-1]).stem) + 1 if records else 1:012}"
             if changes.rows.num_rows:
                 new = self.folder / f"_{stem}.new"
-                pq.write_table(changes.rows, new)
+                pq.write_table(changes.rows.replace_schema_metadata({OURS: json.dumps(now._asdict())}), new)
                 _synced(new)
                 new.rename(self.folder / f"{stem}.parquet")
                 _synced(self.folder)
@@ -118,6 +120,12 @@ class FragmentFolder(OpenSink):
             tables = [pq.read_table(path) for path in files]
             tables = [each.cast(pa.schema([f.with_nullable(True) for f in each.schema])) for each in tables]
             return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
+
+    def _left(self) -> list[Path]:
+        """Files of ours that have no record."""
+        recorded = {Path(name).stem for name in self._names(RECORDS, ".json")}
+        files = [self.folder / name for name in self._names("", ".parquet") if Path(name).stem not in recorded]
+        return [path for path in files if OURS in (pq.ParquetFile(path).schema_arrow.metadata or {})]
 
     def _names(self, within: str, ending: str) -> list[str]:
         with suppress(FileNotFoundError):
