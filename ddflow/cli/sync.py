@@ -8,13 +8,17 @@ touches a table that this state did not write.
 """
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from ddflow.cli.arguments import Trust
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, loaded, sinks
 from ddflow.cli.say import say
+from ddflow.terminal import printable
+
+LISTED: Final = 20
+"""Keys whose rows go that are listed, of each target."""
 
 
 def sync(
@@ -46,10 +50,14 @@ def sync(
     with given.open(state, **choices) as engine:
         done = engine.sync(targets, adopt=adopt, dry=not yes)
     if as_json:
-        say(json.dumps({"done": yes} | {name: each._asdict() for name, each in done.items()}))
+        say(json.dumps({"done": yes} | {name: {"gone": each.gone, "rows": each.rows} for name, each in done.items()}))
         return
     for name, each in done.items():
         did = "deleted" if yes else "would be deleted"
         say(f"{name} ({targets[name].target}): {each.gone:,} {did}, {each.rows:,} added")
+        for row in () if each.keys is None else each.keys.slice(0, LISTED).to_pylist():
+            say(f"  {printable(', '.join(f'{column}={value!r}' for column, value in row.items()))}")
+        if each.keys is not None and each.keys.num_rows > LISTED:
+            say(f"  and {each.keys.num_rows - LISTED:,} keys more")
     if not yes:
         say("nothing was written; do it with --yes", err=True)

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.engine.calls import Calls
 from ddflow.engine.delivery import Delivery, durable
@@ -31,6 +33,8 @@ class Synced(NamedTuple):
     """The keys whose rows went, or the rows that were taken back."""
     rows: int
     """The rows that were added."""
+    keys: pa.Table | None = None
+    """Those keys; None where rows are only added."""
 
 
 class Attaching(ABC):
@@ -133,10 +137,10 @@ class Attaching(ABC):
         self.calls.settled("sync")
         done = dict[str, Synced]()
         for name, sink in sinks.items():
-            delivery = Delivery(self.calls, name, sink, syncing=True)
-            with closing(delivery.table):
+            delivery = Delivery(self.calls, name, sink)
+            with closing(delivery):
                 made = delivery.sync(adopt, dry)
-            done[name] = Synced(0 if made.gone is None else made.gone.num_rows, made.rows.num_rows)
+            done[name] = Synced(0 if made.gone is None else made.gone.num_rows, made.rows.num_rows, made.gone)
         commits = durable(self.calls, "sync")
         if not dry:
             commits.acknowledge(self.calls.dataflow)

@@ -17,6 +17,7 @@ and what it says then tells whether the epoch that failed is in it.
 (True, 1, 0, [{'id': 1}, {'id': 2}])
 """
 
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -38,23 +39,43 @@ SYNC: Final = "ddflow sync gives it the difference"
 
 
 class Delivery:
-    """``name``: of the output.  ``table``: the target's.  ``at``: the last epoch that needs nothing more.
+    """``name``: of the output.  ``at``: the last epoch that needs nothing more.
 
-    Raises `SpecError`, `SinkRefused`, `SinkAhead`, `SinkFailed`.
+    Nothing is connected before the first `pump` or `sync`.  Raises `SpecError`.
     """
 
-    def __init__(self, calls: Calls, name: str, sink: TableSink, *, syncing: bool = False) -> None:
+    def __init__(self, calls: Calls, name: str, sink: TableSink) -> None:
         self.calls, self.name, self.sink, self.dataflow = calls, name, sink, calls.dataflow
         self.durable = durable(calls, f"the sink of {name!r}")
-        self.table, self.at = self._connected(), 0
+        self.key, self.shape = self._shaped()
+        self._table: OpenSink | None = None
         self.before: TargetRecord | None = None
         self.failing: SinkFailed | None = None
         self.since = self._again = self._pause = 0.0
-        if not syncing:
-            self.resume()
+        known = self._known()
+        self.at = self.durable.epoch if known is None else known.epoch
 
-    def _connected(self) -> OpenSink:
-        """The table, opened in the shape of the mode."""
+    @property
+    def table(self) -> OpenSink:
+        """The target's, connected.  Raises `SinkFailed`."""
+        if self._table is None:
+            self._table = self.sink.open(self.shape)
+        return self._table
+
+    def close(self) -> None:
+        """Let go of the target.  Twice is harmless."""
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+    def _known(self) -> Delivered | None:
+        """What the state says of this sink."""
+        known = self.durable.log.sinks.get(self.name)
+        same = known is not None and (known.kind, known.target) == (self.sink.kind, self.sink.target)
+        return known if same else None
+
+    def _shaped(self) -> tuple[tuple[str, ...] | None, TableShape]:
+        """The key that the plan proves, and the table's shape in the mode."""
         flow, mode, asked = self.dataflow.flow, self.sink.mode, f"the sink of {self.name!r}"
         outputs = {**flow.outputs, **flow.side_outputs()}
         if self.name not in outputs:
@@ -68,8 +89,7 @@ class Delivery:
             raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
         if DIFF not in updates.names and mode not in ("upsert", "updates"):
             raise SpecError(asked, "it has upserts already", "write it with mode='upsert'")
-        self.key = key
-        return self.sink.open(TableShape(self.name, shaped(mode, updates), key if mode == "upsert" else None))
+        return key, TableShape(self.name, shaped(mode, updates), key if mode == "upsert" else None)
 
     @property
     def waiting(self) -> int:
@@ -89,9 +109,7 @@ class Delivery:
     def resume(self) -> None:
         """See what the target has, and where to go on."""
         manifest = self.durable.log.manifest_log.manifest
-        known = self.durable.log.sinks.get(self.name)
-        if known is not None and (known.kind, known.target) != (self.sink.kind, self.sink.target):
-            known = None
+        known = self._known()
         self.before = there = self.table.written()
         if there is None:
             if known is not None and known.written:
@@ -172,9 +190,7 @@ class Delivery:
         if self.failing is not None and now < self._again:
             return False
         try:
-            if self.failing is not None:
-                self.table.close()
-                self.table = self._connected()
+            if self._table is None:
                 self.resume()
             for receipt in self.durable.log.manifest_log.manifest.receipts:
                 if receipt.epoch > self.at:
@@ -188,6 +204,9 @@ class Delivery:
             self.since = now if self.failing is None else self.since
             self._pause = PAUSES[0] if self.failing is None else min(2 * self._pause, PAUSES[1])
             self.failing, self._again = error, now + self._pause
+            with suppress(SinkFailed):
+                self.close()
+            self._table = None
             return False
         self.failing = None
         return True
@@ -206,10 +225,6 @@ class Delivery:
             self.sink.kind, self.sink.target, self.sink.mode, self.at, written, digest
         )
 
-    def close(self) -> None:
-        """Let go of the target."""
-        self.table.close()
-
     def difference(self) -> TableChanges:
         """What the target's table lacks of the rows that are held, and has more.  O(rows of both)."""
         theirs, ours = folded(self.sink.mode, self.table.read()), self._held()
@@ -222,7 +237,8 @@ class Delivery:
     def sync(self, adopt: bool, dry: bool) -> TableChanges:
         """Give the target the difference, and the record of this epoch.  As `difference`; raises `SinkRefused`.
 
-        ``adopt``: whether the table may be another's.  ``dry``: only say what would be given.
+        ``adopt``: whether the table may be another's.  ``dry``: only say what would be given, to a table that is made
+        where there is none.
         """
         there, state = self.table.written(), self.durable.log.manifest_log.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)

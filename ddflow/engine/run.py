@@ -144,6 +144,7 @@ class RunLoop:
             for close in (*(each.close for each in self.inlets), *(each.close for each in self.outlets.values())):
                 stack.callback(close)
             stack.callback(self.line.close)
+            self._deliver()  # before the first epoch: a sink may refuse
             while True:
                 if ends is not None and monotonic() - began >= ends:
                     self._stop = self._stop or "time"

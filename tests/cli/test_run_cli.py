@@ -66,6 +66,7 @@ def test_sync_says_before_it_does() -> None:
     words = ("sync", "flow.py", "--state", "state", "--to", "by_city=sqlite:out.db")
     found = run(*words)
     assert "1 would be deleted, 1 added" in found.stdout and "nothing was written" in found.stderr
+    assert "city='Bern'" in found.stdout
     assert rows("out.db", "by_city") == [("Bern", 77)]
     assert json.loads(run(*words, "--yes", "--json").stdout) == {"done": True, "by_city": {"gone": 1, "rows": 1}}
     assert rows("out.db", "by_city") == [("Bern", 2)]

@@ -123,7 +123,7 @@ def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None
 
         delivery = Delivery(engine.calls, "by_city", sink)
         there = delivery.table.read()
-        delivery.table.close()
+        delivery.close()
         found: dict[tuple[Any, ...], int] = {}
         for row in folded(mode, there).to_pylist():
             diff = row.pop("_diff")
@@ -137,11 +137,11 @@ def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None
         # What is synced belongs to the same epoch, again and again.
         engine.sync({"by_city": sink})
         engine.durable.log.sinks.clear()  # type: ignore[union-attr]
-        assert engine.sync({"by_city": sink}, dry=True)["by_city"] == (0, 0)
+        assert engine.sync({"by_city": sink}, dry=True)["by_city"][:2] == (0, 0)
         if kind == "parquet":
             (tmp_path / "out" / "000000000002.parquet").unlink()
             assert engine.sync({"by_city": sink})["by_city"].rows > 0
-            assert engine.sync({"by_city": sink}, dry=True)["by_city"] == (0, 0)
+            assert engine.sync({"by_city": sink}, dry=True)["by_city"][:2] == (0, 0)
             (tmp_path / "out" / "000000000004.parquet").rename(tmp_path / "out" / "000000000002.parquet")
             assert sorted(os.listdir(tmp_path / "out")) == ["000000000001.parquet", "000000000002.parquet", "_written"]
 
@@ -195,7 +195,7 @@ def test_a_rolled_back_state_is_behind_its_sink_until_it_is_synced(tmp_path: Pat
         engine.step({"orders": {"id": [9], "city": ["Bern"], "amount": [1]}})  # another epoch 2
         with pytest.raises(SinkAhead):
             engine.run({}, sinks)
-        assert engine.sync(sinks, dry=True) == engine.sync(sinks)
+        assert engine.sync(sinks, dry=True)["orders"][:2] == engine.sync(sinks)["orders"][:2]
         assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders")
         # The files after the rollback are read again.
         engine.run(landing(tmp_path), sinks)
@@ -214,7 +214,7 @@ def test_tables_of_others_are_refused_and_adopted(tmp_path: Path) -> None:
         for call in (engine.run, lambda _, sinks: engine.sync(sinks)):
             with pytest.raises(SinkRefused, match="rows"):
                 call({}, sinks)  # type: ignore[operator]
-        assert engine.sync(sinks, adopt=True)["orders"] == (2, 1)
+        assert engine.sync(sinks, adopt=True)["orders"][:2] == (2, 1)
         engine.run({}, sinks)
         assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders")
     with flow().open(tmp_path / "other") as engine, pytest.raises(SinkRefused, match="state with the id"):
@@ -288,7 +288,7 @@ def test_every_type_goes_there_and_back(tmp_path: Path) -> None:
         with made.open(tmp_path / kind) as engine:
             engine.step({"rows": given})
             engine.run({}, sinks)
-            assert engine.sync(sinks, dry=True)["rows"] == (0, 0)
+            assert engine.sync(sinks, dry=True)["rows"][:2] == (0, 0)
         source = getattr(dd.sources, kind)(tmp_path / f"{kind}.db", "t")
         with made.open() as engine:
             engine.run({"rows": source})
@@ -547,3 +547,16 @@ def test_rescaling_and_compacting_keep_what_is_attached(tmp_path: Path) -> None:
         assert engine.run(landing(tmp_path), sinks).rows == 2
         assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders")
     assert not dd.fsck(tmp_path / "state").problems
+
+
+def test_a_sink_that_cannot_be_reached_at_the_beginning_gets_what_is_held_then(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    place = tmp_path / "there" / "out.db"
+    sinks = {"orders": dd.sinks.sqlite(place, "orders")}
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(SinkFailed, match="unable to open"):
+            engine.run(landing(tmp_path), sinks, give_up_after="100ms", interval="10ms")
+        assert engine.epoch == 1
+        place.parent.mkdir()
+        engine.run(landing(tmp_path), sinks)
+        assert of_sqlite(place, "orders") == FIRST
