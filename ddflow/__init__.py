@@ -180,8 +180,10 @@ def __getattr__(name: str) -> Any:
         return value
     if name in ("errors", "testing"):
         return importlib.import_module(f"ddflow.{name}")
+    if name == "formats":
+        return importlib.import_module("ddflow.connectors.formats")
     raise AttributeError(f"module 'ddflow' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, "formats"])

@@ -10,7 +10,8 @@ the format says means nothing. A format is a value: it is in the plan, as JSON, 
 ...     kind = "lines"
 ...     def upserts(self, messages, target, bad):
 ...         return Upserts({"line": messages.value}, np.zeros(messages.rows, np.bool_), {})
->>> target = Target("'log'", pa.schema({"line": pa.string()}), ("line",), (), False, events_schema(Lines(), [("line", pa.string())]))
+>>> out = events_schema(Lines(), [("line", pa.string())])
+>>> target = Target("'log'", pa.schema({"line": pa.string()}), ("line",), (), False, out)
 >>> decoded(Lines(), pa.table({"value": ["a", "b"]}), target).rows.to_pylist()
 [{'line': 'a', '_deleted': False}, {'line': 'b', '_deleted': False}]
 """
@@ -113,8 +114,13 @@ class Format:
     partial: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.on_bad not in ("stop", "drop"):
-            raise SpecError(f"dd.formats.{self.kind}", f"on_bad={self.on_bad!r}", "use 'stop' or 'drop'")
+        self._choose(on_bad=("stop", "drop"))
+
+    def _choose(self, **options: tuple[str, ...]) -> None:
+        """Raise `SpecError` for an option that is none of those there are."""
+        for name, known in options.items():
+            if (value := getattr(self, name)) not in known:
+                raise SpecError(f"dd.formats.{self.kind}", f"{name}={value!r}", f"use one of {list(known)}")
 
     @property
     def leaves_out(self) -> bool:

@@ -3,10 +3,10 @@
 Invariant: a cell comes out exactly, or null and marked: no value is cut, rounded, or read as another kind than the
 declared type says. The text of a scalar is read by the type; lists, structs and maps within are read cell by cell.
 
->>> made, wrong = cells_as(pa.array(["7", "x", None]), pa.int64(), Reading())
+>>> made, wrong = cells_as(pa.array(["7", "x", None]), pa.int64(), CellForm())
 >>> made.to_pylist(), wrong.tolist()
 ([7, None, None], [False, True, False])
->>> cells_as(pa.array([["1", "2"], None]), pa.list_(pa.int64()), Reading())
+>>> cells_as(pa.array([["1", "2"], None]), pa.list_(pa.int64()), CellForm())
 (<pyarrow.lib.ListArray object at ...>
 [
   [
@@ -35,7 +35,7 @@ BINARIES: Final = ("base64", "base64-url-safe", "hex")
 """Debezium's own words: ``binary.handling.mode``."""
 
 
-class Reading(NamedTuple):
+class CellForm(NamedTuple):
     """How the cells of a column stand in messages.
 
     ``unit``: of numbers that are times, "" for the declared type's.  ``decimals``, ``binary``: Debezium's modes.
@@ -57,7 +57,7 @@ def shape_of(kind: pa.DataType) -> Any:
     return TEXT
 
 
-def cells_as(cells: pa.Array, kind: pa.DataType, how: Reading) -> tuple[pa.Array, Bools | None]:
+def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Array, Bools | None]:
     """Cells in a type, and which of them do not fit and are null: None where all do.  O(n); O(log n) more a misfit."""
     if cells.type == kind:
         return cells, None
@@ -78,7 +78,7 @@ def _attempted(
     return pa.concat_arrays([made for made, _ in halves]), np.concatenate(wrong)
 
 
-def _read(cells: pa.Array, kind: pa.DataType, how: Reading) -> pa.Array:
+def _read(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Array:
     """Cells in a type.  Raises one of `_UNFIT`."""
     if pat.is_null(cells.type):
         return pa.nulls(len(cells), kind)
@@ -101,15 +101,15 @@ def _is_binary(kind: pa.DataType) -> bool:
     return bool(pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind))
 
 
-def _extended(cells: pa.Array, kind: Any, how: Reading) -> pa.Array:
+def _extended(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
     """Of an extension type: a UUID as text has hyphens, others are their storage."""
     if kind == pa.uuid() and is_text(cells.type):
         digits = pc.replace_substring(cells, "-", "")
-        return pa.ExtensionArray.from_storage(kind, _bytes(digits, Reading(binary="hex")).cast(kind.storage_type))
+        return pa.ExtensionArray.from_storage(kind, _bytes(digits, CellForm(binary="hex")).cast(kind.storage_type))
     return pa.ExtensionArray.from_storage(kind, _read(cells, kind.storage_type, how))
 
 
-def _bytes(text: pa.Array, how: Reading) -> pa.Array:
+def _bytes(text: pa.Array, how: CellForm) -> pa.Array:
     if how.binary == "hex":
         wrong = pc.match_substring_regex(text, "[^0-9a-fA-F]|^(..)*.$")
         if pc.any(wrong).as_py():
@@ -120,7 +120,7 @@ def _bytes(text: pa.Array, how: Reading) -> pa.Array:
     return base64_bytes(text)
 
 
-def _nested(cells: pa.Array, kind: Any, how: Reading) -> pa.Array:
+def _nested(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
     """Lists, structs and maps, whose cells are read one kind after the other."""
 
     def whole(some: pa.Array, inner: pa.DataType) -> pa.Array:
@@ -141,7 +141,5 @@ def _nested(cells: pa.Array, kind: Any, how: Reading) -> pa.Array:
     some = cells.cast(pa.list_(cells.type.value_type))
     ends = np.asarray(some.offsets)
     values = some.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
-    made = pa.ListArray.from_arrays(
-        pa.array(ends - ends[0]), whole(values, kind.value_type), mask=cells.is_null()
-    )
+    made = pa.ListArray.from_arrays(pa.array(ends - ends[0]), whole(values, kind.value_type), mask=cells.is_null())
     return made.cast(kind)

@@ -35,7 +35,7 @@ class Messages:
     """
 
     def __init__(self, given: pa.Table, what: str, first: int) -> None:
-        self.what, self.first, self.rows = what, first, given.num_rows
+        self.table, self.what, self.first, self.rows = given, what, first, given.num_rows
         names = given.column_names
         if VALUE not in names:
             remedy = f"messages have {', '.join(COLUMNS[:-1])} and {COLUMNS[-1]}; without format= give rows"
@@ -43,7 +43,7 @@ class Messages:
         if more := [name for name in names if name not in (*COLUMNS, *IGNORED) or names.count(name) > 1]:
             remedy = f"give them as {', '.join(COLUMNS)}, and leave others out"
             raise SchemaMismatch(f"messages for {what}", f"the columns {more} are none of messages", remedy)
-        there = {name: _column(given, name) for name in COLUMNS if name in names}
+        there: dict[str, pa.Array] = {name: _column(given, name) for name in COLUMNS if name in names}
         self.raw = there[VALUE]
         self.value, self.broken = self._readable(VALUE, self.raw)
         self.key = self._readable("key", there["key"])[0] if "key" in there else None
