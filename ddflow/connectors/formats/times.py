@@ -64,6 +64,9 @@ def _of_numbers(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
 
 
 def _of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_time(kind):
+        whole = pc.binary_join_element_wise("1970-01-01", pc.replace_substring_regex(text, "Z$", ""), "T")
+        return whole.cast(pa.timestamp(kind.unit)).cast(kind)
     if not pat.is_timestamp(kind):
         return pc.replace_substring_regex(text, "Z$", "").cast(kind)
     zoned = pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)$")
