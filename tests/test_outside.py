@@ -26,7 +26,7 @@ from ddflow.cli import VERBS, app
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "outside"
-PACKAGES = ("ddflow", "ddflow.errors", "ddflow.testing", "spark_bridge")
+PACKAGES = ("ddflow", "ddflow.connectors.formats", "ddflow.errors", "ddflow.testing", "spark_bridge")
 SHAPES = {
     "w1": {"keys": 20_000},
     "w1s": {"keys": 2_000},

@@ -23,7 +23,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.schema import conform, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.connectors.formats.base import DELETED, Decoded, Truncate, decoded
+from ddflow.connectors.formats.base import DELETED, Decoded, Truncate, decoded, uncut
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
@@ -79,8 +79,8 @@ class Admission:
         `SchemaMismatch` for what is no table of messages.
         """
         made = self.decoded(given, first)
-        if made is None:
-            yield given, None
+        if not isinstance(made, Decoded):
+            yield made, None
             return
         begin, before = 0, None
         for each in made.truncates:
@@ -88,14 +88,19 @@ class Admission:
             begin, before = each.row, each
         yield made.rows.slice(begin), before
 
-    def decoded(self, given: Any, first: int = 0) -> Decoded | None:
-        """The events of messages; None where rows are given, or messages that were decoded before."""
+    def uncut(self, given: Any, first: int = 0) -> Any:
+        """Rows as they are given, and of messages the events.  As `parts`, and `BadMessage` for a truncate."""
+        made = self.decoded(given, first)
+        return uncut(made, self.what).rows if isinstance(made, Decoded) else made
+
+    def decoded(self, given: Any, first: int = 0) -> Any:
+        """The events of messages, `Decoded`; rows as they are, where these are given, or were decoded before."""
         format = self.bound.format
         if format is None:
-            return None
+            return given
         table = to_table(given, self.what, self.given)
         if DELETED in table.column_names:
-            return None
+            return table
         assert not isinstance(self.bound, BoundDifferences)
         return decoded(format, table, self.bound.target, first)
 

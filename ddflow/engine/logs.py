@@ -254,17 +254,10 @@ def batches(part: Any, bound: Binding) -> Iterator[pa.RecordBatch]:
 
 
 def _events(part: Any, admission: Admission) -> Iterator[Any]:
-    """The rows of a part; of messages the events.  Raises `LogUnclear` for a truncate, which is of the whole input."""
+    """The rows of a part; of messages the events.  Raises `BadMessage` for a truncate, which is of the whole input."""
     first = 0
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
-        for events, truncate in admission.parts(rows, first):
-            if truncate is not None:
-                raise LogUnclear(
-                    f"the log of {admission.bound.name!r}",
-                    f"{truncate.place}: it is a truncate, which deletes what was held then",
-                    "give the log from there on, with dd.Full() of no rows before it",
-                )
-            yield events
+        yield admission.uncut(rows, first)
         first += rows.num_rows
 
 

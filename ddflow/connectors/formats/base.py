@@ -75,10 +75,12 @@ class Upserts(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """``rows``: in the columns of `Target.out`.  ``truncates``: where the batch is cut."""
+    """``rows``: in the columns of `Target.out`.  ``truncates``: where the batch is cut.  ``at``: the message of each
+    row."""
 
     rows: pa.Table
     truncates: tuple[Truncate, ...]
+    at: Ints
 
 
 class BadMessages:
@@ -167,7 +169,7 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
     made = format.upserts(messages, target, bad)
     at: Ints = np.arange(messages.rows) if made.at is None else made.at
     if not bad.reasons:
-        return Decoded(_table(made, at, target), _placed(made.truncates, at))
+        return Decoded(_table(made, at, target), _placed(made.truncates, at), at)
     if format.on_bad == "stop":
         row = min(bad.reasons)
         more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
@@ -177,6 +179,14 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
             "mend the source, or give the format on_bad='drop'; nothing was taken in",
         )
     return _with_bad(made, at, messages, bad, target)
+
+
+def uncut(made: Decoded, what: str) -> Decoded:
+    """The same, where no truncate cuts it.  Raises `BadMessage` for one, where what is held is not at hand."""
+    for each in made.truncates:
+        remedy = "take this batch with an engine's step; nothing was taken in"
+        raise BadMessage(f"messages for {what}", f"{each.place}: it is a truncate, of what others hold", remedy)
+    return made
 
 
 def _table(made: Upserts, at: Ints, target: Target) -> pa.Table:
@@ -204,7 +214,7 @@ def _with_bad(made: Upserts, at: Ints, messages: Messages, bad: BadMessages, tar
     )
     every = np.concatenate([at[good], rows])
     order = np.argsort(every, kind="stable")
-    return Decoded(table.take(pa.array(order)), _placed(made.truncates, every[order]))
+    return Decoded(table.take(pa.array(order)), _placed(made.truncates, every[order]), every[order])
 
 
 def _placed(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Truncate, ...]:
