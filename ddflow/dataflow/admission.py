@@ -71,6 +71,7 @@ class Admission:
         """Whether events have other columns than rows."""
         self.given = bound.schema if bound.format is None else pa.schema([])
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
+        self.format, self.marks = bound.format, bound.marks_bad
 
     def parts(self, given: Any, first: int = 0) -> Iterator[tuple[Any, Truncate | None]]:
         """Rows as they are given; of messages the events, cut where one truncates, which is told before the next part.
@@ -95,7 +96,7 @@ class Admission:
 
     def decoded(self, given: Any, first: int = 0) -> Any:
         """The events of messages, `Decoded`; rows as they are, where these are given, or were decoded before."""
-        format = self.bound.format
+        format = self.format
         if format is None:
             return given
         table = to_table(given, self.what, self.given)
@@ -170,7 +171,7 @@ class Admission:
     def _keyless(self, events: pa.RecordBatch) -> Flags | None:
         """Which events lack their key or are marked as bad, None when none.  Raises `NullKey` when that is an error."""
         marked = None
-        if self.bound.marks_bad and events.column(MARK).null_count < events.num_rows:
+        if self.marks and events.column(MARK).null_count < events.num_rows:
             marked = np.asarray(events.column(MARK).is_valid()).astype(np.uint8)
         for name in self.key:
             if events.column(name).null_count:

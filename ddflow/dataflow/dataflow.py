@@ -15,7 +15,7 @@ start and ends in a receipt. A snapshot is one that takes no steps.
 [{'id': 1, '_time': 7, '_diff': 1}, {'id': 2, '_time': 7, '_diff': 1}]
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
@@ -34,7 +34,7 @@ from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.call_guard import CallGuard
 from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.holds import Holds
-from ddflow.dataflow.inflow import Inflow, add, flowing
+from ddflow.dataflow.inflow import Inflow, Look, add, flowing
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, verdict_rows
 from ddflow.dataflow.spilling import Release, make_room
@@ -51,8 +51,6 @@ from ddflow.time import CLOSED, NEVER
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
 """No events, by verdict."""
-Look = Callable[[pa.RecordBatch], None]
-"""Is shown rows as they came."""
 
 
 class ComputedStep(NamedTuple):

@@ -71,6 +71,12 @@ class Inflow:
         return self.chunks if self.batcher is None else self.batcher.released(CLOSED)[1]
 
 
+Look = Callable[[pa.RecordBatch], None]
+"""Is shown rows as they came."""
+Truncated = Callable[[Inflow, Truncate], Iterable[pa.RecordBatch]]
+"""Gives the events of a truncate, by what came before it."""
+
+
 def flowing(
     given: Any,
     admission: Admission,
@@ -80,7 +86,7 @@ def flowing(
     budget: Budget,
     listed: Callable[[Admitted], pa.Table] | None,
     look: Callable[[pa.RecordBatch], None] | None = None,
-    truncated: Callable[[Inflow, Truncate], Iterable[pa.RecordBatch]] | None = None,
+    truncated: Truncated | None = None,
 ) -> Inflow:
     """Admit all rows of one input.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.
     ``truncated``: the events of a truncate, by what came before.  O(rows).
@@ -90,27 +96,31 @@ def flowing(
     """
     most = budget.piece // 2 if budget.spills else None
     inflow, came = Inflow(batcher), 0
-
-    def take(rows: Any, look: Callable[[pa.RecordBatch], None] | None) -> None:
-        admitted = admission.admit(rows, frontier, time, inflow.rows, look)
-        inflow.put(admitted.events, budget)
-        inflow.rows += admitted.rows
-        inflow.greatest = max(inflow.greatest, admitted.greatest)
-        if admitted.counts:
-            add(inflow.counts, admitted.counts)
-        if admitted.refused is not None and admission.bound.marks_bad:
-            inflow.bad.append(admitted.refused.column(MARK).drop_null())
-        if listed is not None:
-            inflow.listed.append(listed(admitted))
-
     for part in (given,) if most is None else portions(given, admission.what, admission.given, most):
-        for rows, cut in admission.parts(part, came):
-            if cut is not None and truncated is not None:
-                for deletes in list(truncated(inflow, cut)):
-                    take(deletes, None)
-            take(rows, look)
+        whole = admission.format is None
+        for rows, seen in ((part, look),) if whole else _cut_up(part, admission, came, inflow, look, truncated):
+            admitted = admission.admit(rows, frontier, time, inflow.rows, seen)
+            inflow.put(admitted.events, budget)
+            inflow.rows += admitted.rows
+            inflow.greatest = max(inflow.greatest, admitted.greatest)
+            if admitted.counts:
+                add(inflow.counts, admitted.counts)
+            if admitted.refused is not None and admission.marks:
+                inflow.bad.append(admitted.refused.column(MARK).drop_null())
+            if listed is not None:
+                inflow.listed.append(listed(admitted))
         came += part.num_rows if most is not None else 0
     return inflow
+
+
+def _cut_up(
+    part: Any, admission: Admission, first: int, inflow: Inflow, look: Look | None, truncated: Truncated | None
+) -> Iterator[tuple[Any, Look | None]]:
+    """The events of messages, and of truncates among them, each with what is to be shown them: not what is implied."""
+    for rows, cut in admission.parts(part, first):
+        if cut is not None and truncated is not None:
+            yield from ((deletes, None) for deletes in list(truncated(inflow, cut)))
+        yield rows, look
 
 
 def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
