@@ -138,10 +138,15 @@ class Debezium(Format):
         if wrong.any():
             bad.mark(np.flatnonzero(wrong & ~bad.mask), "it is no JSON")
         codes[bad.mask] = NOTHING
+        tombstones = np.flatnonzero(codes == TOMBSTONE)
+        if tombstones.size:
+            said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
+            codes[said[_same_key(messages, said)]] = NOTHING
         if self.table is not None:
             codes[~self._of_table(read.source) & (codes != TOMBSTONE)] = NOTHING
+            codes[~self._of_topic(messages) & (codes == TOMBSTONE)] = NOTHING
         else:
-            named = read.source["table"]
+            named = pc.if_else(codes < NOTHING, read.source["table"].cast(pa.string()), None)
             if len(several := pc.unique(named.drop_null())) > 1:
                 first = int(pc.index(pc.not_equal(pc.fill_null(named, several[0]), several[0]), True).as_py())
                 found = f"its table is {cut(str(several[1]), 80)!r}, that of others {cut(str(several[0]), 80)!r}"
@@ -149,11 +154,14 @@ class Debezium(Format):
         if (unknown := np.flatnonzero(codes == UNKNOWN)).size:
             bad.mark(unknown, "it is no event of Debezium: it lacks 'op', or what is 'after'")
         codes[codes == UNKNOWN] = NOTHING
-        tombstones = np.flatnonzero(codes == TOMBSTONE)
-        if tombstones.size:
-            said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
-            codes[said[_same_key(messages, said)]] = NOTHING
         return codes
+
+    def _of_topic(self, messages: Messages) -> Bools:
+        """Which messages are of a topic of that table alone: a tombstone does not say whose it is."""
+        if messages.topic is None:
+            return np.zeros(messages.rows, np.bool_)
+        own = pc.or_(pc.equal(messages.topic, self.table), pc.ends_with(messages.topic, f".{self.table}"))
+        return np.asarray(pc.fill_null(own, False))
 
     def _of_table(self, source: dict[str, pa.Array]) -> Bools:
         """Which messages are of the table that was named: ``orders``, ``public.orders`` or ``shop.public.orders``."""
