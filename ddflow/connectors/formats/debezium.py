@@ -146,7 +146,7 @@ class Debezium(Format):
             codes[~self._of_table(read.source) & (codes != TOMBSTONE)] = NOTHING
             codes[~self._of_topic(messages) & (codes == TOMBSTONE)] = NOTHING
         else:
-            named = pc.if_else(codes < NOTHING, read.source["table"].cast(pa.string()), None)
+            named = pc.if_else(pa.array(codes < NOTHING), read.source["table"].cast(pa.string()), None)
             if len(several := pc.unique(named.drop_null())) > 1:
                 first = int(pc.index(pc.not_equal(pc.fill_null(named, several[0]), several[0]), True).as_py())
                 found = f"its table is {cut(str(several[1]), 80)!r}, that of others {cut(str(several[0]), 80)!r}"
