@@ -180,10 +180,10 @@ def __getattr__(name: str) -> Any:
         return value
     if name in ("errors", "testing"):
         return importlib.import_module(f"ddflow.{name}")
-    if name in ("sinks", "sources"):
+    if name in ("formats", "sinks", "sources"):
         return importlib.import_module(f"ddflow.connectors.{name}")
     raise AttributeError(f"module 'ddflow' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, "sinks", "sources"])
+    return sorted([*globals(), *_HOME, "formats", "sinks", "sources"])

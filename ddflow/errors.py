@@ -47,6 +47,10 @@ class SchemaMismatch(DdflowError, ValueError):
     """A batch's columns or types are not those the input declared; change the batch."""
 
 
+class BadMessage(DdflowError, ValueError):
+    """A message cannot be read by the input's format; mend its source, or drop such, the step was refused whole."""
+
+
 class ExpressionError(DdflowError, ValueError):
     """An expression does not parse, names a missing column, or has the wrong type; change the expression."""
 

@@ -263,6 +263,8 @@ def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ..
         raise WrongMode(what, "the DataFrame is a stream", "give it to spark_bridge.stream")
     bound, given = flow.inputs[name].bound, arrow_schema(frame)
     there = columns_there(bound, given)
+    if bound.format is not None:
+        return there
     own = given.empty_table().drop_columns(carried_only(given, bound.schema))
     declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])
     conform(restored(own, declared, what), declared, repr(name), bound.required)

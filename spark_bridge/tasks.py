@@ -222,8 +222,10 @@ class OnlyStage:
             flow, parts = self.cut.flow, [batch for batch in batches if batch.num_rows]
             (name,), (output,) = flow.inputs, flow.outputs
             if parts:
-                schema = loose(flow.inputs[name].bound.schema)
-                rows = {name: restored(pa.Table.from_batches(parts), schema, f"rows for {name!r}")}
+                bound, table = flow.inputs[name].bound, pa.Table.from_batches(parts)
+                if bound.format is None:
+                    table = restored(table, loose(bound.schema), f"rows for {name!r}")
+                rows = {name: table}
                 del parts
                 yield from travelling(computed(self.cut, 0, self.secret, rows, {}).outputs[output], output)
 

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "outside"
 PACKAGES = (
     "ddflow",
+    "ddflow.connectors.formats",
     "ddflow.connectors.sinks",
     "ddflow.connectors.sources",
     "ddflow.errors",

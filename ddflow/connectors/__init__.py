@@ -2,6 +2,7 @@
 
 protocol    what an engine asks of them
 opening     a sink by its target
+formats     messages of brokers and change feeds, as upserts
 files       the first source: Parquet, CSV, JSON lines and Arrow by extension; and files out
 parquet     the first sink: a folder in which committed epochs appear
 """

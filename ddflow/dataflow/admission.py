@@ -14,7 +14,7 @@ its own time. Waiting is the business of ``batcher``, deciding that of ``operato
 ([9], {'late': 1})
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +22,15 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.schema import conform, one_batch
+from ddflow.connectors.formats.base import BAD as MARK
+from ddflow.connectors.formats.base import DELETED, Decoded, Truncate, decoded, uncut
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
 from ddflow.kernels.sort import extent
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.binding import Binding
+from ddflow.plan.differences import BoundDifferences
 from ddflow.time import CLOSED, NEVER, shown
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
@@ -66,6 +69,41 @@ class Admission:
         """Reads the events' times."""
         self.notes = bound.event_schema != bound.schema
         """Whether events have other columns than rows."""
+        self.given = bound.schema if bound.format is None else pa.schema([])
+        """The columns that rows are given in, as far as they are declared: messages say theirs."""
+        self.format, self.marks = bound.format, bound.marks_bad
+
+    def parts(self, given: Any, first: int = 0) -> Iterator[tuple[Any, Truncate | None]]:
+        """Rows as they are given; of messages the events, cut where one truncates, which is told before the next part.
+
+        ``first``: the number of the first message in its call.  O(1), O(bytes) of messages.  Raises `BadMessage`, and
+        `SchemaMismatch` for what is no table of messages.
+        """
+        made = self.decoded(given, first)
+        if not isinstance(made, Decoded):
+            yield made, None
+            return
+        begin, before = 0, None
+        for each in made.truncates:
+            yield made.rows.slice(begin, each.row - begin), before
+            begin, before = each.row, each
+        yield made.rows.slice(begin), before
+
+    def uncut(self, given: Any, first: int = 0) -> Any:
+        """Rows as they are given, and of messages the events.  As `parts`, and `BadMessage` for a truncate."""
+        made = self.decoded(given, first)
+        return uncut(made, self.what).rows if isinstance(made, Decoded) else made
+
+    def decoded(self, given: Any, first: int = 0) -> Any:
+        """The events of messages, `Decoded`; rows as they are, where these are given, or were decoded before."""
+        format = self.format
+        if format is None:
+            return given
+        table = to_table(given, self.what, self.given)
+        if DELETED in table.column_names:
+            return table
+        assert not isinstance(self.bound, BoundDifferences)
+        return decoded(format, table, self.bound.target, first)
 
     def events(self, given: Any) -> pa.RecordBatch:
         """Rows in the columns of events; nothing is copied where they have those, in one chunk.  O(rows) else.
@@ -131,13 +169,19 @@ class Admission:
         return Admitted(events.in_order(), n, counts, refused, gone.astype(np.int64), arrival[drop], greatest)
 
     def _keyless(self, events: pa.RecordBatch) -> Flags | None:
-        """Which events lack their key, None when none does.  Raises `NullKey` when that is an error."""
+        """Which events lack their key or are marked as bad, None when none.  Raises `NullKey` when that is an error."""
+        marked = None
+        if self.marks and events.column(MARK).null_count < events.num_rows:
+            marked = np.asarray(events.column(MARK).is_valid()).astype(np.uint8)
         for name in self.key:
             if events.column(name).null_count:
                 keyless = self.bound.keyless(events)
-                self._null_keys(keyless)
-                return keyless
-        return None
+                if marked is not None:
+                    keyless = keyless & (marked ^ np.uint8(1))
+                if keyless.any():
+                    self._null_keys(keyless)
+                return keyless if marked is None else keyless | marked
+        return marked
 
     def _times(self, events: pa.RecordBatch, keyless: Flags | None) -> tuple[Ints, int, int, bool]:
         """The events' times as int64, the least, the greatest, and whether they ascend.

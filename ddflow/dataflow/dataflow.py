@@ -15,7 +15,7 @@ start and ends in a receipt. A snapshot is one that takes no steps.
 [{'id': 1, '_time': 7, '_diff': 1}, {'id': 2, '_time': 7, '_diff': 1}]
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
@@ -26,6 +26,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
+from ddflow.connectors.formats.base import Truncate
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
@@ -33,11 +34,12 @@ from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.call_guard import CallGuard
 from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.holds import Holds
-from ddflow.dataflow.inflow import Inflow, add, flowing
+from ddflow.dataflow.inflow import Inflow, Look, add, flowing
 from ddflow.dataflow.result import Step
-from ddflow.dataflow.side_outputs import SideOutputs, verdict_rows
+from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, verdict_rows
 from ddflow.dataflow.spilling import Release, make_room
 from ddflow.dataflow.step import Computation
+from ddflow.dataflow.truncating import deletes
 from ddflow.dataflow.verdicts import NAMES, Verdicts
 from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.inputs import Outcome
@@ -49,8 +51,6 @@ from ddflow.time import CLOSED, NEVER
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
 """No events, by verdict."""
-Look = Callable[[pa.RecordBatch], None]
-"""Is shown rows as they came."""
 
 
 class ComputedStep(NamedTuple):
@@ -127,7 +127,12 @@ class Dataflow:
         admission = self.admissions[name]
         batcher = None if time is not None and self.budget.scratch is None else self.batchers[name]
         listed = partial(verdict_rows, admission.bound) if self.lists else None
-        return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look)
+        truncated = None if admission.bound.format is None else partial(self._truncated, name)
+        return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look, truncated)
+
+    def _truncated(self, name: str, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
+        """The events of a truncate of an input."""
+        return deletes(self.graph.inputs[name].keyed_for(f"messages for {name!r}"), inflow, cut)
 
     def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
         """Epoch mode: take in all that was admitted, stamped ``time``."""
@@ -229,12 +234,21 @@ class Dataflow:
                 # And if there is none: the next call asks again, before it takes anything in.
                 make_room(self.budget, self.graph, self.batchers)
         tables = {**self.nothing, **computed.stepped.outputs, **computed.sides} if computed else dict(self.nothing)
+        for name, inflow in inflows.items():
+            if inflow.bad:
+                tables[f"{name}.bad"] = bad_rows(inflow.bad, self._stamp(frontier, last), self.time_type)
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
         listed = self._listed(inflows, computed) if self.lists else None
         self.owed, out = {}, Step(tables, Verdicts.of(counts, pending, listed), frontier)
         self.guard.state = self.taken
         return out
+
+    def _stamp(self, frontier: int, last: int) -> int:
+        """The time of what was said of messages that have none: the last closed one, in hold-back mode the next."""
+        if not self.holds_back:
+            return last
+        return 0 if frontier in (NEVER, CLOSED) else frontier
 
     def _listed(self, inflows: Mapping[str, Inflow], computed: ComputedStep | None) -> dict[str, pa.Table]:
         """Verdict rows by input: of events refused at the door, then of those that were resolved."""

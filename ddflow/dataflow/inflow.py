@@ -19,6 +19,9 @@ import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import plain_size
+from ddflow.connectors.formats.base import BAD as MARK
+from ddflow.connectors.formats.base import Truncate
+from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.frames import arrow, to_table
 from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
@@ -45,6 +48,8 @@ class Inflow:
     """The greatest time among the events that go on, or NEVER."""
     listed: list[pa.Table] = field(default_factory=list)
     """Verdict rows, when they are asked for."""
+    bad: list[pa.Array] = field(default_factory=list)
+    """What is to be said of messages that could not be read."""
 
     def put(self, events: Events, budget: Budget) -> None:
         """Put events with those that came; where they are many they go to files.  Raises `SpillFull`, `SpillFailed`."""
@@ -66,6 +71,12 @@ class Inflow:
         return self.chunks if self.batcher is None else self.batcher.released(CLOSED)[1]
 
 
+Look = Callable[[pa.RecordBatch], None]
+"""Is shown rows as they came."""
+Truncated = Callable[[Inflow, Truncate], Iterable[pa.RecordBatch]]
+"""Gives the events of a truncate, by what came before it."""
+
+
 def flowing(
     given: Any,
     admission: Admission,
@@ -75,24 +86,41 @@ def flowing(
     budget: Budget,
     listed: Callable[[Admitted], pa.Table] | None,
     look: Callable[[pa.RecordBatch], None] | None = None,
+    truncated: Truncated | None = None,
 ) -> Inflow:
-    """Admit all rows of one input.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.  O(rows).
+    """Admit all rows of one input.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.
+    ``truncated``: the events of a truncate, by what came before.  O(rows).
 
     Raises what `Admission.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull`
     and `SpillFailed`; nothing has changed then.
     """
     most = budget.piece // 2 if budget.spills else None
-    inflow = Inflow(batcher)
-    for part in (given,) if most is None else portions(given, admission.what, admission.bound.schema, most):
-        admitted = admission.admit(part, frontier, time, inflow.rows, look)
-        inflow.put(admitted.events, budget)
-        inflow.rows += admitted.rows
-        inflow.greatest = max(inflow.greatest, admitted.greatest)
-        if admitted.counts:
-            add(inflow.counts, admitted.counts)
-        if listed is not None:
-            inflow.listed.append(listed(admitted))
+    inflow, came = Inflow(batcher), 0
+    for part in (given,) if most is None else portions(given, admission.what, admission.given, most):
+        whole = admission.format is None
+        for rows, seen in ((part, look),) if whole else _cut_up(part, admission, came, inflow, look, truncated):
+            admitted = admission.admit(rows, frontier, time, inflow.rows, seen)
+            inflow.put(admitted.events, budget)
+            inflow.rows += admitted.rows
+            inflow.greatest = max(inflow.greatest, admitted.greatest)
+            if admitted.counts:
+                add(inflow.counts, admitted.counts)
+            if admitted.refused is not None and admission.marks:
+                inflow.bad.append(admitted.refused.column(MARK).drop_null())
+            if listed is not None:
+                inflow.listed.append(listed(admitted))
+        came += part.num_rows if most is not None else 0
     return inflow
+
+
+def _cut_up(
+    part: Any, admission: Admission, first: int, inflow: Inflow, look: Look | None, truncated: Truncated | None
+) -> Iterator[tuple[Any, Look | None]]:
+    """The events of messages, and of truncates among them, each with what is to be shown them: not what is implied."""
+    for rows, cut in admission.parts(part, first):
+        if cut is not None and truncated is not None:
+            yield from ((deletes, None) for deletes in list(truncated(inflow, cut)))
+        yield rows, look
 
 
 def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
@@ -104,7 +132,8 @@ def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
     if isinstance(inputs, Mapping):
         if inputs.keys() <= known.keys():
             return inputs
-        columns = next(iter(known.values())).bound.schema.names if len(known) == 1 else ()
+        only = next(iter(known.values()))
+        columns = () if len(known) > 1 else only.bound.schema.names if only.bound.format is None else MESSAGES
         if not any(name in columns for name in inputs):
             raise no_input(next(name for name in inputs if name not in known), known)
     elif len(known) != 1:

@@ -18,7 +18,7 @@ orders that keys held before are read from state.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import TIME
 from ddflow.columns.schema import empty, updates_schema
+from ddflow.connectors.formats.base import BAD_TYPE
 from ddflow.dataflow.admission import Admitted
 from ddflow.dataflow.verdicts import named
 from ddflow.errors import SpecError
@@ -74,6 +75,19 @@ def verdict_rows(bound: Binding, of: Admitted | Outcome) -> pa.Table:
     return pa.table(columns)
 
 
+def is_bad(name: str) -> bool:
+    """Whether a side output is that of messages that could not be read."""
+    return name.endswith(".bad")
+
+
+def bad_rows(marks: Sequence[pa.Array], time: int, time_type: pa.DataType) -> pa.Table:
+    """The table of messages that could not be read.  O(those)."""
+    every = pa.concat_arrays(marks)
+    n = len(every)
+    columns = [*every.flatten(), time_column(np.full(n, time), time_type), pa.array(np.ones(n, np.int64))]
+    return pa.Table.from_arrays(columns, schema=updates_schema(pa.schema(list(BAD_TYPE)), time_type))
+
+
 class SideOutputs:
     """The tables of `Flow.side_outputs`, which are ``wanted``, for one step, resolution by resolution."""
 
@@ -84,7 +98,7 @@ class SideOutputs:
     def add(self, resolution: Outcome) -> None:
         """Take in what a resolution has for them.  O(events) of inputs that have one."""
         for name, (input, schema) in self.wanted.items():
-            if input.name == resolution.bound.name:
+            if input.name == resolution.bound.name and not is_bad(name):
                 self.made[name].append(self._table(input, schema, resolution))
 
     def _table(self, input: Input, schema: pa.Schema, resolution: Outcome) -> pa.Table:

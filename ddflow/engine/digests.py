@@ -101,7 +101,9 @@ def digest_of(
     """
     digests = {name: Digest(secret) for name in inputs}
     for name, given in inputs.items():
-        schema = admissions[name].bound.schema
-        for part in portions(given, repr(name), schema, MOST):
-            digests[name].update(admissions[name].events(narrowed(part, schema)))
+        admission = admissions[name]
+        schema = admission.bound.schema
+        for part in portions(given, repr(name), admission.given, MOST):
+            for rows, _ in admission.parts(part):
+                digests[name].update(admission.events(narrowed(rows, schema)))
     return combined(kind, time, digests)

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import NONE, Ints, Secret, Words, flags, ordered_words, validity, value_hashes
+from ddflow.columns.hashing import NONE, Secret, Words, flags, ordered_words, validity, value_hashes
 from ddflow.columns.ranking import dense_ranks
 from ddflow.columns.rows import gathered, shown_row
 from ddflow.columns.schema import is_text, is_word
@@ -32,15 +32,12 @@ from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError, cut
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
+from ddflow.operators.upsert.living import living
 from ddflow.operators.upsert.ordering import value_of
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.differences import Differences
 from ddflow.plan.spec import Upsert as Spec
 from ddflow.storage.feeding import Word
-from ddflow.time import NEVER
-from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ends
-from ddflow.trace.merge import by_sorting
 
 NAMED = 5
 """How many keys or rows an error names."""
@@ -246,22 +243,6 @@ def greatest(rows: pa.RecordBatch) -> int:
         word = ordered_words(column)
         left = left[word == word.max()]
     return int(left[0])
-
-
-def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
-    """The identities of all live keys (high, low) and references to their rows, range by range, ascending.
-
-    O(keys) in memory, O(versions) on disk; it must not change meanwhile.
-    """
-    if not arranged.lower:
-        references, places = arranged.index.walk(live=True)
-        high, low, _, _ = arranged.index.entries(places)
-        yield high, low, references
-        return
-    for parts in arranged.ranges():
-        picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
-        now = ends(picked.high, picked.low) & (picked.live != 0)
-        yield picked.high[now], picked.low[now] if picked.low.size else NONE, picked.references[now]
 
 
 def among(by: Sorted, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -222,7 +222,7 @@ class _Telling:
         """Resolve the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
-        bound = bind(self.bound.name, self.bound.schema, spec)
+        bound = bind(self.bound.name, self.bound.schema, spec, self.bound.format)
         upsert, admission, batcher = RunningUpsert(bound, Secret.fresh()), Admission(bound), Batcher()
         seen = 0
         for number, part in enumerate(log, 1):

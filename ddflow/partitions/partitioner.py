@@ -26,9 +26,12 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
+from ddflow.connectors.formats.base import decoded, uncut
+from ddflow.connectors.formats.messages import Messages
 from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, row_hashes, sliced
+from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
 from ddflow.plan.plan import Plan
 
@@ -64,6 +67,7 @@ class Partitioner:
         self.declared, self.schema = bound.schema, chunk_schema(bound.schema, columns)
         self.keys, self.required = bound.key_schema, bound.required
         self.partitions, self.secret, self.restore = partitions, secret, restore
+        self.format, self.target = bound.format, bound.target if isinstance(bound, Bound) and bound.format else None
         rows, size = chunk_limits(partitions)
         self.chunk_rows, self.chunk_bytes = chunk_rows or rows, chunk_bytes or size
 
@@ -102,6 +106,8 @@ class Partitioner:
             yield pa.Table.from_batches(chunk)
 
     def _routed(self, table: pa.Table, number: int, first: int) -> pa.RecordBatch:
+        if self.format is not None and self.target is not None:
+            return self._packed(*self._decoded(table, number, first))
         told = tells_arrival(table.schema, self.declared)
         # Looked at before anything is cast: what travels is in whatever integers there are.
         origin = self._told(table) if told else Origin.one(f"{number:010d}", first, table.num_rows)
@@ -109,7 +115,19 @@ class Partitioner:
             table = table.drop_columns(carried_only(table.schema, self.declared))
         if self.restore is not None:
             table = self.restore(table)
-        rows = one_batch(conform(table, self.schema, repr(self.input), self.required))
+        return self._packed(one_batch(conform(table, self.schema, repr(self.input), self.required)), origin)
+
+    def _decoded(self, table: pa.Table, number: int, first: int) -> tuple[pa.RecordBatch, Origin]:
+        """The events of messages, and where they come from.  Raises `BadMessage`, `SchemaMismatch`."""
+        assert self.format is not None and self.target is not None
+        made = uncut(decoded(self.format, table, self.target, first), repr(self.input))
+        if tells_arrival(table.schema, pa.schema([])):
+            of = self._told(table)
+            return one_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
+        # Two events of one message stay in their order: their places are those of rows.
+        return one_batch(made.rows), Origin.one(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
+
+    def _packed(self, rows: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
         check_text(rows, self.input)
         high, _ = RowHashes(self.keys, self.secret).of(rows)
         return pack(rows, partition_of(high, self.partitions), row_hashes(rows, self.secret), origin, self.number)
@@ -168,6 +186,9 @@ def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
     declared, and for a missing one that no event may lack.  O(columns).
     """
     asked, names = f"rows for {bound.name!r}", given.names
+    if bound.format is not None:
+        Messages(given.empty_table(), repr(bound.name), 0)
+        return tuple(bound.schema.names)
     for name in names:
         if names.count(name) > 1:
             raise SchemaMismatch(asked, f"the column {name!r} occurs more than once", "give it one name")

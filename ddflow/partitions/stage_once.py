@@ -22,10 +22,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.formats.base import BAD
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Released
-from ddflow.dataflow.side_outputs import SideOutputs
+from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, is_bad
 from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
 from ddflow.partitions.stages import Stages
 from ddflow.time import CLOSED, NEVER
@@ -51,9 +52,14 @@ def computed(cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums
     flow, graph = cut.flow, StageGraph(cut, stage, secret)
     sides = SideOutputs(flow.side_outputs(), flow.time_type)
     time, released = None if flow.holds_back else TIME, {}
+    bad = {name: table for name, table in sides.tables().items() if is_bad(name)}
     for name in list(rows):
-        released[name] = Released.of(Admission(flow.inputs[name].bound).admit(rows.pop(name), NEVER, time).events)
+        admission = Admission(flow.inputs[name].bound)
+        admitted = admission.admit(admission.uncut(rows.pop(name)), NEVER, time)
+        released[name] = Released.of(admitted.events)
+        if admitted.refused is not None and f"{name}.bad" in bad:
+            bad[f"{name}.bad"] = bad_rows([admitted.refused.column(BAD).drop_null()], TIME, flow.time_type)
     graph.came = {n: as_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
     stepped = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
     sent = {number: table for number, table in graph.sent.items() if table.num_rows}
-    return Computed({**stepped.outputs, **sides.tables()}, sent)
+    return Computed({**stepped.outputs, **sides.tables(), **bad}, sent)

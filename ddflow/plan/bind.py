@@ -17,6 +17,7 @@ follows from all of them. It reads batches, keeps none, and resolves nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +28,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
+from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Target
 from ddflow.errors import NullKey, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
@@ -51,6 +53,8 @@ class Bound:
     where: Expression | None
     merging: Merging | None = None
     """How events are folded; None where they replace the row."""
+    format: Format | None = None
+    """How its messages are read; None where rows are given."""
 
     kept: ClassVar[bool] = True
     """Whether its rows are held."""
@@ -93,6 +97,31 @@ class Bound:
         machine = self.merging.machine if self.merging is not None else None
         return self.row_schema.names if machine is None else machine.told
 
+    @cached_property
+    def target(self) -> Target:
+        """What its messages become."""
+        format, spec = self.format, self.spec
+        assert format is not None
+        own = own_columns(format)
+        columns = pa.schema([field for field in self.schema if field.name not in own])
+        deciding = [*spec.order_by, spec.time, spec.seq, *(name for order, _ in spec.grouped for name in order)]
+        named = tuple(name for name in deciding if name in columns.names and name not in spec.key)
+        ordered = bool(format.order) and format.order[0][0] in self.schema.names
+        return Target(repr(self.name), columns, tuple(spec.key), named, ordered, self.schema)
+
+    @property
+    def marks_bad(self) -> bool:
+        """Whether a column of its events says which are bad."""
+        return self.format is not None and self.format.on_bad == "drop"
+
+    @property
+    def sides(self) -> dict[str, pa.Schema]:
+        """The outputs that it adds: their names, and their rows' columns."""
+        out = {} if self.side is None else dict([self.side])
+        if self.marks_bad:
+            out[f"{self.name}.bad"] = pa.schema(list(self.schema.field(BAD).type))
+        return out
+
     @property
     def side(self) -> tuple[str, pa.Schema] | None:
         """The output that ``stale=`` adds: its name and its rows' columns, as events have them."""
@@ -111,7 +140,10 @@ class Bound:
 
     def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
         """Events in the columns of `event_schema`; ``names``: the columns that their batch had.  O(n)."""
-        return events if self.merging is None else self.merging.noted(events, names)
+        if self.merging is None:
+            return events
+        lacks = self.format is not None and self.format.leaves_out
+        return self.merging.noted(events, names, events.column(ABSENT) if lacks else None)
 
     @property
     def required(self) -> list[str]:
@@ -148,12 +180,21 @@ class Bound:
         return present if present.size else np.ones(len(column), np.uint8)
 
 
-def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
-    """Join an input's schema and its spec.  Raises `SpecError` or `ExpressionError`, naming the column.  O(columns)."""
+def own_columns(format: Format | None) -> set[str]:
+    """The columns that a format adds to events, which are no part of the row."""
+    return set() if format is None else {*(name for name, _ in format.order), DELETED, ABSENT, BAD}
+
+
+def bind(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = None) -> Bound:
+    """Join an input's schema and its spec.  ``format``: what gave the schema its last columns.  O(columns).
+
+    Raises `SpecError` or `ExpressionError`, naming the column.
+    """
     check_given(name, spec)
+    own = own_columns(format)
     _check_columns(name, schema, spec)
-    _check_types(name, schema, spec)
-    dropped = {spec.time, spec.seq, spec.delete.column if isinstance(spec.delete, Tombstone) else None}
+    _check_types(name, schema, spec, own)
+    dropped = {spec.time, spec.seq, spec.delete.column if isinstance(spec.delete, Tombstone) else None} | own
     if spec.value is None:
         wanted = [f.name for f in schema if f.name not in dropped or f.name in spec.key]
     else:
@@ -178,6 +219,7 @@ def bind(name: str, schema: pa.Schema, spec: Upsert) -> Bound:
         condition=condition,
         where=where,
         merging=plan(name, schema, spec, row_schema),
+        format=format,
     )
 
 
@@ -221,7 +263,7 @@ def _check_columns(name: str, schema: pa.Schema, spec: Upsert) -> None:
                 )
 
 
-def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
+def _check_types(name: str, schema: pa.Schema, spec: Upsert, own: set[str]) -> None:
     def refuse(option: str, column: str, why: str, remedy: str) -> None:
         raise SpecError(f"{option}= of {name!r}", f"{column!r} is {schema.field(column).type}, {why}", remedy)
 
@@ -241,7 +283,7 @@ def _check_types(name: str, schema: pa.Schema, spec: Upsert) -> None:
     if spec.time is not None and not is_time(schema.field(spec.time).type):
         refuse("time", spec.time, "which is no time", "use int64, a timestamp or a date; cast it first")
     if spec.tie == "greatest":
-        names = spec.value if spec.value is not None else schema.names
+        names = spec.value if spec.value is not None else [each for each in schema.names if each not in own]
         for column in names:
             dropped = column in (spec.time, spec.seq) and spec.value is None
             if spec.counts(column) and not dropped and not is_flat(schema.field(column).type):

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ddflow.connectors.formats.base import Format
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.differences import BoundDifferences, Differences, bind_differences
 from ddflow.plan.merge.bind_machine import bind_machine
@@ -23,10 +24,17 @@ Spec = Upsert | Differences
 _BIND: Final[dict[type, Any]] = {Upsert: bind, Differences: bind_differences}
 
 
-def bound_to(name: str, schema: pa.Schema, spec: Spec, machine: Machine | None = None) -> Binding:
-    """Join an input's schema, its spec and its machine.  O(columns).  Raises `SpecError` or `ExpressionError`."""
+def bound_to(
+    name: str, schema: pa.Schema, spec: Spec, machine: Machine | None = None, format: Format | None = None
+) -> Binding:
+    """Join an input's schema, its spec, and its machine or its format.  O(columns).
+
+    Raises `SpecError` or `ExpressionError`.
+    """
     given: Any = spec
     if machine is not None:
         return bind_machine(name, schema, given, machine)
+    if format is not None:
+        return bind(name, schema, given, format)
     made: Binding = _BIND[type(given)](name, schema, given)
     return made

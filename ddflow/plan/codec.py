@@ -29,6 +29,7 @@ from ddflow.errors import CorruptState, cut
 from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
 from ddflow.plan.collection import Collection
+from ddflow.plan.formatted import to_json as format_json
 from ddflow.plan.formulas import Formulas, digest
 from ddflow.plan.input import Input
 from ddflow.plan.plan import Plan
@@ -65,6 +66,8 @@ def _kind(bound: Binding) -> dict[str, Any]:
     """Of an input of differences, that it is one; of a machine's, the machine, and the columns of its state."""
     if not isinstance(bound, Bound):
         return {"kind": DIFFERENCES}
+    if bound.format is not None:
+        return {"format": format_json(bound.format)}
     if bound.merging is None or bound.merging.machine is None:
         return {}
     machine = bound.merging.machine.machine

@@ -118,6 +118,7 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
             continue
         refused += _options(name, spec, input.spec, change)
         refused += _machines(name, *(each["inputs"][name].get("machine") for each in (old, new)))
+        refused += _formats(name, *(each["inputs"][name].get("format") for each in (old, new)))
         refused += _columns(name, schema, input, change)
     change.inputs.extend(name for name in flow.inputs if name not in before)
     refused += _outputs(old, new, where, change)
@@ -184,6 +185,15 @@ def _machines(name: str, was: Any, now: Any) -> Iterator[str]:
         was, now = (each | {"transition": None} for each in (was, now))
     if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
         yield f"the machine of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
+
+
+def _formats(name: str, was: Any, now: Any) -> Iterator[str]:
+    """What is refused of the format of an input."""
+    functions: list[Any] = [each.get("function") if isinstance(each, dict) else None for each in (was, now)]
+    if all(isinstance(each, dict) for each in functions) and same_function(*functions):
+        return
+    if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
+        yield f"format= of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
 
 
 def _value(spec: Spec, option: str) -> Any:

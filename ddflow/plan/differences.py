@@ -18,6 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import numpy as np
@@ -152,6 +153,9 @@ class BoundDifferences:
 
     merging: ClassVar[None] = None
     side: ClassVar[None] = None
+    sides: ClassVar[Mapping[str, pa.Schema]] = MappingProxyType({})
+    format: ClassVar[None] = None
+    marks_bad: ClassVar[bool] = False
     tracked: ClassVar[list[str]] = [TIMES]
     """Of what is held: what counts in "did it change"."""
     null_error: ClassVar[type[SchemaMismatch]] = SchemaMismatch

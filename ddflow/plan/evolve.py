@@ -128,7 +128,7 @@ def evolved(plan: Plan, schemas: Mapping[str, pa.Schema], only: Container[str] |
 def _bound(bound: Binding, schemas: Mapping[str, pa.Schema]) -> Binding:
     schema = schemas.get(bound.name, bound.schema)
     machine = None if bound.merging is None else bound.merging.machine
-    return bound_to(bound.name, schema, bound.spec, None if machine is None else machine.machine)
+    return bound_to(bound.name, schema, bound.spec, None if machine is None else machine.machine, bound.format)
 
 
 def unlike(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:

@@ -123,7 +123,8 @@ def _written(node: Collection, names: Mapping[Collection, str]) -> str:
 
 def _spec(node: Input) -> str:
     """What an input's spec says, without what it leaves as it is."""
-    return cut(", ".join(f"{name}={value!r}" for name, value in json.loads(node.spec.to_json()).items()))
+    said = [f"{name}={value!r}" for name, value in json.loads(node.spec.to_json()).items()]
+    return cut(", ".join(said if node.bound.format is None else [*said, f"format={node.bound.format!r}"]))
 
 
 def _notes(

@@ -22,11 +22,13 @@ import pyarrow as pa
 from ddflow.columns.declared import to_schema
 from ddflow.columns.names import check_names
 from ddflow.columns.schema import updates_schema
+from ddflow.connectors.formats.base import Format
 from ddflow.errors import SpecError
 from ddflow.plan.bind import bind
 from ddflow.plan.binding import Binding
 from ddflow.plan.collection import Collection, Nodes
 from ddflow.plan.differences import ChangeFeed, Differences, bind_differences
+from ddflow.plan.formatted import bind_format
 from ddflow.plan.input import Input
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
@@ -50,7 +52,7 @@ class Plan(Nodes):
         self.inputs: dict[str, Input] = {}
         self.outputs: dict[str, Collection] = {}
 
-    def upserts(self, name: str, schema: Any, spec: Upsert) -> Input:
+    def upserts(self, name: str, schema: Any, spec: Upsert, *, format: Format | None = None) -> Input:
         """Add an input of upserts.
 
         Parameters
@@ -62,6 +64,10 @@ class Plan(Nodes):
             or Python's (``{"id": int}``).  Anything that has an Arrow schema will do.
         spec : Upsert
             How its events upsert.
+        format : Format, optional
+            One of `ddflow.formats`: the input is then given messages, with a ``value`` and, where there are, ``key``,
+            ``topic``, ``partition``, ``offset`` and ``timestamp``.  Without ``order_by`` the format says what orders
+            events.
 
         Returns
         -------
@@ -81,7 +87,10 @@ class Plan(Nodes):
         >>> plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
         Input(id int64, city string)
         """
-        return self._input(bind(name, to_schema(schema, f"the schema of {name!r}"), spec))
+        columns = to_schema(schema, f"the schema of {name!r}")
+        if format is not None:
+            return self._input(bind_format(name, columns, spec, format))
+        return self._input(bind(name, columns, spec))
 
     def machine(self, name: str, schema: Any, spec: Upsert, machine: Machine) -> Collection:
         """Add an input whose events drive a `ddflow.Machine`.
@@ -212,13 +221,13 @@ class Plan(Nodes):
             raise SpecError(f"input {name!r}", "that name is taken", "give every input a name of its own")
         for other in self.inputs.values():
             self._agree(bound, other.bound)
-        side = bound.side
-        if side is not None:
-            check_names(side[1].names, f"the output {side[0]!r} that stale={spec.stale!r} adds")
-            if side[0] in self.outputs:
+        for side, schema in bound.sides.items():
+            why = "on_bad='drop'" if side.endswith(".bad") else f"stale={spec.stale!r}"
+            check_names(schema.names, f"the output {side!r} that {why} adds")
+            if side in self.outputs:
                 raise SpecError(
                     f"input {name!r}",
-                    f"stale={spec.stale!r} adds an output {side[0]!r}, which is taken",
+                    f"{why} adds an output {side!r}, which is taken",
                     "give that output another name",
                 )
         self.inputs[name] = Input(self, bound)
@@ -283,15 +292,14 @@ class Plan(Nodes):
         return next((s.bound.time_type for s in self.inputs.values()), pa.int64())
 
     def side_outputs(self) -> dict[str, tuple[Input, pa.Schema]]:
-        """The outputs that ``stale="mark"`` and ``"side"`` add.
+        """The outputs that ``stale="mark"`` and ``"side"`` add, and ``on_bad="drop"`` of a format.
 
         Returns
         -------
         dict of str to (Input, pyarrow.Schema)
             By name: the input, and the columns of the rows.
         """
-        sides = ((input, input.bound.side) for input in self.inputs.values())
-        return {side[0]: (input, side[1]) for input, side in sides if side is not None}
+        return {name: (input, schema) for input in self.inputs.values() for name, schema in input.bound.sides.items()}
 
     def updates_schema(self, name: str) -> pa.Schema | None:
         """The columns of the updates of an output, a side output or an input.

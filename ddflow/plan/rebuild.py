@@ -26,11 +26,13 @@ from typing import Any
 import pyarrow as pa
 from msgspec import UNSET, UnsetType, defstruct
 
+from ddflow.connectors.formats.base import Format
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.plan.binding import Binding, Spec, bound_to
 from ddflow.plan.codec import DIFFERENCES, PlanRecord, columns, shown
 from ddflow.plan.collection import Collection
 from ddflow.plan.differences import Differences
+from ddflow.plan.formatted import of_json as format_of_json
 from ddflow.plan.input import Input
 from ddflow.plan.merge.absent import Absent
 from ddflow.plan.merge.machine import Machine
@@ -92,7 +94,7 @@ def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
     given = Record(description, f"the plan of {where}").named("inputs")
     out: dict[str, Binding] = {}
     for name, (schema, spec) in inputs(description, where).items():
-        out[name] = bound_to(name, schema, spec, _machine(given[name]))
+        out[name] = bound_to(name, schema, spec, _machine(given[name]), _format(given[name]))
     return out
 
 
@@ -156,7 +158,10 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
             machine = _machine(whole.record("inputs").record(name))
             if machine is not None and isinstance(machine.transition, Absent):
                 raise _absent(where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code")
-            flow._input(bound_to(name, schema, spec, machine))
+            format = _format(whole.record("inputs").record(name))
+            if isinstance(getattr(format, "function", None), Absent):
+                raise _absent(where, f"the format of {name!r} is a function, of which there is no code")
+            flow._input(bound_to(name, schema, spec, machine, format))
         made: dict[str, Collection] = {}
         for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
             made[each] = _made(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)
@@ -182,6 +187,17 @@ def _machine(input: Record) -> Machine | None:
     schema = _schema(input, "state", given.list("state"))
     try:
         return Machine.of_json({k: v for k, v in given.given.items() if k != "state"}, schema)
+    except _UNFIT as error:
+        raise _corrupt(given.what, f"it is none ({error})") from None
+
+
+def _format(input: Record) -> Format | None:
+    """The format of an input, if it has one."""
+    if "format" not in input:
+        return None
+    given = input.record("format")
+    try:
+        return format_of_json(given.given)
     except _UNFIT as error:
         raise _corrupt(given.what, f"it is none ({error})") from None
 

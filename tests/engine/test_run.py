@@ -560,3 +560,33 @@ def test_a_sink_that_cannot_be_reached_at_the_beginning_gets_what_is_held_then(t
         place.parent.mkdir()
         engine.run(landing(tmp_path), sinks)
         assert of_sqlite(place, "orders") == FIRST
+
+
+def test_messages_of_debezium_by_line(tmp_path: Path) -> None:
+    made = dd.Flow()
+    orders = made.upserts("orders", COLUMNS, dd.Upsert(key="id"), format=dd.formats.debezium(on_bad="drop"))
+    made.output("orders", orders)
+    sinks = {
+        "orders": dd.sinks.sqlite(tmp_path / "out.db", "orders"),
+        "orders.bad": dd.sinks.sqlite(tmp_path / "out.db", "bad", mode="updates"),
+    }
+
+    def message(op: str, row: tuple[int, str, int] | None, gone: int | None = None) -> str:
+        after = None if row is None else dict(zip(COLUMNS, row, strict=True))
+        before = None if gone is None else {"id": gone}
+        return json.dumps({"op": op, "before": before, "after": after, "source": {"file": "b.1", "pos": 4, "row": 0}})
+
+    files = [
+        [message("c", row) for row in FIRST],
+        ["no message", message("u", (1, "Chur", 5)), message("d", None, 2)],
+        [message("t", None), message("c", SECOND[1])],
+    ]
+    (tmp_path / "in").mkdir()
+    source = {"orders": dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True)}
+    expected = [FIRST, [(1, "Chur", 5), FIRST[2]], [SECOND[1]]]
+    for number, lines in enumerate(files):
+        (tmp_path / "in" / f"{number}.jsonl").write_text("\n".join(lines))
+        with made.open(tmp_path / "state") as engine:
+            engine.run(source, sinks)
+            assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders") == expected[number]
+    assert [row[0] for row in of_sqlite(tmp_path / "out.db", "bad")] == [b"no message"]

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.names import did_you_mean
@@ -74,11 +75,17 @@ class Merging:
     machine: Machined | None = None
     """Makes what keys hold, instead of all that."""
 
-    def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-        """Events, and for each whether their batch had the columns of ``given``; ``names``: those that it had.
-        O(n)."""
+    def noted(self, events: pa.RecordBatch, names: list[str], absent: pa.Array | None = None) -> pa.RecordBatch:
+        """Events, and for each whether it had the columns of ``given``; ``names``: those that their batch had.
+
+        ``absent``: by event, a list of those that it lacks.  O(n)."""
+        lacking = [] if absent is None else absent.flatten().to_pylist()
+        rows = np.asarray(pc.list_parent_indices(absent)) if lacking else np.empty(0, np.int64)
         for name in self.given:
-            here = pa.array(np.full(events.num_rows, name in names))
+            had = np.full(events.num_rows, name in names)
+            if name in lacking:
+                had[rows[np.array([each == name for each in lacking])]] = False
+            here = pa.array(had)
             events = events.append_column(pa.field(GIVEN + name, pa.bool_(), nullable=False), here)
         return events
 

@@ -1,0 +1,234 @@
+"""What a format is: a batch of messages in, a batch of upserts out.
+
+Invariant: a batch is decoded whole or refused whole. Upserts come out in the order of their messages, in the columns of
+`Target.out`, which the format's own columns end: those that order events, and what deletes. A message that cannot be
+read stops the batch and is named, or is marked and goes on as a row that is bad; nothing is left out silently but what
+the format says means nothing. A format is a value: it is in the plan, as JSON, and holds no credentials.
+
+>>> class Lines(Format):
+...     '''Every message is the value of a row without a key.'''
+...     kind = "lines"
+...     def upserts(self, messages, target, bad):
+...         return Upserts({"line": messages.value}, np.zeros(messages.rows, np.bool_), {})
+>>> out = events_schema(Lines(), [("line", pa.string())])
+>>> target = Target("'log'", pa.schema({"line": pa.string()}), ("line",), (), False, out)
+>>> decoded(Lines(), pa.table({"value": ["a", "b"]}), target).rows.to_pylist()
+[{'line': 'a', '_deleted': False}, {'line': 'b', '_deleted': False}]
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.parse import Bools
+from ddflow.errors import BadMessage, SpecError
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+DELETED: Final = "_deleted"
+"""The column of events that says which delete."""
+BAD: Final = "_bad"
+"""The column of events that says what was no event, where such messages are dropped."""
+ABSENT: Final = "_absent"
+"""The column of events that names the cells that they do not have, where a format may leave some out."""
+BAD_TYPE: Final = pa.struct({"message": pa.binary(), "position": pa.string(), "reason": pa.string()})
+OnBad = Literal["stop", "drop"]
+
+
+class Target(NamedTuple):
+    """What a batch of messages is to become.
+
+    ``what``: how messages call the input.  ``columns``: those declared.  ``key``: of the rows.  ``deciding``: further
+    columns that events are ordered or stamped by, which deletes need too.  ``ordered``: whether the format's own order
+    counts.  ``out``: the columns of events."""
+
+    what: str
+    columns: pa.Schema
+    key: tuple[str, ...]
+    deciding: tuple[str, ...]
+    ordered: bool
+    out: pa.Schema
+
+
+class Truncate(NamedTuple):
+    """All keys whose order is below ``order`` are deleted, before the ``row`` of a batch: of `Upserts`, its message."""
+
+    row: int
+    order: dict[str, Any]
+    place: str
+
+
+class Upserts(NamedTuple):
+    """What a format makes of messages: of each upsert its cells by column, and whether it deletes.
+
+    ``order``: by column, where the format orders.  ``at``: the messages that upserts come from, ascending; None for
+    each its own.  ``absent``: by column, which cells are not there.  ``truncates``: the messages that are some."""
+
+    columns: dict[str, pa.Array]
+    deleted: Bools
+    order: dict[str, pa.Array]
+    at: Ints | None = None
+    absent: dict[str, Bools] | None = None
+    truncates: tuple[Truncate, ...] = ()
+
+
+class Decoded(NamedTuple):
+    """``rows``: in the columns of `Target.out`.  ``truncates``: where the batch is cut.  ``at``: the message of each
+    row."""
+
+    rows: pa.Table
+    truncates: tuple[Truncate, ...]
+    at: Ints
+
+
+class BadMessages:
+    """Which messages of a batch cannot be read, and why: the first reason of each counts."""
+
+    def __init__(self, rows: int) -> None:
+        self.mask: Bools = np.zeros(rows, np.bool_)
+        self.reasons: dict[int, str] = {}
+
+    def mark(self, rows: Any, reason: Any) -> None:
+        """Mark messages, by number.  ``reason``: a text, or a function of the place among ``rows``."""
+        for n, row in enumerate(np.asarray(rows).tolist()):
+            if not self.mask[row]:
+                self.mask[row] = True
+                self.reasons[row] = reason(n) if callable(reason) else reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How messages are read.  The functions of `ddflow.formats` make them.
+
+    Attributes
+    ----------
+    on_bad : {"stop", "drop"}
+        What becomes of a message that cannot be read.
+    """
+
+    on_bad: OnBad = field(default="stop")
+
+    kind: ClassVar[str]
+    order: ClassVar[tuple[tuple[str, pa.DataType], ...]] = ()
+    """The columns that say what orders events, where the user does not."""
+    partial: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._choose(on_bad=("stop", "drop"))
+
+    def _choose(self, **options: tuple[str, ...]) -> None:
+        """Raise `SpecError` for an option that is none of those there are."""
+        for name, known in options.items():
+            if (value := getattr(self, name)) not in known:
+                raise SpecError(f"dd.formats.{self.kind}", f"{name}={value!r}", f"use one of {list(known)}")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether single cells of an event may be left out, which keep what is stored then."""
+        return False
+
+    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+        """The upserts of some messages.  O(bytes).  Those that cannot be read are marked in ``bad``."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Its kind, and its options that are not as usual."""
+        out: dict[str, Any] = {"kind": self.kind}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value != each.default:
+                out[each.name] = value
+        return out
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        given = {name: value for name, value in self.to_json().items() if name != "kind"}
+        return f"dd.formats.{self.kind}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+def events_schema(format: Format, columns: Any, ordered: bool = False) -> pa.Schema:
+    """The columns of events: those declared, all of which may be null in a delete, and the format's own."""
+    own = [*(format.order if ordered else ()), (DELETED, pa.bool_())]
+    own += [(ABSENT, pa.list_(pa.string()))] if format.leaves_out else []
+    own += [(BAD, BAD_TYPE)] if format.on_bad == "drop" else []
+    return pa.schema([*columns, *own])
+
+
+def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> Decoded:
+    """The events of a table of messages.  ``first``: the row number of the first.  O(bytes).
+
+    Raises `BadMessage` for one that cannot be read, unless such are dropped; `SchemaMismatch` for what is no table of
+    messages.
+    """
+    messages = Messages(given, target.what, first)
+    bad = BadMessages(messages.rows)
+    if messages.broken.any():
+        bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
+    made = format.upserts(messages, target, bad)
+    at: Ints = np.arange(messages.rows) if made.at is None else made.at
+    if not bad.reasons:
+        return Decoded(_table(made, at, target), _placed(made.truncates, at), at)
+    if format.on_bad == "stop":
+        row = min(bad.reasons)
+        more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
+        raise BadMessage(
+            f"messages for {target.what}",
+            f"{messages.place(row)}: {bad.reasons[row]}{more}",
+            "mend the source, or give the format on_bad='drop'; nothing was taken in",
+        )
+    return _with_bad(made, at, messages, bad, target)
+
+
+def uncut(made: Decoded, what: str) -> Decoded:
+    """The same, where no truncate cuts it.  Raises `BadMessage` for one, where what is held is not at hand."""
+    for each in made.truncates:
+        remedy = "take this batch with an engine's step; nothing was taken in"
+        raise BadMessage(f"messages for {what}", f"{each.place}: it is a truncate, of what others hold", remedy)
+    return made
+
+
+def _table(made: Upserts, at: Ints, target: Target) -> pa.Table:
+    columns = {**made.columns, **made.order, DELETED: pa.array(made.deleted)}
+    if ABSENT in target.out.names:
+        columns[ABSENT] = _absent(made.absent or {}, at.size)
+    if BAD in target.out.names:
+        columns[BAD] = pa.nulls(at.size, BAD_TYPE)
+    return pa.Table.from_arrays([columns[name] for name in target.out.names], schema=target.out)
+
+
+def _with_bad(made: Upserts, at: Ints, messages: Messages, bad: BadMessages, target: Target) -> Decoded:
+    """The same, with a row for each message that cannot be read, in its place."""
+    good = np.flatnonzero(~bad.mask[at])
+    rows = np.array(sorted(bad.reasons), np.int64)
+    told = {
+        "message": messages.bytes(rows),
+        "position": pa.array([messages.place(int(row)) for row in rows], pa.string()),
+        "reason": pa.array([bad.reasons[int(row)] for row in rows], pa.string()),
+    }
+    marks = pa.StructArray.from_arrays(list(told.values()), fields=list(BAD_TYPE))
+    nulls = [marks if field.name == BAD else pa.nulls(rows.size, field.type) for field in target.out]
+    table = pa.concat_tables(
+        [_table(made, at, target).take(pa.array(good)), pa.Table.from_arrays(nulls, schema=target.out)]
+    )
+    every = np.concatenate([at[good], rows])
+    order = np.argsort(every, kind="stable")
+    return Decoded(table.take(pa.array(order)), _placed(made.truncates, every[order]), every[order])
+
+
+def _placed(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Truncate, ...]:
+    """Truncates by the first row after them, in the place of their message."""
+    return tuple(each._replace(row=int(np.searchsorted(at, each.row))) for each in truncates)
+
+
+def _absent(cells: dict[str, Bools], rows: int) -> pa.Array:
+    """The names of the cells that are not there, by row; null where all are."""
+    counts, names = np.zeros(rows, np.int64), list(cells)
+    for each in cells.values():
+        counts += each
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    grid = np.array([cells[name] for name in names]).reshape(len(names), rows)
+    _, which = np.nonzero(grid.T)
+    values = pa.array(names, pa.string()).take(pa.array(which))
+    return pa.ListArray.from_arrays(pa.array(ends), values, mask=pa.array(counts == 0))

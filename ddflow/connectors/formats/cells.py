@@ -1,0 +1,145 @@
+"""Cells of messages in the types that an input declares: text of JSON, or what a struct already has.
+
+Invariant: a cell comes out exactly, or null and marked: no value is cut, rounded, or read as another kind than the
+declared type says. The text of a scalar is read by the type; lists, structs and maps within are read cell by cell.
+
+>>> made, wrong = cells_as(pa.array(["7", "x", None]), pa.int64(), CellForm())
+>>> made.to_pylist(), wrong.tolist()
+([7, None, None], [False, True, False])
+>>> cells_as(pa.array([["1", "2"], None]), pa.list_(pa.int64()), CellForm())
+(<pyarrow.lib.ListArray object at ...>
+[
+  [
+    1,
+    2
+  ],
+  null
+], None)
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.columns.schema import is_text
+from ddflow.connectors.formats.decimals import PRECISE, decimals
+from ddflow.connectors.formats.parse import TEXT, Bools, base64_bytes, computed
+from ddflow.connectors.formats.times import is_timed, timed
+
+_UNFIT: Final = (pa.ArrowException, ValueError, OverflowError)
+BINARIES: Final = ("base64", "base64-url-safe", "hex")
+"""Debezium's own words: ``binary.handling.mode``."""
+
+
+class CellForm(NamedTuple):
+    """How the cells of a column stand in messages.
+
+    ``unit``: of numbers that are times, "" for the declared type's.  ``decimals``, ``binary``: Debezium's modes.
+    ``scale``: of decimals as bytes, None for the declared one.
+    """
+
+    unit: str = ""
+    decimals: str = PRECISE
+    binary: str = "base64"
+    scale: int | None = None
+
+
+def shape_of(kind: pa.DataType) -> Any:
+    """The shape of JSON that cells of a type are read from: scalars as text.  O(fields)."""
+    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
+        return [shape_of(kind.value_type)]
+    if pat.is_struct(kind):
+        return {field.name: shape_of(field.type) for field in kind}
+    return TEXT
+
+
+def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Array, Bools | None]:
+    """Cells in a type, and which of them do not fit and are null: None where all do.  O(n); O(log n) more a misfit."""
+    if cells.type == kind:
+        return cells, None
+    return _attempted(cells, kind, lambda some: _read(some, kind, how))
+
+
+def _attempted(
+    cells: pa.Array, kind: pa.DataType, make: Callable[[pa.Array], pa.Array]
+) -> tuple[pa.Array, Bools | None]:
+    try:
+        return make(cells), None
+    except _UNFIT:
+        if len(cells) == 1:
+            return pa.nulls(1, kind), np.ones(1, np.bool_)
+    middle = len(cells) // 2
+    halves = [_attempted(part, kind, make) for part in (cells.slice(0, middle), cells.slice(middle))]
+    wrong = [np.zeros(len(made), np.bool_) if bad is None else bad for made, bad in halves]
+    return pa.concat_arrays([made for made, _ in halves]), np.concatenate(wrong)
+
+
+def _read(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Array:
+    """Cells in a type.  Raises one of `_UNFIT`."""
+    if pat.is_null(cells.type):
+        return pa.nulls(len(cells), kind)
+    if pat.is_dictionary(kind):
+        return _read(cells, kind.value_type, how).cast(kind)
+    if pat.is_decimal(kind):
+        return decimals(cells, kind, how.decimals, how.scale)
+    if is_timed(kind):
+        return timed(cells, kind, how.unit)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _extended(cells, kind, how)
+    if pat.is_nested(kind):
+        return _nested(cells, kind, how)
+    if _is_binary(kind):
+        return _bytes(cells, how).cast(kind) if is_text(cells.type) else cells.cast(kind)
+    return cells.cast(kind)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind))
+
+
+def _extended(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
+    """Of an extension type: a UUID as text has hyphens, others are their storage."""
+    if kind == pa.uuid() and is_text(cells.type):
+        digits = pc.replace_substring(cells, "-", "")
+        return pa.ExtensionArray.from_storage(kind, _bytes(digits, CellForm(binary="hex")).cast(kind.storage_type))
+    return pa.ExtensionArray.from_storage(kind, _read(cells, kind.storage_type, how))
+
+
+def _bytes(text: pa.Array, how: CellForm) -> pa.Array:
+    if how.binary == "hex":
+        wrong = pc.match_substring_regex(text, "[^0-9a-fA-F]|^(..)*.$")
+        if pc.any(wrong).as_py():
+            raise ValueError("it is not hexadecimal")
+        return computed(text, "from_hex(v)")
+    if how.binary == "base64-url-safe":
+        text = pc.replace_substring(pc.replace_substring(text, "-", "+"), "_", "/")
+    return base64_bytes(text)
+
+
+def _nested(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
+    """Lists, structs and maps, whose cells are read one kind after the other."""
+
+    def whole(some: pa.Array, inner: pa.DataType) -> pa.Array:
+        made, wrong = cells_as(some, inner, how)
+        if wrong is not None:
+            raise ValueError(f"a value within is no {inner}")
+        return made
+
+    if pat.is_map(kind) or not pat.is_nested(cells.type):
+        return cells.cast(kind)
+    if pat.is_struct(kind):
+        names = [field.name for field in cells.type]
+        parts = [
+            whole(pc.struct_field(cells, f.name), f.type) if f.name in names else pa.nulls(len(cells), f.type)
+            for f in kind
+        ]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=cells.is_null())
+    some = cells.cast(pa.list_(cells.type.value_type))
+    ends = np.asarray(some.offsets)
+    values = some.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
+    made = pa.ListArray.from_arrays(pa.array(ends - ends[0]), whole(values, kind.value_type), mask=cells.is_null())
+    return made.cast(kind)

@@ -1,0 +1,183 @@
+"""The inside of messages: JSON, with Connect's schema around it or without, or structs; cells by their path.
+
+Invariant: whether a schema stands around a message is seen of each message, so a topic may change from one to the
+other. Where there is one it says how times, decimals and bytes are written; messages of equal schemas are read
+together. What has no such field is null.
+
+>>> text = pa.array(['{"id": 1}', '{"schema": {"type": "struct", "fields": []}, "payload": {"id": 2}}', "{", None])
+>>> inside = opened(text, {"id": TEXT})
+>>> inside.cells("id").to_pylist(), inside.wrong.tolist(), len(inside.schemas)
+(['1', '2', None, None], [False, False, True, False], 1)
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.connectors.formats.cells import CellForm, cells_as
+from ddflow.connectors.formats.parse import TEXT, Bools, objects
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+_WRAPPED: Final = r'^\s*\{\s*"(schema"\s*:\s*(\{|null)|payload"\s*:)'
+_SCHEMA: Final = re.compile(r'\s*\{\s*"schema"\s*:\s*')
+_UNITS: Final = {
+    "io.debezium.time.Timestamp": "ms",
+    "io.debezium.time.MicroTimestamp": "us",
+    "io.debezium.time.NanoTimestamp": "ns",
+    "io.debezium.time.Time": "ms",
+    "io.debezium.time.MicroTime": "us",
+    "io.debezium.time.NanoTime": "ns",
+    "io.debezium.time.MicroDuration": "us",
+    "io.debezium.time.NanoDuration": "ns",
+    "org.apache.kafka.connect.data.Timestamp": "ms",
+    "org.apache.kafka.connect.data.Time": "ms",
+}
+"""By the names that schemas have for numbers that are times."""
+_DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
+
+
+class Inside(NamedTuple):
+    """``body``: structs, in which everything is.  ``wrong``: which messages are no JSON.  ``schemas``: of messages that
+    have one, by schema."""
+
+    body: pa.Array
+    wrong: Bools
+    schemas: tuple[tuple[Ints, Mapping[str, Any]], ...]
+
+    def cells(self, *path: str) -> pa.Array:
+        """The cells at a path; null where there are none.  O(n)."""
+        return at_path(self.body, path)
+
+    def take(self, rows: Ints) -> "Inside":
+        """Some of the messages, ascending."""
+        schemas = []
+        for of, schema in self.schemas:
+            here = np.flatnonzero(np.isin(rows, of, assume_unique=True))
+            schemas += [(here, schema)] if here.size else []
+        return Inside(self.body.take(pa.array(rows)), self.wrong[rows], tuple(schemas))
+
+
+def at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
+    """The cells of structs at a path, null where there is none."""
+    for name in path:
+        if not pat.is_struct(body.type) or body.type.get_field_index(name) < 0:
+            return pa.nulls(len(body), pa.string())
+        body = pc.struct_field(body, name)
+    return body
+
+
+def opened(value: pa.Array, shape: Mapping[str, Any]) -> Inside:
+    """The inside of messages.  ``shape``: what is read of it.  O(bytes)."""
+    n = len(value)
+    if pat.is_struct(value.type):
+        names = {field.name for field in value.type}
+        return Inside(at_path(value, ["payload"]) if {"schema", "payload"} <= names else value, np.zeros(n, bool), ())
+    wrapped = np.asarray(pc.fill_null(pc.match_substring_regex(value, _WRAPPED), False))
+    if not wrapped.any():
+        return Inside(*objects(value, shape), ())
+    inner = np.flatnonzero(wrapped)
+    of = value if inner.size == n else value.take(pa.array(inner))
+    body, wrong = objects(of, {"payload": shape})
+    body = at_path(body, ["payload"])
+    schemas = tuple((inner[rows], schema) for rows, schema in _schemas(of))
+    if inner.size == n:
+        return Inside(body, wrong, schemas)
+    bare = np.flatnonzero(~wrapped)
+    plain, broken = objects(value.take(pa.array(bare)), shape)
+    back = np.argsort(np.concatenate([inner, bare]))
+    return Inside(pa.concat_arrays([body, plain]).take(pa.array(back)), np.concatenate([wrong, broken])[back], schemas)
+
+
+def _schemas(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
+    """The messages of each schema.  O(schemas * n): it stands at the beginning, so equal ones begin alike."""
+    left, odd = np.arange(len(text)), list[int]()
+    out: list[tuple[Ints, Mapping[str, Any]]] = []
+    while left.size:
+        first = text[int(left[0])].as_py()
+        at = _SCHEMA.match(first)
+        try:
+            schema, end = json.JSONDecoder().raw_decode(first, at.end() if at else len(first))
+        except ValueError:
+            odd.append(int(left[0]))
+            left = left[1:]
+            continue
+        same = np.asarray(pc.starts_with(text.take(pa.array(left)), first[:end]))
+        out += [(left[same], schema)] if isinstance(schema, dict) else []
+        left = left[~same]
+    return out + _behind(text, np.array(odd, np.int64))
+
+
+def _behind(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[str, Any]]]:
+    """The same of messages whose schema stands behind what it is of."""
+    if not rows.size:
+        return []
+    found, _ = objects(text.take(pa.array(rows)), {"schema": TEXT})
+    texts = at_path(found, ["schema"])
+    out: list[tuple[Ints, Mapping[str, Any]]] = []
+    for each in pc.unique(texts.drop_null()).to_pylist():
+        schema = json.loads(each)
+        same = np.asarray(pc.fill_null(pc.equal(texts, each), False))
+        out += [(rows[same], schema)] if isinstance(schema, dict) else []
+    return out
+
+
+def readings(schema: Mapping[str, Any], path: Sequence[str], usual: CellForm) -> dict[str, CellForm]:
+    """How the cells below a path are written, by column, as Connect's schema says.  O(fields)."""
+    for name in path:
+        schema = next((each for each in _fields(schema) if each.get("field") == name), {})
+    return {str(each.get("field")): _reading(each, usual) for each in _fields(schema)}
+
+
+def _fields(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    given = schema.get("fields")
+    return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+
+
+def _reading(field: Mapping[str, Any], usual: CellForm) -> CellForm:
+    kind, name, parameters = field.get("type"), field.get("name"), field.get("parameters")
+    if name == _DECIMAL:
+        scale = parameters.get("scale") if isinstance(parameters, dict) else None
+        return usual._replace(decimals="precise", scale=int(str(scale)) if str(scale).lstrip("-").isdigit() else None)
+    if name in _UNITS:
+        return usual._replace(unit=_UNITS[name])
+    if kind == "string":
+        return usual._replace(decimals="string")
+    if kind in ("double", "float"):
+        return usual._replace(decimals="double")
+    if kind == "struct":
+        return usual._replace(decimals="precise")
+    return usual._replace(binary="base64") if kind == "bytes" else usual
+
+
+def typed(
+    inside: Inside, path: Sequence[str], name: str, kind: pa.DataType, usual: CellForm
+) -> tuple[pa.Array, Bools | None]:
+    """A column of what messages hold at a path, in its type, and which cells do not fit.  O(n), O(schemas * n)."""
+    cells = inside.cells(*path, name)
+    groups: dict[CellForm, list[Ints]] = {}
+    for rows, schema in inside.schemas:
+        groups.setdefault(readings(schema, path, usual).get(name, usual), []).append(rows)
+    told = sum(rows.size for every in groups.values() for rows in every)
+    if told < len(cells):
+        rest = np.ones(len(cells), np.bool_)
+        for every in groups.values():
+            for rows in every:
+                rest[rows] = False
+        groups.setdefault(usual, []).append(np.flatnonzero(rest))
+    if len(groups) <= 1:
+        return cells_as(cells, kind, next(iter(groups), usual))
+    parts, wrong, places = [], [], []
+    for how, every in groups.items():
+        rows = np.sort(np.concatenate(every))
+        made, bad = cells_as(cells.take(pa.array(rows)), kind, how)
+        parts.append(made)
+        wrong.append(np.zeros(rows.size, np.bool_) if bad is None else bad)
+        places.append(rows)
+    back = np.argsort(np.concatenate(places))
+    return pa.concat_arrays(parts).take(pa.array(back)), np.concatenate(wrong)[back]

@@ -1,0 +1,144 @@
+"""Messages that are rows: objects of JSON, or structs, keyed as Kafka does; and what a function makes of messages.
+
+Invariant: a message without a value deletes its key; every other one upserts all of its row, where a column that it
+does not name is null. What the row lacks of the key, the message's key says.
+
+>>> from ddflow.connectors.formats.base import Target, decoded, events_schema
+>>> format, columns = PlainJson(), pa.schema({"id": pa.int64(), "city": pa.string()})
+>>> target = Target("'people'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> came = pa.table({"key": ["1", "2"], "value": ['{"id": 1, "city": "Bern"}', None], "offset": [7, 8]})
+>>> for row in decoded(format, came, target).rows.to_pylist():
+...     print(row)
+{'id': 1, 'city': 'Bern', '_position': 7, '_deleted': False}
+{'id': 2, 'city': None, '_position': 8, '_deleted': True}
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.schema import is_text, one_chunk, plain
+from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, Target, Upserts
+from ddflow.connectors.formats.cells import BINARIES, CellForm, shape_of
+from ddflow.connectors.formats.decimals import MODES
+from ddflow.connectors.formats.envelope import opened, typed
+from ddflow.connectors.formats.keys import key_cells
+from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.positions import POSITION
+from ddflow.connectors.frames import to_table
+from ddflow.errors import BadMessage, cut
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class PlainJson(Format):
+    """`ddflow.formats.plain_json` makes it and has its options."""
+
+    decimals: str = "string"
+    binary: str = "base64"
+
+    kind: ClassVar[str] = "plain_json"
+    order: ClassVar[tuple[tuple[str, pa.DataType], ...]] = ((POSITION, pa.int64()),)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._choose(decimals=MODES, binary=BINARIES)
+
+    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+        """See `Format`."""
+        how = CellForm(decimals=self.decimals, binary=self.binary)
+        inside = opened(messages.value, {field.name: shape_of(field.type) for field in target.columns})
+        bad.mark(np.flatnonzero(inside.wrong & ~bad.mask), "it is no JSON")
+        deleted = np.asarray(inside.body.is_null())
+        columns = {}
+        for field in target.columns:
+            made, wrong = typed(inside, (), field.name, field.type, how)
+            if wrong is not None:
+                misfit(inside.cells(field.name), np.flatnonzero(wrong), field, np.arange(messages.rows), bad)
+            columns[field.name] = made
+        lacking = np.zeros(messages.rows, np.bool_)
+        for name in target.key:
+            lacking |= np.asarray(columns[name].is_null())
+        if (rows := np.flatnonzero(lacking)).size:
+            _keyed(columns, rows, messages, target, how)
+        no_rows(inside.body, messages, deleted, bad)
+        for name in target.key:
+            none = np.flatnonzero(np.asarray(columns[name].is_null()) & deleted)
+            bad.mark(none, f"it has no value, and its key does not say {name!r}")
+        return Upserts(columns, deleted, {POSITION: offsets(messages)} if target.ordered else {})
+
+
+def _keyed(columns: dict[str, pa.Array], rows: Ints, messages: Messages, target: Target, how: CellForm) -> None:
+    """Fill in what rows lack of the key from the keys of their messages."""
+    for name, found in key_cells(messages, rows, target, how).items():
+        every, which = pa.concat_arrays([columns[name], found]), np.arange(messages.rows)
+        here = rows[np.asarray(columns[name].take(pa.array(rows)).is_null())]
+        which[here] = messages.rows + np.searchsorted(rows, here)
+        columns[name] = every.take(pa.array(which))
+
+
+def no_rows(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) -> None:
+    """Mark messages that hold JSON which is no object: they would be rows of nulls."""
+    if not is_text(messages.value.type) or not len(body):
+        return
+    empty = ~deleted
+    for cells in body.flatten():
+        empty &= np.asarray(cells.is_null())
+    rows = np.flatnonzero(empty)
+    if rows.size:
+        objects_here = pc.starts_with(pc.utf8_trim_whitespace(messages.value.take(pa.array(rows))), "{")
+        bad.mark(rows[~np.asarray(objects_here)], "it is no object of JSON")
+
+
+def misfit(cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessages) -> None:
+    """Mark the messages of cells that do not fit their column; ``at``: the message of each."""
+
+    def reason(n: int) -> str:
+        return f"column {field.name!r} is {cut(repr(cells[int(rows[n])].as_py()), 80)}, which is no {field.type}"
+
+    bad.mark(at[rows], reason)
+
+
+def offsets(messages: Messages) -> pa.Array:
+    """The offsets of messages; null where they have none."""
+    return pa.nulls(messages.rows, pa.int64()) if messages.offset is None else messages.offset
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Custom(Format):
+    """`ddflow.formats.custom` makes it."""
+
+    function: Callable[[pa.Table], Any]
+
+    kind: ClassVar[str] = "custom"
+    order: ClassVar[tuple[tuple[str, pa.DataType], ...]] = ((POSITION, pa.int64()),)
+
+    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+        """See `Format`.  Raises `BadMessage` for what the function raises, and for what no upserts are."""
+        asked = f"the format of {target.what}"
+        try:
+            made = to_table(self.function(messages.table), asked, target.columns)
+        except Exception as error:
+            found = f"its function raised {type(error).__name__}: {cut(str(error))}"
+            raise BadMessage(asked, found, "mend the function or the messages; nothing was taken in") from error
+        known = {**{field.name: field.type for field in target.columns}, POSITION: pa.int64(), DELETED: pa.bool_()}
+        columns = {}
+        for name, kind in known.items():
+            if name not in made.column_names:
+                columns[name] = pa.nulls(made.num_rows, kind)
+                continue
+            try:
+                columns[name] = plain(one_chunk(made.column(name))).cast(kind)
+            except pa.ArrowException as error:
+                found = f"its function gave {name!r} as {made.schema.field(name).type} ({error})"
+                raise BadMessage(asked, found, f"give {kind}; nothing was taken in") from None
+        if more := [name for name in made.column_names if name not in known]:
+            raise BadMessage(asked, f"its function gave the columns {more}", f"give some of {list(known)}")
+        if POSITION not in made.column_names and made.num_rows == messages.rows:
+            columns[POSITION] = offsets(messages)
+        deleted = np.asarray(pc.fill_null(columns.pop(DELETED), False))
+        position = columns.pop(POSITION)
+        return Upserts(columns, deleted, {POSITION: position} if target.ordered else {}, np.arange(made.num_rows))

@@ -1,0 +1,85 @@
+"""An input that is given messages: what its format adds to the columns and the spec of its events.
+
+Invariant: what is bound is an input like others: events have the declared columns and the format's own, which are no
+part of the row; the spec names them where the user's leaves it open, so nothing behind the door asks for formats. A
+format of a plan that was read back equals the one that was written, and a function of it is known by name only.
+
+>>> from ddflow.connectors.formats import debezium
+>>> bound = bind_format("orders", pa.schema({"id": pa.int64(), "n": pa.int64()}), Upsert("id"), debezium())
+>>> bound.schema.names, bound.row_schema.names, bound.spec.order_by
+(['id', 'n', '_position', '_row', '_deleted'], ['id', 'n'], ('_position', '_row'))
+>>> of_json(to_json(bound.format)) == bound.format
+True
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, events_schema
+from ddflow.errors import SpecError
+from ddflow.plan.bind import Bound, bind, check_given
+from ddflow.plan.merge.absent import Absent, told_of
+from ddflow.plan.merge.merge import Merge
+from ddflow.plan.merge.strategy import last
+from ddflow.plan.spec import Tombstone, Upsert, tombstone
+
+
+def bind_format(name: str, schema: pa.Schema, spec: Upsert, format: Any) -> Bound:
+    """Join the declared columns, the spec and the format of an input.  O(columns).
+
+    Raises `SpecError` for what does not fit, and `ExpressionError`.
+    """
+    check_given(name, spec)
+    if not isinstance(format, Format):
+        raise SpecError(
+            f"format= of {name!r}", f"it is {format!r:.99}", "give one of dd.formats, as dd.formats.debezium()"
+        )
+    own = [*(column for column, _ in format.order), DELETED, ABSENT, BAD]
+    if taken := [column for column in schema.names if column in own]:
+        raise SpecError(f"format= of {name!r}", f"the columns {taken} are those of the format", "rename them")
+    folded = [column.casefold() for column in schema.names]
+    if alike := sorted({each for each in folded if folded.count(each) > 1}):
+        found = f"columns differ by upper and lower case only: {alike}"
+        raise SpecError(f"format= of {name!r}", found, "the reader of JSON takes them for one: leave one out")
+    if isinstance(spec.delete, Tombstone):
+        remedy = f"write it as SQL, as in delete=\"{spec.delete.column} = 'D'\""
+        raise SpecError(f"format= of {name!r}", f"delete= is {spec.delete!r}, and the format deletes too", remedy)
+    ordered = bool(format.order) and not (spec.order_by or spec.groups)
+    given: dict[str, Any] = {"delete": tombstone(DELETED)}
+    if spec.delete is not None:
+        given["delete"] = f"{DELETED} or coalesce({spec.delete}, false)"
+    if ordered:
+        given["order_by"] = [column for column, _ in format.order]
+    if format.leaves_out and not spec.merges:
+        given["merge"] = Merge(default=last())
+    every = events_schema(format, [field.with_nullable(True) for field in schema], ordered)
+    return bind(name, every, replace(spec, **given), format)
+
+
+def to_json(format: Format) -> dict[str, Any]:
+    """A format as JSON."""
+    return {name: told_of(value) if callable(value) else value for name, value in format.to_json().items()}
+
+
+def of_json(given: Mapping[str, Any]) -> Format:
+    """The format that `to_json` wrote.  Raises `SpecError` for anything else."""
+    from ddflow.connectors.formats import KINDS
+
+    kind = KINDS.get(str(given.get("kind")))
+    if kind is None:
+        raise SpecError("a format from JSON", f"its kind is {given.get('kind')!r:.99}", f"there are {sorted(KINDS)}")
+    options = {name: value for name, value in given.items() if name != "kind"}
+    known = {each.name: each.default for each in fields(kind)}
+    for name, value in options.items():
+        if name not in known:
+            raise SpecError(
+                "a format from JSON", f"{name!r:.99} is none of {sorted(known)}", "give what to_json() wrote"
+            )
+        if isinstance(value, dict):
+            options[name] = Absent.of_json(value)
+        elif not isinstance(value, str | bool):
+            raise SpecError("a format from JSON", f"{name} is {value!r:.99}", "give what to_json() wrote")
+    return kind(**options)

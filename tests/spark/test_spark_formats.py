@@ -1,0 +1,82 @@
+"""Messages on Spark: tasks that read them decode them, and partitions get what an engine gets."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from spark_session import frame_of
+
+import ddflow as dd
+import spark_bridge
+
+pytestmark = pytest.mark.together("spark")
+
+COLUMNS = {"id": pa.int64(), "v": pa.string(), "d": pa.decimal128(10, 2)}
+
+
+def flow_of(**options: Any) -> dd.Flow:
+    flow = dd.Flow()
+    rows = flow.upserts("t", COLUMNS, dd.Upsert(key="id"), format=dd.formats.debezium(**options))
+    flow.output("t", rows)
+    flow.output("by_v", rows.count("v"))
+    return flow
+
+
+def messages(begin: int, end: int) -> pa.Table:
+    """Messages of two partitions of a topic: upserts, deletes with their tombstones, some that cannot be read."""
+    values, keys = list[str | None](), list[str]()
+    for n in range(begin, end):
+        key, row = {"id": n % 17}, {"id": n % 17, "v": f"v{n % 5}", "d": "ASY="}
+        gone = n % 7 == 3
+        values.append(json.dumps({"op": "d" if gone else "u", "after": None if gone else row, "source": {"lsn": n}}))
+        values += [None] if gone else ["{"] if n % 11 == 5 else []
+        keys += [json.dumps(key)] * (len(values) - len(keys))
+    n = len(values)
+    of = [int(json.loads(key)["id"]) % 2 for key in keys]
+    columns = {"value": pa.array([None if v is None else v.encode() for v in values], pa.binary()), "key": keys}
+    return pa.table({**columns, "topic": ["shop"] * n, "partition": pa.array(of, pa.int32()), "offset": range(n)})
+
+
+def counted(table: pa.Table) -> Counter[Any]:
+    names = [name for name in table.column_names if name != "_time"]
+    return Counter(tuple(row) for row in zip(*(table[name].to_pylist() for name in names), strict=True))
+
+
+def test_into_a_state_as_an_engine(spark: SparkSession, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    with flow_of(on_bad="drop").open() as engine:
+        for number, begin in enumerate((0, 40), 1):
+            came = messages(begin, begin + 40)
+            frame = frame_of(spark, came.slice(0, 25), came.slice(25))
+            ran = spark_bridge.run(flow_of(on_bad="drop"), {"t": frame}, state=state, partitions=3, epoch=number)
+            step = engine.step({"t": came})
+            for name in ("t", "by_v", "t.bad"):
+                assert counted(ran[name].toArrow()) == counted(step[name]), name
+            again = spark_bridge.run(flow_of(on_bad="drop"), {"t": frame}, state=state, partitions=3, epoch=number)
+            assert counted(again["t.bad"].toArrow()) == counted(step["t.bad"])
+
+
+def test_lazily_as_an_engine(spark: SparkSession) -> None:
+    came = messages(0, 60)
+    frames = spark_bridge.run(flow_of(on_bad="drop"), {"t": frame_of(spark, came)})
+    with flow_of(on_bad="drop").open() as engine:
+        step = engine.step({"t": came}, time=0)
+        for name in ("t", "by_v"):
+            assert counted(frames[name].toArrow()) == counted(step[name]), name
+
+
+def test_what_cannot_be_read_stops_the_run(spark: SparkSession, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    with pytest.raises(dd.errors.BadMessage, match=r"offset \d+ of shop/\d: it is no JSON"):
+        spark_bridge.run(flow_of(), {"t": frame_of(spark, messages(0, 40))}, state=state)
+    cut = pa.table({"value": ['{"op": "t", "source": {"lsn": 1}}']})
+    with pytest.raises(dd.errors.BadMessage, match="row 0: it is a truncate"):
+        spark_bridge.run(flow_of(), {"t": frame_of(spark, cut)}, state=state)
+    with pytest.raises(dd.errors.SchemaMismatch, match="there is no column 'value'"):
+        spark_bridge.run(flow_of(), {"t": frame_of(spark, pa.table({"id": [1]}))}, state=state)
