@@ -26,6 +26,15 @@ def sync(
     state: OwnState,
     to: To = None,
     mode: Modes = None,
+    detach: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--detach",
+            metavar="NAME",
+            show_default=False,
+            help="Forget a sink, for which updates are kept, or a source with its position. May be repeated.",
+        ),
+    ] = None,
     adopt: Annotated[
         bool, typer.Option("--adopt", help="Take over a table that nobody recorded, or that another state wrote.")
     ] = False,
@@ -44,14 +53,17 @@ def sync(
     * `ddflow sync flow.py --state state --to by_city=duckdb:shop.duckdb --adopt --yes`
     """
     targets, given = sinks(to, mode), loaded(flow)
-    if not targets:
+    if not targets and not detach:
         raise typer.BadParameter("--to: name at least one sink")
     choices: dict[str, Any] = {"trust": trust}
     with given.open(state, **choices) as engine:
         done = engine.sync(targets, adopt=adopt, dry=not yes)
+        engine.detach(*(detach or () if yes else ()))
     if as_json:
         say(json.dumps({"done": yes} | {name: {"gone": each.gone, "rows": each.rows} for name, each in done.items()}))
         return
+    for name in detach or ():
+        say(f"{name} {'is' if yes else 'would be'} detached")
     for name, each in done.items():
         did = "deleted" if yes else "would be deleted"
         say(f"{name} ({targets[name].target}): {each.gone:,} {did}, {each.rows:,} added")

@@ -1,4 +1,4 @@
-"""What an engine does with sources and sinks: `run` and `sync`.  How is in ``run`` and ``delivery``.
+"""What an engine does with sources and sinks: `run`, `sync` and `detach`.  How is in ``run`` and ``delivery``.
 
 Invariant: nothing of them is in the plan; a state's manifest says what is attached, and where each is.
 
@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ddflow.columns.names import did_you_mean
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.engine.calls import Calls
 from ddflow.engine.delivery import Delivery, durable
 from ddflow.engine.run import RunDone, RunLoop
 from ddflow.engine.run_options import RunOptions
+from ddflow.errors import SpecError
 
 
 class Synced(NamedTuple):
@@ -100,7 +102,7 @@ class Attaching(ABC):
 
         Notes
         -----
-        A state without a sink that it had goes on keeping updates for it.
+        A state goes on keeping updates for a sink that is not given any more, until you `detach` it.
         """
         options = RunOptions(interval, rows, until, lateness, idle, sink_backlog, give_up_after, room)
         engine: Any = self
@@ -145,3 +147,31 @@ class Attaching(ABC):
         if not dry:
             commits.acknowledge(self.calls.dataflow)
         return done
+
+    def detach(self, *names: str) -> None:
+        """Forget sinks, for which updates are kept, and sources with their positions.
+
+        Parameters
+        ----------
+        *names : str
+            Of outputs and of sources, as they were attached.
+
+        Raises
+        ------
+        SpecError
+            For a name that is not attached.
+
+        Notes
+        -----
+        Tables stay as they are.  A source that is attached again is read from its beginning.  O(what changed).
+        """
+        self.calls.settled("detach")
+        commits = durable(self.calls, "detach")
+        for name in names:
+            if name not in commits.log.sinks and name not in commits.log.sources:
+                known = [*commits.log.sinks, *commits.log.sources]
+                raise SpecError(f"detach {name!r}", "it is not attached", did_you_mean(name, known))
+        for name in names:
+            commits.log.sinks.pop(name, None)
+            commits.log.sources.pop(name, None)
+        commits.acknowledge(self.calls.dataflow)

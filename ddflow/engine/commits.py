@@ -238,8 +238,9 @@ class Commits:
         return found or (log.digest if epoch == log.manifest.epoch else None)
 
     def acknowledge(self, dataflow: Dataflow) -> None:
-        """Publish what the sinks have, where the newest manifest does not say it.  As `commit`."""
-        if self.log.sinks != self.log.manifest_log.manifest.sinks:
+        """Publish what is attached, where the newest manifest does not say it.  As `commit`."""
+        manifest = self.log.manifest_log.manifest
+        if (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
             with dataflow.guard.use("run"), dataflow.guard.commit:
                 self.publish(dataflow, self.log.manifest_log.manifest.receipts, "sinks have acknowledged")
                 self.log.manifest_log.sweep()

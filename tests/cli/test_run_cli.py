@@ -72,6 +72,15 @@ def test_sync_says_before_it_does() -> None:
     assert rows("out.db", "by_city") == [("Bern", 2)]
 
 
+def test_a_sink_is_forgotten() -> None:
+    run(*WORDS, "--to", "by_city=sqlite:out.db")
+    words = ("sync", "flow.py", "--state", "state", "--detach", "by_city")
+    assert "would be detached" in run(*words).stdout
+    assert "by_city is detached" in run(*words, "--yes").stdout
+    assert json.loads(run("inspect", "state", "--json").stdout)["sinks"] == {}
+    assert "it is not attached" in run(*words, "--yes", code=1).stderr
+
+
 def test_what_is_refused() -> None:
     assert "there is no such kind" in refused(*WORDS[:-1], "orders=ftp:me:secret@host/x")
     assert "secret" not in refused(*WORDS[:-1], "orders=ftp:me:secret@host/x")
@@ -97,3 +106,24 @@ def test_a_signal_ends_it_behind_its_epoch() -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0 and "(signal)" in said, said
     assert rows("out.db", "by_city") == [("Bern", 2)]
+
+
+def test_a_line_on_a_terminal() -> None:
+    import pty
+
+    leader, follower = pty.openpty()
+    words = [*WORDS, "--follow", "--interval", "50ms", "--until", "2s", "--to", "by_city=sqlite:out.db"]
+    process = subprocess.Popen([DDFLOW, *words], stderr=follower, env=os.environ | {"COLUMNS": "200"})
+    os.close(follower)
+    said = b""
+    while True:
+        try:
+            block = os.read(leader, 4096)
+        except OSError:
+            break
+        said += block
+        if not block:
+            break
+    assert process.wait(60) == 0
+    text = said.decode()
+    assert "epoch 1, 2 rows" in text and "by_city has 1" in text and "(time)" in text
