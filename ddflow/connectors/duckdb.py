@@ -14,7 +14,7 @@ epoch's transaction and closed, so that others can read it in between.
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
 from ddflow.connectors.whole_files import FileDatabase
-from ddflow.errors import MissingExtra, SourceFailed
+from ddflow.errors import MissingExtra, SourceFailed, UnreadableInput
 
 __all__ = ["DuckDBSink", "DuckDBSource", "TableChanges", "TargetRecord"]
 
@@ -52,7 +52,9 @@ class DuckDBSource(FileDatabase):
                 rows: pa.Table = connection.sql(f"select {names} from {self.selected}").to_arrow_table()
                 return rows
         except duckdb.Error as error:
-            raise SourceFailed(f"read {self.target}", str(error).splitlines()[0], "see to the database") from None
+            # No such table or column: waiting does not help.
+            kind = UnreadableInput if isinstance(error, duckdb.ProgrammingError) else SourceFailed
+            raise kind(f"read {self.target}", str(error).splitlines()[0], "see to the database") from None
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class DuckDBTable(SqlTable):
     def __init__(self, of: DuckDBSink, shape: TableShape) -> None:
         self._duckdb = driver()
         type(self).failures = (self._duckdb.Error,)
+        type(self).refusals = (self._duckdb.IntegrityError, self._duckdb.ProgrammingError, self._duckdb.DataError)
         super().__init__(None, of.table, shape, of.target)
         self._path = of.path
 
@@ -142,4 +145,5 @@ class DuckDBTable(SqlTable):
         try:
             self.connection.execute(text)
         finally:
-            self.connection.unregister("given")
+            with suppress(self._duckdb.Error):  # of a transaction that is over, which would hide why
+                self.connection.unregister("given")

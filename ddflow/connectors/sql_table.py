@@ -31,6 +31,8 @@ class SqlTable(OpenSink):
 
     failures: ClassVar[tuple[type[Exception], ...]]
     """What the driver raises."""
+    refusals: ClassVar[tuple[type[Exception], ...]] = ()
+    """Those of them that another attempt would raise again: a constraint, a value that does not fit."""
     begin: ClassVar[str] = "begin"
 
     def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
@@ -70,6 +72,9 @@ class SqlTable(OpenSink):
         """Errors of the driver, as ours."""
         try:
             yield
+        except self.refusals as error:
+            found = f"{type(error).__name__}: {error}"
+            raise self._refused(found, "see to the table's constraints and types") from None
         except self.failures as error:
             raise SinkFailed(f"{asked} {self.place}", f"{type(error).__name__}: {error}", "see to the target") from None
 

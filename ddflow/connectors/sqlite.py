@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
 from ddflow.connectors.whole_files import FileDatabase
-from ddflow.errors import SinkFailed, SourceFailed
+from ddflow.errors import SinkFailed, SourceFailed, UnreadableInput
 
 __all__ = ["SQLiteSink", "SQLiteSource", "TableChanges", "TargetRecord"]
 
@@ -46,13 +46,15 @@ class SQLiteSource(FileDatabase):
             with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
                 found = connection.execute(f"select {names} from {self.selected}").fetchall()
         except sqlite3.Error as error:
-            raise SourceFailed(f"read {self.target}", str(error), "see to the database") from None
+            # "no such table", "no such column": waiting does not help.
+            kind = UnreadableInput if str(error).startswith("no such") else SourceFailed
+            raise kind(f"read {self.target}", str(error), "see to the database") from None
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         return pa.table([_typed(each, field.type) for each, field in zip(columns, schema, strict=True)], schema=schema)
 
 
 def _typed(values: Any, kind: pa.DataType) -> pa.Array:
-    """Values of SQLite in a type.  Raises `SourceFailed`."""
+    """Values of SQLite in a type.  Raises `SchemaMismatch`."""
     try:
         if pat.is_boolean(kind):
             return pa.array([None if value is None else bool(value) for value in values], kind)
@@ -98,6 +100,7 @@ class SQLiteTable(SqlTable):
     """A table of SQLite."""
 
     failures = (sqlite3.Error,)
+    refusals = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
     begin = "begin immediate"
 
     def type_of(self, kind: pa.DataType) -> str | None:

@@ -26,6 +26,7 @@ from ddflow.errors import (
     SourceChanged,
     SourceFailed,
     SpecError,
+    UnreadableInput,
 )
 from ddflow.storage.manifest import newest
 from ddflow.storage.opening import open_store
@@ -309,8 +310,25 @@ def test_a_database_is_read_again_when_it_changed(tmp_path: Path) -> None:
         assert engine.run(source).rows == 2
         assert rows_of(engine, "orders") == FIRST[1:]
     connection.close()
-    with flow().open() as engine, pytest.raises(SourceFailed, match="no such table"):
-        engine.run({"orders": dd.sources.sqlite(tmp_path / "in.db", "nothing")}, give_up_after="0s")
+    duckdb.connect(tmp_path / "in.duckdb").close()
+    for kind, file, found in (("sqlite", "in.db", "no such table"), ("duckdb", "in.duckdb", "does not exist")):
+        with flow().open() as engine, pytest.raises(UnreadableInput, match=found):
+            engine.run({"orders": getattr(dd.sources, kind)(tmp_path / file, "nothing")})
+    with flow().open() as engine, pytest.raises(SourceFailed, match="no such file"):
+        engine.run({"orders": dd.sources.sqlite(tmp_path / "none.db", "nothing")}, give_up_after="0s")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_a_constraint_of_the_table_is_no_failure_that_passes(tmp_path: Path, kind: str) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    library: Any = {"sqlite": sqlite3, "duckdb": duckdb}[kind]
+    columns = {"sqlite": "id INTEGER, city TEXT, amount INTEGER", "duckdb": "id BIGINT, city VARCHAR, amount BIGINT"}
+    connection = library.connect(tmp_path / "out.db")
+    connection.execute(f"create table orders ({columns[kind]} check (amount < 6))")
+    connection.commit()
+    connection.close()
+    with flow().open(tmp_path / "state") as engine, pytest.raises(SinkRefused, match=r"(?i)constraint"):
+        engine.run(landing(tmp_path), {"orders": getattr(dd.sinks, kind)(tmp_path / "out.db", "orders")})
 
 
 def test_a_finished_file_that_changed_is_an_error(tmp_path: Path) -> None:
