@@ -3,8 +3,8 @@
 Invariant: `carried` gives a result only where the values over the wider columns are, for every row, those over the
 narrower ones in the wider type of the result; anything that cannot be shown so is refused. A plain column is carried. A
 null test, a comparison of numbers or of dates and times, `IN` and `BETWEEN` are the same, because all operands meet in
-types that hold them exactly. `coalesce`, and sums, differences and products of whole numbers, give the same values in a
-wider type. What reads only such results that are the same, is the same. Text is never compared with numbers here:
+types that hold them exactly. `coalesce`, `case when` of tests that are the same, and sums, differences and products of
+whole numbers, give the same values in a wider type. What reads only such results that are the same, is the same. Text is never compared with numbers here:
 a cast from text depends on the type that it meets.
 
 >>> import pyarrow as pa
@@ -86,6 +86,12 @@ class _Pair:
             return _Both(old, new, True)
         if _called(tree) in _CHOICES:
             _exact(parts)
+        elif isinstance(tree, exp.Case) and tree.this is None:
+            branches = tree.args["ifs"]
+            if not all(self.both(each.this).same for each in branches):
+                raise _Unlike
+            last = tree.args.get("default")
+            _exact([self.both(each) for each in [*(each.args["true"] for each in branches), *([last] if last else [])]])
         elif not (isinstance(tree, _ARITHMETIC) and all(_whole(part) for part in parts)):
             raise _Unlike
         if old.type != new.type and not _holds(old.type, new.type):
