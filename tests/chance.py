@@ -18,6 +18,7 @@ from random import Random, SystemRandom
 from typing import Any, TypeVar
 
 from hypothesis import core, settings
+from hypothesis.internal.conjecture import providers
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ def covering(examples: int, **options: Any) -> settings:
 def draw_for(test: str) -> None:
     """Let hypothesis draw what this run's seed says for a test, whichever tests ran before it.
 
-    ``hypothesis.seed`` and ``--hypothesis-seed`` would turn the example database off.
+    ``hypothesis.seed`` and ``--hypothesis-seed`` would turn the example database off. Literals of whichever modules are
+    loaded would be drawn more often than other values.
     """
     core.threadlocal._hypothesis_global_random = seeded(test)
+    providers._get_local_constants = lambda: providers.Constants()

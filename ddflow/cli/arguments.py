@@ -18,6 +18,10 @@ Input = Annotated[
     str | None,
     typer.Option("--input", metavar="NAME", show_default=False, help="Which input, where the state has several."),
 ]
+AsOf = Annotated[
+    str | None,
+    typer.Option("--as-of", metavar="TIME", show_default=False, help="As it was at a time that is still kept."),
+]
 Full = Annotated[
     list[str] | None,
     typer.Option(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import State, Trust
+from ddflow.cli.arguments import AsOf, State, Trust
 from ddflow.cli.say import say
 
 
@@ -34,10 +34,7 @@ def export(
             help="A folder for NAME.parquet, here by default; or a file, of the kind its extension says.",
         ),
     ] = None,
-    as_of: Annotated[
-        str | None,
-        typer.Option("--as-of", metavar="TIME", show_default=False, help="As it was at a time that is still kept."),
-    ] = None,
+    as_of: AsOf = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="Say what was written as one JSON object.")] = False,

@@ -108,12 +108,33 @@ def key_of(text: str, bound: Bound) -> dict[str, Any]:
         given = dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
     if sorted(given) != sorted(names):
         raise NotReadable(asked, f"its columns are {names}", f"write {','.join(f'{name}=...' for name in names)}")
-    out = {}
-    for name in names:
-        kind = bound.key_schema.field(name).type
-        try:
-            text = given[name]
-            out[name] = UUID(text) if kind == pa.uuid() else pa.scalar(text).cast(kind).as_py()
-        except (pa.ArrowException, ValueError, OverflowError) as error:
-            raise NotReadable(asked, f"{given[name]!r} is no {kind} ({error})", "write a value of that type") from None
+    return {name: value_in(given[name], bound.key_schema.field(name).type, asked) for name in names}
+
+
+def values_of(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[str, Any]:
+    """Values by column, written ``city=Bern``; with nothing behind the sign null.  Raises `NotReadable`."""
+    out = dict[str, Any]()
+    for word in words:
+        name, _, text = word.partition("=")
+        if name not in schema.names:
+            raise NotReadable(asked, f"there is no column {name!r}", did_you_mean(name, schema.names))
+        out[name] = value_in(text, schema.field(name).type, asked) if text else None
     return out
+
+
+def value_in(text: str, kind: pa.DataType, asked: str) -> Any:
+    """A value as it is written.  Raises `NotReadable`."""
+    try:
+        return UUID(text) if kind == pa.uuid() else pa.scalar(text).cast(kind).as_py()
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise NotReadable(asked, f"{text!r} is no {kind} ({error})", "write a value of that type") from None
+
+
+class FilesLog:
+    """Files as a log, which are read again as often as it is gone through.  ``how``: as `streamed` takes it."""
+
+    def __init__(self, *how: Any) -> None:
+        self.how = how
+
+    def __iter__(self) -> Iterator[Any]:
+        return streamed(*self.how)

@@ -1,31 +1,50 @@
-"""``ddflow why``: one key's story.
+"""``ddflow why``: one key's story, or the rows of the inputs that make a row of an output.
 
 Invariant: what is told of the state is read from it, what is told of events is resolved again from the log. The work
-is in `ddflow.engine.why`.
+is in `ddflow.engine.why` and `ddflow.engine.behind`.
 
->>> why.__name__
-'why'
+>>> parted("by_city", ["city=Bern", "log.csv"], ["by_city", "orders"])
+('by_city', ['city=Bern'], ['log.csv'])
+>>> parted("7", ["log.csv"], ["by_city", "orders"])
+(None, [], ['log.csv'])
 """
 
 import json
-from contextlib import closing, nullcontext
-from typing import Annotated
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, closing
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddflow.cli.arguments import Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
+from ddflow.cli.arguments import AsOf, Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
 from ddflow.cli.say import say
+
+if TYPE_CHECKING:
+    from ddflow.engine.story import Origins, Story
 
 
 def why(
     state: State,
-    key: Annotated[str, typer.Argument(metavar="KEY", show_default=False, help="7, or id=7, or id=7,region=EU.")],
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY|NAME",
+            show_default=False,
+            help="7, or id=7, or id=7,region=EU; or the name of an output, with COLUMN=VALUE behind it.",
+        ),
+    ],
     log: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="LOG", show_default=False, help="Files, or folders of them: the events to resolve again."
+            metavar="COLUMN=VALUE|LOG",
+            show_default=False,
+            help="Behind a NAME, values of the row; COLUMN= is null. Then files, or folders of them: the events to "
+            "resolve again.",
         ),
     ] = None,
+    as_of: AsOf = None,
     full: Full = None,
     scope: Scope = None,
     input: Input = None,
@@ -36,27 +55,54 @@ def why(
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="The story as one JSON object.")] = False,
 ) -> None:
-    """Tell a key's story: what it holds, what it held, and why not something else.
+    """Tell why a row is there: a key's story, or the rows of the inputs that make a row of an output.
 
-    From the state: the row, every version that is still kept with the order that won it, and events that wait for their
-    time. From the log, if you give it: every event of the key with its verdict, so that you see losers and what they
-    lost against, and every full file that does not name the key. The log is resolved again, each file as one epoch, so
-    the times of events are of that replay; in hold-back mode they are the events' own.
+    Of a key, from the state: the row, every version that is kept with the order that won it, and events that wait. From
+    the log, if you give it: every event of the key with its verdict and what it lost against, and every full file that
+    does not name it. The log is resolved again, a file an epoch, so times are of that replay unless they are events'.
+
+    Of an output: its rows that have the values, 100 at most, and the rows of each input that make them. With the log of
+    an input (`--input`, where there are several) also the stories of its keys. A NAME is rather an input's.
 
     Examples:
 
     * `ddflow why state/orders 7`
 
     * `ddflow why state/orders id=7,region=EU orders/ --json`
+
+    * `ddflow why state/orders by_city city=Bern --as-of 41`
     """
-    from ddflow.cli.log import input_of, key_of, log_of, streamed
+    from ddflow.cli.export import time_of
+    from ddflow.cli.log import FilesLog, input_of, key_of, log_of, values_of
     from ddflow.cli.reading import how
     from ddflow.engine.snapshot import Snapshot
 
-    bound = input_of(state, input, trust)
-    with (
-        closing(log_of(log, bound, how(format, delimiter, null, encoding))) if log else nullcontext() as given,
-        Snapshot.open(state, trust=trust) as snapshot,  # type: ignore[arg-type]
-    ):
-        story = snapshot.why(bound.name, key_of(key, bound), None if given is None else streamed(given, full, scope))
-    say(json.dumps(story.to_dict(), default=str) if as_json else str(story))
+    with ExitStack() as stack:
+        snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
+        inputs, outputs = snapshot.flow.inputs, snapshot.flow.outputs
+        name, values, files = parted(key, log or [], {*inputs, *outputs})
+        time = None if as_of is None else time_of(as_of, snapshot.flow.time_type)
+        given = dict[str, FilesLog]()
+        if name is None or name in inputs or files:
+            bound = input_of(state, name if name in inputs else input, trust)
+            if files:
+                source = stack.enter_context(closing(log_of(files, bound, how(format, delimiter, null, encoding))))
+                given[bound.name] = FilesLog(source, full, scope)
+        told: Story | Origins
+        if name is None or name in inputs:
+            told = snapshot.why(bound.name, key_of(",".join(values) or key, bound), given.get(bound.name), time)
+        else:
+            asked = values_of(values, outputs[name].schema, f"why of {name!r}")
+            told = snapshot.why(name, asked, given or None, time)
+    say(json.dumps(told.to_dict(), default=str) if as_json else str(told))
+
+
+def parted(key: str, rest: Sequence[str], names: Collection[str]) -> tuple[str | None, list[str], list[str]]:
+    """The name that stands before values, if there are some, the values, and files.  Raises `NotReadable`."""
+    from ddflow.columns.names import did_you_mean
+    from ddflow.errors import NotReadable
+
+    values = list(takewhile(lambda word: "=" in word and not Path(word).exists(), rest))
+    if values and key not in names:
+        raise NotReadable(f"why of {key!r}", "there is no input or output of that name", did_you_mean(key, names))
+    return key if values else None, values, list(rest[len(values) :])

@@ -14,7 +14,7 @@ downstream reads are gathered at all.
 ['city']
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -33,6 +33,9 @@ from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.change import Change
+
+Keep = Callable[[Collection, Updates], Updates]
+"""Some of a collection's rows."""
 
 
 class Released(NamedTuple):
@@ -207,7 +210,15 @@ class Graph:
 
     def accumulated(self, node: Collection, as_of: int | None = None) -> Updates:
         """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the inputs)."""
-        walk, wanted = [node], set[Collection]()
+        return self.contents([node], as_of)[node]
+
+    def contents(
+        self, nodes: Iterable[Collection], as_of: int | None = None, keep: Keep | None = None
+    ) -> dict[Collection, Updates]:
+        """The rows of some collections, and of those that are read for them, as of a time.  O(rows of the inputs).
+
+        ``keep``: of each piece of a collection's rows, those that are kept; what is read is never there at once."""
+        walk, wanted = list(nodes), set[Collection]()
         while walk:
             each = walk.pop()
             if each not in wanted:
@@ -218,10 +229,13 @@ class Graph:
             if each in wanted:
                 own = self.opened[each]
                 if own.arrangements:
-                    done[each] = _whole(own.pieces(as_of), each.schema)
+                    pieces = own.pieces(as_of)
                 else:
-                    done[each] = self.running[each].read([done[of] for of in each.inputs], as_of)
-        return done[node]
+                    pieces = iter([self.running[each].read([done[of] for of in each.inputs], as_of)])
+                if keep is not None:
+                    pieces = (keep(each, piece) for piece in pieces)
+                done[each] = _whole(pieces, each.schema) if own.arrangements else next(iter(pieces))
+        return done
 
     def _check(self) -> None:
         for arrangement in self.arrangements.values():

@@ -21,12 +21,13 @@ import pyarrow as pa
 from ddflow.columns.names import did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import Verdicts
+from ddflow.engine.behind import behind
 from ddflow.engine.history import changes, check_readable
 from ddflow.engine.plan_figures import plan_figures
 from ddflow.engine.readers import Reader
 from ddflow.engine.scd2 import scd2
 from ddflow.engine.stats import Arranged, Stats
-from ddflow.engine.story import Story
+from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import why
 from ddflow.errors import NotReadable
 from ddflow.plan.collection import Collection
@@ -208,27 +209,35 @@ class Reading:
         with self.dataflow.guard.use("scd2"):
             return scd2(self.dataflow.graph, self.node(name), self.since, (valid_from, valid_to, current))
 
-    def why(self, input: str, key: Any, log: Any = None) -> Story:
-        """Tell one key's story: what it holds and held, what waits, and what became of its events in a log.
+    def why(self, name: str, key: Any, log: Any = None, as_of: int | None = None) -> Story | Origins:
+        """Tell why a row is there: the story of an input's key, or the inputs' rows that make an output's row.
+
+        Of a key: what it holds and held, what waits, and what became of its events in a log.  Of an output, the rows of
+        each input that make the rows with these values, at one time.
 
         Parameters
         ----------
-        input : str
-            The input.
+        name : str
+            The input or output; the input where both are called so.
         key : scalar, sequence or mapping
-            The key's value; values in the order of the key columns; or a mapping by column.
+            The key's value; values in the order of the key columns; or a mapping by column.  Of an output: values by
+            column, of some columns or all; what rows have them is explained together, 100 at most.
         log : table or iterable of tables, optional
-            As for `ddflow.verify`.  Each part of an iterable is one epoch.
+            As for `ddflow.verify`.  Each part of an iterable is one epoch.  Of an output a mapping by input, or the log
+            of its only input of upserts; the keys of the rows that are found are told, 100 of an input at most.
+        as_of : int, optional
+            Of an output: a closed time, not before `since`.  By default the last closed one.
 
         Returns
         -------
-        Story
+        Story or Origins
             Prints as text.
 
         Raises
         ------
         NotReadable
-            For an unknown input, or a value that is no key of it.
+            For an unknown name, a value that is none of its column, a time that cannot be read, or an output that is
+            made of inputs that are not kept.
         LogUnclear
             For a log that is not what the input was fed.
         DdflowError
@@ -236,10 +245,28 @@ class Reading:
 
         Notes
         -----
-        O(runs + pending events), and O(n) for n events of a log.
+        O(runs + pending events), and O(n) for n events of a log.  Of an output O(n log n), for n rows of all
+        collections that it is made of, and O(n) for n events of the log for each key.  That a row is absent, as the
+        partner is in an anti join, is a reason that no row is named for.
+
+        Examples
+        --------
+        >>> import ddflow as dd
+        >>> flow = dd.Flow()
+        >>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
+        >>> _ = flow.output("by_city", people.project(["city"]).count())
+        >>> with flow.open() as engine:
+        ...     _ = engine.step({"people": {"id": [1, 2], "city": ["Bern", "Chur"]}})
+        ...     engine.why("by_city", {"city": "Bern"}).rows["people"].to_pylist()
+        [{'id': 1, 'city': 'Bern', '_diff': 1}]
         """
         with self.dataflow.guard.use("why"):
-            return why(self.dataflow, input, key, log)
+            if name in self.flow.outputs and name not in self.flow.inputs:
+                return behind(self.dataflow, name, key, self.closed(f"why of {name!r} as of {as_of!r}", as_of), log)
+            if as_of is not None and name in self.flow.inputs:
+                found = "the story of a key tells of all times that are kept"
+                raise NotReadable(f"why {key!r} of the input {name!r}", found, "leave as_of= out, or name an output")
+            return why(self.dataflow, name, key, log)
 
     def explain(self, name: str | None = None) -> Explained:
         """The plan as `Flow.explain` says it, and what each collection keeps, and the time that it has taken.

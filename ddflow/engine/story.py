@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.names import TIME
+from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import shown_row
 from ddflow.terminal import as_text
 
@@ -108,3 +108,63 @@ class Story:
 def _by(row: Mapping[str, Any], words: str) -> str:
     order = {name[7:]: value for name, value in row.items() if name.startswith("winner_")}
     return f"{words}{as_text(order)}" if any(value is not None for value in order.values()) else ""
+
+
+@dataclass(frozen=True)
+class Origins:
+    """What rows of an output are made of.  ``engine.why(output, {column: value})`` makes it; it prints as text.
+
+    Attributes
+    ----------
+    output : str
+        The output.
+    as_of : int
+        The closed time that was asked of, an int64.
+    shown : pyarrow.Table
+        The rows of the output that have the values, with ``_diff``.
+    rows : mapping of str to pyarrow.Table
+        By input, its rows that make them, with ``_diff``.
+    stories : tuple of Story
+        The keys of these rows, at most 100 of an input, where a log was given.
+    """
+
+    output: str
+    as_of: int
+    shown: pa.Table
+    rows: Mapping[str, pa.Table]
+    stories: tuple[Story, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in plain values."""
+        return {
+            "output": self.output,
+            "as_of": self.as_of,
+            "shown": _plain(self.shown),
+            "rows": {name: _plain(table) for name, table in self.rows.items()},
+            "stories": [story.to_dict() for story in self.stories],
+        }
+
+    def __str__(self) -> str:
+        if not self.shown.num_rows:
+            return f"no row of {self.output!r} has these values as of {self.as_of}"
+        lines = [f"{_rows(self.shown)} of {self.output!r} as of {self.as_of}", *_listed(self.shown)]
+        made = "is made of" if self.shown.num_rows == 1 else "are made of"
+        for i, (name, table) in enumerate(self.rows.items()):
+            lines.append(f"{'and' if i else made} {_rows(table)} of {name!r}")
+            lines += _listed(table)
+        return "\n".join([*lines, *map(str, self.stories)])
+
+
+def _rows(table: pa.Table) -> str:
+    return f"{table.num_rows:,} row{'' if table.num_rows == 1 else 's'}"
+
+
+def _plain(table: pa.Table) -> list[dict[str, Any]]:
+    return [shown_row(table, i) for i in range(table.num_rows)]
+
+
+def _listed(table: pa.Table) -> list[str]:
+    """Rows as text, those that are not there once with how often they are."""
+    times = table.column(DIFF).to_pylist()
+    shown = map(as_text, _plain(table.drop_columns([DIFF])))
+    return [f"  {row}{'' if n == 1 else f', {n} times'}" for row, n in zip(shown, times, strict=True)]

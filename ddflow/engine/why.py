@@ -64,8 +64,8 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     if input not in dataflow.graph.inputs:
         raise NotReadable(
             f"why {key!r} of {input!r}",
-            "there is no input of that name",
-            did_you_mean(input, dataflow.graph.inputs),
+            "there is no input or output of that name",
+            did_you_mean(input, [*dataflow.graph.inputs, *dataflow.flow.outputs]),
         )
     upsert = dataflow.graph.inputs[input].keyed_for(f"why {key!r} of {input!r}", NotReadable)
     row, fed = key_row(upsert.bound, key), dataflow.fed.get(input, Fed())
@@ -106,16 +106,24 @@ def key_row(bound: Bound, key: Any) -> pa.RecordBatch:
     columns = []
     for field in bound.key_schema:
         value = given[field.name]
-        value = value.as_py() if isinstance(value, pa.Scalar) else value
-        try:
-            if isinstance(value, float) and pat.is_integer(field.type) and not value.is_integer():
-                raise ValueError("it has a fraction")
-            columns.append(pa.array([value], field.type))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise NotReadable(asked, f"{value!r} is no {field.type} ({error})", "give a value of that type") from None
+        columns.append(value_of(field, value, asked))
         if value is None and not field.nullable:
             raise NotReadable(asked, f"{field.name!r} is null", "no key of this input is null")
     return pa.RecordBatch.from_arrays(columns, schema=bound.key_schema)
+
+
+def value_of(field: pa.Field, value: Any, asked: str) -> pa.Array:
+    """A value in the type of a column.  Raises `NotReadable` for one that is none of it."""
+    try:
+        if isinstance(value, pa.Scalar):
+            if value.type == field.type:  # Python has no date outside of its calendar
+                return pa.repeat(value, 1)
+            value = value.as_py()
+        if isinstance(value, float) and pat.is_integer(field.type) and not value.is_integer():
+            raise ValueError("it has a fraction")
+        return pa.array([value], field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise NotReadable(asked, f"{value!r} is no {field.type} ({error})", "give a value of that type") from None
 
 
 class _Telling:

@@ -40,7 +40,6 @@ from ddflow.kernels.ordered_tree import (
     _has_room,
     _insert,
     _leaf_at,
-    _leaf_for,
     _lower,
     _move,
     _name,
@@ -49,7 +48,10 @@ from ddflow.kernels.ordered_tree import (
     _split,
     _word,
 )
-from ddflow.kernels.pointer import load_u64, store_u64
+from ddflow.kernels.pointer import load_u64, prefetch, store_u64
+
+AHEAD = 8
+"""Rows whose leaves are asked for together; a power of 2."""
 
 
 @kernel
@@ -66,17 +68,70 @@ def seek_ordered(tree: Tree, keys: Identities, starts: Narrow, place: Ints, refe
     >>> place.tolist()
     [-1]
     """
-    leaf, tops = np.int64(0), _get(tree.counters, TOPS)
+    leaf, dense, none = np.int64(0), _is_dense(tree, starts.size), _get(tree.counters, TOPS) == 0
     for g in range(starts.size):
         row = np.int64(starts[g])
+        if not (dense or none) and g & (AHEAD - 1) == 0:
+            for i in range(g, min(g + AHEAD, starts.size)):
+                place[i] = _sought(tree, keys, np.int64(starts[i]))
+        found = place[g]
         place[g], reference[g], value[g] = -1, 0, np.uint64(0)
-        if tops == 0:
+        if none:
             continue
-        leaf = _leaf_for(tree, leaf, keys, row)
+        leaf = _leaf_for(tree, leaf, keys, row, False, True) if dense else found
         spot = _lower(tree, leaf, keys, row)
         here = leaf * LEAF + spot
         if spot < _get(tree.size, leaf) and _compare(tree, here, keys, row) == 0:
             place[g], reference[g], value[g] = here, np.int64(_word(tree, here, REF)), _word(tree, here, VALUE)
+
+
+@kernel
+def _leaf_for(tree: Tree, leaf: Number, keys: Identities, row: Number, strict: bool, dense: bool) -> Number:
+    """The last leaf that begins before the words of a row, or at them where not ``strict``, else the first one.
+
+    ``leaf``: that of a row before, 0 for none.  ``dense``: whether the leaf behind it is likely to be next.
+    """
+    for _ in range(2):
+        if leaf == 0:
+            break
+        after = _get(tree.follows, leaf)
+        if after == 0:
+            return leaf
+        order = _compare(tree, after * LEAF, keys, row)
+        if order > 0 or (strict and order == 0):
+            return leaf
+        leaf = after
+        _ask(tree, leaf, dense)
+    at, c = _descend(tree, keys, row, strict)
+    leaf = _leaf_at(tree, at, c)
+    _ask(tree, leaf, dense)
+    return leaf
+
+
+@kernel
+def _is_dense(tree: Tree, n: Number) -> Number:
+    """Whether so many rows in order come to most leaves."""
+    return n * 2 * LEAF > _get(tree.counters, USED)
+
+
+@kernel
+def _ask(tree: Tree, leaf: Number, dense: bool) -> None:
+    """Ask for the entries of the leaf behind one, ahead of their use."""
+    if dense:
+        at = tree.table + np.uint64(_get(tree.follows, leaf) * LEAF) * tree.width
+        for i in range((LEAF * 3 // 4 * np.int64(tree.width)) >> 6):
+            prefetch(at + np.uint64(i << 6))
+
+
+@kernel
+def _sought(tree: Tree, keys: Identities, row: Number) -> Number:
+    """The leaf for the words of a row; what a search in it reads first is asked for."""
+    at, c = _descend(tree, keys, row, False)
+    leaf = _leaf_at(tree, at, c)
+    entries = tree.table + np.uint64(leaf * LEAF) * tree.width
+    for i in range(1, 8):
+        prefetch(entries + np.uint64(_get(tree.size, leaf) * i >> 3) * tree.width)
+    return leaf
 
 
 @kernel
@@ -104,7 +159,7 @@ def write_ordered(
     >>> write_ordered(Tree.of(arrays), keys, one, live, last, 0, np.int64(1 << 61), np.int64(1), True)
     1
     """
-    leaf, i = np.int64(0), int(begin)
+    leaf, i, dense = np.int64(0), int(begin), _is_dense(tree, last.size)
     while i < last.size:
         row = last[i]
         empty = _get(tree.counters, TOPS) == 0
@@ -115,7 +170,7 @@ def write_ordered(
             return i
         if empty:
             _begin(tree, load_u64(keys.high + np.uint64(row << 3)))
-        leaf = _leaf_for(tree, leaf, keys, row)
+        leaf = _leaf_for(tree, leaf, keys, row, False, dense)
         spot = _lower(tree, leaf, keys, row)
         here, size = leaf * LEAF + spot, _get(tree.size, leaf)
         there = spot < size and _compare(tree, here, keys, row) == 0
@@ -169,13 +224,12 @@ def group_ordered(
     >>> group_ordered(Tree.of(arrays), keys, np.array([9]), 0, one[0], *out)
     0
     """
-    found, tops = 0, _get(tree.counters, TOPS)
+    found, near, dense = 0, np.int64(0), _is_dense(tree, begins.size)
     for g in range(begins.size - 1):
         begins[g] = found
-        if tops == 0:
+        if _get(tree.counters, TOPS) == 0:
             continue
-        at, c = _descend(tree, keys, g, True)
-        leaf = _leaf_at(tree, at, c)
+        near = leaf = _leaf_for(tree, near, keys, g, True, dense)
         spot, some, going, before = _lower(tree, leaf, keys, g), np.int64(0), True, np.int64(0)
         while leaf > 0 and going:
             size = _get(tree.size, leaf)

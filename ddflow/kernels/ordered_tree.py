@@ -170,20 +170,6 @@ def _leaf_at(tree: Tree, at: Number, c: Number) -> Any:
 
 
 @kernel
-def _leaf_for(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
-    """The last leaf that begins at the words of a row or before; ``leaf``: that of a row before, 0 for none."""
-    for _ in range(2):
-        if leaf == 0:
-            break
-        after = _get(tree.follows, leaf)
-        if after == 0 or _compare(tree, after * LEAF, keys, row) > 0:
-            return leaf
-        leaf = after
-    at, c = _descend(tree, keys, row, False)
-    return _leaf_at(tree, at, c)
-
-
-@kernel
 def _lower(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
     """How many entries of a leaf are before the words of a row."""
     word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _get(tree.size, leaf)

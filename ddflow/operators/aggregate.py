@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, is_wide
 from ddflow.columns.layout import Column, arrayed
@@ -114,6 +115,10 @@ class Agg(Operator):
     def exchange(self) -> list[Columns | None]:
         """The groups."""
         return [tuple(self.by)]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: all rows of their groups."""
+        return [alike.rows(given[0], wanted, self.by)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.names import TIMES, check_names, column_names, did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.errors import NegativeMultiplicity, SpecError
@@ -63,9 +65,17 @@ class Arrange(Operator):
         """The columns."""
         return [self.by]
 
+    def commuting(self, at: int) -> dict[str, str]:
+        """See `Collection.commuting`: all, because it holds the same rows."""
+        return {name: name for name in self.schema.names}
+
     def found_by(self) -> Columns | None:
         """See `Collection.found_by`."""
         return self.by
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the same rows."""
+        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

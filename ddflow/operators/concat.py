@@ -1,7 +1,10 @@
 """Concat: the rows of several collections, multiplicities added."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates, concat
 from ddflow.plan.collection import Collection
@@ -19,6 +22,10 @@ class Concat(Operator):
         check_sides("concat", parts)
         fields = [f.with_nullable(any(p.schema.field(f.name).nullable for p in parts)) for f in first.schema]
         super().__init__(first.flow, pa.schema(fields), parts, False)
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: what each has of these rows."""
+        return [alike.rows(each, wanted, self.schema.names) for each in given]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

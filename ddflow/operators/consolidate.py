@@ -1,7 +1,11 @@
 """Consolidate: the same collection, the diffs of equal rows of a time added up, and zeros dropped."""
 
+from collections.abc import Sequence
 from functools import partial
 
+import pyarrow as pa
+
+from ddflow.columns.alike import Alike
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import consolidated
 from ddflow.plan.collection import Collection, Columns
@@ -19,6 +23,10 @@ class Consolidate(Operator):
     def exchange(self) -> list[Columns | None]:
         """Equal rows."""
         return [tuple(self.schema.names)]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the same rows."""
+        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import TIMES
 from ddflow.expressions import compile as compile_expression
@@ -72,6 +73,10 @@ class Constant(Operator):
     def exchange(self) -> list[Columns | None]:
         """All events meet."""
         return [() for _ in self.inputs]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: none, because they stand in the plan."""
+        return [each.slice(0, 0) for each in given]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words, is_wide
 from ddflow.columns.layout import Column, Laid, arrayed
@@ -90,6 +91,10 @@ class Count(Operator):
     def found_by(self) -> Columns | None:
         """See `Collection.found_by`: the groups."""
         return tuple(self.by)
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: all rows of their groups."""
+        return [alike.rows(given[0], wanted, self.by)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import flags
 from ddflow.columns.schema import arrays
 from ddflow.expressions import compile as compile_expression
@@ -38,6 +39,7 @@ class Filter(Operator):
         names = of.schema.names if read is None else list(read) or of.schema.names[:1]
         self.read = pa.schema([of.schema.field(name) for name in names])
         super().__init__(of.flow, of.schema, [of], of.consolidated)
+        self.equal = of.equal
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The condition."""
@@ -64,6 +66,10 @@ class Filter(Operator):
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted, and what the condition reads."""
         return [wanted | set(self.read.names)]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the same rows."""
+        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

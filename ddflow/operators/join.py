@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, validity
 from ddflow.columns.names import check_names
 from ddflow.columns.paired import Chosen, Paired
 from ddflow.columns.rows import RowPool, Rows, View, shown_row
-from ddflow.columns.schema import arrays
+from ddflow.columns.schema import arrays, one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow, SpecError
 from ddflow.kernels.pair import pair
@@ -36,7 +37,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Operator, Readable, Running, register
 from ddflow.operators.ordered_rows import numbered, stepped_pool
 from ddflow.operators.updates import Updates, few, ints, netted, retracting_first
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.record import Record
 from ddflow.trace.ordered_index import RowsByGroup
 
@@ -66,11 +67,13 @@ class Join(Operator):
         if forgetting := left.forgetting | right.forgetting:
             found = f"the inputs {sorted(forgetting)} forget rows without a retraction: their pairs would stay for ever"
             raise SpecError(self.verb, found, "leave on_expire='forget' out there")
-        # Whose every column is shown, or meets one that is, so that no two pairs are one row.
-        told = [{of for _, at, of in self.columns if at == side} for side in (0, 1)]
-        met = [{pair[side] for pair in self.on if pair[1 - side] in told[1 - side]} for side in (0, 1)]
-        whole_rows = all(set(of.schema.names) <= told[at] | met[at] for at, of in enumerate(sides))
+        shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
+        met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
+        # No two pairs are one row.
+        whole_rows = all(of.told_by({*shown[at], *met[at]}) for at, of in enumerate(sides))
         super().__init__(left.flow, pa.schema(fields), sides, whole_rows and left.consolidated and right.consolidated)
+        meeting = {frozenset([shown[0][a], shown[1][b]]) for a, b in self.on if a in shown[0] and b in shown[1]}
+        self.equal = frozenset(meeting).union(*(named_equal(of.equal, shown[at]) for at, of in enumerate(sides)))
         self.unique = False
         self.positive = all(each.positive for each in self.inputs)
 
@@ -111,6 +114,29 @@ class Join(Operator):
         """See `Collection.carried`: columns of the left."""
         names = {of: name for name, side, of in reversed(self.columns) if side == 0}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
+
+    def commuting(self, at: int) -> dict[str, str]:
+        """See `Collection.commuting`: what is shown of a side, and what meets a column that is shown of the other."""
+        mine, other = ({of: name for name, side, of in self.columns if side == each} for each in (at, 1 - at))
+        return {pair[at]: other[pair[1 - at]] for pair in self.on if pair[1 - at] in other} | mine
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: both rows of each pair that is one of these."""
+        shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]
+        met = alike.numbers(*((given[side], [pair[side] for pair in self.on]) for side in (0, 1)))
+        asked, sides = dict[str, Ints](), list[pa.Table]()
+        for side, (name, its, there) in enumerate(zip("lr", given, met, strict=True)):
+            names = [of for _, _, of in shown[side]], [here for here, _, _ in shown[side]]
+            mine, asked[name] = alike.numbers((its, names[0]), (wanted, names[1]))
+            meets = np.ones(its.num_rows, bool)
+            for each in () if self.nulls else self.on:
+                meets &= np.asarray(its.column(each[side]).is_valid())
+            columns = {name: mine, "met": there, f"{name} at": np.arange(its.num_rows)}
+            sides.append(pa.table(columns).filter(pa.array(meets & np.isin(mine, asked[name]))))
+        pairs = pa.table(asked).group_by(["l", "r"]).aggregate([])
+        found = sides[0].join(pairs, "l", join_type="inner").join(sides[1], ["r", "met"], join_type="inner")
+        places = (np.unique(np.asarray(one_chunk(found.column(f"{name} at")))) for name in "lr")
+        return [its.take(pa.array(at)) for its, at in zip(given, places, strict=True)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

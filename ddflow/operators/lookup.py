@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, flags, validity
 from ddflow.columns.layout import Column
@@ -108,6 +109,17 @@ class LookUp(Operator):
     def exchange(self) -> list[Columns | None]:
         """What meets."""
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
+
+    def commuting(self, at: int) -> dict[str, str]:
+        """See `Collection.commuting`: what meets."""
+        return {pair[at]: pair[0] for pair in self.on}
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the rows of the left; of the right such as were found, if it still holds them."""
+        return [
+            alike.rows(given[0], wanted, self.inputs[0].schema.names),
+            alike.rows(given[1], wanted, {b: a for a, b in self.on} | {of: name for name, of in self.columns}),
+        ]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

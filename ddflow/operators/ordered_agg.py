@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Flags, Ints, RowHashes
 from ddflow.columns.names import TIMES, check_names
 from ddflow.columns.rows import RowPool, gather, gather_column
@@ -106,6 +107,10 @@ class OrderedAgg(Operator):
     def exchange(self) -> list[Columns | None]:
         """The groups."""
         return [self.by]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: all rows of their groups."""
+        return [alike.rows(given[0], wanted, self.by)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

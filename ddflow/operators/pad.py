@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.paired import Chosen
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Linear, Operator, Running, register
@@ -87,6 +88,15 @@ class Pad(Operator):
         """See `Collection.carried`: columns of the rows."""
         names = {of: name for name, of in reversed(self._own().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the rows of the side, and none of the other, because there is no partner."""
+        return [
+            alike.rows(each, wanted, {of: name for name, of in self._own().items()})
+            if at == self.side
+            else each.slice(0, 0)
+            for at, each in enumerate(given)
+        ]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

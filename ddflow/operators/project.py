@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.names import check_names, column_names, did_you_mean
+from ddflow.columns.alike import Alike
+from ddflow.columns.names import DIFF, check_names, column_names, did_you_mean
 from ddflow.columns.schema import one_batch
 from ddflow.errors import SpecError
 from ddflow.expressions import Expression, refuse_foreign
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
-from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns
+from ddflow.operators.updates import Updates, ints
+from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.formulas import changed_by, shown_formula
 from ddflow.plan.record import Record
 from ddflow.plan.row_verbs import Formula
@@ -53,8 +55,9 @@ class Project(Operator):
             else:
                 raise SpecError("project", f"there is no column {name!r}", did_you_mean(name, of.schema.names))
         schema = pa.schema(fields)
-        kept = {c for c in self.columns if isinstance(c, str)}
-        super().__init__(of.flow, schema, [of], of.consolidated and set(of.schema.names) <= kept)
+        kept = {c: field.name for c, field in zip(self.columns, schema, strict=True) if isinstance(c, str)}
+        super().__init__(of.flow, schema, [of], of.consolidated and of.told_by(kept))
+        self.equal = named_equal(of.equal, kept)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The columns."""
@@ -113,6 +116,13 @@ class Project(Operator):
         """See `Collection.renames`."""
         names = {field.name: c for field, c in zip(self.schema, self.columns, strict=True) if isinstance(c, str)}
         return names if len(names) == len(self.columns) else None
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the rows that are mapped to these."""
+        rows = given[0].drop_columns([DIFF])
+        n = rows.num_rows
+        made = mapped(Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0)), self.schema, self.columns)
+        return [given[0].take(pa.array(np.flatnonzero(alike.which(made.rows, wanted, self.schema.names))))]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.names import column_name, did_you_mean
 from ddflow.errors import NotSingle, SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register
@@ -63,6 +64,10 @@ class Single(Operator):
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted, the counts, and the keys."""
         return [{*wanted, self.counts, *self.keys}]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the same rows."""
+        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.names import TIMES, check_names
 from ddflow.columns.schema import arrays
@@ -84,6 +85,10 @@ class Threshold(Operator):
     def exchange(self) -> list[Columns | None]:
         """Equal rows."""
         return [tuple(self.schema.names)]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the same rows."""
+        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

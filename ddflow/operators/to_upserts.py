@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret, identities, is_wide, value_hashes
 from ddflow.columns.names import TIMES, check_names, did_you_mean
 from ddflow.columns.schema import arrays, conform, updates_schema
@@ -109,6 +110,10 @@ class AsUpserts(Operator):
     def exchange(self) -> list[Columns | None]:
         """The key."""
         return [self.key]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: all rows of their keys."""
+        return [alike.rows(given[0], wanted, self.key)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -24,14 +24,18 @@ where it touches some of these. A row that ties with the last of these is read a
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Ints
-from ddflow.columns.names import TIMES, check_names, column_name, column_names, did_you_mean
+from ddflow.columns.names import DIFF, TIMES, check_names, column_name, column_names, did_you_mean
 from ddflow.columns.rows import RowPool, gather, gathered
+from ddflow.columns.schema import one_chunk
 from ddflow.errors import SpecError
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import move_windows
@@ -40,7 +44,7 @@ from ddflow.operators.base import Context, Operator, Running, once_each, registe
 from ddflow.operators.first_rows import first_rows
 from ddflow.operators.ordered_rows import Folded, OrderedRows
 from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
-from ddflow.operators.updates import Updates
+from ddflow.operators.updates import Updates, ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
@@ -120,6 +124,29 @@ class Top(Operator):
     def exchange(self) -> list[Columns | None]:
         """The groups."""
         return [self.partition_by]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the rows themselves, with those before them where places say what is shown."""
+        same = alike.rows(given[0], wanted, self.inputs[0].schema.names)
+        cut = pc.sum(same.column(DIFF)) != pc.sum(wanted.column(DIFF))
+        return [self._before(given[0], wanted, alike) if self.rank_name or self.offset or cut else same]
+
+    def _before(self, rows: pa.Table, wanted: pa.Table, alike: Alike) -> pa.Table:
+        """The rows of the wanted ones' groups up to the last of these.  O(rows)."""
+        every = copy(self)
+        every.k, every.offset, every.rank_name = self.k + self.offset, 0, self.rank_name or TIMES
+        mine = alike.rows(rows, wanted, self.partition_by)
+        n, names = mine.num_rows, self.inputs[0].schema.names
+        context = Context(alike.secret, self.time_type, frozenset([*names, every.rank_name]))
+        given = Updates(mine.drop_columns([DIFF]), np.zeros(n, np.int32), mine.column(DIFF).to_numpy(), ints(0))
+        ranked = RunningTop(every, context).compute([given], 0)[0].rows
+        ranks = np.asarray(one_chunk(ranked.column(every.rank_name)))
+        asked = np.flatnonzero(alike.which(ranked, wanted, self.schema.names))
+        (group,) = alike.numbers((ranked, self.partition_by))
+        last = np.zeros(group.max(initial=0) + 1, np.int64)
+        np.maximum.at(last, group[asked], ranks[asked])
+        kept = ranked.take(pa.array(np.flatnonzero(ranks <= last[group])))
+        return alike.rows(rows, kept, names)
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

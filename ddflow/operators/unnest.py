@@ -20,11 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.names import check_names, did_you_mean
+from ddflow.columns.alike import Alike
+from ddflow.columns.names import DIFF, check_names, did_you_mean
 from ddflow.columns.schema import arrays
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register
-from ddflow.operators.updates import Updates
+from ddflow.operators.updates import Updates, ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 
@@ -69,6 +70,15 @@ class Unnest(Operator):
     def carried(self, by: Columns | None) -> Columns | None:
         """See `Collection.carried`."""
         return by if self.column not in (by or ()) else None
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the rows in whose lists these are."""
+        n, place = given[0].num_rows, "_place"
+        rows = given[0].drop_columns([DIFF]).append_column(place, pa.array(np.arange(n)))
+        every = Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))
+        made = unnested(every, self.schema.append(pa.field(place, pa.int64())), self.column).rows
+        found = np.asarray(alike.rows(made, wanted, self.schema.names).column(place))
+        return [given[0].take(pa.array(np.unique(found)))]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Ints, RowHashes, Words, flags
 from ddflow.columns.names import TIMES, check_names, column_name, column_names, did_you_mean
 from ddflow.columns.order_words import OrderColumn, exact, word_count
@@ -154,6 +155,12 @@ class AsVersions(Operator):
     def exchange(self) -> list[Columns | None]:
         """The key."""
         return [self.key]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: what its key has of the order where it begins, and of that where it ends."""
+        key = {name: name for name in self.key}
+        found = [alike.which(given[0], wanted, key | {self.order_by: name}) for name in self.names]
+        return [given[0].take(pa.array(np.flatnonzero(found[0] | found[1])))]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

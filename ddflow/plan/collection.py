@@ -13,12 +13,14 @@ Count(city string, count int64)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.schema import updates_schema
+from ddflow.errors import NotReadable
 from ddflow.plan.group_verbs import GroupVerbs
 from ddflow.plan.join_verbs import JoinVerbs
 from ddflow.plan.record import Record
@@ -62,6 +64,8 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         Whether no multiplicity is below zero at the end of a time, whatever the inputs hold.
     forgetting : frozenset of str
         The inputs that it is made of whose rows are forgotten without a retraction.
+    equal : frozenset of frozenset of str
+        Columns that hold the same value as each other in every row, as a join's keys do.
     """
 
     verb: ClassVar[str]
@@ -87,6 +91,7 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         self.unique: bool = self.keeps or (consolidated and all(each.unique for each in self.inputs))
         self.positive: bool = self.unique or all(each.positive for each in self.inputs)
         self.forgetting: frozenset[str] = frozenset[str]().union(*(each.forgetting for each in self.inputs))
+        self.equal: frozenset[frozenset[str]] = frozenset()
         self.time_type: pa.DataType = self.inputs[0].time_type if self.inputs else pa.int64()
         flow.nodes.append(self)
 
@@ -103,6 +108,13 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         O(n) expected, for n updates of a step.
         """
         return self if self.consolidated else self._then("consolidate")
+
+    def told_by(self, names: Iterable[str]) -> bool:
+        """Whether rows that differ do so in some of these columns.  O(columns)."""
+        known = set(names)
+        while more := [each for each in self.equal if each & known and not each <= known]:
+            known = known.union(*more)
+        return known.issuperset(self.schema.names)
 
     # What an operator says of itself; those with one input whose rows may stay where they are need say little.
 
@@ -148,9 +160,24 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         """What columns of the input are called here; None where one is gone."""
         return by
 
+    def commuting(self, at: int) -> dict[str, str]:
+        """Of an input, by number, columns by which a selection may stand in front as well, by their names here."""
+        by = self.exchange()[at]
+        names = by if by is not None and self.keeps else self.inputs[at].schema.names
+        return {name: here[0] for name in names if (here := self.carried((name,)))}
+
     def found_by(self) -> Columns | None:
         """The columns that its rows are found by in a state that it has: of an arrangement, or keys of one row each."""
         return None
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """For each input the rows that make some of its rows: applied to these, the operator gives them.
+
+        ``wanted``: rows that it holds, ``given``: all rows of its inputs, each with ``_diff``, at the same time.
+        O(rows of the inputs).  Raises `NotReadable` where the operator cannot say.
+        """
+        found = f"it is made by {self.verb}(...), which does not say what its rows are made of"
+        raise NotReadable("why", found, f"ask about the inputs of {self.verb}: make an output of each")
 
     def renames(self) -> dict[str, str] | None:
         """Of what shows columns of its input, row for row: their names there; None of all else."""
@@ -170,6 +197,16 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"
+
+
+def named_equal(equal: Iterable[frozenset[str]], names: Mapping[str, str]) -> frozenset[frozenset[str]]:
+    """Columns that are equal, under other names; those without one left out.
+
+    >>> named_equal([frozenset(["a", "b", "c"])], {"a": "x", "c": "y"}) == {frozenset(["x", "y"])}
+    True
+    """
+    found = (frozenset(names[each] for each in some if each in names) for some in equal)
+    return frozenset(some for some in found if len(some) > 1)
 
 
 def paired_inputs(outputs: Iterable[Collection]) -> set[Collection]:

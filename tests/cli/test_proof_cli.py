@@ -146,3 +146,30 @@ def test_times_that_are_no_numbers_are_written_as_their_type_is(
     assert "agrees" in run("verify", "state", "log.parquet")
     said = run("why", "state", "a=b", "log.parquet")
     assert "from 1970-01-02 00:00:00: (k='a=b', n=2)" in said and "times are their own" in said
+
+
+def test_why_names_the_rows_of_the_inputs_that_make_a_row_of_an_output(state: str) -> None:
+    said = run("why", state, "../by city", "city=Bern")
+    assert said.splitlines() == [
+        "1 row of '../by city' as of 2",
+        "  (city='Bern', count=1)",
+        "is made of 1 row of 'orders'",
+        "  (id=3, city='Bern', at=9)",
+    ]
+    before = as_json("why", state, "../by city", "city=Bern", "count=2", "--as-of", "1")
+    assert [row["id"] for row in before["rows"]["orders"]] == [1, 3] and before["as_of"] == 1
+    told = run("why", state, "../by city", "count=1", "a.csv", "b.csv")
+    assert [f"the key (id={key}) of 'orders' holds" in told for key in (1, 2, 3)] == [True] * 3
+    assert told.count("its 2 events in the log") == 3
+    assert run("why", state, "../by city", "city=Rom") == "no row of '../by city' has these values as of 2\n"
+    assert run("why", state, "cities", "city=").startswith("no row of 'cities' has")
+    assert run("why", state, "orders", "id=2") == run("why", state, "2")
+    for words, error in (
+        (["../by city", "town=Bern"], "there is no column 'town'"),
+        (["../by city", "ciy=Bern"], "did you mean 'city'?"),
+        (["../by city", "count=many"], "'many' is no int64"),
+        (["../by city", "city=Bern", "--as-of", "7"], "as of 7"),
+        (["citis", "city=Bern"], "did you mean 'cities'?"),
+        (["orders", "id=2", "--as-of", "1"], "the story of a key tells of all times"),
+    ):
+        assert error in run("why", state, *words, code=1)

@@ -54,7 +54,7 @@ class Door(EngineDoor):
             return out
         return super()._call(kept, *given, **named)
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), shapes())
 def draw(data, shape):
     scenario = data.draw(scenarios())

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from chance import effort
+from chance import covering, effort
 from conditions import CONDITIONS, columns_in
 from doors import FOREVER, EngineDoor, TwinDoor
 from durable_case import opened
@@ -226,7 +226,7 @@ def test_medium_a_budget_that_holds_nothing_changes_no_answer() -> None:
     assert {"a piece of a flush", "a key found on disk", "a table that was mapped"} <= set(seen)
 
 
-@effort(25)
+@covering(15)
 @given(st.data(), shapes())
 def in_files(data: st.DataObject, shape: Any) -> None:
     scenario = data.draw(scenarios())

@@ -125,6 +125,29 @@ def test_several_times_in_a_step_are_as_steps_of_one_time(steps: list[Any], cut:
     assert out[0] == out[1]
 
 
+@effort(100)
+@given(STEPS)
+def test_a_key_that_is_not_shown_is_told_by_the_one_that_is(steps: Any) -> None:
+    flow, a, b = two(time=True)
+    pairs = a.join(b, on={"k": "of"}).filter("id > 0")
+    shown = {
+        "one": (["id", "k", "city", "place", "m"], True),
+        "other": (["id", "of", "city", "place", "m"], True),
+        "none": (["id", "city", "place", "m"], False),
+        "less": (["id", "k", "place"], False),
+    }
+    for name, (columns, whole) in shown.items():
+        made = pairs.project(columns)
+        assert made.consolidated == whole, name
+        flow.output(name, made)
+    with flow.open() as engine:
+        for time, step in enumerate(steps):
+            engine.push(tables(step, time))
+        for name, table in engine.advance_to(len(steps)).items():
+            rows = [tuple(row[:-1]) for row in zip(*(c.to_pylist() for c in table.columns), strict=True)]
+            assert len(set(rows)) == len(rows), name
+
+
 @given(
     st.lists(
         st.lists(st.tuples(st.booleans(), KEYS, st.sampled_from("xy"), st.integers(-2, 2)), max_size=6),

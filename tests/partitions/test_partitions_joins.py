@@ -159,7 +159,7 @@ def rescaled(hands: Hands, partitions: int) -> Hands:
     return fresh
 
 
-@effort(150)
+@effort(60)
 @given(st.data(), st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True), st.booleans())
 def test_any_number_of_partitions_gives_what_one_engine_gives(
     data: st.DataObject, names: list[str], time: bool

@@ -180,6 +180,14 @@ def test_why_and_verify_find_every_key_wherever_it_is(kind: str) -> None:
             table = story.table
             stories.append((story.row, counted(table.drop_columns(["seq"])), story.settled))
         assert stories[0] == stories[1], (str(number), stories)
+    with Snapshot.open(cut) as one, Snapshot.open(whole) as other:
+        for row in one.read("by_city").to_pylist():
+            asked = {"city": row["city"]}
+            told: Any = one.why("by_city", asked)
+            assert told.to_dict() == other.why("by_city", asked).to_dict()
+            assert (
+                told.shown.to_pylist() == [row] and sum(told.rows["orders"].column("_diff").to_pylist()) == row["count"]
+            )
     found = dd.verify(cut, {"orders": log})
     assert found.inputs["orders"].ok and found.inputs["orders"].rows == dd.read(cut, "orders").num_rows
     assert list(found.operators.values()) == [0]
@@ -357,6 +365,8 @@ def test_the_verbs_read_it_and_those_that_write_say_what_to_do(folder: str) -> N
     assert "whole" in run("fsck", folder)
     assert "agrees with its log" in run("verify", folder, "log.arrow", "--input", "orders")
     assert "holds" in run("why", folder, "3", "--input", "orders")
+    counted = dd.read(folder, "by_city").column("count").to_pylist()
+    assert len(as_json("why", folder, "by_city", f"count={counted[0]}")["shown"]) == counted.count(counted[0])
     run("export", folder, "by_city", "-o", "out.csv")
     assert "rescale" in run("gc", folder, "--forget", code=1)
     run("gc", folder)

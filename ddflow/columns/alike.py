@@ -1,0 +1,58 @@
+"""Alike: which rows of a table have the values that some rows of another have, in columns that are named.
+
+Invariant: equal is what identities call equal: a null equals a null, NaN equals NaN, and a number equals the same
+number of another width. Nothing is kept.
+
+>>> rows = pa.table({"city": ["Bern", "Chur", None], "n": [1, 2, 3]})
+>>> Alike(Secret(1, 2)).rows(rows, pa.table({"place": ["Chur", None]}), {"city": "place"}).to_pylist()
+[{'city': 'Chur', 'n': 2}, {'city': None, 'n': 3}]
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Flags, Ints, RowHashes, Secret
+from ddflow.columns.schema import arrays
+
+
+class Alike(NamedTuple):
+    """``secret``: for identities."""
+
+    secret: Secret
+
+    def numbers(self, *parts: tuple[pa.Table, Sequence[str]]) -> list[Ints]:
+        """A number for each row of each table: equal where the columns that are named are equal.  O(n log n)."""
+        every = [self._words(table, names) for table, names in parts]
+        found = np.unique(np.concatenate(every), axis=0, return_inverse=True)[1].reshape(-1)
+        ends = np.cumsum([len(words) for words in every])
+        return np.split(found, ends[:-1])
+
+    def which(self, rows: pa.Table, wanted: pa.Table, names: Mapping[str, str] | Iterable[str]) -> Flags:
+        """Whether each of some rows is like a wanted one.  O(n), and for those that are like one O(m log m).
+
+        ``names``: the columns, and what they are called there."""
+        its = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+        mine, theirs = self._words(rows, list(its)), self._words(wanted, list(its.values()))
+        near = np.flatnonzero(np.isin(mine[:, 0], theirs[:, 0]))
+        found = np.unique(np.concatenate([theirs, mine[near]]), axis=0, return_inverse=True)[1].reshape(-1)
+        out: Flags = np.zeros(len(mine), np.uint8)
+        out[near] = np.isin(found[len(theirs) :], found[: len(theirs)])
+        return out
+
+    def _words(self, table: pa.Table, names: Sequence[str]) -> Any:
+        """The identities of rows by some columns, (n, 2) words.  O(n)."""
+        words = np.zeros((table.num_rows, 2), np.uint64)
+        if names:
+            fields = [table.schema.field(name).with_nullable(True) for name in names]
+            unnamed = pa.schema([field.with_name(str(i)) for i, field in enumerate(fields)])
+            high, low = RowHashes(unnamed, self.secret).identities(arrays(table, names), table.num_rows)
+            words[:, 0] = high
+            words[:, 1] = low if low.size else 0
+        return words
+
+    def rows(self, rows: pa.Table, wanted: pa.Table, names: Mapping[str, str] | Iterable[str]) -> pa.Table:
+        """The rows that are like a wanted one."""
+        return rows.take(pa.array(np.flatnonzero(self.which(rows, wanted, names))))

@@ -1,0 +1,157 @@
+"""Behind: the rows of the inputs that make some rows of an output, found by going backwards through the plan.
+
+Invariant: a collection's wanted rows are rows that it holds at the time that is asked of. Each operator names the rows
+of its inputs that make them (`Collection.behind`), and what several operators want of one collection is united. So what
+is named is present: that something is absent, as in an anti join, is a reason without a row.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
+>>> _ = flow.output("by_city", people.group_by("city").agg(n="count(*)"))
+>>> with flow.open() as engine:
+...     _ = engine.step({"people": {"id": [1, 2, 3], "city": ["Bern", "Chur", "Bern"]}})
+...     print(engine.why("by_city", {"city": "Bern"}))
+1 row of 'by_city' as of 1
+  (city='Bern', n=2)
+is made of 2 rows of 'people'
+  (id=1, city='Bern')
+  (id=3, city='Bern')
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.alike import Alike
+from ddflow.columns.hashing import Secret
+from ddflow.columns.names import did_you_mean
+from ddflow.connectors.frames import is_rows, to_table
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.engine.logs import MARKS, parts_of
+from ddflow.engine.story import Origins, Story
+from ddflow.engine.why import value_of, why
+from ddflow.errors import NotReadable
+from ddflow.operators.row_order import RowOrder
+from ddflow.operators.updates import Updates, consolidated
+from ddflow.plan.collection import Collection
+from ddflow.plan.spec import Upsert
+
+MOST: Final = 100
+"""Rows of an output that are explained together, and keys of an input whose events are told, at most."""
+
+
+def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None) -> Origins:
+    """What the rows of an output are made of that have some values, as of a closed time.
+
+    ``row``: values by column.  ``log``: a log by input, or that of the only input of upserts.  O(rows of the
+    collections that it is made of), and for each key that is told O(events).  Raises `NotReadable`.
+    """
+    asked = f"why of {name!r} with {list(row) if isinstance(row, Mapping) else repr(row)[:99]}"
+    graph, node = dataflow.graph, dataflow.flow.outputs[name]
+    nodes, alike = above(dataflow, node), Alike(graph.secret)
+    inputs = {graph.names[each]: each for each in nodes if each in graph.names}
+    if lost := [each for each in inputs if not graph.inputs[each].bound.kept]:
+        found = f"it is made of rows of the inputs {lost}, which are not kept"
+        raise NotReadable(asked, found, "give keep=True to flow.updates to have them kept")
+    given = _values(node, row, asked)
+    told = narrowed(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
+
+    def keep(of: Collection, rows: Updates) -> Updates:
+        found = alike.which(rows.rows.select([*told[of]]), given, told[of]) if told[of] else None
+        return rows if found is None else rows.picked(np.flatnonzero(found))
+
+    made = graph.contents(nodes, as_of, keep)
+    held = {each: consolidated(made[each], graph.secret).to_table(each.schema, None) for each in nodes}
+    shown = alike.rows(held[node], given, given.schema.names)
+    if shown.num_rows > MOST:
+        found = f"{shown.num_rows:,} of its rows have these values, and {MOST} are explained together at most"
+        raise NotReadable(asked, found, f"give more of its columns {node.schema.names}")
+    wanted = {node: shown}
+    for each in reversed(nodes):
+        if each.inputs:
+            parts = each.behind(wanted[each], [held[of] for of in each.inputs], alike)
+            for of, rows in zip(each.inputs, parts, strict=True):
+                both = [rows] if of not in wanted else [wanted[of], rows]
+                wanted[of] = alike.rows(held[of], pa.concat_tables(both), of.schema.names)
+    rows_of = {of: _sorted(wanted[each], each, graph.secret) for of, each in inputs.items()}
+    shown = _sorted(shown, node, graph.secret)
+    return Origins(name, as_of, shown, rows_of, () if log is None else _told(dataflow, rows_of, log, asked))
+
+
+def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
+    """Rows of a collection by their columns from the first to the last.  O(n log n)."""
+    order = RowOrder(node.schema, [], [], secret, 0)
+    return rows.take(pa.array(order.sorted(rows, np.zeros(rows.num_rows, np.int64)))) if rows.num_rows else rows
+
+
+def above(dataflow: Dataflow, node: Collection) -> list[Collection]:
+    """A collection and all that it is made of, each behind its inputs."""
+    walk, found = [node], set[Collection]()
+    while walk:
+        each = walk.pop()
+        if each not in found:
+            found.add(each)
+            walk += each.inputs
+    return [each for each in dataflow.flow.nodes if each in found]
+
+
+def narrowed(nodes: Sequence[Collection], asked: Mapping[str, str]) -> dict[Collection, dict[str, str]]:
+    """For each collection the columns whose values are told where those of the last are: what they are called there.
+
+    ``nodes``: the last, and all that it is made of, each behind its inputs. Of a collection's rows only those with
+    these values are of interest: see `Collection.commuting`.  O(nodes * columns).
+    """
+    told: dict[Collection, dict[str, str]] = {nodes[-1]: dict(asked)}
+    for node in reversed(nodes):
+        for at, of in enumerate(node.inputs):
+            here = node.commuting(at).items()
+            mine = {column: told[node][name] for column, name in here if name in told[node]}
+            told[of] = mine if of not in told else dict(told[of].items() & mine.items())
+    return told
+
+
+def _values(node: Collection, row: Any, asked: str) -> pa.Table:
+    """The values that rows must have, as a table of one row.  Raises `NotReadable`."""
+    if not isinstance(row, Mapping) or not row:
+        raise NotReadable(asked, "an output has no key", f"give values by column, of {node.schema.names}")
+    fields, columns = [], []
+    for column, value in row.items():
+        if column not in node.schema.names:
+            raise NotReadable(asked, f"there is no column {column!r}", did_you_mean(column, node.schema.names))
+        fields.append(node.schema.field(column).with_nullable(True))
+        columns.append(value_of(fields[-1], value, asked))
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _told(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
+    """The stories of the keys of rows that were found, from logs."""
+    keyed = [name for name in rows if isinstance(dataflow.flow.inputs[name].spec, Upsert)]
+    if not isinstance(log, Mapping):
+        if len(keyed) != 1:
+            raise NotReadable(
+                asked, f"it is made of the inputs of upserts {keyed}", "give a log for each: {input: log}"
+            )
+        log = {keyed[0]: log}
+    out = list[Story]()
+    for name, parts in log.items():
+        if name not in keyed:
+            found = f"there is a log of {name!r}, which is no input of upserts that it is made of"
+            raise NotReadable(asked, found, did_you_mean(name, keyed))
+        again = _lasting(parts, repr(name))
+        keys = rows[name].select(dataflow.flow.inputs[name].spec.key).slice(0, MOST)
+        out += [why(dataflow, name, key, again) for key in keys.to_pylist()]
+    return tuple(out)
+
+
+def _lasting(log: Any, what: str) -> Any:
+    """A log that can be gone through again; what cannot is taken into memory."""
+    if isinstance(log, Iterable) and not is_rows(log) and not isinstance(log, Iterator | Sequence):
+        return log
+    parts = list[Any]()
+    for part in parts_of(log, what):
+        held = to_table(part.rows if isinstance(part, MARKS) else part, what, pa.schema([]))
+        parts.append(replace(part, rows=held) if isinstance(part, MARKS) else held)
+    return parts

@@ -1,0 +1,142 @@
+"""Why of outputs: what is told of their rows, by example, and what is refused; the law is ``laws/test_why``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow.engine.behind import above, narrowed
+from ddflow.errors import NotReadable
+
+
+def shop() -> dd.Flow:
+    """The two largest cities of orders by revenue, of customers who order."""
+    flow = dd.Flow()
+    orders = flow.upserts("orders", {"id": int, "customer": int, "amount": int}, dd.Upsert(key="id"))
+    people = flow.upserts("people", {"customer": int, "city": str}, dd.Upsert(key="customer"))
+    paid = orders.filter("amount > 0").join(people, on="customer")
+    flow.output("by_city", paid.group_by("city").agg(revenue="sum(amount)"))
+    flow.output("best", flow.outputs["by_city"].top(1, by=["revenue desc"]))
+    flow.output("second", flow.outputs["by_city"].top(1, by=["revenue desc"], offset=1))
+    flow.output("silent", people.join(orders, on="customer", how="anti"))
+    return flow
+
+
+ORDERS = {"id": [1, 2, 3, 4], "customer": [7, 7, 8, 9], "amount": [5, 6, 9, -1]}
+PEOPLE = {"customer": [7, 8, 9, 10], "city": ["Bern", "Chur", "Bern", "Genf"]}
+
+
+def ids(told: Any) -> tuple[list[int], list[int]]:
+    return told.rows["orders"].column("id").to_pylist(), told.rows["people"].column("customer").to_pylist()
+
+
+def test_through_a_join_an_aggregate_and_a_top() -> None:
+    with shop().open(retain=9) as engine:
+        engine.step({"orders": ORDERS, "people": PEOPLE}, 1)
+        engine.step({"orders": {"id": [1], "customer": [8], "amount": [1]}}, 2)
+        assert ids(engine.why("by_city", {"city": "Bern"})) == ([2], [7])
+        assert ids(engine.why("by_city", {"city": "Bern"}, as_of=1)) == ([1, 2], [7])
+        assert ids(engine.why("best", {"city": "Chur"})) == ([1, 3], [8])
+        assert ids(engine.why("best", {"revenue": 11}, as_of=1)) == ([1, 2], [7])
+        assert ids(engine.why("second", {"city": "Bern"})) == ([1, 2, 3], [7, 8])
+        assert ids(engine.why("silent", {"city": "Genf"})) == ([], [10])
+        nothing: Any = engine.why("best", {"city": "Bern"})
+        assert nothing.shown.num_rows == 0 and ids(nothing) == ([], [])
+        assert str(nothing) == "no row of 'best' has these values as of 2"
+        assert str(engine.why("by_city", {"city": "Bern"}, as_of=1)).splitlines() == [
+            "1 row of 'by_city' as of 1",
+            "  (city='Bern', revenue=11)",
+            "is made of 2 rows of 'orders'",
+            "  (id=1, customer=7, amount=5)",
+            "  (id=2, customer=7, amount=6)",
+            "and 1 row of 'people'",
+            "  (customer=7, city='Bern')",
+        ]
+
+
+def test_a_log_tells_the_events_of_the_keys() -> None:
+    log = [pa.table({"id": [1, 2], "city": ["Bern", "Chur"]}), pa.table({"id": [1], "city": ["Chur"]})]
+    flow = dd.Flow()
+    flow.output("by_city", flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id")).count(["city"]))
+    with flow.open() as engine:
+        for part in log:
+            engine.step({"people": part})
+        told: Any = engine.why("by_city", {"city": "Chur"}, iter(log))
+        assert [str(each).count("applied") for each in told.stories] == [2, 1]
+        assert str(told).endswith(str(engine.why("people", 2, log)))
+        assert told.to_dict()["stories"][0] == engine.why("people", 1, {"people": log}["people"]).to_dict()
+        again: Any = engine.why("by_city", {"city": "Chur"}, {"people": log})
+        assert str(again) == str(told)
+        with pytest.raises(NotReadable, match=r"a log of 'peple'.*did you mean 'people'"):
+            engine.why("by_city", {"city": "Chur"}, {"peple": log})
+
+
+def test_a_log_that_can_be_read_once_is_told_to_every_key() -> None:
+    parts = [pa.table({"id": [1, 2], "city": ["Bern", "Bern"]}), pa.table({"id": [3], "city": ["Bern"]})]
+    flow = dd.Flow()
+    flow.output("by_city", flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id")).count(["city"]))
+    with flow.open() as engine:
+        for part in parts:
+            engine.step({"people": part})
+        for log in ([part.to_reader() for part in parts], (part.to_reader() for part in parts)):
+            told: Any = engine.why("by_city", {"city": "Bern"}, log)
+            assert [str(each).count("applied") for each in told.stories] == [1, 1, 1]
+
+
+def test_what_cannot_be_told_is_refused() -> None:
+    with shop().open() as engine:
+        many = {"id": list(range(300)), "customer": [7] * 300, "amount": [1] * 300}
+        engine.step({"orders": many, "people": PEOPLE}, 1)
+        for asked, found in (
+            (("by_city", "Bern"), r"an output has no key.*give values by column"),
+            (("by_city", {}), r"an output has no key"),
+            (("by_city", {"town": "Bern"}), r"there is no column 'town'"),
+            (("by_city", {"revenue": "x"}), r"'x' is no int64"),
+            (("by_citi", {"city": "Bern"}), r"no input or output of that name.*by_city"),
+            (("by_city", {"city": "Bern"}, [pa.table(ORDERS)]), r"give a log for each"),
+            (("by_city", {"city": "Bern"}, None, 9), r"as of 9"),
+            (("by_city", {"city": "Bern"}, None, 0), r"as of 0.*since"),
+            (("by_city", {"ciy": "Bern"}), r"no column 'ciy'.*did you mean 'city'"),
+            (("people", 7, None, 1), r"leave as_of= out"),
+        ):
+            with pytest.raises(NotReadable, match=found):
+                engine.why(*asked)  # type: ignore[arg-type]
+
+
+def test_many_rows_and_inputs_that_are_not_kept_are_refused() -> None:
+    flow = dd.Flow()
+    rows, other = (flow.updates(name, {"n": int, "kind": int}, keep=name == "rows") for name in ("rows", "other"))
+    flow.output("every", rows.filter("n >= 0"))
+    flow.output("counted", other.count(["kind"]))
+    with flow.open() as engine:
+        engine.step({"rows": {"n": list(range(101)), "kind": [1] * 101}, "other": {"n": [1], "kind": [1]}}, 1)
+        with pytest.raises(NotReadable, match=r"101 of its rows.*give more of its columns"):
+            engine.why("every", {"kind": 1})
+        assert engine.why("every", {"n": 7}).rows["rows"].to_pylist() == [{"n": 7, "kind": 1, "_diff": 1}]  # type: ignore[union-attr]
+        with pytest.raises(NotReadable, match=r"inputs \['other'\], which are not kept.*keep=True"):
+            engine.why("counted", {"kind": 1})
+
+
+def test_values_that_are_told_are_looked_for_in_the_inputs() -> None:
+    flow = shop()
+    flow.output("lines", flow.inputs["orders"].join(flow.inputs["people"], on="customer"))
+    with flow.open() as engine:
+        graph = engine.dataflow.graph
+        for output, column, orders, people in (
+            ("by_city", "city", [], ["city"]),
+            ("by_city", "revenue", [], []),
+            ("best", "city", [], []),
+            ("silent", "city", [], ["city"]),
+            ("lines", "id", ["id"], []),
+            ("lines", "customer", ["customer"], ["customer"]),
+        ):
+            nodes = above(engine.dataflow, engine.flow.outputs[output])
+            told = {
+                graph.names[each]: list(names)
+                for each, names in narrowed(nodes, {column: column}).items()
+                if each in graph.names
+            }
+            assert told == {"orders": orders, "people": people}, (output, column)

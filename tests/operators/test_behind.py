@@ -1,0 +1,106 @@
+"""Behind: what an operator makes of the rows that it names for one of its rows, and of any more, holds it, as often.
+
+"Any more" are rows that its inputs hold, each as often as they hold it. The law is of every operator
+of the registry, by its row of ``operator_table``, and of all that these are made of.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from chance import effort
+from hypothesis import given
+from hypothesis import strategies as st
+from operator_table import COLUMNS
+from test_operators import EVERY, LAWS, STEPS, Step, flow_of, table
+from test_why import above, again, misleads
+from test_why import above, again, misleads
+
+import ddflow as dd
+from ddflow.columns.alike import Alike
+from ddflow.columns.names import DIFF
+from ddflow.operators.base import Context
+from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.plan.collection import Collection
+from ddflow.plan.registry import operators
+
+UNDER = {"input", "constant"}
+"""What is made of no rows."""
+
+
+def test_every_operator_says_what_is_behind_its_rows() -> None:
+    assert [verb for verb, kind in operators().items() if kind.behind is Collection.behind] == []
+
+
+def updates(rows: pa.Table) -> Updates:
+    """Rows with ``_diff`` as updates of one time."""
+    n = rows.num_rows
+    return Updates(rows.drop_columns([DIFF]), np.zeros(n, np.int32), rows.column(DIFF).to_numpy(), ints(1))
+
+
+@LAWS
+@effort(0.2)
+@given(steps=STEPS, share=st.sampled_from([0, 0, 0.3, 0.7]), more=st.integers(0, 99))
+def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
+    verb: str, steps: list[Step], share: float, more: int
+) -> None:
+    flow = flow_of(EVERY[verb])
+    with flow.open() as engine:
+        graph = engine.dataflow.graph
+        once = any(node.as_it_came for node in graph.nodes)  # later steps would change what rows would find now
+        for time, step in enumerate(steps[:1] if once else steps, 1):
+            engine.step({"rows": table(step)}, time)
+        alike, chance = Alike(graph.secret), Random(more)
+
+        def held(node: Collection) -> pa.Table:
+            return graph.read(node, None)
+
+        for node in (each for each in graph.nodes if each.verb not in UNDER):
+            inputs = [held(of) for of in node.inputs]
+            whole, names = held(node), frozenset(node.schema.names)
+            for i in range(whole.num_rows):
+                wanted = whole.slice(i, 1)
+                parts = node.behind(wanted, inputs, alike)
+                assert [each.schema.names for each in parts] == [each.schema.names for each in inputs]
+                for at, (part, every) in enumerate(zip(parts, inputs, strict=True)):
+                    named = alike.which(every, part, every.schema.names)
+                    assert named.sum() == part.num_rows
+                    drawn = [bool(there) or chance.random() < share for there in named]
+                    parts[at] = every.filter(pa.array(drawn, pa.bool_()))
+                opened = tuple(graph.opened[of] for of in node.inputs)
+                fresh = node.open(Context(graph.secret, graph.time_type, names, inputs=opened))
+                if node.as_it_came:  # the right is in the state already
+                    parts[1] = parts[1].slice(0, 0)
+                made = consolidated(fresh.read([updates(each) for each in parts], None), graph.secret)
+                again = made.to_table(node.schema, None)
+                assert wanted.to_pylist() == alike.rows(again, wanted, node.schema.names).to_pylist()
+
+
+@LAWS
+@effort(0.2)
+@given(step=STEPS.map(lambda steps: steps[0]))
+def test_a_plan_makes_a_row_again_of_what_why_names_for_it(verb: str, step: Step) -> None:
+    with flow_of(EVERY[verb]).open() as engine:
+        engine.step({"rows": table(step)}, 1)
+        whole, graph = engine.read("out"), engine.dataflow.graph
+        nodes = above(engine.flow.outputs["out"])
+        for row in (whole.slice(i, 1) for i in range(whole.num_rows)):
+            told: Any = engine.why("out", {name: row.column(name)[0] for name in whole.schema.names[:-1]})
+            assert told.shown.to_pylist() == row.to_pylist()
+            made = again(graph, told.rows, nodes)
+            misled = made is None or any(misleads(made[each], graph.read(each, None)) for each in set(nodes))
+            graph = engine.dataflow.graph
+            nodes = above(engine.flow.outputs["out"])
+            made = again(graph, told.rows, nodes)
+            if made is not None and any(misleads(made[each], graph.read(each, None)) for each in nodes):
+                continue
+            given, flow = told.rows["rows"], dd.Flow()
+            schema = pa.schema([*list(given.schema)[:-1], pa.field("times", pa.int64())])
+            rows = flow.updates("rows", schema, diff="times", keep=True)
+            flow.output("out", EVERY[verb].make(rows.project(list(COLUMNS))))
+            with flow.open() as fresh:
+                fresh.step({"rows": given.rename_columns(schema.names)}, 1)
+                assert misled or row.to_pylist()[0] in fresh.read("out").to_pylist()
