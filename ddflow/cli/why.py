@@ -3,9 +3,9 @@
 Invariant: what is told of the state is read from it, what is told of events is resolved again from the log. The work
 is in `ddflow.engine.why` and `ddflow.engine.behind`.
 
->>> parted("by_city", ["city=Bern", "log.csv"], ["by_city", "orders"])
+>>> parted("by_city", ["city=Bern", "log.csv"], ["orders"], ["by_city"])
 ('by_city', ['city=Bern'], ['log.csv'])
->>> parted("7", ["log.csv"], ["by_city", "orders"])
+>>> parted("7", ["log.csv"], ["orders"], ["by_city"])
 (None, [], ['log.csv'])
 """
 
@@ -80,7 +80,7 @@ def why(
     with ExitStack() as stack:
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
         inputs, outputs = snapshot.flow.inputs, snapshot.flow.outputs
-        name, values, files = parted(key, log or [], {*inputs, *outputs})
+        name, values, files = parted(key, log or [], inputs, outputs)
         time = None if as_of is None else time_of(as_of, snapshot.flow.time_type)
         given = dict[str, FilesLog]()
         if name is None or name in inputs or files:
@@ -97,12 +97,18 @@ def why(
     say(json.dumps(told.to_dict(), default=str) if as_json else str(told))
 
 
-def parted(key: str, rest: Sequence[str], names: Collection[str]) -> tuple[str | None, list[str], list[str]]:
+def parted(
+    key: str, rest: Sequence[str], inputs: Collection[str], outputs: Collection[str]
+) -> tuple[str | None, list[str], list[str]]:
     """The name that stands before values, if there are some, the values, and files.  Raises `NotReadable`."""
     from ddflow.columns.names import did_you_mean
     from ddflow.errors import NotReadable
 
+    names, asked = [*outputs, *inputs], f"why of {key!r}"
     values = list(takewhile(lambda word: "=" in word and not Path(word).exists(), rest))
     if values and key not in names:
-        raise NotReadable(f"why of {key!r}", "there is no input or output of that name", did_you_mean(key, names))
+        raise NotReadable(asked, "there is no input or output of that name", did_you_mean(key, names))
+    if not values and key in outputs and key not in inputs:
+        remedy = "write values of the row behind it, COLUMN=VALUE; or if it is a key, its column before it, id=..."
+        raise NotReadable(asked, "that is an output, whose rows have no key", remedy)
     return key if values else None, values, list(rest[len(values) :])

@@ -78,7 +78,8 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None)
                 wanted[of] = alike.rows(held[of], pa.concat_tables(both), of.schema.names)
     rows_of = {of: _sorted(wanted[each], each, graph.secret) for of, each in inputs.items()}
     shown = _sorted(shown, node, graph.secret)
-    return Origins(name, as_of, shown, rows_of, () if log is None else _told(dataflow, rows_of, log, asked))
+    stories = () if log is None else _told(dataflow, rows_of, log, asked)
+    return Origins(name, as_of, shown, rows_of, stories, dataflow.flow.time_type)
 
 
 def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:

@@ -266,6 +266,8 @@ class Reading:
             if as_of is not None and name in self.flow.inputs:
                 found = "the story of a key tells of all times that are kept"
                 raise NotReadable(f"why {key!r} of the input {name!r}", found, "leave as_of= out, or name an output")
+            if name not in self.flow.inputs and name in (sides := self.flow.side_outputs()):
+                raise told_only(f"why of {name!r}", name, sides[name][0])
             return why(self.dataflow, name, key, log)
 
     def explain(self, name: str | None = None) -> Explained:

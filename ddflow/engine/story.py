@@ -6,14 +6,16 @@ Story(input='people', ...)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import shown_row
+from ddflow.operators.updates import ints, time_column
 from ddflow.terminal import as_text
+from ddflow.time import NEVER
 
 HELD: Final = ("deleted", "held")
 """What a version is called in a story, by whether it is live."""
@@ -126,6 +128,8 @@ class Origins:
         By input, its rows that make them, with ``_diff``.
     stories : tuple of Story
         The keys of these rows, at most 100 of an input, where a log was given.
+    time_type : pyarrow.DataType
+        Of times, as text shows them.
     """
 
     output: str
@@ -133,6 +137,7 @@ class Origins:
     shown: pa.Table
     rows: Mapping[str, pa.Table]
     stories: tuple[Story, ...] = ()
+    time_type: pa.DataType = field(default_factory=pa.int64)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
@@ -145,9 +150,12 @@ class Origins:
         }
 
     def __str__(self) -> str:
+        when = "before the first step"
+        if self.as_of != NEVER:
+            when = f"as of {shown_row(pa.table({TIME: time_column(ints(self.as_of), self.time_type)}), 0)[TIME]}"
         if not self.shown.num_rows:
-            return f"no row of {self.output!r} has these values as of {self.as_of}"
-        lines = [f"{_rows(self.shown)} of {self.output!r} as of {self.as_of}", *_listed(self.shown)]
+            return f"no row of {self.output!r} has these values {when}"
+        lines = [f"{_rows(self.shown)} of {self.output!r} {when}", *_listed(self.shown)]
         made = "is made of" if self.shown.num_rows == 1 else "are made of"
         for i, (name, table) in enumerate(self.rows.items()):
             lines.append(f"{'and' if i else made} {_rows(table)} of {name!r}")

@@ -11,10 +11,12 @@ import io
 import json
 import random
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chance import sample
 from test_cli import folder, run
 
 import ddflow as dd
@@ -135,9 +137,11 @@ def accumulated(outputs: list[str]) -> Counter[tuple[Any, ...]]:
     return +held
 
 
-@pytest.mark.parametrize("verb", ["diff", "replace"])
-@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
-@pytest.mark.parametrize("change", CHANGES)
+FEEDS = [*product(CHANGES, [".csv", ".jsonl"], ["diff", "replace"])]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(("change", "ending", "verb"), sample(FEEDS, 12, __name__))
 def test_a_feed_that_changes_ends_as_a_dict_does(change: str, ending: str, verb: str) -> None:
     for seed in range(3):
         feed = Feed(change, seed)

@@ -136,16 +136,23 @@ def test_times_that_are_no_numbers_are_written_as_their_type_is(
     flow = dd.Flow()
     rows = flow.upserts("v", {"k": pa.string(), "at": pa.timestamp("ms"), "n": pa.int64()}, dd.Upsert("k", time="at"))
     flow.output("v", rows)
+    flow.output("ns", rows.project(["n"]))
     log = pa.table({"k": ["a=b", "a=b"], "at": pa.array([0, 86_400_000], pa.timestamp("ms")), "n": [1, 2]})
     pq.write_table(log, "log.parquet")
     with flow.open("state", retain=10**9) as engine:
         engine.push({"v": log})
         engine.advance_to(10**8)
-    run("export", "state", "--as-of", "1970-01-01 12:00:00", "-o", "v.jsonl")
+    run("export", "state", "v", "--as-of", "1970-01-01 12:00:00", "-o", "v.jsonl")
     assert Path("v.jsonl").read_text() == '{"k":"a=b","n":1}\n'
     assert "agrees" in run("verify", "state", "log.parquet")
     said = run("why", "state", "a=b", "log.parquet")
     assert "from 1970-01-02 00:00:00: (k='a=b', n=2)" in said and "times are their own" in said
+    said = run("why", "state", "ns", "n=1", "--as-of", "1970-01-01 12:00:00")
+    assert said.startswith(
+        "1 row of 'ns' as of 1970-01-01 12:00:00\n  (n=1)\nis made of 1 row of 'v'\n  (k='a=b', n=1)"
+    )
+    assert run("why", "state", "ns", "n=1") == "no row of 'ns' has these values as of 1970-01-02 03:46:39.999000\n"
+    assert "write a time that is kept" in run("why", "state", "ns", "n=1", "--as-of", "noon", code=1)
 
 
 def test_why_names_the_rows_of_the_inputs_that_make_a_row_of_an_output(state: str) -> None:
@@ -170,6 +177,8 @@ def test_why_names_the_rows_of_the_inputs_that_make_a_row_of_an_output(state: st
         (["../by city", "count=many"], "'many' is no int64"),
         (["../by city", "city=Bern", "--as-of", "7"], "as of 7"),
         (["citis", "city=Bern"], "did you mean 'cities'?"),
+        (["../by city"], "that is an output, whose rows have no key; write values of the row behind it"),
+        (["../by city", "a.csv"], "that is an output"),
         (["orders", "id=2", "--as-of", "1"], "the story of a key tells of all times"),
     ):
         assert error in run("why", state, *words, code=1)

@@ -11,7 +11,6 @@ import datetime as dt
 import gzip
 import io
 import json
-import random
 import resource
 import tracemalloc
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -411,7 +411,7 @@ def test_an_output_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", KINDS)
 def test_a_disk_that_takes_no_more_is_an_error_and_leaves_nothing(ending: str, tmp_path: Path) -> None:
-    table = pa.table({"noise": [random.Random(n).random() for n in range(200_000)]})
+    table = pa.table({"noise": np.random.default_rng(7).random(30_000)})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:

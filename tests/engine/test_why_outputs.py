@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import ddflow as dd
+from ddflow.cli.log import values_of
 from ddflow.engine.behind import above, narrowed
 from ddflow.errors import NotReadable
 
@@ -140,3 +146,109 @@ def test_values_that_are_told_are_looked_for_in_the_inputs() -> None:
                 if each in graph.names
             }
             assert told == {"orders": orders, "people": people}, (output, column)
+
+
+def test_events_that_came_late_are_no_rows() -> None:
+    flow = dd.Flow()
+    people = flow.upserts("people", {"id": int, "at": int}, dd.Upsert(key="id", order_by="at", stale="side"))
+    flow.output("ids", people.project(["id"]))
+    with flow.open() as engine:
+        engine.step({"people": {"id": [1], "at": [1]}}, 1)
+        with pytest.raises(NotReadable, match=r"why of 'people\.stale'.*it tells of events"):
+            engine.why("people.stale", {"id": 1})
+
+
+def test_of_a_state_that_was_spilled_and_opened_again(tmp_path: Path) -> None:
+    every = np.arange(200_000)
+    orders = pa.table({"id": every, "customer": every % 20_000, "amount": every % 7 + 1})
+    people = pa.table({"customer": np.arange(20_000), "city": [f"city {i % 5_000}" for i in range(20_000)]})
+    expected = [int(each) for each in every if each % 20_000 % 5_000 == 77]
+    for memory in (None, "16MB"):
+        with shop().open(state := tmp_path / str(memory), memory=memory, retain=9) as engine:
+            engine.step({"orders": orders, "people": people}, 1)
+            engine.step({"orders": {"id": [expected[0]], "customer": [0], "amount": [1]}}, 2)
+            assert memory is None or engine.stats()["bytes_mapped"] > 0
+            assert ids_of(engine, 1) == expected and ids_of(engine, 2) == expected[1:]
+        with shop().open(state, memory=memory, retain=9) as engine:
+            assert ids_of(engine, 1) == expected and ids_of(engine, 2) == expected[1:]
+        with dd.Snapshot.open(state) as snapshot:
+            assert ids_of(snapshot, 1) == expected and ids_of(snapshot, 2) == expected[1:]
+
+
+def ids_of(reading: Any, as_of: int) -> list[int]:
+    told = reading.why("by_city", {"city": "city 77"}, as_of=as_of)
+    assert told.shown.num_rows == 1 and ids(told)[1] == [77, 5077, 10077, 15077]
+    return ids(told)[0]
+
+
+def test_nulls_and_values_of_every_kind() -> None:
+    day, at, uuid = date(2026, 1, 2), datetime(2026, 1, 2, 3, tzinfo=UTC), UUID(int=7)
+    kinds: dict[str, Any] = {
+        "day": (pa.date32(), day, "2026-01-02"),
+        "at": (pa.timestamp("us", "UTC"), at, "2026-01-02 03:00:00Z"),
+        "price": (pa.decimal128(9, 2), Decimal("1.50"), "1.50"),
+        "open": (pa.bool_(), True, "true"),
+        "ratio": (pa.float64(), float("nan"), "nan"),
+        "who": (pa.uuid(), uuid, str(uuid)),
+        "text": (pa.string(), "a=b", "a=b"),
+    }
+    flow = dd.Flow()
+    schema = pa.schema([("id", pa.int64()), *((name, kind) for name, (kind, _, _) in kinds.items())])
+    rows = flow.upserts("rows", schema, dd.Upsert(key="id"))
+    flow.output("counted", rows.group_by(*kinds).agg(n="count(*)"))
+    with flow.open() as engine:
+        columns = {"id": [1, 2]} | {name: [value, None] for name, (_, value, _) in kinds.items()}
+        engine.step({"rows": pa.table(columns, schema=schema)}, 1)
+        for name, (_, value, text) in kinds.items():
+            written = values_of([f"{name}={text}"], engine.flow.outputs["counted"].schema, "why")
+            for asked, expected in (({name: value}, [1]), ({name: None}, [2]), (written, [1])):
+                told: Any = engine.why("counted", asked)
+                assert told.rows["rows"].column("id").to_pylist() == expected, (asked, str(told))
+        assert values_of(["day="], rows.schema, "why") == {"day": None}
+        with pytest.raises(NotReadable, match=r"'soon' is no date32"):
+            values_of(["day=soon"], rows.schema, "why")
+
+
+def test_times_are_shown_as_their_type_is() -> None:
+    flow = dd.Flow()
+    spec = dd.Upsert("id", time="at")
+    rows = flow.upserts("rows", {"id": int, "at": pa.timestamp("s")}, spec)
+    flow.output("ids", rows.project(["id"]))
+    with flow.open(retain=10**9) as engine:
+        assert str(engine.why("ids", {"id": 1})) == "no row of 'ids' has these values before the first step"
+        engine.push({"rows": {"id": [1], "at": [datetime(1970, 1, 2)]}})
+        engine.advance_to(10**6)
+        told: Any = engine.why("ids", {"id": 1}, as_of=86_400)
+        assert str(told).startswith("1 row of 'ids' as of 1970-01-02 00:00:00\n") and told.as_of == 86_400
+        assert str(engine.why("ids", {"id": 1}, as_of=5)) == (
+            "no row of 'ids' has these values as of 1970-01-01 00:00:05"
+        )
+
+
+def test_the_rows_behind_a_query() -> None:
+    flow = dd.Flow()
+    schema = {"id": int, "city": str}
+    for name in ("a", "b", "c"):
+        flow.upserts(name, schema, dd.Upsert(key="id"))
+    flow.output("less", flow.sql("select city from a union all select city from b except select city from c"))
+    flow.output("both", flow.sql("select city from a intersect select city from b"))
+    flow.output("best", flow.sql("select city, count(*) n from a group by city having count(*) > 1"))
+    with flow.open() as engine:
+        engine.step(
+            {
+                "a": {"id": [1, 2, 3], "city": ["Bern", "Bern", "Chur"]},
+                "b": {"id": [4, 5], "city": ["Bern", "Genf"]},
+                "c": {"id": [6], "city": ["Chur"]},
+            },
+            1,
+        )
+        for output, city, expected in (
+            ("less", "Bern", {"a": [1, 2], "b": [4], "c": []}),
+            ("less", "Genf", {"a": [], "b": [5], "c": []}),
+            ("less", "Chur", {"a": [], "b": [], "c": []}),
+            ("both", "Bern", {"a": [1, 2], "b": [4]}),
+            ("best", "Bern", {"a": [1, 2]}),
+            ("best", "Chur", {"a": []}),
+        ):
+            told: Any = engine.why(output, {"city": city})
+            assert {name: rows.column("id").to_pylist() for name, rows in told.rows.items()} == expected, output

@@ -238,13 +238,12 @@ TestMachine.settings = effort(150, stateful_step_count=15)
 
 @pytest.mark.sampled
 def test_the_machine_that_spills_does_so_and_agrees() -> None:
-    run_state_machine_as_test(SpillingMachine, settings=covering(80, stateful_step_count=25))
+    run_state_machine_as_test(SpillingMachine, settings=covering(40, stateful_step_count=25))
     # The other ways want more keys than these scenarios have: the laws of the medium go them.
     ways = {
         "a piece of a flush",
         "a key found on disk",
         "a step taken in ranges",
-        "a table that was mapped",
         "a change that went on disk at once",
         "pending events that were spilled",
     }

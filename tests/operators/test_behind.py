@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from operator_table import COLUMNS
 from test_operators import EVERY, LAWS, STEPS, Step, flow_of, table
 from test_why import above, again, misleads
-from test_why import above, again, misleads
 
 import ddflow as dd
 from ddflow.columns.alike import Alike
@@ -91,16 +90,15 @@ def test_a_plan_makes_a_row_again_of_what_why_names_for_it(verb: str, step: Step
             told: Any = engine.why("out", {name: row.column(name)[0] for name in whole.schema.names[:-1]})
             assert told.shown.to_pylist() == row.to_pylist()
             made = again(graph, told.rows, nodes)
-            misled = made is None or any(misleads(made[each], graph.read(each, None)) for each in set(nodes))
-            graph = engine.dataflow.graph
-            nodes = above(engine.flow.outputs["out"])
-            made = again(graph, told.rows, nodes)
-            if made is not None and any(misleads(made[each], graph.read(each, None)) for each in nodes):
-                continue
+            misled = made is None or any(
+                # What is looked up depends on when rows came, so it is compared at the end alone.
+                misleads(made[each], graph.read(each, None)) and not each.as_it_came
+                for each in set(nodes)
+            )
             given, flow = told.rows["rows"], dd.Flow()
             schema = pa.schema([*list(given.schema)[:-1], pa.field("times", pa.int64())])
             rows = flow.updates("rows", schema, diff="times", keep=True)
             flow.output("out", EVERY[verb].make(rows.project(list(COLUMNS))))
             with flow.open() as fresh:
                 fresh.step({"rows": given.rename_columns(schema.names)}, 1)
-                assert misled or row.to_pylist()[0] in fresh.read("out").to_pylist()
+                assert row.to_pylist()[0] in fresh.read("out").to_pylist() or misled

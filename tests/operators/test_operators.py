@@ -167,9 +167,8 @@ def test_it_reads_the_columns_that_it_names_and_no_others(verb: str, steps: list
 
 
 @LAWS
-@pytest.mark.parametrize("partitions", [1, 2, 7])
-@given(steps=STEPS, seed=st.integers(0, 99))
-@effort(4)
+@given(steps=STEPS, seed=st.integers(0, 99), partitions=st.sampled_from([1, 2, 7]))
+@effort(20)
 def test_partitions_give_the_same(verb: str, partitions: int, steps: list[Step], seed: int) -> None:
     law, held = EVERY[verb], Counter[Row]()
     hands = Hands(flow_of(law), MemoryStore(), partitions, random.Random(seed))

@@ -92,7 +92,7 @@ def arrow(scenario: dict[str, Any], epochs: list[dict[str, list[Any]]]) -> list[
     return [{name: to_arrow(inputs[name]["columns"], rows) for name, rows in each.items()} for each in epochs]
 
 
-@effort(150)
+@effort(80)
 @given(data=st.data())
 def test_any_number_of_partitions_gives_what_one_engine_gives(data: st.DataObject) -> None:
     scenario = data.draw(shuffled())

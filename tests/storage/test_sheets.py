@@ -96,7 +96,7 @@ def test_a_text_of_few_files_is_one_file_as_it_is() -> None:
     assert store.puts == 5
 
 
-@pytest.mark.parametrize("files", [500, 2_000, 8_000, pytest.param(32_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("files", [500, 2_000, *(pytest.param(n, marks=pytest.mark.soak) for n in (8_000, 32_000))])
 def test_a_change_costs_its_logarithm(files: int) -> None:
     store, numbers = Counting(), list(range(files))
     sheets = Sheets(store)
