@@ -305,7 +305,7 @@ class RunningAggregate(Running):
         """See `Running.rehashed`.  The hash is that of the states."""
         return *self.hashes.of(rows), self._hashes(arrays(rows, self.state.names))
 
-    def recast(self, narrow: Self, rows: pa.Table, schema: pa.Schema, live: Any) -> pa.RecordBatch:
+    def recast(self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
         """See `Running.recast`: sums are those of before, in other units, and results those of before, cast."""
         # What a deletion has is nobody's.
         none = {pa.int64(): pa.scalar(0), BYTES: pa.scalar(b"", BYTES)}

@@ -136,7 +136,7 @@ class Running(Readable):
         """A change that outlives its piece of a step.  ``keep``: brings one of an arrangement to files."""
         return keep(self.arrangements[0], change)
 
-    def recast(self, narrow: Any, rows: pa.Table, schema: pa.Schema, live: Any) -> pa.RecordBatch:
+    def recast(self, narrow: Any, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
         """Rows of an arrangement of ``narrow``, the same operator on narrower columns, in the columns of its own.
 
         ``live``: bool[n]; the row of a deletion may be any.  O(bytes).  Raises `Inexact`.

@@ -41,12 +41,11 @@ from ddflow.trace.merge import by_sorting
 from ddflow.trace.run import Part, Run
 from ddflow.trace.spill import spilled
 
-
-Cast = Callable[[pa.Table, pa.Schema, Flags], pa.RecordBatch]
+Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
 """Gives rows in the columns of a schema; of flags, those that are live."""
 
 
-def cast_rows(rows: pa.Table, schema: pa.Schema, live: Flags) -> pa.RecordBatch:
+def cast_rows(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Flags) -> pa.RecordBatch:
     """Rows whose columns say what they say whatever their types are.  See `Cast`, and `filled`."""
     return filled(rows, schema)
 

@@ -136,7 +136,7 @@ def twin_step(columns: dict[str, Any], log: list[pa.Table], retain: int) -> dd.S
 
 
 def rewritable(what: str) -> Callable[[dict[str, Any]], dd.Flow]:
-    """The plan without what multiplies, and without means that a rewrite would round otherwise: they are others then."""
+    """The plan without what multiplies, and without means that would be rounded otherwise: they are others then."""
     others = ["project", *(["agg"] if pa.types.is_decimal(REWRITES[what]["n"]) else [])]
     return lambda columns: flow_without(plan(columns), *others)
 

@@ -141,7 +141,7 @@ def test_a_sum_that_is_no_double_is_refused_and_is_a_decimal() -> None:
     with one({}, lambda c: c.agg(s="sum(n)"), kind=pa.int64()).open(store) as engine:
         engine.step({"a": pa.table({"id": [1, 2], "n": [2**53, 1]})}, 1)
     before = store.writer().numbers()
-    with pytest.raises(SchemaMismatch, match="column 's' holds .* 9007199254740993 is no double; give a decimal type"):
+    with pytest.raises(SchemaMismatch, match=r"column 's' holds .* 9007199254740993 is no double; give a decimal type"):
         dd.evolve(store.writer(), {"n": pa.float64()})
     assert store.writer().numbers() == before and dd.fsck(store.writer()).ok
     dd.evolve(store.writer(), {"n": pa.decimal128(20, 1)})
