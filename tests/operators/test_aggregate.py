@@ -380,9 +380,9 @@ def test_names_and_columns_are_checked() -> None:
     assert forgets.agg(n="count(*)").verb == "count"
 
 
-def kinds(n: pa.DataType) -> dd.Flow:
+def kinds(n: pa.DataType, g: pa.DataType | None = None) -> dd.Flow:
     flow = dd.Flow()
-    rows = flow.upserts("rows", pa.schema({"id": pa.int64(), "g": pa.string(), "n": n}), dd.Upsert("id"))
+    rows = flow.upserts("rows", pa.schema({"id": pa.int64(), "g": g or pa.string(), "n": n}), dd.Upsert("id"))
     flow.output("out", rows.group_by("g").agg(s="sum(n)", a="avg(n)", c="count(n)"))
     return flow
 
@@ -399,7 +399,7 @@ def test_wider_columns_go_on_and_other_kinds_are_refused_by_name() -> None:
     with pytest.raises(PlanChanged, match=r"agg s='sum\(n\)': its argument is string, not a number"):
         dd.evolve(store.writer(), {"n": pa.string()})
     dd.evolve(store.writer(), {"n": pa.float64()})
-    with kinds(pa.float64()).open(store.writer()) as engine:
+    with kinds(pa.float64(), pa.large_string()).open(store.writer()) as engine:
         engine.step({"rows": pa.table({"id": [1], "g": ["a"], "n": [0.5]})}, 3)
         assert engine.read("out").to_pylist() == [
             {"g": "a", "s": 2.0**40 + 0.5, "a": 2.0**39 + 0.25, "c": 2, "_diff": 1}
