@@ -73,12 +73,6 @@ class Agg(Operator):
         aggregates = [{"name": e.call.name, "sql": e.call.text} | e.told(formulas) for e in self.aggregates]
         return {"by": self.by, "aggregates": aggregates}
 
-    def same(self, other: Self) -> bool:
-        """See `Collection.same`."""
-        both = zip(self.aggregates, other.aggregates, strict=False)
-        alike = self.by == other.by and len(self.aggregates) == len(other.aggregates)
-        return alike and all(one.call.name == its.call.name and one.given == its.given for one, its in both)
-
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
         return inputs[0].group_by(*self.by).agg(**{each.call.name: each.given for each in self.aggregates})
