@@ -23,6 +23,8 @@ MORE: dict[str, Any] = {
     "all": lambda c: c.distinct(),
     "chosen": lambda c: c.project({"m": "coalesce(n, 0)", "b": "n in (1, 2) or day is null"}).distinct(),
     "with_key": lambda c: c.count(["id", "n"]),
+    "sums": lambda c: c.group_by("city").agg(s="sum(n)", v="var_samp(n)", last="first(n order by id desc)"),
+    "of sums": lambda c: c.group_by("city").agg(s="sum(n)").count("s"),
 }
 """Beside the operator table: what is made of columns that change."""
 

@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import Inexact, filled
 from ddflow.connectors.protocol import Fragment
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.dataflow import Dataflow
@@ -218,7 +218,16 @@ class Commits:
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
                 "restore them from a copy, or go back with ddflow rollback",
             )
-        return table if past is None else pa.Table.from_batches([filled(table, schema)])
+        if past is None:
+            return table
+        try:
+            return pa.Table.from_batches([filled(table, schema)])
+        except Inexact as error:
+            raise SchemaMismatch(
+                f"epoch {epoch} given again",
+                f"column {error.column!r} of output {name!r} had a value that its type of now does not hold: {error}",
+                "go on with the next epoch",
+            ) from None
 
     def gained(self, receipt: Epoch, name: str, dataflow: Dataflow) -> pa.Table:
         """What an output gained in a committed epoch, in all of its calls.  O(bytes).  Raises `CorruptState`."""

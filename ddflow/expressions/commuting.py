@@ -3,9 +3,9 @@
 Invariant: `carried` gives a result only where the values over the wider columns are, for every row, those over the
 narrower ones in the wider type of the result; anything that cannot be shown so is refused. A plain column is carried. A
 null test, a comparison of numbers or of dates and times, `IN` and `BETWEEN` are the same, because all operands meet in
-types that hold them exactly. `coalesce`, and sums, differences and products of whole numbers, give the same values in a
-wider type. What reads only such results that are the same, is the same. Text is never compared with numbers here:
-a cast from text depends on the type that it meets.
+types that hold them exactly. `coalesce`, `case when` of tests that are the same, and sums, differences and products of
+whole numbers, give the same values in a wider type. What reads only such results that are the same, is the same. Text
+is never compared with numbers here: a cast from text depends on the type that it meets.
 
 >>> import pyarrow as pa
 >>> old, new = pa.schema({"n": pa.int32()}), pa.schema({"n": pa.float64()})
@@ -13,6 +13,12 @@ a cast from text depends on the type that it meets.
 (DataType(string), DataType(double))
 >>> carried("n / 2", old, new) is None
 True
+
+What is chosen from a column holds what the column's own type does, though 32 bits without a sign are computed in 64:
+
+>>> old = pa.schema({"n": pa.uint32()})
+>>> carried("coalesce(n, 0)", old, new), carried("n + 1", old, new)
+(DataType(double), None)
 """
 
 from typing import Any, Final, NamedTuple
@@ -37,11 +43,15 @@ _CHOICES: Final = ("coalesce", "nvl", "ifnull")
 
 
 class _Both(NamedTuple):
-    """A piece of an expression over the narrower and the wider columns.  ``same``: whether its values are the same."""
+    """A piece of an expression over the narrower and the wider columns.  ``same``: whether its values are the same.
+
+    ``exact``: whether the wider type holds all that the narrower piece may give, which may be less than its type does.
+    """
 
     old: Node
     new: Node
     same: bool
+    exact: bool = True
 
 
 class _Unlike(Exception):
@@ -61,6 +71,8 @@ def carried(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:
 
 class _Pair:
     def __init__(self, old: pa.Schema, new: pa.Schema) -> None:
+        # Computed with in 64 bits, of which a double does not hold all.
+        self.short = {field.name for field in old if field.type == pa.uint32()}
         self.old, self.new = Lowering(Columns(old)), Lowering(Columns(new))
         self.changed = {name.lower() for name in differing(old, new)}
 
@@ -70,7 +82,9 @@ class _Pair:
             return self.both(tree.this)
         old, new = self.old.lower(tree), self.new.lower(tree)
         if isinstance(tree, exp.Column | exp.Dot):
-            return _Both(old, new, old.type == new.type)
+            short = isinstance(tree, exp.Column) and len(tree.parts) == 1 and tree.name in self.short
+            exact = _holds(old.type, new.type) or (short and new.type == pa.float64())
+            return _Both(old, new, old.type == new.type, exact)
         if self.changed.isdisjoint(each.name.lower() for each in tree.find_all(exp.Identifier)):
             return _Both(old, new, True)
         parts = [self.both(each) for each in _operands(tree)]
@@ -84,13 +98,26 @@ class _Pair:
             if not all(map(_by_digits, parts)):
                 _exact(parts)
             return _Both(old, new, True)
-        if _called(tree) in _CHOICES:
-            _exact(parts)
-        elif not (isinstance(tree, _ARITHMETIC) and all(_whole(part) for part in parts)):
-            raise _Unlike
-        if old.type != new.type and not _holds(old.type, new.type):
+        if (chosen := self._choices(tree, parts)) is not None:
+            _exact(chosen)
+            exact = all(part.exact for part in chosen)
+        else:
+            exact = _holds(old.type, new.type) and isinstance(tree, _ARITHMETIC) and all(map(_whole, parts))
+        if not exact:
             raise _Unlike
         return _Both(old, new, old.type == new.type)
+
+    def _choices(self, tree: Tree, parts: list[_Both]) -> list[_Both] | None:
+        """What a piece has one of, by tests that are the same; None where it makes what it gives.  Raises `_Unlike`."""
+        if _called(tree) in _CHOICES:
+            return parts
+        if not isinstance(tree, exp.Case) or tree.this is not None:
+            return None
+        branches = tree.args["ifs"]
+        if not all(self.both(each.this).same for each in branches):
+            raise _Unlike
+        last = tree.args.get("default")
+        return [self.both(each) for each in [*(each.args["true"] for each in branches), *([last] if last else [])]]
 
 
 def _operands(tree: Tree) -> list[Tree]:

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
@@ -31,12 +32,13 @@ from ddflow.columns.layout import Column, arrayed
 from ddflow.columns.rows import RowPool, Rows, gather, laid, shown_row
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, sort
+from ddflow.columns.widening import filled
 from ddflow.errors import AggregateOverflow
 from ddflow.kernels import cells as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.aggregates.own import OwnAggregate
-from ddflow.operators.aggregates.parts import Beyond, Folding, StatePart, Tally
+from ddflow.operators.aggregates.parts import BYTES, Beyond, Folding, StatePart, Tally
 from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, aggregate_of
 from ddflow.operators.base import Context, Hashes, Operator, Running, once_each, register
 from ddflow.operators.ordered_rows import numbered
@@ -71,12 +73,6 @@ class Agg(Operator):
         aggregates = [{"name": e.call.name, "sql": e.call.text} | e.told(formulas) for e in self.aggregates]
         return {"by": self.by, "aggregates": aggregates}
 
-    def same(self, other: Self) -> bool:
-        """See `Collection.same`."""
-        both = zip(self.aggregates, other.aggregates, strict=False)
-        alike = self.by == other.by and len(self.aggregates) == len(other.aggregates)
-        return alike and all(one.call.name == its.call.name and one.given == its.given for one, its in both)
-
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
         return inputs[0].group_by(*self.by).agg(**{each.call.name: each.given for each in self.aggregates})
@@ -88,12 +84,9 @@ class Agg(Operator):
         return inputs[0].group_by(*record.texts("by")).agg(**texts)
 
     def unlike(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.unlike`: what is added up must be of the same kind, and say the same."""
+        """See `Collection.unlike`: what is added up must say the same, and results be those of before."""
         for mine, its in zip(self.aggregates, narrow.aggregates, strict=True):
-            if mine.type != its.type:
-                yield f"{mine.call.text!r} was {its.type}, and would be {mine.type}"
-            elif (mine.unit, mine.scale) != (its.unit, its.scale):
-                yield f"{mine.call.text!r} keeps sums in a unit that is another one with the wider column"
+            yield from mine.unlike(its)
             for expression in mine.arguments.values():
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
                 kind = its.arguments[expression.text or ""].type
@@ -309,6 +302,23 @@ class RunningAggregate(Running):
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.rehashed`.  The hash is that of the states."""
         return *self.hashes.of(rows), self._hashes(arrays(rows, self.state.names))
+
+    def recast(self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
+        """See `Running.recast`: sums are those of before, in other units, and results those of before, cast."""
+        # What a deletion has is nobody's.
+        none = {pa.int64(): pa.scalar(0), BYTES: pa.scalar(b"", BYTES)}
+        states = [
+            pc.if_else(pa.array(live), each, none[each.type]) if each.type in none else each
+            for each in arrays(rows, self.state.names)
+        ]
+        shown, was = (pa.schema([*each.shown][len(self.groups) :]) for each in (self, narrow))
+        if shown != was:
+            there, results, _ = narrow._made(states)
+            filled(pa.Table.from_arrays(results, schema=was).filter(pa.array(there)), shown)
+        parts = zip(self.parts.values(), states, narrow.parts.values(), strict=True)
+        states = [part.widened(state, its) for part, state, its in parts]
+        groups = arrays(rows, self.groups.names)
+        return filled(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
 
     def held(self, arranged: pa.Table) -> Updates:
         """See `Readable.held`: the results of groups that have rows."""

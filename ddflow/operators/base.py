@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret, Words
 from ddflow.columns.threads import ALONE, Threads
+from ddflow.columns.widening import filled
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.plan.collection import Collection
@@ -134,6 +135,13 @@ class Running(Readable):
     def outlives(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
         """A change that outlives its piece of a step.  ``keep``: brings one of an arrangement to files."""
         return keep(self.arrangements[0], change)
+
+    def recast(self, narrow: Any, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
+        """Rows of an arrangement of ``narrow``, the same operator on narrower columns, in the columns of its own.
+
+        ``live``: bool[n]; the row of a deletion may be any.  O(bytes).  Raises `Inexact`.
+        """
+        return filled(rows, schema)
 
     def fill(self, inputs: Sequence[Updates], upper: int, since: int) -> None:
         """Make state that no file has, of what the ``inputs`` held at the last closed time.  O(rows)."""

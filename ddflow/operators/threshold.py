@@ -63,11 +63,6 @@ class Threshold(Operator):
         """The function."""
         return {"formula": formulas.add(self.formula)}
 
-    def same(self, other: Any) -> bool:
-        """See `Collection.same`."""
-        mine, its = self.formula, other.formula
-        return mine.given is its.given or (mine.text is not None and mine.text == its.text)
-
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
         """See `Collection.from_json`."""

@@ -37,7 +37,7 @@ from ddflow.trace.batch import Batch, ends, same
 from ddflow.trace.batch_file import Made, filed, unfiled
 from ddflow.trace.checkpoint import Written, restore
 from ddflow.trace.merge import Picked, by_sorting, useless
-from ddflow.trace.recast import recast, recast_pieces, rekeys
+from ddflow.trace.recast import Cast, cast_rows, recast, recast_pieces, rekeys
 from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
 from ddflow.trace.run import Run
 
@@ -70,11 +70,13 @@ class MovedRows:
         fresh: Callable[[], Opened],
         before: Callable[[], Opened] | None,
         keys: pa.Schema | None = None,
+        cast: Cast = cast_rows,
     ) -> dict[int, ArrangementRecord]:
         """An arrangement as each new partition has it of this one: no run, or one.  O(bytes).
 
         ``what``: where ``given`` stands, for messages.  ``before``: what opens the old one, where its columns were
-        others.  ``keys``: the columns whose identities tell where a version belongs, None where the rows' own do."""
+        others.  ``keys``: the columns whose identities tell where a version belongs, None where the rows' own do.
+        ``cast``: makes new rows of the old ones."""
         (old, hashed, was), (new, made, identified) = (before or fresh)(), fresh()
         restore(old, given, what, self.batch_store, indexed=False, made=hashed, sieved=False, home=self.home)
         times = [(each if isinstance(each, Run) else each.output).description for each in old.on_disk.items]
@@ -83,25 +85,25 @@ class MovedRows:
         since = max([min(old.since, upper - 1), *(each.since for each in times)])
         shares = {to: _ShareWriter(self, new.schema, old.since) for to in self.targets}
         moves = rekeys(was, identified)
-        source = self._rekeyed(old, fresh()[0], made) if moves else old
+        source = self._rekeyed(old, fresh()[0], made, cast) if moves else old
         recasts = before is not None and not moves
         most = WAITING if self.move.start.memory is None else self.move.start.memory // 4
         for picked, to in self._ranges(source, keys):
             for target, rows in grouped(to).items():
                 batch = picked.only(rows).batch(source.slots, True)
                 share = shares.setdefault(target, _ShareWriter(self, new.schema, old.since))
-                share.put(recast(batch, new.schema, made, False) if recasts else batch)
+                share.put(recast(batch, new.schema, made, False, cast) if recasts else batch)
             if sum(share.nbytes for share in shares.values()) > most:
                 for share in shares.values():
                     share.write()
         return {to: share.record(old, Description(lower, upper, since)) for to, share in shares.items()}
 
-    def _rekeyed(self, old: Arrangement, out: Arrangement, made: Made) -> Arrangement:
+    def _rekeyed(self, old: Arrangement, out: Arrangement, made: Made, cast: Cast) -> Arrangement:
         """All versions under the identities of their wider columns: a run for each piece, to be merged."""
         out.since, memory = old.since, self.move.start.memory
         if memory is not None and old.slots.batches:
             old.piece = _piece(old, memory)
-        for batch in recast_pieces(old, out.schema, made, True):
+        for batch in recast_pieces(old, out.schema, made, True, cast):
             if not len(batch):
                 continue
             if self.home is None:

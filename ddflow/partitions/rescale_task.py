@@ -57,6 +57,7 @@ from ddflow.storage.fields import MEND, Natural, Strict, decoded, encoded
 from ddflow.storage.manifest import PARTITIONS
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
+from ddflow.trace.recast import cast_rows
 from ddflow.trace.records import ArrangementRecord
 
 T = TypeVar("T")
@@ -233,6 +234,8 @@ class _Task:
         if len(given.arrangements) != len(empty.arrangements):
             raise CorruptState(what, f"a {node.verb} has {len(empty.arrangements)} arrangements", MEND)
 
+        cast = cast_rows if was is None else partial(empty.recast, was.open(self._context(was)))
+
         def opened(of: Collection, number: int) -> Opened:
             made: Running = of.open(self._context(of))
             return made.arrangements[number], made.rehashed, made.identified
@@ -242,7 +245,7 @@ class _Task:
             keys = None if told is None else pa.schema([schema.field(each) for each in told])
             old: Callable[[], Opened] | None = None if was is None else partial(opened, was, number)
             record, where = given.arrangements[number], f"{what}, arrangements[{number}]"
-            return self.rows.shared(where, record, partial(opened, node, number), old, keys)
+            return self.rows.shared(where, record, partial(opened, node, number), old, keys, cast)
 
         each = [shared(number) for number in range(len(empty.arrangements))]
         nothing = [without_versions(next(iter(shares.values()))) for shares in each]

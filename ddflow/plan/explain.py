@@ -102,7 +102,7 @@ def explained(plan: Plan, roots: Mapping[str, Collection], figures: Figures | No
             lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
             inside = before + below
             if entry is not None and not again:
-                lines += [f"{inside}   {_columns(entry.bound.schema)}", f"{inside}   {_spec(entry)}"]
+                lines += [f"{inside}   {said}" for said in (_columns(entry.bound.schema), _spec(entry)) if said]
             ends = [("└─ ", "   "), *[("├─ ", "│  ")] * (len(node.inputs) - 1)]
             if node.inputs and not again:
                 ahead += [(of, inside, *end) for of, end in zip(reversed(node.inputs), ends, strict=True)]

@@ -17,14 +17,14 @@ its key. What a deletion has in a column that changes is nobody's, and becomes n
 ['7', '8']
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints
+from ddflow.columns.hashing import Flags, Ints
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.widening import filled
 from ddflow.columns.wider import widening
@@ -41,6 +41,14 @@ from ddflow.trace.merge import by_sorting
 from ddflow.trace.run import Part, Run
 from ddflow.trace.spill import spilled
 
+Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
+"""Gives rows in the columns of a schema; of flags, those that are live."""
+
+
+def cast_rows(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Flags) -> pa.RecordBatch:
+    """Rows whose columns say what they say whatever their types are.  See `Cast`, and `filled`."""
+    return filled(rows, schema)
+
 
 def rekeys(old: pa.Schema, new: pa.Schema) -> bool:
     """Whether identities by some columns change with these: there are more, or hashes are others.  O(columns)."""
@@ -48,11 +56,11 @@ def rekeys(old: pa.Schema, new: pa.Schema) -> bool:
     return old.names != new.names or any(a != b and widening(a, b) != "read" for a, b in pairs)
 
 
-def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool) -> Batch:
+def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows) -> Batch:
     """A batch in the columns of a schema.  O(n), and O(n log n) where it ``rekeys``.
 
     ``batch``: all versions of its keys.  ``made``: hashes of rows of that schema.  ``rekeys``: whether identities
-    change with the columns.  Raises `Inexact`.
+    change with the columns.  ``cast``: makes its rows of theirs.  Raises `Inexact`.
     """
     live, there = batch.live != 0, batch.rows.table
     if not live.all():
@@ -61,7 +69,7 @@ def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool) -> Batch:
             if field.name in schema.names and schema.field(field.name).type != field.type:
                 column: Any = there.column(at).take(pa.array(every, mask=~live))
                 there = there.set_column(at, field, column)
-    rows = filled(there, schema)
+    rows = cast(there, schema, live)
     high, low, value, *more = made(rows)
     value = np.where(live, value, batch.value) if batch.value.size else value
     if not rekeys:
@@ -89,12 +97,14 @@ def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool) -> Batch:
     )
 
 
-def recast_pieces(old: Arrangement, schema: pa.Schema, made: Made, rekeys: bool) -> Iterable[Batch]:
+def recast_pieces(
+    old: Arrangement, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows
+) -> Iterable[Batch]:
     """All versions of an arrangement, a range of the old identities at a time, recast.  O(versions)."""
     for parts in old.ranges():
         picked = by_sorting(old.slots, parts, old.since, not old.keeps)
         if picked.high.size:
-            yield recast(picked.batch(old.slots, True), schema, made, rekeys)
+            yield recast(picked.batch(old.slots, True), schema, made, rekeys, cast)
 
 
 def rekeyed(

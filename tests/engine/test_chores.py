@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.engine.inventory import StoredInventory
 from ddflow.partitions.rescale import rescale
+from ddflow.plan.codec import describe, node_ids, shown
 from ddflow.plan.registry import operators
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import at
+from ddflow.storage.memory import MemoryStore
 from ddflow.tools.export import contents
 
 COLUMNS = NARROW | {"gone": pa.bool_()}
@@ -182,6 +185,36 @@ def test_verify_agrees_with_the_log_and_with_no_other(state: Path) -> None:
     log = LOG[:-2]
     assert dd.verify(state, {"a": log}).ok
     assert not dd.verify(state, {"a": log[:-1]}).ok
+
+
+def test_verify_names_the_operator_whose_rows_are_not_those_of_its_input() -> None:
+    """One at a time misses a step; files and hashes are right, and only what it holds is wrong."""
+
+    def kept(engine: dd.Engine) -> list[Any]:
+        each = engine.dataflow.graph.keeping.items()
+        return [(node, running) for node, running in each if running.arrangements and not node.as_it_came]
+
+    def held(running: Any) -> list[str]:
+        return sorted(repr(row) for piece in running.arranged.pieces() for row in piece.to_pylist())
+
+    with flow().open() as engine:
+        fed(engine, last=3)
+        before = [held(running) for _, running in kept(engine)]
+        fed(engine, 4, 4)
+        stale = [mine != held(running) for mine, (_, running) in zip(before, kept(engine), strict=True)]
+    named = set()
+    for number in [n for n, differs in enumerate(stale) if differs]:
+        with flow().open(store := MemoryStore()) as engine:
+            fed(engine, last=3)
+            node, running = kept(engine)[number]
+            missed = partial(lambda apply, changes, *times: apply([], *times), running.apply)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(running, "apply", missed)
+                fed(engine, 4, 4)
+            said = shown(describe(engine.flow), node_ids(engine.flow)[node], "this state")
+        assert dd.verify(store, {}).operators[said] > 0, (number, said)
+        named.add(node.verb)
+    assert named >= {"agg", "arrange", "count", "distinct", "ordered_agg", "threshold", "to_upserts", "top", "versions"}
 
 
 def test_export_writes_what_can_be_read(state: Path, before_last: dd.Engine) -> None:

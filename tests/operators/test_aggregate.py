@@ -380,9 +380,9 @@ def test_names_and_columns_are_checked() -> None:
     assert forgets.agg(n="count(*)").verb == "count"
 
 
-def kinds(n: pa.DataType) -> dd.Flow:
+def kinds(n: pa.DataType, g: pa.DataType | None = None) -> dd.Flow:
     flow = dd.Flow()
-    rows = flow.upserts("rows", pa.schema({"id": pa.int64(), "g": pa.string(), "n": n}), dd.Upsert("id"))
+    rows = flow.upserts("rows", pa.schema({"id": pa.int64(), "g": g or pa.string(), "n": n}), dd.Upsert("id"))
     flow.output("out", rows.group_by("g").agg(s="sum(n)", a="avg(n)", c="count(n)"))
     return flow
 
@@ -394,8 +394,16 @@ def test_wider_columns_go_on_and_other_kinds_are_refused_by_name() -> None:
         engine.evolve({"rows": pa.schema({"id": pa.int64(), "g": pa.large_string(), "n": pa.int64()})})
         engine.step({"rows": pa.table({"id": [2], "g": ["a"], "n": [2**40]})}, 2)
         assert engine.read("out").to_pylist() == [{"g": "a", "s": 2**40 + 1, "a": 2.0**39 + 0.5, "c": 2, "_diff": 1}]
-    with pytest.raises(PlanChanged, match="'sum\\(n\\)' was int64, and would be double"):
-        dd.evolve(store.writer(), {"n": pa.float64()})
+    with pytest.raises(PlanChanged, match=r"'avg\(n\)' was double, and would be decimal128\(26, 6\)"):
+        dd.evolve(store.writer(), {"n": pa.decimal128(22, 2)})
+    with pytest.raises(PlanChanged, match=r"agg s='sum\(n\)': its argument is string, not a number"):
+        dd.evolve(store.writer(), {"n": pa.string()})
+    dd.evolve(store.writer(), {"n": pa.float64()})
+    with kinds(pa.float64(), pa.large_string()).open(store.writer()) as engine:
+        engine.step({"rows": pa.table({"id": [1], "g": ["a"], "n": [0.5]})}, 3)
+        assert engine.read("out").to_pylist() == [
+            {"g": "a", "s": 2.0**40 + 0.5, "a": 2.0**39 + 0.25, "c": 2, "_diff": 1}
+        ]
 
 
 def rows_with(column: str, rows: list[tuple[dict[str, Any], int]]) -> list[tuple[Any, int]]:

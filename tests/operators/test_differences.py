@@ -459,3 +459,10 @@ def test_its_json_makes_the_same_plan_and_nothing_else_does(how: dict[str, Any])
     for wrong in ({"kind": "odd"}, {"spec": {"diff": {"feed": "odd"}}}, {"spec": {"keep": 1}}, {"spec": {"odd": 1}}):
         with pytest.raises(dd.errors.CorruptState):
             rebuild(made | {"inputs": {"log": made["inputs"]["log"] | wrong}})
+
+
+def test_an_input_that_was_told_nothing_is_shown_without_an_empty_line() -> None:
+    flow = dd.Flow()
+    flow.output("log", flow.updates("log", pa.schema([("id", pa.int64())])))
+    assert flow.explain().splitlines()[-1].strip() == "id int64"
+    assert all(line.strip() for line in flow.explain().splitlines())

@@ -115,6 +115,25 @@ def test_other_collections_have_other_ids_and_equal_ones_the_same() -> None:
     assert all(len(each) == 32 and int(each, 16) for each in ids)
 
 
+def test_what_is_asked_for_twice_is_one_collection() -> None:
+    rows = people(dd.Flow())
+
+    def first(batch: Any) -> Any:
+        return pc.greater(batch.column("n"), 1)
+
+    def another(batch: Any) -> Any:
+        return pc.greater(batch.column("n"), 2)
+
+    another.__name__, another.__qualname__ = first.__name__, first.__qualname__
+    for make in [*OTHER, lambda rows: rows.filter(first), lambda rows: rows.filter(first).count("n")]:
+        assert make(rows) is make(rows)
+    assert rows.filter(first) is not rows.filter(another)
+    assert rows.filter("n > 1").count("n") is rows.filter("n > 1").count("n")
+    assert rows.filter("n > 1").count("n") is not rows.filter("n > 2").count("n")
+    few, some = rows.filter("n > 1"), rows.project(["n"])
+    assert few.join(some, on="n").inputs[0] is rows.filter("n > 1").join(some, on="n", how="left").inputs[0].inputs[0]
+
+
 def test_an_input_of_another_spec_or_another_column_keeps_its_id_but_not_the_fingerprint() -> None:
     flows = []
     for spec, more in (({}, {}), ({"order_by": "n"}, {}), ({}, {"extra": pa.int8()})):

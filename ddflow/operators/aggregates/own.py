@@ -15,7 +15,7 @@ their law. An exception that a function raises refuses the step.
 ([15.0], [True])
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ class OwnAggregate(FoldedAggregate):
         kind = self.argument(given.sql)
         if not (pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)):
             raise call.refused(f"its argument is {kind}, not a number", "cast it, as in cast(x as double)")
-        self.part, self.unit = OwnPart(given.of, kind), int(pat.is_floating(kind))
+        self.part = OwnPart(given.of, kind)
         value = 0.5 if self.part.double else 1
         kinds = tuple(isinstance(each, float) for each in given.of.zero)
         if found := objection(given.of.functions, kinds, value, not pat.is_floating(self.type)):
@@ -105,6 +105,11 @@ class OwnAggregate(FoldedAggregate):
         """The functions, by name, and what is left of ``zero`` and the type."""
         of = self.given.of
         return {**formulas.functions(of.functions), "type": str(of.type), "zero": repr(of.zero)}
+
+    def unlike(self, narrow: Any) -> Iterator[str]:
+        """See `FoldedAggregate.unlike`."""
+        if self.part.double != narrow.part.double:
+            yield f"{self.call.text!r} is folded by functions of its own, which were given whole numbers"
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.results`."""

@@ -26,6 +26,7 @@ from ddflow.columns.hashing import Ints, Words, validity, view
 from ddflow.columns.layout import address, plainly
 from ddflow.kernels import exact
 from ddflow.kernels.cells import GroupTimes, tally_cells
+from ddflow.kernels.exact_results import LEAST
 
 BYTES: Final = pa.large_binary()
 INT64: Final = np.dtype(np.int64)
@@ -70,6 +71,10 @@ class StatePart:
     def something(self, states: pa.Array) -> Any:
         """bool[n]: which states are not those of no rows."""
 
+    def widened(self, states: pa.Array, narrow: Any) -> pa.Array:
+        """States of the same part of narrower values, ``narrow``, as its own.  O(bytes)."""
+        return states
+
 
 class Tally(StatePart):
     """How many values are not null."""
@@ -98,7 +103,14 @@ class Tally(StatePart):
 
 
 class Exact(StatePart):
-    """The exact sum of values of a type, or of their squares; see `kernels.exact`."""
+    """The exact sum of values of a type, or of their squares; see `kernels.exact`.
+
+    ``unit``, ``scale``: its unit is 2 to the one, by 10 to the other.
+
+    >>> narrow, wide = Exact(pa.int32()), Exact(pa.decimal128(12, 2))
+    >>> whole(wide.widened(pa.array([spelled(-7), b""], BYTES), narrow))
+    [-700, 0]
+    """
 
     kind = BYTES
 
@@ -108,6 +120,9 @@ class Exact(StatePart):
             self.word, self.how = pa.decimal128(of.precision, of.scale), exact.DECIMAL
         else:
             self.word, self.how = (pa.float64(), exact.FLOAT) if pat.is_floating(of) else (pa.int64(), exact.INTEGER)
+        times = 2 if square else 1
+        self.unit = times * LEAST if self.how == exact.FLOAT else 0
+        self.scale = times * of.scale if self.how == exact.DECIMAL else 0
 
     def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold`."""
@@ -138,6 +153,14 @@ class Exact(StatePart):
         ends, _ = spelt(states)
         return ends[1:] != ends[:-1]
 
+    def widened(self, states: pa.Array, narrow: Any) -> pa.Array:
+        """See `StatePart.widened`: the same sums, in a unit that is a part of the narrower one."""
+        times = 10 ** (self.scale - narrow.scale) << (narrow.unit - self.unit)
+        if times == 1:
+            return states
+        # Doubles, of which NaN may be counted, have no other unit.
+        return pa.array([spelled(times * each) for each in whole(states) if each is not None], BYTES)
+
 
 def _before(folding: Folding, held: pa.Array) -> tuple[Ints, Any]:
     """The states that all groups had, one after the other: where they end, and their address."""
@@ -159,6 +182,16 @@ def spelt(states: pa.Array) -> tuple[Ints, Any]:
 def whole(states: pa.Array) -> list[int | None]:
     """Exact sums as numbers of their unit; None where NaN or infinities are counted.  O(bytes)."""
     return [_whole(state) for state in states.to_pylist()]
+
+
+def spelled(number: int) -> bytes:
+    """The state that is a number of its unit; see `kernels.exact`."""
+    if not number:
+        return b""
+    place = ((number & -number).bit_length() - 1) // 32
+    digits = number >> 32 * place
+    size = (digits if digits >= 0 else ~digits).bit_length() // 32 + 1
+    return place.to_bytes(4, "little") + digits.to_bytes(4 * size, "little", signed=True)
 
 
 def _whole(state: bytes) -> int | None:

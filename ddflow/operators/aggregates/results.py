@@ -10,7 +10,7 @@ Invariant: a result is rounded once, from exact parts. Of no value but nulls it 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, view
+from ddflow.columns.wider import widening
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels import exact_results as kernels
@@ -32,15 +33,14 @@ DOUBLE = pa.float64()
 
 
 class FoldedAggregate:
-    """An aggregate of a plan.  ``type``: of its results.  ``unit``, ``scale``: the exponents of 2 and of 10 of what it
-    adds up, by which states of wider columns may not be those of narrower ones.
+    """An aggregate of a plan.  ``type``: of its results.
 
     ``parts``: what it keeps, by what names it, so that equal parts of several aggregates are one. ``arguments``: by
     text, the expressions of the parts.
     """
 
     type: pa.DataType
-    nullable, unit, scale = True, 0, 0
+    nullable = True
     given: Any
     """What it was asked for by."""
 
@@ -70,6 +70,11 @@ class FoldedAggregate:
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """The results of states of its parts.  ``there``: bool[n], which of them are asked for.  Raises `Beyond`."""
         raise NotImplementedError
+
+    def unlike(self, narrow: Any) -> Iterator[str]:
+        """Why its results are not those of ``narrow``, itself over narrower columns, in a wider type."""
+        if self.type != narrow.type and widening(narrow.type, self.type) is None:
+            yield f"{self.call.text!r} was {narrow.type}, and would be {self.type}"
 
 
 class CountOf(FoldedAggregate):
@@ -128,9 +133,8 @@ class Numeric(FoldedAggregate):
         if not (pat.is_integer(self.of) or pat.is_floating(self.of) or pat.is_decimal(self.of)):
             raise call.refused(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
         self.tallied(self.text)
-        self.parts["sum", self.text] = Exact(self.of)
-        self.scale = self.of.scale if pat.is_decimal(self.of) else 0
-        self.unit = kernels.LEAST if pat.is_floating(self.of) else 0
+        self.parts["sum", self.text] = part = Exact(self.of)
+        self.unit, self.scale = part.unit, part.scale
 
 
 class SumOf(Numeric):
@@ -187,6 +191,13 @@ class Average(Numeric):
         words = b"".join(each.to_bytes(16, "little", signed=True) for each in out)
         given = pa.Array.from_buffers(self.type, len(out), [None, pa.py_buffer(words)])
         return given.take(_places(none, np.arange(none.size)))
+
+    def unlike(self, narrow: Any) -> Iterator[str]:
+        """See `FoldedAggregate.unlike`: a double is rounded elsewhere than a decimal, and that where its digits end."""
+        yield from super().unlike(narrow)
+        if self.type != DOUBLE != narrow.type and self.type.scale != narrow.type.scale:
+            more = f"would be to {self.type.scale}"
+            yield f"{self.call.text!r} was rounded to {narrow.type.scale} digits behind the point, and {more}"
 
 
 class Spread(Numeric):

@@ -31,11 +31,12 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Flags, Ints, Words, validity
 from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import Sorted
+from ddflow.kernels import walk_cells
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.fold import NOTHING, choose
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LAST, OUTCOME, Outcomes, Rules
-from ddflow.kernels.walk import NONE, ROW, SKIP, TAKE
+from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE
 from ddflow.operators.upsert import machined, own
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.state import UpsertState
@@ -148,6 +149,8 @@ class MergedRows(Walking):
         if not self.merging.cells and group:
             action = self._raised(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
+        if self.merging.cells and part > 1 and self._kinds()[part - 2] != walk_cells.LATEST:
+            follows[action == CLEAR] = CLEAR  # where the first or every event counts, a delete leaves no order
         every = bool(group) or self.merging.cells or name.startswith("_tie_")
         counts = np.empty(0, np.uint8) if every else validity(self.events.rows.column(self.plain_name(name)))
         held = self.held_references() if name in self.upsert.arranged.schema.names and self.order.keeps else None
