@@ -34,7 +34,9 @@ def positions(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[
         place = pc.coalesce(place, both)
     if place.null_count and messages.offset is not None:
         place = pc.coalesce(place, messages.offset.take(pa.array(of)))
-    return {POSITION: place, ROW: pc.fill_null(whole(source["row"]), 0)}
+    # A row within nothing known orders nothing.
+    row = pc.if_else(pc.is_valid(place), pc.fill_null(whole(source["row"]), 0), 0)
+    return {POSITION: place, ROW: row}
 
 
 def whole(cells: pa.Array) -> pa.Array:
