@@ -187,7 +187,8 @@ def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
     """
     asked, names = f"rows for {bound.name!r}", given.names
     if bound.format is not None:
-        Messages(given.empty_table(), repr(bound.name), 0)
+        if not bound.format.of_rows:
+            Messages(given.empty_table(), repr(bound.name), 0)
         return tuple(bound.schema.names)
     for name in names:
         if names.count(name) > 1:

@@ -79,7 +79,7 @@ def of_json(given: Mapping[str, Any]) -> Format:
                 "a format from JSON", f"{name!r:.99} is none of {sorted(known)}", "give what to_json() wrote"
             )
         if isinstance(value, dict):
-            options[name] = Absent.of_json(value)
+            options[name] = of_json(value) if "kind" in value else Absent.of_json(value)
         elif not isinstance(value, str | bool):
             raise SpecError("a format from JSON", f"{name} is {value!r:.99}", "give what to_json() wrote")
     return kind(**options)

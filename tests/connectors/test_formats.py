@@ -464,6 +464,17 @@ def test_options_that_are_none() -> None:
         dd.formats.custom("x")  # type: ignore[arg-type]
 
 
+def test_fractions_that_json_rounds_are_refused() -> None:
+    columns, format = {"id": int, "v": pa.decimal128(30, 12)}, dd.formats.plain_json()
+    assert fed('{"id": 1, "v": "123456789012345678.25"}', columns=columns, format=format)[0]["v"] == Decimal(
+        "123456789012345678.25"
+    )
+    assert fed('{"id": 1, "v": 123456789012345678}', columns=columns, format=format)[0]["v"] == 123456789012345678
+    assert fed('{"id": 1, "v": 1.5}', columns=columns, format=format)[0]["v"] == Decimal("1.5")
+    with pytest.raises(dd.errors.BadMessage, match=r"column 'v' is '1\.2345678901234567', which is no decimal128"):
+        fed('{"id": 1, "v": 1.2345678901234567890}', columns=columns, format=format)
+
+
 def test_a_condition_of_ones_own_deletes_as_well() -> None:
     columns = {**COLUMNS, "gone": pa.bool_()}
     rows = [change("c", {"id": n, "v": "x", "gone": gone}, lsn=n) for n, gone in enumerate((True, False, None))]

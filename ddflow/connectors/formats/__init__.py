@@ -20,12 +20,17 @@ from typing import Any, Final, Literal
 
 from ddflow.connectors.formats.base import Format, OnBad
 from ddflow.connectors.formats.debezium import UNAVAILABLE, Debezium
+from ddflow.connectors.formats.mysql_feeds import Canal, Maxwell
 from ddflow.connectors.formats.plain import Custom, PlainJson
+from ddflow.connectors.formats.wal2json import Wal2Json
+from ddflow.connectors.formats.wrapped import DeltaFeed, Kcat
 from ddflow.errors import SpecError
 
-__all__ = ["Format", "custom", "debezium", "plain_json"]
+__all__ = ["Format", "canal", "custom", "debezium", "delta_cdf", "kcat", "maxwell", "plain_json", "wal2json"]
 
-KINDS: Final[dict[str, type[Format]]] = {each.kind: each for each in (Debezium, PlainJson, Custom)}
+KINDS: Final[dict[str, type[Format]]] = {
+    each.kind: each for each in (Debezium, Maxwell, Canal, Wal2Json, Kcat, DeltaFeed, PlainJson, Custom)
+}
 """The formats there are, by the names that plans have for them."""
 
 
@@ -85,6 +90,148 @@ def debezium(
         placeholder=placeholder,
         on_bad=on_bad,
     )
+
+
+def maxwell(*, table: str | None = None, on_bad: OnBad = "stop") -> Format:
+    """Messages of Maxwell, bootstraps among them.
+
+    Parameters
+    ----------
+    table, on_bad
+        As of `debezium`; a table is ``"orders"`` or ``"shop.orders"``.
+
+    Returns
+    -------
+    Format
+        For ``format=``.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Notes
+    -----
+    Events are ordered by ``position`` where Maxwell writes it (``output_binlog_position``), else by offset.
+
+    Examples
+    --------
+    >>> maxwell()
+    dd.formats.maxwell()
+    """
+    return Maxwell(table=table, on_bad=on_bad)
+
+
+def canal(*, table: str | None = None, on_bad: OnBad = "stop") -> Format:
+    """Messages of Canal, as flat JSON, with several rows each.
+
+    Parameters
+    ----------
+    table, on_bad
+        As of `maxwell`.
+
+    Returns
+    -------
+    Format
+        For ``format=``.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Examples
+    --------
+    >>> canal(table="orders")
+    dd.formats.canal(table='orders')
+    """
+    return Canal(table=table, on_bad=on_bad)
+
+
+def wal2json(*, table: str | None = None, unavailable: bool = False, on_bad: OnBad = "stop") -> Format:
+    """Messages of wal2json: a transaction each (version 1), or a change each (2).
+
+    Parameters
+    ----------
+    table, unavailable, on_bad
+        As of `debezium`: a column that an update does not name was not written.
+
+    Returns
+    -------
+    Format
+        For ``format=``.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Notes
+    -----
+    Events are ordered by ``lsn`` or ``nextlsn`` (``include-lsn``), else by offset.
+
+    Examples
+    --------
+    >>> wal2json(unavailable=True)
+    dd.formats.wal2json(unavailable=True)
+    """
+    return Wal2Json(table=table, unavailable=unavailable, on_bad=on_bad)
+
+
+def kcat(of: Format) -> Format:
+    """Lines of a dump by ``kcat -J``, each of which has a message of another format.
+
+    Parameters
+    ----------
+    of : Format
+        Of the messages within.
+
+    Returns
+    -------
+    Format
+        For ``format=``.
+
+    Raises
+    ------
+    SpecError
+        For what is no format.
+
+    Examples
+    --------
+    >>> kcat(debezium())
+    dd.formats.kcat(dd.formats.debezium())
+    """
+    return Kcat(of=of)
+
+
+def delta_cdf(*, on_bad: OnBad = "stop") -> Format:
+    """Rows of the change feed of a table of Delta Lake, as ``load_cdf`` and ``readChangeFeed`` give them, as upserts.
+
+    Parameters
+    ----------
+    on_bad : {"stop", "drop"}
+        As of `debezium`.
+
+    Returns
+    -------
+    Format
+        For ``format=``.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Notes
+    -----
+    Events are ordered by ``_commit_version``.  `ddflow.delta_cdf` takes the same rows as differences, without a key.
+
+    Examples
+    --------
+    >>> delta_cdf()
+    dd.formats.delta_cdf()
+    """
+    return DeltaFeed(on_bad=on_bad)
 
 
 def plain_json(

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.schema import one_chunk, plain
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
 from ddflow.errors import BadMessage, SpecError
@@ -111,9 +112,10 @@ class Format:
     on_bad: OnBad = field(default="stop")
 
     kind: ClassVar[str]
-    order: ClassVar[tuple[tuple[str, pa.DataType], ...]] = ()
+    order: ClassVar[Any] = ()
     """The columns that say what orders events, where the user does not."""
-    partial: ClassVar[bool] = False
+    of_rows: ClassVar[bool] = False
+    """Whether it is given rows, whose columns say what each does, and no messages."""
 
     def __post_init__(self) -> None:
         self._choose(on_bad=("stop", "drop"))
@@ -162,6 +164,8 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
     Raises `BadMessage` for one that cannot be read, unless such are dropped; `SchemaMismatch` for what is no table of
     messages.
     """
+    if format.of_rows:
+        given = as_values(given)
     messages = Messages(given, target.what, first)
     bad = BadMessages(messages.rows)
     if messages.broken.any():
@@ -179,6 +183,14 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
             "mend the source, or give the format on_bad='drop'; nothing was taken in",
         )
     return _with_bad(made, at, messages, bad, target)
+
+
+def as_values(given: pa.Table) -> pa.Table:
+    """Rows as messages whose values are structs of their columns.  O(columns), O(rows) in several chunks."""
+    columns = [plain(one_chunk(column)) for column in given.columns]
+    if not columns:
+        return pa.table({"value": pa.nulls(0, pa.struct([]))})
+    return pa.table({"value": pa.StructArray.from_arrays(columns, names=given.column_names)})
 
 
 def uncut(made: Decoded, what: str) -> Decoded:

@@ -27,7 +27,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.decimals import PRECISE, decimals
-from ddflow.connectors.formats.parse import TEXT, Bools, base64_bytes, computed
+from ddflow.connectors.formats.parse import QUOTED, TEXT, Bools, base64_bytes, computed
 from ddflow.connectors.formats.times import is_timed, timed
 
 _UNFIT: Final = (pa.ArrowException, ValueError, OverflowError)
@@ -39,13 +39,14 @@ class CellForm(NamedTuple):
     """How the cells of a column stand in messages.
 
     ``unit``: of numbers that are times, "" for the declared type's.  ``decimals``, ``binary``: Debezium's modes.
-    ``scale``: of decimals as bytes, None for the declared one.
+    ``scale``: of decimals as bytes, None for the declared one.  ``quoted``: whether decimals stand as JSON.
     """
 
     unit: str = ""
     decimals: str = PRECISE
     binary: str = "base64"
     scale: int | None = None
+    quoted: bool = False
 
 
 def shape_of(kind: pa.DataType) -> Any:
@@ -54,7 +55,7 @@ def shape_of(kind: pa.DataType) -> Any:
         return [shape_of(kind.value_type)]
     if pat.is_struct(kind):
         return {field.name: shape_of(field.type) for field in kind}
-    return TEXT
+    return QUOTED if pat.is_decimal(kind) else TEXT
 
 
 def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Array, Bools | None]:
@@ -85,7 +86,7 @@ def _read(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Array:
     if pat.is_dictionary(kind):
         return _read(cells, kind.value_type, how).cast(kind)
     if pat.is_decimal(kind):
-        return decimals(cells, kind, how.decimals, how.scale)
+        return decimals(cells, kind, how.decimals, how.scale, how.quoted)
     if is_timed(kind):
         return timed(cells, kind, how.unit)
     if isinstance(kind, pa.BaseExtensionType):

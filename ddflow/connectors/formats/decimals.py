@@ -1,8 +1,9 @@
 """Cells of messages as decimals: Connect's bytes in base64, text, or a double.
 
 Invariant: what comes out is the number that was written, or an error: bytes are the unscaled number, two's complement,
-greatest byte first, whose scale the message's schema or the declared type has; text keeps every digit; only a double,
-which was one at the source already, is rounded to the declared digits. Nothing loops over numbers.
+greatest byte first, whose scale the message's schema or the declared type has; text keeps every digit, and a fraction
+that stands as a number in JSON has 15 digits or fewer; only a double, which was one at the source already, is rounded
+to the declared digits. Nothing loops over numbers.
 
 >>> decimals(pa.array(["AMg=", "nA==", None]), pa.decimal128(6, 2)).to_pylist()
 [Decimal('2.00'), Decimal('-1.00'), None]
@@ -27,8 +28,10 @@ MODES: Final = (PRECISE, "string", "double")
 """Debezium's own words: ``decimal.handling.mode``."""
 
 
-def decimals(cells: pa.Array, kind: pa.DataType, mode: str = PRECISE, scale: int | None = None) -> pa.Array:
-    """Cells as decimals.  ``scale``: of numbers as bytes, by default the declared one.  O(n).
+def decimals(
+    cells: pa.Array, kind: pa.DataType, mode: str = PRECISE, scale: int | None = None, quoted: bool = False
+) -> pa.Array:
+    """Cells as decimals.  ``scale``: of numbers as bytes, by default the declared one.  ``quoted``: as JSON.  O(n).
 
     Raises `ValueError` or `pyarrow.ArrowInvalid` for what does not fit.
     """
@@ -36,6 +39,8 @@ def decimals(cells: pa.Array, kind: pa.DataType, mode: str = PRECISE, scale: int
         return unscaled(cells, kind, scale)
     if not is_text(cells.type):
         return cells.cast(kind)
+    if quoted:
+        cells = _unquoted(cells, mode)
     if mode == "double":
         return cells.cast(pa.float64()).cast(kind)
     if mode == "string":
@@ -44,6 +49,16 @@ def decimals(cells: pa.Array, kind: pa.DataType, mode: str = PRECISE, scale: int
     if not pc.any(variable).as_py():
         return unscaled(base64_bytes(cells), kind, scale)
     return _variable(cells, variable, kind, scale)
+
+
+def _unquoted(cells: pa.Array, mode: str) -> pa.Array:
+    """Strings without their quotes.  Raises `ValueError` for fractions of more digits than readers of JSON keep."""
+    if mode == "string":
+        many = pc.greater(pc.count_substring_regex(cells, "[0-9]"), 15)
+        rounded = pc.and_(pc.match_substring_regex(cells, r"^-?[0-9]+[.eE]"), many)
+        if pc.any(rounded).as_py():
+            raise ValueError("a fraction of more than 15 digits is a double in JSON: write it as a string")
+    return pc.utf8_trim(cells, '"')
 
 
 def _variable(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int | None) -> pa.Array:

@@ -44,11 +44,12 @@ _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 
 class Inside(NamedTuple):
     """``body``: structs, in which everything is.  ``wrong``: which messages are no JSON.  ``schemas``: of messages that
-    have one, by schema."""
+    have one, by schema.  ``json``: whether it was JSON."""
 
     body: pa.Array
     wrong: Bools
     schemas: tuple[tuple[Ints, Mapping[str, Any]], ...]
+    json: bool = True
 
     def cells(self, *path: str) -> pa.Array:
         """The cells at a path; null where there are none.  O(n)."""
@@ -60,7 +61,7 @@ class Inside(NamedTuple):
         for of, schema in self.schemas:
             here = np.flatnonzero(np.isin(rows, of, assume_unique=True))
             schemas += [(here, schema)] if here.size else []
-        return Inside(self.body.take(pa.array(rows)), self.wrong[rows], tuple(schemas))
+        return Inside(self.body.take(pa.array(rows)), self.wrong[rows], tuple(schemas), self.json)
 
 
 def at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
@@ -77,7 +78,8 @@ def opened(value: pa.Array, shape: Mapping[str, Any]) -> Inside:
     n = len(value)
     if pat.is_struct(value.type):
         names = {field.name for field in value.type}
-        return Inside(at_path(value, ["payload"]) if {"schema", "payload"} <= names else value, np.zeros(n, bool), ())
+        body = at_path(value, ["payload"]) if {"schema", "payload"} <= names else value
+        return Inside(body, np.zeros(n, bool), (), False)
     wrapped = np.asarray(pc.fill_null(pc.match_substring_regex(value, _WRAPPED), False))
     if not wrapped.any():
         return Inside(*objects(value, shape), ())
@@ -160,6 +162,7 @@ def typed(
 ) -> tuple[pa.Array, Bools | None]:
     """A column of what messages hold at a path, in its type, and which cells do not fit.  O(n), O(schemas * n)."""
     cells = inside.cells(*path, name)
+    usual = usual._replace(quoted=inside.json)
     groups: dict[CellForm, list[Ints]] = {}
     for rows, schema in inside.schemas:
         groups.setdefault(readings(schema, path, usual).get(name, usual), []).append(rows)

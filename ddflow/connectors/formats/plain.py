@@ -41,7 +41,7 @@ class PlainJson(Format):
     binary: str = "base64"
 
     kind: ClassVar[str] = "plain_json"
-    order: ClassVar[tuple[tuple[str, pa.DataType], ...]] = ((POSITION, pa.int64()),)
+    order: ClassVar[Any] = ((POSITION, pa.int64()),)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +97,9 @@ def misfit(cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessa
     """Mark the messages of cells that do not fit their column; ``at``: the message of each."""
 
     def reason(n: int) -> str:
-        return f"column {field.name!r} is {cut(repr(cells[int(rows[n])].as_py()), 80)}, which is no {field.type}"
+        cell = cells[int(rows[n])].as_py()
+        shown = cut(repr(cell.strip('"') if isinstance(cell, str) else cell), 80)
+        return f"column {field.name!r} is {shown}, which is no {field.type}"
 
     bad.mark(at[rows], reason)
 
@@ -114,7 +116,7 @@ class Custom(Format):
     function: Callable[[pa.Table], Any]
 
     kind: ClassVar[str] = "custom"
-    order: ClassVar[tuple[tuple[str, pa.DataType], ...]] = ((POSITION, pa.int64()),)
+    order: ClassVar[Any] = ((POSITION, pa.int64()),)
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`.  Raises `BadMessage` for what the function raises, and for what no upserts are."""

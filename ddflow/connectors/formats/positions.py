@@ -6,7 +6,7 @@ message. What has none of these is null, and its arrival decides.
 
 >>> source = {"lsn": pa.array([None, None]), "file": pa.array(["mysql-bin.000007"] * 2), "pos": pa.array(["4", "120"]),
 ...           "row": pa.array(["0", "3"])}
->>> positions(source, Messages(pa.table({"value": ["", ""]}), "'t'", 0))["_position"].to_pylist()
+>>> positions(source, Messages(pa.table({"value": ["", ""]}), "'t'", 0), np.arange(2))["_position"].to_pylist()
 [30064771076, 30064771192]
 """
 
@@ -23,17 +23,20 @@ POSITION: Final = "_position"
 ROW: Final = "_row"
 
 
-def positions(source: dict[str, pa.Array], messages: Messages) -> dict[str, pa.Array]:
-    """The order columns of messages.  O(n)."""
-    n = messages.rows
+def positions(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[str, pa.Array]:
+    """The order columns of events; ``of``: the message of each.  O(n)."""
+    n = of.size
+    source = {name: pa.nulls(n, pa.string()) for name in ("lsn", "file", "pos", "row")} | source
     place = whole(source["lsn"])
     if place.null_count and source["file"].null_count < n:
         number = whole(pc.struct_field(pc.extract_regex(source["file"].cast(pa.string()), r"(?P<n>[0-9]+)$"), "n"))
         both = pc.add(pc.multiply(number, 1 << 32), whole(source["pos"]))
         place = pc.coalesce(place, both)
     if place.null_count and messages.offset is not None:
-        place = pc.coalesce(place, messages.offset)
-    return {POSITION: place, ROW: pc.fill_null(whole(source["row"]), 0)}
+        place = pc.coalesce(place, messages.offset.take(pa.array(of)))
+    # A row within nothing known orders nothing.
+    row = pc.if_else(pc.is_valid(place), pc.fill_null(whole(source["row"]), 0), 0)
+    return {POSITION: place, ROW: row}
 
 
 def whole(cells: pa.Array) -> pa.Array:
@@ -45,19 +48,19 @@ def whole(cells: pa.Array) -> pa.Array:
         return pc.if_else(plain, cells, pa.scalar(None, cells.type)).cast(pa.int64())
 
 
-def filled(order: dict[str, pa.Array], lacking: Bools, messages: Messages) -> dict[str, pa.Array]:
+def filled(order: dict[str, pa.Array], lacking: Bools, messages: Messages, at: Any) -> dict[str, pa.Array]:
     """The same, where messages that have none take that of the next one of their partition that has, or of the last.
 
-    ``lacking``: which may.  O(n log n) where there are some.
+    ``lacking``: which may.  ``at``: the message of each.  O(n log n) where there are some.
     """
     known = np.asarray(order[POSITION].is_valid())
     rows = np.flatnonzero(lacking & ~known)
     if not rows.size or not known.any():
         return order
-    n = messages.rows
+    n = at.size
     of: Any = np.zeros(n, np.int64)
     if messages.partition is not None:
-        of = np.asarray(pc.fill_null(messages.partition, -1))
+        of = np.asarray(pc.fill_null(messages.partition, -1))[at]
     by = np.argsort(of, kind="stable")
     there = np.flatnonzero(known[by])
     place = np.empty(n, np.int64)

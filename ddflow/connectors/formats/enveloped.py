@@ -1,0 +1,240 @@
+"""Formats whose messages say what was done to a row: inserted, updated, deleted, and where it stood before.
+
+Invariant: a format of this kind says of each event what it does, where its row is and where its row was; all else is
+here, once: other tables, tombstones, keys of deletes, keys that changed, cells that were not written, order. Of what
+was before only columns that tell which key is meant, and in which order, are read. A message may hold several events.
+
+>>> inside = Inside(pa.array([{"a": 1}]), np.zeros(1, bool), ())
+>>> read = Envelopes(inside, np.zeros(1, np.int64), (), (), {}, np.arange(1))
+>>> read.inside.cells("a").to_pylist()
+[1]
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.connectors.formats.base import BadMessages, Format, Target, Truncate, Upserts
+from ddflow.connectors.formats.cells import BINARIES, CellForm
+from ddflow.connectors.formats.decimals import MODES, PRECISE
+from ddflow.connectors.formats.envelope import Inside, Ints, typed
+from ddflow.connectors.formats.keys import key_cells
+from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.parse import Bools
+from ddflow.connectors.formats.plain import misfit
+from ddflow.connectors.formats.positions import POSITION, ROW, filled, positions
+from ddflow.errors import cut
+
+UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)
+SOURCE: Final = ("lsn", "file", "pos", "row", "table", "schema", "db")
+"""What may be known of an event's source."""
+
+
+class Envelopes(NamedTuple):
+    """Events of messages that were opened: what each does, where its row is and was, its ``source``, by the names of
+    `SOURCE`, and of which message it is.  ``absent``: by column, which cells were not written."""
+
+    inside: Inside
+    codes: Ints
+    after: tuple[str, ...]
+    before: tuple[str, ...]
+    source: dict[str, pa.Array]
+    of: Ints
+    absent: dict[str, Bools] | None = None
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Enveloped(Format):
+    """What such formats have in common."""
+
+    table: str | None = None
+    decimals: str = PRECISE
+    binary: str = "base64"
+    unavailable: bool = False
+
+    order: ClassVar[Any] = ((POSITION, pa.int64()), (ROW, pa.int64()))
+    unknown: ClassVar[str]
+    """What is said of a message that is no event of this format."""
+    hidden: ClassVar[str]
+    """What is said of a cell that was not written."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._choose(decimals=MODES, binary=BINARIES)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether values that were unavailable keep what is stored."""
+        return self.unavailable
+
+    @property
+    def usual(self) -> CellForm:
+        """How cells are written where no schema says it."""
+        return CellForm(decimals=self.decimals, binary=self.binary)
+
+    def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
+        """The events of messages.  Those that cannot be read are marked in ``bad``."""
+        raise NotImplementedError
+
+    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+        """See `Format`."""
+        read = self.read(messages, target, bad)
+        codes = self._codes(read, messages, bad)
+        order = positions(read.source, messages, read.of) if target.ordered else {}
+        if order:
+            order = filled(order, codes == TOMBSTONE, messages, read.of)
+        truncates = self._truncates(codes, order, messages, read.of)
+        live = np.flatnonzero((codes == UPSERT) | (codes == DELETE) | (codes == TOMBSTONE))
+        if live.size < codes.size:
+            absent = None if read.absent is None else {name: each[live] for name, each in read.absent.items()}
+            read = read._replace(inside=read.inside.take(live), of=read.of[live], absent=absent)
+            order = {name: column.take(pa.array(live)) for name, column in order.items()}
+        deleted, at = codes[live] != UPSERT, read.of
+        columns, missing = self._columns(read, at, deleted, messages, target, bad)
+        made = Upserts(columns, deleted, order, at, missing, truncates)
+        return self._moved(read, made, target, bad) if read.before else made
+
+    def _codes(self, read: Envelopes, messages: Messages, bad: BadMessages) -> Ints:
+        """What each message does; those that cannot be told, and those of other tables, do nothing."""
+        codes, wrong = read.codes.copy(), read.inside.wrong
+        if wrong.any():
+            bad.mark(read.of[np.flatnonzero(wrong & ~bad.mask[read.of])], "it is no JSON")
+        codes[bad.mask[read.of]] = NOTHING
+        tombstones = np.flatnonzero(codes == TOMBSTONE)
+        if tombstones.size:
+            said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
+            codes[said[_same_key(messages, read.of[said])]] = NOTHING
+        if self.table is not None:
+            codes[~self._of_table(read.source) & (codes != TOMBSTONE)] = NOTHING
+            codes[~self._of_topic(messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
+        else:
+            does = pa.array((codes < NOTHING) | (codes == TRUNCATE))
+            named = pc.if_else(does, read.source["table"].cast(pa.string()), None)
+            if len(several := pc.unique(named.drop_null())) > 1:
+                first = int(pc.index(pc.not_equal(pc.fill_null(named, several[0]), several[0]), True).as_py())
+                found = f"its table is {cut(str(several[1]), 80)!r}, that of others {cut(str(several[0]), 80)!r}"
+                bad.mark(read.of[[first]], f"{found}: name one, dd.formats.{self.kind}(table={str(several[0])!r})")
+        if (unknown := np.flatnonzero(codes == UNKNOWN)).size:
+            bad.mark(read.of[unknown], self.unknown)
+        codes[codes == UNKNOWN] = NOTHING
+        return codes
+
+    def _of_topic(self, messages: Messages) -> Bools:
+        """Which messages are of a topic of that table alone: a tombstone does not say whose it is."""
+        if messages.topic is None:
+            return np.zeros(messages.rows, np.bool_)
+        own = pc.or_(pc.equal(messages.topic, self.table), pc.ends_with(messages.topic, f".{self.table}"))
+        return np.asarray(pc.fill_null(own, False))
+
+    def _of_table(self, source: dict[str, pa.Array]) -> Bools:
+        """Which messages are of the table that was named: ``orders``, ``public.orders`` or ``shop.public.orders``."""
+        *before, table = str(self.table).split(".")
+        out = pc.equal(source["table"].cast(pa.string()), table)
+        if before:
+            inner = pc.coalesce(source["schema"].cast(pa.string()), source["db"].cast(pa.string()))
+            out = pc.and_(out, pc.equal(inner, before[-1]))
+        if len(before) > 1:
+            out = pc.and_(out, pc.equal(source["db"].cast(pa.string()), before[-2]))
+        return np.asarray(pc.fill_null(out, False))
+
+    def _truncates(self, codes: Ints, order: dict[str, pa.Array], messages: Messages, of: Ints) -> tuple[Truncate, ...]:
+        rows = np.flatnonzero(codes == TRUNCATE).tolist()
+        told = [{name: column[row].as_py() for name, column in order.items()} for row in rows]
+        return tuple(
+            Truncate(int(of[row]), each, messages.place(int(of[row]))) for row, each in zip(rows, told, strict=True)
+        )
+
+    def _columns(
+        self, read: Envelopes, at: Ints, deleted: Bools, messages: Messages, target: Target, bad: BadMessages
+    ) -> tuple[dict[str, pa.Array], dict[str, Bools]]:
+        """The cells of upserts by column, and of deletes those that tell key and order; which were unavailable."""
+        columns, absent = dict[str, pa.Array](), dict[str, Bools]()
+        inside, gone = read.inside, np.flatnonzero(deleted)
+        for field in target.columns:
+            name = field.name
+            if read.absent is not None and name in read.absent:
+                absent[name] = read.absent[name] & ~deleted
+                if not self.unavailable:
+                    remedy = f"{self.hidden}: see unavailable= of dd.formats.{self.kind}"
+                    bad.mark(at[absent[name]], f"column {name!r} is unavailable: {remedy}")
+            made, wrong = typed(inside, read.after, name, field.type, self.usual)
+            if wrong is not None:
+                misfit(inside.cells(*read.after, name), np.flatnonzero(wrong & ~deleted), field, at, bad)
+            columns[name] = made
+        if gone.size:
+            columns |= self._of_deletes(read, columns, at, gone, messages, target, bad)
+        for name in target.key:
+            lacking = np.flatnonzero(np.asarray(columns[name].is_null()) & deleted)
+            bad.mark(at[lacking], f"it deletes, and says {name!r} neither in its key nor in 'before'")
+        return columns, absent
+
+    def _of_deletes(
+        self,
+        read: Envelopes,
+        columns: dict[str, pa.Array],
+        at: Ints,
+        gone: Ints,
+        messages: Messages,
+        target: Target,
+        bad: BadMessages,
+    ) -> dict[str, pa.Array]:
+        """The columns that deletes need: of the message's key, else of ``before``."""
+        out, some = {}, read.inside.take(gone)
+        keyed = key_cells(messages, at[gone], target, self.usual)
+        for name in dict.fromkeys((*target.key, *target.deciding)):
+            kind = target.columns.field(name).type
+            found, wrong = typed(some, read.before, name, kind, self.usual)
+            if wrong is not None:
+                misfit(some.cells(*read.before, name), np.flatnonzero(wrong), target.columns.field(name), at[gone], bad)
+            if name in keyed:
+                found = pc.coalesce(keyed[name], found)
+            every = pa.concat_arrays([columns[name], found])
+            which = np.arange(len(columns[name]))
+            which[gone] = which.size + np.arange(gone.size)
+            out[name] = every.take(pa.array(which))
+        return out
+
+    def _moved(self, read: Envelopes, made: Upserts, target: Target, bad: BadMessages) -> Upserts:
+        """An update whose key was another before also deletes that one: not every connector says so itself."""
+        changed = np.zeros(made.deleted.size, np.bool_)
+        for name in target.key:
+            before, after = (read.inside.cells(*path, name) for path in (read.before, read.after))
+            if before.type == after.type:
+                changed |= np.asarray(pc.fill_null(pc.not_equal(before, after), False))
+        rows = np.flatnonzero(changed & ~made.deleted)
+        if not rows.size:
+            return made
+        assert made.at is not None
+        some, take = read.inside.take(rows), pa.array(np.argsort(np.concatenate([made.at * 2 + 1, made.at[rows] * 2])))
+        columns = {}
+        for name, column in made.columns.items():
+            old = pa.nulls(rows.size, column.type)
+            if name in (*target.key, *target.deciding):
+                old, wrong = typed(some, read.before, name, column.type, self.usual)
+                old = pc.coalesce(old, column.take(pa.array(rows)))  # what did not change may not be there
+                if wrong is not None:
+                    field = target.columns.field(name)
+                    misfit(some.cells(*read.before, name), np.flatnonzero(wrong), field, made.at[rows], bad)
+            columns[name] = pa.concat_arrays([column, old]).take(take)
+        which = np.asarray(take)
+        return made._replace(
+            columns=columns,
+            deleted=np.concatenate([made.deleted, np.ones(rows.size, np.bool_)])[which],
+            order={name: pa.concat_arrays([c, c.take(pa.array(rows))]).take(take) for name, c in made.order.items()},
+            at=np.concatenate([made.at, made.at[rows]])[which],
+            absent={n: np.concatenate([c, np.zeros(rows.size, bool)])[which] for n, c in (made.absent or {}).items()},
+        )
+
+
+def _same_key(messages: Messages, rows: Ints) -> Bools:
+    """Of which messages the key is that of the message before; messages without keys have the same."""
+    if messages.key is None or not rows.size:
+        return np.ones(rows.size, np.bool_)
+    one, other = (messages.key.take(pa.array(each)) for each in (rows, rows - 1))
+    if pat.is_struct(one.type):
+        return np.array([a == b for a, b in zip(one, other, strict=True)], np.bool_)
+    return np.asarray(pc.fill_null(pc.equal(one, other), True))

@@ -1,0 +1,148 @@
+"""Messages of Maxwell and of Canal: a MySQL binlog as JSON.
+
+Invariant: an insert or an update upserts its ``data``, a delete deletes the key in it; ``old`` is read for keys that
+changed, and has only what changed. Bootstraps of Maxwell are inserts. Statements that change tables are ignored, but
+for Canal's TRUNCATE, which cuts the batch. Canal has several rows a message, and every value as text. Order is the
+position that Maxwell writes with ``output_binlog_position``, else the offset, and the place in the message.
+
+>>> from ddflow.connectors.formats.base import decoded, events_schema
+>>> format, columns = Canal(), pa.schema({"id": pa.int64(), "v": pa.string()})
+>>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> came = '{"table": "o", "type": "INSERT", "data": [{"id": "1", "v": "x"}, {"id": "2", "v": null}]}'
+>>> decoded(format, pa.table({"value": [came], "offset": [5]}), target).rows.select(["id", "v", "_row"]).to_pylist()
+[{'id': 1, 'v': 'x', '_row': 0}, {'id': 2, 'v': None, '_row': 1}]
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.connectors.formats.base import BadMessages, Target
+from ddflow.connectors.formats.cells import shape_of
+from ddflow.connectors.formats.envelope import Inside, Ints, at_path, opened
+from ddflow.connectors.formats.enveloped import (
+    DELETE,
+    NOTHING,
+    TOMBSTONE,
+    TRUNCATE,
+    UNKNOWN,
+    UPSERT,
+    Enveloped,
+    Envelopes,
+)
+from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.parse import TEXT, Bools
+
+_MAXWELL: Final = {"insert": UPSERT, "update": UPSERT, "bootstrap-insert": UPSERT, "delete": DELETE} | dict.fromkeys(
+    [
+        "bootstrap-start",
+        "bootstrap-complete",
+        *(f"table-{what}" for what in ("create", "alter", "drop")),
+        *(f"database-{what}" for what in ("create", "alter", "drop")),
+    ],
+    NOTHING,
+)
+_CANAL: Final = {"INSERT": UPSERT, "UPDATE": UPSERT, "DELETE": DELETE, "TRUNCATE": TRUNCATE}
+
+
+def coded(types: pa.Array, known: dict[str, int]) -> Ints:
+    """What the types of messages do."""
+    texts = types.cast(pa.string()).dictionary_encode()
+    codes = np.array([*(known.get(each, UNKNOWN) for each in texts.dictionary.to_pylist()), UNKNOWN])
+    out: Ints = codes[np.asarray(pc.fill_null(texts.indices, codes.size - 1))]
+    return out
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Maxwell(Enveloped):
+    """`ddflow.formats.maxwell` makes it and has its options."""
+
+    decimals: str = "string"
+
+    kind: ClassVar[str] = "maxwell"
+    hidden: ClassVar[str] = "it was not written"
+    unknown: ClassVar[str] = "it is no event of Maxwell: it lacks a known 'type', or 'data'"
+
+    def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
+        """See `Enveloped`."""
+        rows = {field.name: shape_of(field.type) for field in target.columns}
+        old = {name: rows[name] for name in (*target.key, *target.deciding)}
+        top = dict.fromkeys(("type", "table", "database", "position"), TEXT)
+        inside = opened(messages.value, {**top, "data": rows, "old": old})
+        codes = coded(inside.cells("type"), _MAXWELL)
+        codes[np.asarray(inside.body.is_null()) & ~inside.wrong] = TOMBSTONE
+        codes[(codes < NOTHING) & np.asarray(inside.cells("data").is_null())] = UNKNOWN
+        place = pc.extract_regex(inside.cells("position").cast(pa.string()), r"^(?P<file>.*):(?P<pos>[0-9]+)$")
+        source = {name: pc.struct_field(place, name) for name in ("file", "pos")}
+        source |= {"table": inside.cells("table"), "schema": inside.cells("database"), "db": inside.cells("database")}
+        return _with_old(Envelopes(inside, codes, ("data",), ("old",), source, np.arange(messages.rows)), target)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Canal(Enveloped):
+    """`ddflow.formats.canal` makes it and has its options."""
+
+    decimals: str = "string"
+
+    kind: ClassVar[str] = "canal"
+    hidden: ClassVar[str] = "it was not written"
+    unknown: ClassVar[str] = "it is no event of Canal: it lacks a known 'type', or 'data'"
+
+    def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
+        """See `Enveloped`."""
+        rows: dict[str, Any] = {field.name: shape_of(field.type) for field in target.columns}
+        old = {name: rows[name] for name in (*target.key, *target.deciding)}
+        top = dict.fromkeys(("type", "isDdl", "table", "database"), TEXT)
+        whole = opened(messages.value, {**top, "data": [rows], "old": [old]})
+        codes = coded(whole.cells("type"), _CANAL)
+        statements = np.asarray(pc.fill_null(pc.equal(whole.cells("isDdl").cast(pa.string()), "true"), False))
+        codes[(codes != TRUNCATE) & statements] = NOTHING
+        codes[np.asarray(whole.body.is_null()) & ~whole.wrong] = TOMBSTONE
+        data = whole.cells("data")
+        counts = np.asarray(pc.fill_null(pc.list_value_length(data), 0)).astype(np.int64)
+        codes[(codes < NOTHING) & (counts == 0)] = UNKNOWN
+        counts[codes >= NOTHING] = 0
+        # A message without rows is an event, too.
+        sizes = np.maximum(counts, 1)
+        of = np.repeat(np.arange(messages.rows), sizes)
+        place = np.arange(of.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        listed = counts[of] > 0
+        parts = {name: _unfolded(whole.cells(name), of, place, listed) for name in ("data", "old")}
+        names = [*parts, "table", "database"]
+        some = [*parts.values(), *(whole.cells(name).take(pa.array(of)) for name in names[2:])]
+        inside = Inside(pa.StructArray.from_arrays(some, names=names), whole.wrong[of], (), whole.json)
+        source = {"row": pa.array(place).cast(pa.string()), "table": inside.cells("table")}
+        source |= dict.fromkeys(("schema", "db"), inside.cells("database"))
+        return _with_old(Envelopes(inside, codes[of], ("data",), ("old",), source, of), target)
+
+
+def _unfolded(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.Array:
+    """The elements of lists, one an event; null where there is none."""
+    if not pa.types.is_list(lists.type):
+        return pa.nulls(of.size, pa.struct([]))
+    begins = np.asarray(lists.offsets).astype(np.int64)
+    sizes = np.diff(begins)
+    there = listed & (place < sizes[of]) & np.asarray(lists.is_valid())[of]
+    at = np.where(there, begins[of] + place, 0)
+    if not len(lists.values):
+        return pa.nulls(of.size, lists.type.value_type)
+    return lists.values.take(pa.array(at, mask=~there))
+
+
+def _with_old(read: Envelopes, target: Target) -> Envelopes:
+    """The same, where what a delete deletes is read of its data: it has no ``old``."""
+    deletes = read.codes == DELETE
+    if not deletes.any():
+        return read
+    body = read.inside.body
+    data, old = (at_path(body, [name]) for name in ("data", "old"))
+    parts = []
+    for name in (*target.key, *target.deciding):
+        parts.append(pc.if_else(pa.array(deletes), at_path(data, [name]), at_path(old, [name])))
+    made = pa.StructArray.from_arrays(parts, names=[*target.key, *target.deciding])
+    every = {field.name: column for field, column in zip(body.type, body.flatten(), strict=True)} | {"old": made}
+    inside = read.inside._replace(body=pa.StructArray.from_arrays([*every.values()], names=[*every]))
+    return read._replace(inside=inside)

@@ -1,0 +1,153 @@
+"""Messages of wal2json, versions 1 and 2: a transaction of Postgres each, or a change each.
+
+Invariant: names and values stand beside each other in lists, and columns are found by name in each; a column that an
+update does not name was not written (an unchanged TOAST value), and is no null. ``oldkeys`` or ``identity`` tells the
+key that a row had. Order is ``lsn`` (``include-lsn``) or ``nextlsn`` with the place in the message, else the offset.
+Messages of begin, commit and of users say nothing.
+
+>>> from ddflow.connectors.formats.base import decoded, events_schema
+>>> format, columns = Wal2Json(), pa.schema({"id": pa.int64(), "v": pa.string()})
+>>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> cells = '[{"name": "id", "value": 1}, {"name": "v", "value": "x"}]'
+>>> two = f'{{"action": "I", "table": "o", "lsn": "0/A", "columns": {cells}}}'
+>>> gone = '{"kind": "delete", "table": "o", "oldkeys": {"keynames": ["id"], "keyvalues": [1]}}'
+>>> one = f'{{"nextlsn": "0/B", "change": [{gone}]}}'
+>>> decoded(format, pa.table({"value": [two, one]}), target).rows.to_pylist()[1]
+{'id': 1, 'v': None, '_position': 11, '_row': 0, '_deleted': True}
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.connectors.formats.base import BadMessages, Target
+from ddflow.connectors.formats.cells import shape_of
+from ddflow.connectors.formats.envelope import Inside, Ints, at_path, opened
+from ddflow.connectors.formats.enveloped import (
+    DELETE,
+    NOTHING,
+    TRUNCATE,
+    UNKNOWN,
+    UPSERT,
+    Enveloped,
+    Envelopes,
+)
+from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.mysql_feeds import coded
+from ddflow.connectors.formats.parse import QUOTED, TEXT, Bools, computed, objects
+
+_CODES: Final = {
+    **{"I": UPSERT, "U": UPSERT, "D": DELETE, "T": TRUNCATE, "B": NOTHING, "C": NOTHING, "M": NOTHING},
+    **{"insert": UPSERT, "update": UPSERT, "delete": DELETE, "truncate": TRUNCATE, "message": NOTHING},
+}
+_CELL: Final = {"name": TEXT, "value": QUOTED}
+_CHANGE: Final = {
+    **{"kind": TEXT, "schema": TEXT, "table": TEXT, "columnnames": [TEXT], "columnvalues": [QUOTED]},
+    "oldkeys": {"keynames": [TEXT], "keyvalues": [QUOTED]},
+}
+_SHAPE: Final[dict[str, Any]] = {
+    **{"action": TEXT, "schema": TEXT, "table": TEXT, "lsn": TEXT, "columns": [_CELL], "identity": [_CELL]},
+    **{"nextlsn": TEXT, "change": [_CHANGE]},
+}
+_LSN: Final = (
+    "cast('0x' || split_part(v, '/', 1) as bigint) * 4294967296 + cast('0x' || split_part(v, '/', 2) as bigint)"
+)
+
+
+class Named(NamedTuple):
+    """Names and values in lists, an event each, laid out flat: the event, the name and the value of each."""
+
+    of: Ints
+    names: pa.Array
+    values: pa.Array
+
+    def cells(self, name: str, rows: int) -> tuple[pa.Array, Bools]:
+        """The values of a name, as JSON, and which of the events have it."""
+        at = np.full(rows, -1)
+        here = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(self.names, name), False)))
+        at[self.of[here]] = here
+        there = at >= 0
+        if not len(self.values):
+            return pa.nulls(rows, pa.string()), there
+        return self.values.take(pa.array(np.maximum(at, 0), mask=~there)), there
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Wal2Json(Enveloped):
+    """`ddflow.formats.wal2json` makes it and has its options."""
+
+    decimals: str = "string"
+    binary: str = "hex"
+
+    kind: ClassVar[str] = "wal2json"
+    unknown: ClassVar[str] = "it is no event of wal2json: it lacks a known 'action', or 'change'"
+    hidden: ClassVar[str] = "the source did not write it"
+
+    def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
+        """See `Enveloped`."""
+        whole = opened(messages.value, _SHAPE)
+        of, changes = _changes(whole)
+        inner = whole.body.take(pa.array(of))
+        one = np.asarray(changes.is_valid())
+        names = {"kind": "action", "table": "table", "schema": "schema"}
+        told = {name: pc.coalesce(at_path(changes, [name]), at_path(inner, [two])) for name, two in names.items()}
+        codes = coded(told["kind"], _CODES)
+        empty = np.asarray(pc.fill_null(pc.equal(pc.list_value_length(at_path(inner, ["change"])), 0), False))
+        codes[empty] = NOTHING
+        now, had = _named(changes, inner, ("columnnames", "columnvalues"), "columns"), None
+        had = _named(at_path(changes, ["oldkeys"]), inner, ("keynames", "keyvalues"), "identity")
+        if now is None or had is None:
+            codes[codes < NOTHING], now, had = UNKNOWN, now or _NONE, had or _NONE
+        after, before, absent = {}, {}, dict[str, Bools]()
+        update = np.asarray(pc.is_in(told["kind"], pa.array(["U", "update"])))
+        for field in target.columns:
+            cells, there = now.cells(field.name, of.size)
+            after[field.name], _ = objects(cells, shape_of(field.type))
+            if (unwritten := ~there & update).any():
+                absent[field.name] = unwritten
+        for name in (*target.key, *target.deciding):
+            before[name], _ = objects(had.cells(name, of.size)[0], shape_of(target.columns.field(name).type))
+        parts = [pa.StructArray.from_arrays([*each.values()], names=[*each]) for each in (after, before)]
+        inside = Inside(pa.StructArray.from_arrays(parts, names=["after", "before"]), whole.wrong[of], ())
+        place = np.arange(of.size) - np.searchsorted(of, of)
+        lsn = pc.coalesce(at_path(inner, ["lsn"]), at_path(inner, ["nextlsn"]))
+        plain = pc.if_else(
+            pc.match_substring_regex(lsn, "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"), lsn, pa.scalar(None, lsn.type)
+        )
+        source = {
+            "lsn": computed(plain, _LSN).cast(pa.string()),
+            "row": pa.array(np.where(one, place, 0)).cast(pa.string()),
+        }
+        source |= {"table": told["table"], "schema": told["schema"], "db": pa.nulls(of.size, pa.string())}
+        return Envelopes(inside, codes, ("after",), ("before",), source, of, absent or None)
+
+
+_NONE: Final = Named(np.empty(0, np.int64), pa.array([], pa.string()), pa.array([], pa.string()))
+
+
+def _changes(whole: Inside) -> tuple[Ints, pa.Array]:
+    """Of each event its message, and its change, where the message is a transaction."""
+    lists = whole.cells("change")
+    sizes = np.maximum(np.asarray(pc.fill_null(pc.list_value_length(lists), 1)).astype(np.int64), 1)
+    of = np.repeat(np.arange(sizes.size), sizes)
+    begins = np.asarray(lists.offsets)[:-1].astype(np.int64)
+    place = np.arange(of.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    there = np.asarray(pc.fill_null(pc.greater(pc.list_value_length(lists), 0), False))[of]
+    if not len(lists.values):
+        return of, pa.nulls(of.size, lists.type.value_type)
+    return of, lists.values.take(pa.array(np.where(there, begins[of] + place, 0), mask=~there))
+
+
+def _named(changes: pa.Array, inner: pa.Array, one: tuple[str, str], two: str) -> Named | None:
+    """Names and values of version 1, and of 2; None where there are not as many of each."""
+    names, values = (at_path(changes, [name]) for name in one)
+    if not pc.equal(pc.list_value_length(names), pc.list_value_length(values)).fill_null(True).to_numpy(False).all():
+        return None
+    cells = at_path(inner, [two])
+    parts = [(names, names.flatten(), values.flatten()), (cells, *(pc.struct_field(cells.flatten(), n) for n in _CELL))]
+    of = [np.asarray(pc.list_parent_indices(lists)).astype(np.int64) for lists, _, _ in parts]
+    every = (pa.concat_arrays([part[n].cast(pa.string()) for part in parts]) for n in (1, 2))
+    return Named(np.concatenate(of), *every)

@@ -1,0 +1,112 @@
+"""Formats around others: dumps of kcat, whose lines have a message each, and the change feed of a table of Delta Lake.
+
+Invariant: what a dump says of a message (key, topic, partition, offset, time) is what the format within is told. The
+feed of Delta Lake has rows and no messages; of an update both rows are taken, the earlier one as a delete below the
+later, so a changed key leaves nothing behind, in whichever order the two come.
+
+>>> from ddflow.connectors.formats.base import decoded, events_schema
+>>> from ddflow.connectors.formats.plain import PlainJson
+>>> format, columns = Kcat(of=PlainJson()), pa.schema({"id": pa.int64(), "v": pa.string()})
+>>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> line = '{"topic": "t", "partition": 0, "offset": 7, "key": "1", "payload": "{\\\\"v\\\\": \\\\"x\\\\"}"}'
+>>> decoded(format, pa.table({"value": [line]}), target).rows.to_pylist()
+[{'id': 1, 'v': 'x', '_position': 7, '_deleted': False}]
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.connectors.formats.base import BadMessages, Format, Target, Upserts
+from ddflow.connectors.formats.cells import CellForm, cells_as
+from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.parse import TEXT, objects
+from ddflow.connectors.formats.plain import misfit
+from ddflow.connectors.formats.positions import POSITION, ROW, whole
+from ddflow.errors import SchemaMismatch, SpecError
+
+_LINE: Final = dict.fromkeys(("topic", "partition", "offset", "key", "payload"), TEXT)
+_CHANGES: Final = ("insert", "update_postimage", "update_preimage", "delete")
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Kcat(Format):
+    """`ddflow.formats.kcat` makes it."""
+
+    of: Format
+
+    kind: ClassVar[str] = "kcat"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, Format) or isinstance(self.of, Kcat):
+            raise SpecError("dd.formats.kcat", f"of= is {self.of!r:.99}", "give the format of the messages within")
+        object.__setattr__(self, "on_bad", self.of.on_bad)
+        object.__setattr__(self, "order", self.of.order)
+
+    @property
+    def leaves_out(self) -> bool:
+        """As the format within."""
+        return self.of.leaves_out
+
+    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+        """See `Format`."""
+        read, wrong = objects(messages.value, _LINE)
+        lines = {name: pc.struct_field(read, name) for name in _LINE}
+        bad.mark(np.flatnonzero(wrong & ~bad.mask), "it is no JSON")
+        lost = np.asarray(lines["offset"].is_null()) & ~bad.mask
+        bad.mark(np.flatnonzero(lost), "it is no line of kcat -J: it has no 'offset'")
+        inner = {"value": lines["payload"], "key": lines["key"], "topic": lines["topic"]}
+        inner |= {name: whole(lines[name]) for name in ("partition", "offset")}
+        good = np.flatnonzero(~bad.mask)
+        table = pa.table(inner).take(pa.array(good))
+        within, found = Messages(table, messages.what, messages.first), BadMessages(good.size)
+        made = self.of.upserts(within, target, found)
+        for row, reason in found.reasons.items():
+            bad.mark([good[row]], f"{within.place(row)}: {reason}")
+        at = good if made.at is None else good[made.at]
+        cuts = tuple(each._replace(row=int(good[each.row])) for each in made.truncates)
+        return made._replace(at=at, truncates=cuts)
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Format`."""
+        return {"kind": self.kind, "of": self.of.to_json()}
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return f"dd.formats.kcat({self.of!r})"
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class DeltaFeed(Format):
+    """`ddflow.formats.delta_cdf` makes it."""
+
+    kind: ClassVar[str] = "delta_cdf"
+    order: ClassVar[Any] = ((POSITION, pa.int64()), (ROW, pa.int64()))
+    of_rows: ClassVar[bool] = True
+
+    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+        """See `Format`."""
+        rows = messages.value
+        names = [field.name for field in rows.type]
+        if lost := [name for name in ("_change_type", "_commit_version", *target.key) if name not in names]:
+            remedy = "read the table with its change feed: load_cdf, or readChangeFeed"
+            raise SchemaMismatch(f"rows for {messages.what}", f"the columns {lost} are missing", remedy)
+        change = pc.struct_field(rows, "_change_type").cast(pa.string())
+        known = np.asarray(pc.is_in(change, pa.array(_CHANGES)))
+        bad.mark(np.flatnonzero(~known), "its '_change_type' is none of the change feed's")
+        deleted = ~np.asarray(pc.is_in(change, pa.array(_CHANGES[:2])))
+        columns, at = {}, np.arange(messages.rows)
+        for field in target.columns:
+            if field.name not in names:
+                columns[field.name] = pa.nulls(messages.rows, field.type)
+                continue
+            cells = pc.struct_field(rows, field.name)
+            columns[field.name], wrong = cells_as(cells, field.type, CellForm())
+            if wrong is not None:
+                misfit(cells, np.flatnonzero(wrong), field, at, bad)
+        version = pc.struct_field(rows, "_commit_version").cast(pa.int64())
+        order = {POSITION: version, ROW: pa.array((~deleted).astype(np.int64))} if target.ordered else {}
+        return Upserts(columns, deleted, order)
