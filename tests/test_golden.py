@@ -56,7 +56,27 @@ def plan(kind: str) -> dd.Flow:
     flow.output("rows", rows)
     flow.output("high", rows.filter("score > 2.5").project({"who": "upper(cast(name as string))"}))
     flow.output("by_name", rows.project(["name"]).count())
+    if kind == "operators":
+        stateful(flow, rows.project(["name", "rev", "tag", "at", "score"]))
     return flow
+
+
+def stateful(flow: dd.Flow, rows: dd.Collection) -> None:
+    """Outputs that operators with states of their own make."""
+    names = rows.project(["name"])
+    flow.output(
+        "sums", rows.group_by("name").agg(n="count(rev)", s="sum(score)", mean="avg(rev)", spread="var_pop(at)")
+    )
+    flow.output("ends", rows.group_by("name").agg(lo="min(at)", last="last(tag order by at)", all="array_agg(rev)"))
+    flow.output("different", rows.group_by("name").agg(tags="count(distinct tag)"))
+    flow.output("joined", rows.join(rows.project({"name": "name", "other": "rev"}), on="name", how="left"))
+    flow.output("without", rows.join(rows.filter("rev > 1").project(["name"]), on="name", how="anti"))
+    flow.output("top", rows.top(2, by=["score desc"], partition_by=["name"], rank_name="place"))
+    flow.output("versions", rows.project(["name", "at", "score"]).versions("name", "at"))
+    flow.output("looked", names.lookup(names.count(), on="name"))
+    flow.output("capped", names.threshold("least(n, 2)"))
+    flow.output("different names", names.distinct())
+    flow.output("back", names.count().to_upserts("name"))
 
 
 def events(time: int) -> pa.Table:
@@ -111,7 +131,7 @@ def answers(engine: Any) -> dict[str, Any]:
         "since": engine.since,
         "verdicts": dict(engine.verdicts.counts),
         "pending": engine.verdicts.pending,
-        **{name: shown(engine.read(name)) for name in ("things", "rows", "high", "by_name")},
+        **{name: shown(engine.read(name)) for name in ("things", *engine.flow.outputs)},
         "was": shown(engine.read("rows", as_of=engine.since)),
     }
 
@@ -129,6 +149,7 @@ KINDS = {
     "spilled": {"memory": "16MB"},
     "compressed": {"retain": 3},
     "sheets": {"retain": 3},
+    "operators": {"retain": 3},
 }
 
 
