@@ -1,7 +1,7 @@
 """How messages are read: ``dd.formats``, for ``format=`` of `ddflow.Flow.upserts`.
 
 Invariant: a batch of messages goes in and a batch of upserts comes out, by a library's parser (DuckDB's; extra
-``cdc``), never message by message. The rooms: `base` (what a format is), `messages` (what comes), `envelope` (what
+``duckdb``), never message by message. The rooms: `base` (what a format is), `messages` (what comes), `envelope` (what
 is inside), `parse` (JSON), `cells` with `decimals` and `times` (values in declared types), `keys`, `positions`; and a
 file for each format.
 

@@ -71,7 +71,7 @@ def _duckdb() -> Any:
     try:
         import duckdb
     except ImportError as error:
-        raise MissingExtra("read messages", str(error), "pip install 'ddflow[cdc]'") from None
+        raise MissingExtra("read messages", str(error), "pip install 'ddflow[duckdb]'") from None
     return duckdb
 
 
