@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import postgres_server
 import pytest
 import soaking
 import spark_classes
@@ -55,9 +56,16 @@ if not SOAK and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
+collect_ignore = [] if postgres_server.programs() else ["connectors/test_postgres.py"]
+
+
 def pytest_report_header() -> str:
     """The seed, and how to repeat the run."""
-    return f"{SHARE:g} of the examples{', all of the samples' if SOAK else ''}; DDFLOW_SEED={SEED} draws the same again"
+    left = (
+        f"without {', '.join(collect_ignore)}: there is no pg_ctl (apt install postgresql)\n" if collect_ignore else ""
+    )
+    share = f"{SHARE:g} of the examples{', all of the samples' if SOAK else ''}"
+    return f"{left}{share}; DDFLOW_SEED={SEED} draws the same again"
 
 
 @pytest.hookimpl(tryfirst=True)

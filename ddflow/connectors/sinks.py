@@ -1,8 +1,8 @@
 """Sinks of `ddflow.Engine.run`: ``dd.sinks``.
 
 Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. What each is
-stands in its own file (``sqlite``, ``duckdb``, ``parquet.fragments``); what is asked of all, in ``attached``; how rows
-are written in each mode, in ``modes``. A library that one needs is imported when it is opened.
+stands in its own file (``sqlite``, ``duckdb``, ``postgres``, ``parquet.fragments``); what is asked of all, in
+``attached``; how rows are written in each mode, in ``modes``. A library that one needs is imported when it is opened.
 
 >>> sqlite("shop.db", "by_city").mode
 'upsert'
@@ -12,9 +12,10 @@ from os import PathLike, fspath
 
 from ddflow.connectors.attached import Mode, TableSink
 from ddflow.connectors.parquet.fragments import ParquetFragments
+from ddflow.connectors.postgres import PostgresSink
 from ddflow.connectors.sqlite import SQLiteSink
 
-__all__ = ["Mode", "TableSink", "duckdb", "parquet", "sqlite"]
+__all__ = ["Mode", "TableSink", "duckdb", "parquet", "postgres", "sqlite"]
 
 
 def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> TableSink:
@@ -73,6 +74,42 @@ def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     from ddflow.connectors.duckdb import DuckDBSink
 
     return DuckDBSink(fspath(path), table, mode)
+
+
+def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None = None) -> TableSink:
+    """A table of Postgres.  Needs the extra ``postgres``.
+
+    Parameters
+    ----------
+    url : str
+        As libpq takes it, ``postgresql://user@host:port/database``.  Let the password come from ``PGPASSWORD`` or from
+        ``~/.pgpass``; one in the address is used, and never shown or kept.
+    table, mode
+        As of `sqlite`.
+    schema : str, optional
+        Where the table is.  By default what the server takes for the user, mostly "public".
+
+    Returns
+    -------
+    TableSink
+        For ``sinks=``.
+
+    Raises
+    ------
+    SpecError
+        When it is attached, for an address that is none.
+
+    Notes
+    -----
+    An epoch is one transaction, with COPY for its rows.  Lists are arrays.  Structs, maps, nanoseconds and durations
+    are refused: project them to another type.
+
+    Examples
+    --------
+    >>> postgres("postgresql://me@db/shop", "by_city").kind
+    'postgres'
+    """
+    return PostgresSink(url, table, mode, schema)
 
 
 def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSink:

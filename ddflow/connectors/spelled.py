@@ -1,4 +1,5 @@
-"""Sources and sinks as a command line writes them: ``KIND:WHERE``, as in ``files:landing/*.csv``, ``duckdb:shop.db#t``.
+"""Sources and sinks as a command line writes them: ``KIND:WHERE``, as in ``files:landing/*.csv``,
+``duckdb:shop.db#t``, ``postgres://me@db/shop#t``.
 
 Invariant: each kind has one line in each of two tables here, and nothing else in this module knows a kind.
 
@@ -9,7 +10,7 @@ Invariant: each kind has one line in each of two tables here, and nothing else i
 >>> spelled_sink("oracle:shop", "by_city", None)
 Traceback (most recent call last):
     ...
-ddflow.errors.SpecError: oracle:shop: there is no such kind; write KIND:WHERE with one of sqlite, duckdb, parquet
+ddflow.errors.SpecError: oracle:shop: there is no such kind; write KIND:WHERE with one of sqlite, duckdb, ...
 """
 
 from collections.abc import Callable
@@ -27,6 +28,7 @@ SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
 SINKS: Final[dict[str, Callable[..., TableSink]]] = {
     "sqlite": lambda where, name, **mode: sinks.sqlite(*_table(where, name), **mode),
     "duckdb": lambda where, name, **mode: sinks.duckdb(*_table(where, name), **mode),
+    "postgres": lambda where, name, **mode: sinks.postgres(*_table(f"postgresql:{where}", name), **mode),
     "parquet": lambda where, name, **mode: sinks.parquet(where, **mode),
 }
 

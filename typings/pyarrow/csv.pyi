@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyarrow import DataType, RecordBatch, Schema
+from pyarrow import DataType, RecordBatch, Schema, Table
 from pyarrow.ipc import RecordBatchReader
 
 class ReadOptions:
@@ -13,7 +13,7 @@ class ParseOptions:
     def __init__(self, delimiter: str | None = None, *, newlines_in_values: bool = False) -> None: ...
 
 class WriteOptions:
-    def __init__(self, *, delimiter: str = ",") -> None: ...
+    def __init__(self, *, include_header: bool = True, delimiter: str = ",", quoting_style: str = "needed") -> None: ...
 
 class ConvertOptions:
     def __init__(
@@ -33,3 +33,4 @@ class CSVWriter:
 def open_csv(
     input_file: Any, read_options: ReadOptions, parse_options: ParseOptions, convert_options: ConvertOptions
 ) -> RecordBatchReader: ...
+def write_csv(data: Table | RecordBatch, output_file: Any, write_options: WriteOptions | None = None) -> None: ...

@@ -1,0 +1,206 @@
+"""Postgres: a table as a sink.
+
+Invariant: an epoch is one transaction. Its rows go in by COPY, its keys into a table of that transaction, by which rows
+are deleted. An index serves comparison by ``=`` only, so keys with a null, which ``=`` does not find, go by themselves.
+No password is in what is shown of a declaration, in a message, or in a manifest.
+
+>>> PostgresSink("postgresql://me:secret@db/shop", "by_city").target
+'postgresql://db:5432/shop#by_city'
+>>> column_type(pa.decimal128(9, 2)), column_type(pa.list_(pa.int64())), column_type(pa.timestamp("ns"))
+('numeric(9,2)', 'bigint[]', None)
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+import pyarrow.types as pat
+
+from ddflow.connectors.attached import Mode, OpenSink, TableShape, TableSink
+from ddflow.connectors.sql_table import SqlTable
+from ddflow.errors import MissingExtra, SinkFailed, SpecError
+
+__all__ = ["PostgresSink", "column_type"]
+
+GONE: Final = "_ddflow_gone"
+TYPES: Final[dict[pa.DataType, str]] = {
+    pa.bool_(): "boolean",
+    pa.int8(): "smallint",
+    pa.uint8(): "smallint",
+    pa.int16(): "smallint",
+    pa.uint16(): "integer",
+    pa.int32(): "integer",
+    pa.uint32(): "bigint",
+    pa.int64(): "bigint",
+    pa.uint64(): "numeric(20,0)",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.date32(): "date",
+    pa.date64(): "date",
+}
+
+
+def driver() -> Any:
+    """The library.  Raises `MissingExtra`."""
+    try:
+        import psycopg
+    except ImportError:
+        raise MissingExtra("speak to Postgres", "psycopg is not installed", "pip install 'ddflow[postgres]'") from None
+    return psycopg
+
+
+def column_type(kind: pa.DataType) -> str | None:
+    """What a column of Arrow's type is in Postgres, as its catalog writes it; None where it would lose something."""
+    if pat.is_list(kind) or pat.is_large_list(kind):
+        inner = None if pat.is_nested(kind.value_type) else column_type(kind.value_type)
+        return None if inner is None else f"{inner}[]"
+    if pat.is_decimal(kind):
+        return f"numeric({kind.precision},{kind.scale})" if kind.scale >= 0 else None
+    if pat.is_timestamp(kind) and kind.unit != "ns":
+        return "timestamp without time zone" if kind.tz is None else "timestamp with time zone"
+    if pat.is_time(kind) and kind.unit != "ns":
+        return "time without time zone"
+    if pat.is_string(kind) or pat.is_large_string(kind):
+        return "text"
+    return "bytea" if pat.is_binary(kind) or pat.is_large_binary(kind) else TYPES.get(kind)
+
+
+@dataclass(frozen=True)
+class PostgresSink(TableSink):
+    """See `dd.sinks.postgres`."""
+
+    url: str = field(repr=False)
+    table: str
+    mode: Mode = "upsert"
+    schema: str | None = None
+    kind: ClassVar[str] = "postgres"
+
+    @property
+    def target(self) -> str:
+        """Host, database and table."""
+        of = self._address()
+        table = self.table if self.schema is None else f"{self.schema}.{self.table}"
+        return f"postgresql://{of.get('host', 'localhost')}:{of.get('port', 5432)}/{of.get('dbname', '')}#{table}"
+
+    def open(self, shape: TableShape) -> OpenSink:
+        """Connect."""
+        psycopg = driver()
+        try:
+            connection = psycopg.connect(**self._address(), autocommit=True)
+            if self.schema is not None:
+                connection.execute(f"set search_path to {SqlTable.quoted(self.schema)}")
+        except psycopg.Error as error:
+            raise SinkFailed(f"connect to {self.target}", str(error).strip(), "see to the server") from None
+        return PostgresTable(connection, self.table, shape, self.target)
+
+    def _address(self) -> dict[str, Any]:
+        """The address in its parts.  Raises `SpecError`, which does not show it."""
+        psycopg = driver()
+        try:
+            return dict(psycopg.conninfo.conninfo_to_dict(self.url))
+        except psycopg.Error:
+            found, remedy = "its address is none of Postgres", "write postgresql://USER@HOST:PORT/DATABASE"
+            raise SpecError(f"the sink of {self.table!r}", found, remedy) from None
+
+
+class PostgresTable(SqlTable):
+    """A table of Postgres."""
+
+    def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
+        of = driver()
+        type(self).failures = (of.Error,)
+        type(self).refusals = (of.IntegrityError, of.ProgrammingError, of.DataError, of.NotSupportedError)
+        super().__init__(connection, table, shape, place)
+
+    def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """See `SqlTable.execute`.  No name that a user gives stands in a statement with values."""
+        found = (
+            self.connection.execute(text.replace("?", "%s"), list(given)) if given else self.connection.execute(text)
+        )
+        return list(found.fetchall()) if found.description else []
+
+    def type_of(self, kind: pa.DataType) -> str | None:
+        """See `column_type`."""
+        return column_type(kind)
+
+    def columns(self, table: str) -> dict[str, str]:
+        """As its catalog says."""
+        found = self.execute(
+            "select attname, format_type(atttypid, atttypmod) from pg_attribute "
+            "where attrelid = to_regclass(?) and attnum > 0 and not attisdropped order by attnum",
+            [self.quoted(table)],
+        )
+        return dict(found)
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Add rows, as CSV: what is null there is not quoted, and all else is."""
+        names = ", ".join(map(self.quoted, rows.schema.names))
+        texts = pa.table([_text(column) for column in rows.columns], names=[str(at) for at in range(rows.num_columns)])
+        options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
+        with self.connection.cursor().copy(f"copy {self.quoted(table)} ({names}) from stdin (format csv)") as copy:
+            for batch in texts.to_batches(max_chunksize=10_000):
+                out = io.BytesIO()
+                csv.write_csv(batch, out, options)
+                copy.write(out.getvalue())
+
+    def delete(self, table: str, keys: pa.Table) -> None:
+        """Delete the rows of keys."""
+        null = pa.array([False] * keys.num_rows)
+        for column in keys.columns:
+            null = pc.or_(null, pc.is_null(column))
+        for some, same in ((keys.filter(pc.invert(null)), "="), (keys.filter(null), "is not distinct from")):
+            if not some.num_rows:
+                continue
+            names = list(map(self.quoted, keys.schema.names))
+            every = ", ".join(names)
+            self.execute(f"create temp table {GONE} on commit drop as select {every} from {self.quoted(table)} limit 0")
+            self.insert(GONE, some)
+            where = " and ".join(f"t.{name} {same} g.{name}" for name in names)
+            self.execute(f"delete from {self.quoted(table)} t using {GONE} g where {where}")
+            self.execute(f"drop table {GONE}")
+
+    def read(self) -> pa.Table:
+        """All rows."""
+        schema = self.shape.schema
+        with self.talking("read"):
+            found = self.execute(f"select {', '.join(map(self.quoted, schema.names))} from {self.quoted(self.table)}")
+        columns = list(zip(*found, strict=True)) or [()] * len(schema)
+        return pa.table([_typed(each, of.type) for each, of in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values of the driver in the type that they were written from."""
+    if kind == pa.uint64():
+        values = [None if value is None else int(value) for value in values]
+    return pa.array(values, kind)
+
+
+def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as COPY takes it, as text."""
+    kind = column.type
+    form: Callable[[Any], str] | None = None
+    if pat.is_list(kind) or pat.is_large_list(kind):
+        form = partial(_listed, form=_spelled(kind.value_type))
+    elif column_type(kind) == "bytea":
+        form = _spelled(kind)
+    if form is not None:
+        texts = [None if each is None else form(each) for each in column.to_pylist()]
+        return pa.chunked_array([pa.array(texts, pa.string())])
+    return column if pat.is_string(kind) or pat.is_large_string(kind) else pc.cast(column, pa.string())
+
+
+def _spelled(kind: pa.DataType) -> Callable[[Any], str]:
+    if column_type(kind) == "bytea":
+        return lambda value: "\\x" + value.hex()
+    return str
+
+
+def _listed(values: Sequence[Any], form: Callable[[Any], str]) -> str:
+    """An array as Postgres writes it."""
+    quoted = (form(each).replace("\\", "\\\\").replace('"', '\\"') if each is not None else None for each in values)
+    return "{" + ",".join("NULL" if each is None else f'"{each}"' for each in quoted) + "}"

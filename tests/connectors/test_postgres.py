@@ -1,0 +1,230 @@
+"""Postgres as a sink, spoken to as it is: a server of the tests' own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from datetime import time as clock
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from postgres_server import Server
+from test_run import FIRST, SECOND, flow, land, landing, manifest_of, rows_of
+
+import ddflow as dd
+from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
+from ddflow.connectors.modes import folded
+from ddflow.connectors.spelled import spelled_sink
+from ddflow.engine.delivery import Delivery
+from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def emptied(server: Server) -> None:
+    """Nothing of the test before."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("drop schema public cascade; create schema public; drop schema if exists other cascade")
+
+
+def ask(server: Server, text: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        found = connection.execute(text)
+        return sorted(found.fetchall()) if found.description else []
+
+
+def record(epoch: int) -> TargetRecord:
+    return TargetRecord("0" * 32, "t", epoch, "f" * 32)
+
+
+def test_a_view_is_kept_in_a_table(server: Server, tmp_path: Path) -> None:
+    sinks = {name: dd.sinks.postgres(server.url, name) for name in ("orders", "by_city")}
+    with flow().open(tmp_path / "state") as engine:
+        for number, rows in enumerate([FIRST, SECOND, [(1, "Chur", 5)]]):
+            land(tmp_path / "in", f"{number}.csv", rows)
+            engine.run(landing(tmp_path), sinks)
+            for name in sinks:
+                assert ask(server, f"select * from {name}") == rows_of(engine, name)
+        assert engine.sync(sinks, dry=True)["by_city"][:2] == (0, 0)
+    assert ask(server, "select table_name, epoch from _ddflow_written") == [("by_city", 2), ("orders", 2)]
+
+
+@pytest.mark.parametrize("mode", ["changelog", "retract", "updates"])
+def test_logs_fold_to_what_is_held(server: Server, tmp_path: Path, mode: Any) -> None:
+    sink = dd.sinks.postgres(server.url, "by_city", mode=mode)
+    with flow().open(tmp_path / "state") as engine:
+        for number, rows in enumerate([FIRST, SECOND]):
+            land(tmp_path / "in", f"{number}.csv", rows)
+            engine.run(landing(tmp_path), {"by_city": sink})
+        delivery = Delivery(engine.calls, "by_city", sink)
+        there = folded(mode, delivery.table.read())
+        delivery.close()
+        found: dict[tuple[Any, ...], int] = {}
+        for row in there.to_pylist():
+            diff = row.pop("_diff")
+            found[tuple(row.values())] = found.get(tuple(row.values()), 0) + diff
+        assert sorted(row for row, n in found.items() if n) == rows_of(engine, "by_city")
+
+
+EVERY: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "bool": (pa.bool_(), [True, False]),
+    "int8": (pa.int8(), [-128, 127]),
+    "uint8": (pa.uint8(), [0, 255]),
+    "int16": (pa.int16(), [-(2**15), 2**15 - 1]),
+    "uint16": (pa.uint16(), [0, 2**16 - 1]),
+    "int32": (pa.int32(), [-(2**31), 2**31 - 1]),
+    "uint32": (pa.uint32(), [0, 2**32 - 1]),
+    "int64": (pa.int64(), [-(2**63), 2**63 - 1]),
+    "uint64": (pa.uint64(), [0, 2**64 - 1]),
+    "float": (pa.float32(), [0.1, float("inf")]),
+    "double": (pa.float64(), [0.1, float("-inf")]),
+    "decimal": (pa.decimal128(20, 4), [Decimal("-1234567890123456.7891"), Decimal("0.0001")]),
+    "text": (pa.string(), ["", 'ä"\\,;\n\r\t\\N\\.']),
+    "large": (pa.large_string(), ["NULL", "\\."]),
+    "bytes": (pa.binary(), [b"", b"\x00\\x\xff"]),
+    "date": (pa.date32(), [date(1, 1, 1), date(9999, 12, 31)]),
+    "local": (pa.timestamp("us"), [datetime(1969, 12, 31, 23, 59, 59, 999999), datetime(2024, 2, 29)]),
+    "zoned": (pa.timestamp("us", "UTC"), [datetime(2024, 2, 29, 1, tzinfo=UTC)] * 2),
+    "seconds": (pa.timestamp("s"), [datetime(2024, 2, 29), datetime(1900, 1, 1)]),
+    "time": (pa.time64("us"), [clock(23, 59, 59, 999999), clock(0)]),
+    "numbers": (pa.list_(pa.int64()), [[1, None, -2], []]),
+    "texts": (pa.list_(pa.string()), [['a"b\\c,{}', None, "NULL", ""], ["x"]]),
+    "blobs": (pa.list_(pa.binary()), [[b"\x00\xff"], [None]]),
+    "dates": (pa.large_list(pa.date32()), [[date(2024, 2, 29)], []]),
+}
+
+
+def test_values_of_every_type_come_back_as_they_went(server: Server) -> None:
+    schema = pa.schema({"id": pa.int64(), **{name: kind for name, (kind, _) in EVERY.items()}})
+    columns = {"id": [1, 2, 3], **{name: [*values, None] for name, (_, values) in EVERY.items()}}
+    rows = pa.table(columns, schema)
+    opened = dd.sinks.postgres(server.url, 'odd "name" 100%?').open(TableShape("t", schema, ("id",)))
+    opened.prepare()
+    opened.write(TableChanges(pa.table({"id": [1, 2, 3]}), rows, 3), record(1), None)
+    assert opened.read().sort_by("id").to_pylist() == rows.to_pylist()
+    opened.prepare()  # it is the table that it made
+    assert opened.written() == record(1)
+    opened.close()
+
+
+def test_keys_of_nulls_are_found(server: Server) -> None:
+    schema = pa.schema({"a": pa.int64(), "b": pa.string(), "n": pa.int64()})
+    opened = dd.sinks.postgres(server.url, "t").open(TableShape("t", schema, ("a", "b")))
+    opened.prepare()
+    rows = pa.table({"a": [1, None, None, 2], "b": ["x", "x", None, None], "n": [1, 2, 3, 4]}, schema)
+    opened.write(TableChanges(None, rows, 4), record(1), None)
+    gone = pa.table({"a": [1, None, 2], "b": ["x", None, "z"]}, pa.schema({"a": pa.int64(), "b": pa.string()}))
+    opened.write(TableChanges(gone, rows.slice(0, 0), 2), record(2), record(1))
+    assert sorted(row["n"] for row in opened.read().to_pylist()) == [2, 4]
+    opened.close()
+
+
+def test_what_cannot_be_held_is_refused_by_name(server: Server) -> None:
+    for kind in (pa.struct({"x": pa.int64()}), pa.timestamp("ns"), pa.duration("s"), pa.list_(pa.list_(pa.int64()))):
+        opened = dd.sinks.postgres(server.url, "t").open(TableShape("t", pa.schema({"odd": kind}), None))
+        with pytest.raises(SinkRefused, match="cannot hold 'odd'"):
+            opened.prepare()
+        opened.close()
+
+
+def test_another_shape_is_refused_and_a_new_column_is_added(server: Server) -> None:
+    ask(server, "create table t (id bigint, city integer)")
+    wide = pa.schema({"id": pa.int64(), "city": pa.string(), "n": pa.int64()})
+    opened = dd.sinks.postgres(server.url, "t").open(TableShape("t", wide, ("id",)))
+    with pytest.raises(SinkRefused, match="'city' is integer, we write text"):
+        opened.prepare()
+    ask(server, "alter table t alter column city type text")
+    opened.prepare()
+    assert list(opened.columns("t")) == ["id", "city", "n"]  # type: ignore[attr-defined]
+    ask(server, "alter table t add column more text")
+    with pytest.raises(SinkRefused, match=r"we do not write: \['more'\]"):
+        opened.prepare()
+    opened.close()
+
+
+def test_a_constraint_of_the_table_ends_the_run_and_changes_nothing(server: Server, tmp_path: Path) -> None:
+    ask(server, "create table orders (id bigint primary key, city text check (city <> 'Genf'), amount bigint)")
+    land(tmp_path / "in", "1.csv", [*FIRST, (9, "Genf", 1)])
+    with flow().open(tmp_path / "state") as engine, pytest.raises(SinkRefused, match="CheckViolation"):
+        engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(server.url, "orders")})
+    assert ask(server, "select * from orders") == []
+
+
+def test_an_epoch_is_taken_once_and_a_second_writer_is_found(server: Server) -> None:
+    shape = TableShape("t", pa.schema({"id": pa.int64()}), None)
+    one, two = (dd.sinks.postgres(server.url, "t", mode="updates").open(shape) for _ in range(2))
+    one.prepare()
+    some = TableChanges(None, pa.table({"id": [1]}), 1)
+    one.write(some, record(1), None)
+    two.write(some, record(1), None)  # its answer was lost
+    assert ask(server, "select * from t") == [(1,)]
+    with pytest.raises(SinkAhead, match="another process"):
+        two.write(some, record(2), None)
+    assert ask(server, "select * from t") == [(1,)]
+    one.close()
+    two.close()
+
+
+def test_a_server_that_dies_is_waited_for(server: Server, tmp_path: Path) -> None:
+    sinks = {"orders": dd.sinks.postgres(server.url, "orders")}
+    land(tmp_path / "in", "1.csv", FIRST)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), sinks)
+        server.stop()
+        try:
+            with pytest.raises(SinkFailed, match="connect"):
+                dd.sinks.postgres(server.url, "orders").open(TableShape("t", pa.schema({"id": pa.int64()}), None))
+            land(tmp_path / "in", "2.csv", SECOND)
+            again = threading.Thread(target=lambda: (time.sleep(1), server.start()))
+            again.start()
+            engine.run(landing(tmp_path), sinks)
+        finally:
+            again.join()
+        assert ask(server, "select * from orders") == rows_of(engine, "orders")
+
+
+def test_a_table_may_be_in_another_schema(server: Server, tmp_path: Path) -> None:
+    ask(server, "create schema other")
+    land(tmp_path / "in", "1.csv", FIRST)
+    sink = dd.sinks.postgres(server.url, "orders", schema="other")
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), {"orders": sink})
+    assert ask(server, "select * from other.orders") == FIRST and sink.target.endswith("#other.orders")
+
+
+def test_passwords_are_shown_nowhere(server: Server, tmp_path: Path) -> None:
+    host = server.url.rpartition("host=")[2]
+    sink = dd.sinks.postgres(f"postgresql://postgres:Geheim7@/postgres?host={host}", "orders")
+    land(tmp_path / "in", "1.csv", FIRST)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), {"orders": sink})
+    assert "Geheim7" not in repr(sink) + sink.target + repr(manifest_of(tmp_path / "state"))
+    for path in (tmp_path / "state").rglob("*"):
+        assert path.is_dir() or b"Geheim7" not in path.read_bytes()
+    for address in ("postgresql//me:Geheim7@db", "postgresql://me:Geheim7@db/x?no=1"):
+        with pytest.raises(SpecError, match="none of Postgres") as refused:
+            dd.sinks.postgres(address, "t").target  # noqa: B018
+        assert "Geheim7" not in str(refused.value)
+    for port in ("1", "none"):
+        with pytest.raises(SinkFailed) as failed:
+            sink = dd.sinks.postgres(f"postgresql://me:Geheim7@127.0.0.1:{port}/x", "t")
+            sink.open(TableShape("t", pa.schema({}), None))
+        assert "Geheim7" not in str(failed.value)
+
+
+def test_it_is_spelled_as_an_address() -> None:
+    sink = spelled_sink("postgres://me@db:7/shop#t", "by_city", "changelog")
+    assert (sink.kind, sink.mode, sink.target) == ("postgres", "changelog", "postgresql://db:7/shop#t")
+    assert spelled_sink("postgres://me@db/shop", "by_city", None).target == "postgresql://db:5432/shop#by_city"
