@@ -48,8 +48,8 @@ class Exchange(NamedTuple):
     """Where rows come together: those of ``of``, by the columns ``by``, on a stage.
 
     ``number``: among the exchanges.  ``of``: its place among the flow's collections.  ``carried``: ``by``, and the
-    columns that are read there; none of `events`.  ``events``: whether it is of an input's
-    events, a row for each time of one, and not of its rows."""
+    columns that are read there, in the order of the collection's; none of `events`.  ``events``: whether it is of an
+    input's events, a row for each time of one, and not of its rows."""
 
     number: int
     stage: int
@@ -242,6 +242,5 @@ class _Cutter:
         made = self.exchanges.setdefault(
             known, Exchange(len(self.exchanges), stage, self.at[of], by, pa.schema([]), events)
         )
-        more = [name for name in of.schema.names if name not in by and (name in read or name in made.carried.names)]
-        fields = [of.schema.field(name) for name in (() if events else (*by, *more))]
-        self.exchanges[known] = made._replace(carried=pa.schema(fields))
+        names = set[str]() if events else {*by, *read, *made.carried.names}
+        self.exchanges[known] = made._replace(carried=pa.schema([each for each in of.schema if each.name in names]))

@@ -66,6 +66,11 @@ def made_of(orders: Any, customers: Any, notes: Any) -> dict[str, Callable[[], A
         "semi": lambda: orders.join(customers, on=on, how="semi", condition="amount > of"),
         "anti": lambda: customers.join(orders, on={"of": "customer"}, how="anti"),
         "full": lambda: orders.join(customers, on=on, how="full", condition="amount <> of"),
+        "left of what may be negative": lambda: (
+            orders.negate()
+            .negate()
+            .join(orders.project({"other": "id", "n": "customer"}), on={"customer": "n"}, how="left")
+        ),
         "less than none": lambda: customers.join(notes, on="city").negate(),
         "upserts": lambda: joined().to_upserts("id"),
         "upserts by city": lambda: joined().to_upserts("city", on_conflict="all"),
@@ -191,6 +196,18 @@ def test_where_an_input_stands_it_is_looked_into_and_what_moves_is_sent_once() -
     assert "looks into customers of stage 0" in str(stages)
     # What stands by the same columns on both sides does not move.
     assert [each.number for each in cut(flow_of(["itself by key"], False)).exchanges] == []
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_rows_that_came_together_are_subtracted_in_their_own_columns(partitions: int) -> None:
+    # They came with those first that they met by; what was matched then did not cancel them, or had other types.
+    flow = flow_of(["left of what may be negative"], False)
+    hands = Hands(flow, MemoryStore(), partitions, random.Random(3))
+    orders = pa.table({"id": [1, 2], "customer": [2, 7], "amount": [5, 6], "gone": [False, False]})
+    with flow_of(["left of what may be negative"], False).open() as engine:
+        compare(hands, engine, {"orders": orders})
+        compare(hands, engine, {"orders": orders.take([1, 0, 0])})
+    hands.close()
 
 
 class Beside(Operator):
