@@ -170,9 +170,11 @@ class EpochLog:
         O(epochs kept).
         """
         before = self.manifest_log.manifest.receipts
-        taken = min((sink.epoch for sink in self.sinks.values()), default=epoch.epoch)
-        over = before[: max(0, len(before) + 1 - self.keep)]
-        return (*(each for each in over if each.epoch > taken), *before[len(over) :], epoch)
+        over = max(0, len(before) + 1 - self.keep)
+        if over and self.sinks:
+            taken = min(sink.epoch for sink in self.sinks.values())
+            over = sum(each.epoch <= taken for each in before[:over])
+        return (*before[over:], epoch)
 
     def past(self, epoch: int) -> PastSchemas | None:
         """The columns that an epoch was committed with; None where the plan has them still.  O(past columns)."""

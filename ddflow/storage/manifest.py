@@ -256,9 +256,9 @@ def _read(body: bytes) -> Manifest:
         raise ValueError(f"the epochs {until} of its past columns do not ascend to {manifest.epoch}")
     for fed in manifest.fed.values():
         fed.check(manifest.epoch)
-    ahead = [name for name, sink in manifest.sinks.items() if sink.epoch > manifest.epoch]
-    if ahead:
-        raise ValueError(f"the sinks {ahead} have acknowledged later epochs than {manifest.epoch}")
+    for name, sink in manifest.sinks.items():
+        if sink.epoch > manifest.epoch:
+            raise ValueError(f"the sink {name} has acknowledged epoch {sink.epoch}, which is later than its own")
     inventories = manifest.inventories
     if len({blob.name for blob in inventories}) < len(inventories):
         raise ValueError("two of its inventories are the same file")
@@ -270,8 +270,9 @@ def _read(body: bytes) -> Manifest:
         raise ValueError("its secret is not two words of 64 bits")
     if _too_deep(manifest.plan):
         raise ValueError(f"its plan is nested deeper than {DEPTH} levels")
-    if _too_deep({name: source.position for name, source in manifest.sources.items()}):
-        raise ValueError(f"a position of its sources is nested deeper than {DEPTH} levels")
+    for name, source in manifest.sources.items():
+        if _too_deep({"position": source.position}):
+            raise ValueError(f"the position of its source {name} is nested deeper than {DEPTH} levels")
     return manifest
 
 

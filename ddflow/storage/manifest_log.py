@@ -154,9 +154,10 @@ class ManifestLog:
     def signed(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
         """Receipts as the next manifest has them: that of the newest epoch with the digest of its manifest."""
         last = self.manifest.epoch
-        return tuple(
-            replace(each, digest=self.digest) if each.epoch == last and not each.digest else each for each in receipts
-        )
+        for number, each in enumerate(receipts):
+            if each.epoch == last and not each.digest:
+                return (*receipts[:number], replace(each, digest=self.digest), *receipts[number + 1 :])
+        return receipts
 
     def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
         """Take over the manifests that others left, to be swept when their time is over.  O(those).
