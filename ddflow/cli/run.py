@@ -56,7 +56,7 @@ Modes = Annotated[
         "--mode",
         metavar="OUTPUT=MODE",
         show_default=False,
-        help="How rows are written: upsert, changelog, retract, updates. May be repeated.",
+        help="How rows are written: upsert, changelog, retract, debezium, updates. May be repeated.",
     ),
 ]
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
-Mode = Literal["upsert", "changelog", "retract", "updates"]
+Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
 
 
 class Polled(NamedTuple):
@@ -143,7 +143,7 @@ class TableSink(ABC):
     """Where the epochs of an output go, as it is declared.  ``kind``: one word, in manifests."""
 
     kind: ClassVar[str]
-    modes: ClassVar[tuple[Mode, ...]] = ("upsert", "changelog", "retract", "updates")
+    modes: ClassVar[tuple[Mode, ...]] = ("upsert", "changelog", "retract", "debezium", "updates")
     mode: Mode
 
     @property

@@ -6,6 +6,7 @@ one that came n times is written n times. ``upsert`` needs a key by which no two
     upsert      the keys whose rows changed, and the rows that they have now
     changelog   the row, ``_change_type`` (insert, delete, update_preimage, update_postimage) and ``_commit_version``
     retract     ``_retract``, then the row; retractions first
+    debezium    messages in Debezium's envelope: ``key`` and ``value`` as JSON
     updates     the row, ``_time``, ``_diff``, as a step gave them
 
 >>> updates = pa.table({"id": [1, 1, 2], "n": [5, 6, 7], "_time": [3, 3, 3], "_diff": [-1, 1, 1]})
@@ -17,7 +18,7 @@ one that came n times is written n times. ``upsert`` needs a key by which no two
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from ddflow.columns.names import DELETED, DIFF, TIME
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.connectors.attached import Mode, TableChanges
+from ddflow.connectors.change_messages import MESSAGES, Net, messages, rows_of
 from ddflow.errors import CountOverflow, NotUnique
 from ddflow.kernels.accumulate import net
 
@@ -37,14 +39,6 @@ RETRACT: Final = "_retract"
 KINDS: Final = ("delete", "insert", "update_preimage", "update_postimage")
 
 
-class Net(NamedTuple):
-    """The net of some updates.  ``rows``: distinct.  ``diffs``: of each, never 0.  ``keys``: the number of its key."""
-
-    rows: pa.Table
-    diffs: Ints
-    keys: Ints
-
-
 def shaped(mode: Mode, updates: pa.Schema) -> pa.Schema:
     """The columns of a table in a mode, of an output whose updates have these."""
     row = [field for field in updates if field.name not in (TIME, DIFF, DELETED)]
@@ -52,11 +46,18 @@ def shaped(mode: Mode, updates: pa.Schema) -> pa.Schema:
         row += [pa.field(CHANGE, pa.string()), pa.field(VERSION, pa.int64())]
     elif mode == "retract":
         row = [pa.field(RETRACT, pa.bool_()), *row]
+    elif mode == "debezium":
+        row = list(MESSAGES)
     return updates if mode == "updates" else pa.schema(row)
 
 
-def changes(mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int, secret: Secret) -> TableChanges:
-    """What an epoch's updates are to a target.  O(n).  Raises `NotUnique`, `CountOverflow`."""
+def changes(
+    mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int, secret: Secret, output: str = ""
+) -> TableChanges:
+    """What an epoch's updates are to a target.  ``output``: as messages name it.  O(n).
+
+    Raises `NotUnique`, `CountOverflow`.
+    """
     if mode == "updates":
         return TableChanges(None, updates, updates.num_rows)
     if DIFF not in updates.schema.names:
@@ -65,6 +66,8 @@ def changes(mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int
     schema = shaped(mode, updates.schema)
     if mode == "upsert":
         return _upserts(of, key or (), schema)
+    if mode == "debezium":
+        return TableChanges(None, messages(of, key, epoch, output), of.diffs.size)
     if mode == "retract":
         order = np.argsort(of.diffs > 0, kind="stable")
         rows = of.rows.take(pa.array(order)).append_column(RETRACT, pa.array(of.diffs[order] < 0))
@@ -86,8 +89,13 @@ def changes(mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int
     return TableChanges(None, _repeated(rows, diffs).cast(schema), order.size)
 
 
-def folded(mode: Mode, table: pa.Table) -> pa.Table:
-    """The rows that a table in a mode says are there, with ``_diff``.  O(n)."""
+def folded(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
+    """The rows that a table in a mode says are there, with ``_diff``, of an output whose updates have these columns.
+
+    O(n).  Raises `SinkRefused`.
+    """
+    if mode == "debezium":
+        return rows_of(table, shaped("upsert", updates))
     diffs: Ints = np.ones(table.num_rows, np.int64)
     if mode == "changelog":
         gone = pa.array(["delete", "update_preimage"])
@@ -98,6 +106,21 @@ def folded(mode: Mode, table: pa.Table) -> pa.Table:
         diffs = np.array(one_chunk(table.column(DIFF)), np.int64)
     beside = [name for name in (CHANGE, VERSION, RETRACT, TIME, DIFF) if name in table.schema.names]
     return table.drop_columns(beside).append_column(DIFF, pa.array(diffs))
+
+
+def with_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.Table:
+    """Upserts as one table: its rows with ``_deleted``, true for keys whose rows are gone, null beside.  O(n)."""
+    assert made.gone is not None
+    n = made.rows.num_rows
+    keys = pa.concat_tables([made.rows.select(list(key)), made.gone.select(list(key))])
+    gone = made.gone.filter(pa.array(_numbered(keys, secret)[n:] >= n))
+    fields = [field if field.name in key else field.with_nullable(True) for field in made.rows.schema]
+    schema = pa.schema([*fields, pa.field(DELETED, pa.bool_())])
+    nulls = {field.name: pa.nulls(gone.num_rows, field.type) for field in fields if field.name not in key}
+    deleted = pa.table({**dict(zip(gone.schema.names, gone.columns, strict=True)), **nulls})
+    parts = [(deleted, True), (made.rows, False)]
+    tables = [part.append_column(DELETED, pa.array(np.full(part.num_rows, flag))) for part, flag in parts]
+    return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables])
 
 
 def netted(updates: pa.Table, secret: Secret) -> pa.Table:

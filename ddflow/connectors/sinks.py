@@ -27,10 +27,10 @@ def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
         The file; made where there is none.
     table : str
         Its name; made where there is none.
-    mode : {"upsert", "changelog", "retract", "updates"}
+    mode : {"upsert", "changelog", "retract", "debezium", "updates"}
         How rows are written.  "upsert": rows are replaced by a key that the plan proves.  "changelog": each change is a
-        row, with ``_change_type`` and ``_commit_version``.  "retract": with ``_retract``.  "updates": with ``_time``
-        and ``_diff``.
+        row, with ``_change_type`` and ``_commit_version``.  "retract": with ``_retract``.  "debezium":
+        messages, as ``key`` and ``value``.  "updates": with ``_time`` and ``_diff``.
 
     Returns
     -------
@@ -119,7 +119,7 @@ def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSi
     ----------
     folder : str or path
         Made where there is none; of one output.
-    mode : {"changelog", "retract", "updates"}
+    mode : {"changelog", "retract", "debezium", "updates"}
         As of `sqlite`; rows are only added.
 
     Returns

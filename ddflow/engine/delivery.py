@@ -160,7 +160,7 @@ class Delivery:
         """Give an empty table all rows that the output has now."""
         # What a new output held before is given by the next step.
         held = self._held().slice(0, 0 if self.name in self.dataflow.owed else None)
-        made = changes(self.sink.mode, held, self.key, self.durable.epoch, self.dataflow.secret)
+        made = changes(self.sink.mode, held, self.key, self.durable.epoch, self.dataflow.secret, self.name)
         if made.net:
             self._write(made, self.durable.epoch)
         self.at = self.durable.epoch
@@ -195,7 +195,7 @@ class Delivery:
             for receipt in self.durable.log.manifest_log.manifest.receipts:
                 if receipt.epoch > self.at:
                     updates = self.durable.gained(receipt, self.name, self.dataflow)
-                    made = changes(self.sink.mode, updates, self.key, receipt.epoch, self.dataflow.secret)
+                    made = changes(self.sink.mode, updates, self.key, receipt.epoch, self.dataflow.secret, self.name)
                     if made.net:
                         self._write(made, receipt.epoch)
                     self.at = receipt.epoch
@@ -227,12 +227,13 @@ class Delivery:
 
     def difference(self) -> TableChanges:
         """What the target's table lacks of the rows that are held, and has more.  O(rows of both)."""
-        theirs, ours = folded(self.sink.mode, self.table.read()), self._held()
+        ours = self._held()
+        theirs = folded(self.sink.mode, self.table.read(), ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
         gone = self._stamped(gone.select([*names, DIFF])).cast(ours.schema)
         both = netted(pa.concat_tables([gone, ours]).combine_chunks(), self.dataflow.secret)
-        return changes(self.sink.mode, both, self.key, self.durable.epoch, self.dataflow.secret)
+        return changes(self.sink.mode, both, self.key, self.durable.epoch, self.dataflow.secret, self.name)
 
     def sync(self, adopt: bool, dry: bool) -> TableChanges:
         """Give the target the difference, and the record of this epoch.  As `difference`; raises `SinkRefused`.

@@ -61,7 +61,7 @@ def test_a_view_is_kept_in_a_table(server: Server, tmp_path: Path) -> None:
     assert ask(server, "select table_name, epoch from _ddflow_written") == [("by_city", 2), ("orders", 2)]
 
 
-@pytest.mark.parametrize("mode", ["changelog", "retract", "updates"])
+@pytest.mark.parametrize("mode", ["changelog", "retract", "debezium", "updates"])
 def test_logs_fold_to_what_is_held(server: Server, tmp_path: Path, mode: Any) -> None:
     sink = dd.sinks.postgres(server.url, "by_city", mode=mode)
     with flow().open(tmp_path / "state") as engine:
@@ -69,7 +69,7 @@ def test_logs_fold_to_what_is_held(server: Server, tmp_path: Path, mode: Any) ->
             land(tmp_path / "in", f"{number}.csv", rows)
             engine.run(landing(tmp_path), {"by_city": sink})
         delivery = Delivery(engine.calls, "by_city", sink)
-        there = folded(mode, delivery.table.read())
+        there = folded(mode, delivery.table.read(), delivery.dataflow.output_schema("by_city"))
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
         for row in there.to_pylist():

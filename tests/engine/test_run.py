@@ -107,7 +107,7 @@ def test_files_go_through_a_state_into_a_table(tmp_path: Path, kind: str) -> Non
     assert expected == [("Basel", 1, 1), ("Bern", 1, 6), ("Chur", 2, 12)]
 
 
-@pytest.mark.parametrize("mode", ["changelog", "retract", "updates"])
+@pytest.mark.parametrize("mode", ["changelog", "retract", "debezium", "updates"])
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb", "parquet"])
 def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None:
     from ddflow.connectors.modes import folded
@@ -124,9 +124,10 @@ def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None
 
         delivery = Delivery(engine.calls, "by_city", sink)
         there = delivery.table.read()
+        updates = delivery.dataflow.output_schema("by_city")
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
-        for row in folded(mode, there).to_pylist():
+        for row in folded(mode, there, updates).to_pylist():
             diff = row.pop("_diff")
             found[tuple(row.values())] = found.get(tuple(row.values()), 0) + diff
         assert sorted(row for row, n in found.items() if n) == rows_of(engine, "by_city")

@@ -1,9 +1,9 @@
-"""How messages are read: ``dd.formats``, for ``format=`` of `ddflow.Flow.upserts`.
+"""How messages are read: ``dd.formats``, for ``format=`` of `ddflow.Flow.upserts`; and written.
 
 Invariant: a batch of messages goes in and a batch of upserts comes out, by a library's parser (DuckDB's; extra
 ``duckdb``), never message by message. The rooms: `base` (what a format is), `messages` (what comes), `envelope` (what
-is inside), `parse` (JSON), `cells` with `decimals` and `times` (values in declared types), `keys`, `positions`; and a
-file for each format.
+is inside), `parse` (JSON), `cells` with `decimals` and `times` (values in declared types), `keys`, `positions`; a
+file for each format; and `written`, the other way.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow, columns = dd.Flow(), {"id": pa.int64(), "city": pa.string()}
@@ -24,9 +24,10 @@ from ddflow.connectors.formats.mysql_feeds import Canal, Maxwell
 from ddflow.connectors.formats.plain import Custom, PlainJson
 from ddflow.connectors.formats.wal2json import Wal2Json
 from ddflow.connectors.formats.wrapped import DeltaFeed, Kcat
+from ddflow.connectors.formats.written import write
 from ddflow.errors import SpecError
 
-__all__ = ["Format", "canal", "custom", "debezium", "delta_cdf", "kcat", "maxwell", "plain_json", "wal2json"]
+__all__ = ["Format", "canal", "custom", "debezium", "delta_cdf", "kcat", "maxwell", "plain_json", "wal2json", "write"]
 
 KINDS: Final[dict[str, type[Format]]] = {
     each.kind: each for each in (Debezium, Maxwell, Canal, Wal2Json, Kcat, DeltaFeed, PlainJson, Custom)

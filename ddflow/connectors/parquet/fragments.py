@@ -39,7 +39,7 @@ class ParquetFragments(TableSink):
     folder: str
     mode: Mode = "changelog"
     kind: ClassVar[str] = "parquet"
-    modes: ClassVar[tuple[Mode, ...]] = ("changelog", "retract", "updates")
+    modes: ClassVar[tuple[Mode, ...]] = ("changelog", "retract", "debezium", "updates")
 
     @property
     def target(self) -> str:
