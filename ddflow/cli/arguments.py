@@ -56,11 +56,12 @@ Format = Annotated[
     str | None,
     typer.Option(
         "--format",
-        metavar="EXTENSION",
+        metavar="FORMAT",
         show_default=False,
         rich_help_panel=FILES,
         help="What the files are, whatever their names say: csv, tsv, jsonl, json, parquet, csv.gz, ... For standard "
-        "input; without, its first bytes tell.",
+        "input; without, its first bytes tell. Or the message that each line is: debezium, debezium-flat, maxwell, "
+        "canal, wal2json, kcat:debezium, ...",
     ),
 ]
 Delimiter = Annotated[

@@ -27,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 import ddflow as dd
+from ddflow.cli.messages import columns_of, message_format
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT
 from ddflow.cli.progress import Tick
@@ -36,7 +37,8 @@ from ddflow.connectors.files import FilePosition, FilesSource, open_files
 from ddflow.connectors.files.types import parse_types
 from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError, StateRefused
-from ddflow.plan.rebuild import inputs
+from ddflow.plan.bind import Bound
+from ddflow.plan.rebuild import bounds
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
 from ddflow.time import NEVER
@@ -48,11 +50,22 @@ def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
     Raises what `open_files` raises.
     """
     known = None if ask.state is None else _columns(ask.state, ask.trust)
-    given = open_files(ask.inputs, parse_types(ask.types or ()), required, known, asked_how(ask, skipped))
+    if message_format(ask.format) is None:
+        given = open_files(ask.inputs, parse_types(ask.types or ()), required, known, asked_how(ask, skipped))
+    else:
+        given = open_files(ask.inputs, how=asked_how(ask, skipped))
     skipped.check(given.files)
     if given.changes:
         say(f"columns: {given.changes.text}", err=True)
     return given
+
+
+def declared(ask: Ask, given: FilesSource) -> pa.Schema:
+    """The columns of the rows of a run: those of its files, or, of messages, of its state or of what these show."""
+    if ask.format is None or message_format(ask.format) is None:
+        return given.schema
+    known = None if ask.state is None else _columns(ask.state, ask.trust)
+    return columns_of(given, ask.format, parse_types(ask.types or ())) if known is None else known
 
 
 def _columns(state: str, trust: str) -> pa.Schema | None:
@@ -60,10 +73,13 @@ def _columns(state: str, trust: str) -> pa.Schema | None:
     try:
         with opened_store(state, trust=trust) as store:
             manifest = newest(store)
-            found = {} if manifest is None else inputs(manifest.plan, store.where)
+            found = {} if manifest is None else bounds(manifest.plan, store.where)
     except StateRefused:
         return None  # made, or refused in full words, when it is opened to be written to
-    return found[INPUT][0] if INPUT in found else None
+    if INPUT not in found:
+        return None
+    bound = found[INPUT]
+    return bound.target.columns if isinstance(bound, Bound) and bound.format is not None else bound.schema
 
 
 def epochs(

@@ -27,12 +27,12 @@ import typer
 from ddflow.cli.reading import rows_of
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files
+from ddflow.connectors.files.kinds import COLUMNAR, MESSAGES
 from ddflow.engine.logs import Full
 from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable, SchemaMismatch
 from ddflow.plan.bind import Bound, bind
-from ddflow.plan.rebuild import inputs
-from ddflow.plan.spec import Upsert
+from ddflow.plan.rebuild import bounds
 from ddflow.storage.opening import opened_store
 
 
@@ -40,21 +40,27 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
     """An input of a state; the only one by default.  Raises `NotReadable`, and what opening raises."""
     with opened_store(state, trust=trust) as store:
         manifest = found(store)
-    known = inputs(manifest.plan, store.where)
+    known = bounds(manifest.plan, store.where)
     if name is None and len(known) != 1:
         raise NotReadable(f"an input of {state}", f"it has {list(known)}", "say which: --input NAME")
     if name is not None and name not in known:
         raise NotReadable(f"the input {name!r} of {state}", "it has none of that name", did_you_mean(name, known))
     name = next(iter(known)) if name is None else name
-    schema, spec = known[name]
-    if not isinstance(spec, Upsert):
+    bound = known[name]
+    if not isinstance(bound, Bound):
         why = "it is of differences, which have no keys"
         raise NotReadable(f"the input {name!r} of {state}", why, "name an input of upserts: --input NAME")
-    return bind(name, schema, spec)
+    return bind(name, bound.schema, bound.spec, bound.format)
 
 
 def log_of(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> FilesSource:
-    """Files as the log of an input, in its columns; others are refused.  Raises what `open_files` raises."""
+    """Files as the log of an input, in its columns; others are refused.  Raises what `open_files` raises.
+
+    Where it takes messages, text files have one in each line, and others have their columns.
+    """
+    if bound.format is not None and not bound.format.of_rows:
+        columnar = [path for path in paths if path.lower().endswith(COLUMNAR)]
+        return open_files(paths, how=how if columnar or how.kind is not None else replace(how, kind=MESSAGES))
     types = dict(zip(bound.schema.names, bound.schema.types, strict=True))
     given = open_files(paths, types, bound.required, bound.schema, how)
     if more := [name for name in given.schema.names if name not in types]:

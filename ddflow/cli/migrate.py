@@ -70,7 +70,7 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
 
     check_usage(ask, sides=False)
 
-    from ddflow.cli.continued import epochs, opened
+    from ddflow.cli.continued import declared, epochs, opened
     from ddflow.cli.log import marked
     from ddflow.cli.once import target
     from ddflow.cli.plan import INPUT, names, planned
@@ -80,7 +80,7 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
 
     skipped = Skipped(allowed=False)
     given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])], skipped)
-    flow, new = planned(ask, given.schema), str(ask.state)
+    flow, new = planned(ask, declared(ask, given)), str(ask.state)
     out, parts = target(ask, flow, given), marked(given.files, full, scope)
 
     def feed(engine: Any, least: int, told: Told) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import ddflow as dd
-from ddflow.cli.continued import epochs, opened, told
+from ddflow.cli.continued import declared, epochs, opened, told
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
 from ddflow.cli.progress import Tick, progress
@@ -45,7 +45,7 @@ def run(ask: Ask) -> None:
     began = perf_counter()
     skipped = Skipped(ask.skip_bad_files)
     given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])], skipped)
-    flow = planned(ask, given.schema)
+    flow = planned(ask, declared(ask, given))
     out = target(ask, flow, given)
     sides = _sides(ask, flow, given)
     updates, counts = 0, dict[str, int]()

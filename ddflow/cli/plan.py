@@ -21,6 +21,7 @@ import pyarrow.types as pat
 import typer
 
 import ddflow as dd
+from ddflow.cli.messages import message_format
 from ddflow.cli.options import Ask
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
@@ -49,6 +50,8 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
         raise typer.BadParameter("--json writes to stdout, so the rows need another place: give -o FILE")
     if sides and (ask.stale != "drop") != (ask.stale_output is not None):
         raise typer.BadParameter("--stale mark or side and --stale-output FILE need each other")
+    if ask.whole and message_format(ask.format) is not None:
+        raise typer.BadParameter(f"--format {ask.format} is of messages, which are no full contents: use ddflow diff")
     if ask.stale_output is not None and ask.output == str(ask.stale_output):
         raise typer.BadParameter("--output and --stale-output name the same file: give each its own")
     if ask.max_absent is not None:
@@ -188,7 +191,7 @@ def planned(ask: Ask, schema: pa.Schema) -> dd.Flow:
     Raises `SpecError` or `ExpressionError`, naming what does not fit.
     """
     flow = dd.Flow()
-    rows: dd.Collection = flow.upserts(INPUT, schema, upsert(ask, schema))
+    rows: dd.Collection = flow.upserts(INPUT, schema, upsert(ask, schema), format=message_format(ask.format))
     for predicate in ask.filter_ or ():
         rows = rows.filter(predicate)
     if ask.project:

@@ -34,12 +34,13 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 import ddflow as dd
+from ddflow.cli.messages import FORMATS, KCAT, message_format
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, most_absent, names
 from ddflow.cli.progress import Tick
 from ddflow.cli.say import say
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
-from ddflow.connectors.files.kinds import Dialect, named
+from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
 from ddflow.connectors.files.read_text import typed
 from ddflow.connectors.protocol import PositionedRows
@@ -50,6 +51,7 @@ from ddflow.errors import (
     NullKey,
     OutOfScope,
     SchemaMismatch,
+    SpecError,
     TieRefused,
     TooManyAbsent,
     UnreadableInput,
@@ -99,7 +101,18 @@ def how(
 ) -> FileOptions:
     """How the files of a command line are written.  Raises `SpecError`."""
     dialect = Dialect(delimiter, tuple(null or ()), encoding)
-    return FileOptions(dialect=dialect, kind=None if format is None else named(format))
+    return FileOptions(dialect=dialect, kind=_kind(format))
+
+
+def _kind(format: str | None) -> Kind | None:
+    """What all files are.  Raises `SpecError`."""
+    if format is None:
+        return None
+    try:
+        return MESSAGES if message_format(format) is not None else named(format)
+    except SpecError as error:
+        words = ", ".join([*FORMATS, f"{KCAT}..."])
+        raise SpecError(error.asked, error.found, f"{error.remedy}; of messages: {words}") from None
 
 
 def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:

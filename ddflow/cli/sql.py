@@ -82,19 +82,25 @@ def sql(
     group by c.city" orders=monday.csv:key=id orders=tuesday.csv customers=customers.csv:key=id --diff -o changes.csv`
     """
     import ddflow as dd
+    from ddflow.cli.messages import columns_of, message_format
     from ddflow.cli.reading import how
     from ddflow.connectors.files import open_files
     from ddflow.connectors.files.types import parse_types
 
-    options = how(format, delimiter, null, encoding)
+    options, of = how(format, delimiter, null, encoding), message_format(format)
     flow, given = dd.Flow(), dict[str, Any]()
     for name, parts in _grouped(tables).items():
         told = _options(name, parts)
         spec = _spec(told) if "key" in told else None
+        declared, paths = parse_types(types or ()), [each.file for each in parts]
+        if of is not None and format is not None:
+            found = given[name] = open_files(paths, how=options)
+            if spec is None:
+                raise typer.BadParameter(f"messages are upserts: write {name}=FILE:key=COLUMNS")
+            flow.upserts(name, columns_of(found, format, declared), spec, format=of)
+            continue
         required = [told["diff"]] if "diff" in told else [] if spec is None else [*spec.key, *spec.order_by]
-        found = given[name] = open_files(
-            [each.file for each in parts], parse_types(types or ()), required, None, options
-        )
+        found = given[name] = open_files(paths, declared, required, None, options)
         if spec is None:
             flow.updates(name, found.schema, told.get("diff"))
         else:

@@ -32,6 +32,7 @@ import pyarrow as pa
 
 from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.files.kinds import kind_of
+from ddflow.connectors.files.read_lines import blocks, filled
 from ddflow.connectors.files.source import FileOptions, FilePosition, open_files
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
 
@@ -217,24 +218,15 @@ class FollowedFiles(OpenSource):
         return SourceChanged(f"read {self._path(file)}", found, remedy)
 
 
-def _lines(path: str, rows: int, before: int, most: int = 1 << 22) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _lines(path: str, rows: int, before: int) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The lines of a file as messages, behind so many of them.  ``before``: what is added to their numbers."""
     try:
         with pa.input_stream(path) as file:
-            rest, number = b"", 0
-            while True:
-                block = file.read(most)
-                parts = (rest + block).split(b"\n")
-                rest = parts.pop() if block else b""
-                offsets = range(number, number + len(parts))
-                number += len(parts)
-                kept = [(line, at) for line, at in zip(parts, offsets, strict=True) if at >= rows and line.strip()]
-                if kept:
-                    values, places = zip(*kept, strict=True)
-                    numbered = pa.array([before + place for place in places], pa.int64())
-                    columns = {"value": pa.array(values, pa.binary()), "offset": numbered}
-                    yield pa.record_batch(columns), number
-                if not block:
-                    return
+            for number, lines in blocks(file):
+                values, places = filled(lines.slice(max(rows - number, 0)))
+                after = number + len(lines)
+                if len(values):
+                    offsets = pa.array(places + (before + max(rows, number)))
+                    yield pa.record_batch({"value": values, "offset": offsets}), after
     except (OSError, pa.ArrowException) as error:
         raise UnreadableInput(path, str(error), "see to the file") from None

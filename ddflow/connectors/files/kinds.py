@@ -29,6 +29,8 @@ class Kind(NamedTuple):
 
 CSV, TSV, JSON, ARRAY = "CSV", "TSV", "JSON lines", "JSON"
 PARQUET, ARROW, STREAM = "Parquet", "Arrow", "Arrow stream"
+MESSAGES: Final = Kind("messages")
+"""A message of a format in each line; no name says so."""
 WRAPS: Final = {".gz": "gzip", ".zst": "zstd"}
 _TEXTS: Final = {
     ".csv": Kind(CSV),
@@ -45,6 +47,8 @@ _PLAIN: Final = {
     ".arrows": Kind(STREAM),
     **_TEXTS,
 }
+COLUMNAR: Final = tuple(ending for ending in _PLAIN if ending not in _TEXTS)
+"""The endings of files that have columns with types."""
 KINDS: Final = _PLAIN | {
     ending + wrap: kind._replace(wrapped=how) for ending, kind in _TEXTS.items() for wrap, how in WRAPS.items()
 }

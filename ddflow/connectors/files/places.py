@@ -102,7 +102,7 @@ class Stdin(Place):
     def kind(self) -> Kind:
         """The kind given, or what its first bytes look like."""
         if self._kind is None:
-            wrapped = next((how for magic, how in _MAGIC.items() if self._beginning().startswith(magic)), None)
+            wrapped = next((how for magic, how in MAGIC.items() if self._beginning().startswith(magic)), None)
             plain = pa.BufferReader(self._beginning())
             stream = plain if wrapped is None else pa.CompressedInputStream(plain, wrapped)
             self._kind = sniffed(stream.read(4096))._replace(wrapped=wrapped)
@@ -146,7 +146,7 @@ class Stdin(Place):
             self._copy.close()
 
 
-_MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class _Joined(io.RawIOBase):

@@ -21,7 +21,7 @@ days, and the one that differs is the one whose rows would be wrong.  What a row
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,12 +29,27 @@ import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
+from ddflow.connectors.files.changes import Changes
 from ddflow.connectors.files.guess import ANY, Possible, guess
-from ddflow.connectors.files.kinds import ARRAY, ARROW, CSV, JSON, PARQUET, PLAIN, STREAM, TSV, Dialect, Kind, is_json
+from ddflow.connectors.files.kinds import (
+    ARRAY,
+    ARROW,
+    CSV,
+    JSON,
+    MESSAGES,
+    PARQUET,
+    PLAIN,
+    STREAM,
+    TSV,
+    Dialect,
+    Kind,
+    is_json,
+)
 from ddflow.connectors.files.places import Place, listed
 from ddflow.connectors.files.read_columnar import ArrowFile, ParquetFile
 from ddflow.connectors.files.read_csv import CsvFile
 from ddflow.connectors.files.read_json import JsonFile
+from ddflow.connectors.files.read_lines import LinesFile
 from ddflow.connectors.files.read_text import Declare, TextFile, typed
 from ddflow.connectors.files.reading import File, Types, described, is_empty
 from ddflow.connectors.files.types import parse_type, spelled_type
@@ -42,7 +57,12 @@ from ddflow.connectors.files.wire import holds, restored
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
 
 _TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
-_OTHERS: Mapping[str, type[File]] = {PARQUET: ParquetFile, ARROW: ArrowFile, STREAM: ArrowFile}
+_OTHERS: Mapping[str, type[File]] = {
+    PARQUET: ParquetFile,
+    ARROW: ArrowFile,
+    STREAM: ArrowFile,
+    MESSAGES.name: LinesFile,
+}
 
 
 class FilePosition(NamedTuple):
@@ -82,29 +102,6 @@ class FileOptions:
 
 
 AS_USUAL: Final = FileOptions()
-
-
-@dataclass
-class Changes:
-    """The files in which columns first come up that were not there before, and those that lack columns which were."""
-
-    new: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, list[str]] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.new or self.missing or self.unused)
-
-    @property
-    def text(self) -> str:
-        """A line for people."""
-        new = ", ".join(f"{name!r} ({file})" for name, file in self.new.items())
-        missing = ", ".join(
-            f"{name!r} ({files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''})"
-            for name, files in self.missing.items()
-        )
-        parts = [f"{what} {which}" for what, which in (("new", new), ("missing", missing)) if which]
-        return "; ".join([*parts, *self.unused])
 
 
 class FilesSource:
@@ -249,6 +246,10 @@ class FilesSource:
                 if rows > taken:
                     yield batch.slice(max(taken - (rows - batch.num_rows), 0)), FilePosition(file, rows)
             yield pa.RecordBatch.from_pylist([], self.schema), FilePosition(file, rows, finished=True)
+
+    def messages(self) -> pa.Array:
+        """The first messages of each file of such.  O(files), and 2 MiB of each."""
+        return pa.concat_arrays([each.first() for each in self._readers if isinstance(each, LinesFile)])
 
     def place(self, position: FilePosition) -> str:
         """The file, and the row that is next, where that is not the first."""

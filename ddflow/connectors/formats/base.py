@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.schema import one_chunk, plain
+from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
 from ddflow.errors import BadMessage, SpecError
@@ -134,6 +135,11 @@ class Format:
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """The upserts of some messages.  O(bytes).  Those that cannot be read are marked in ``bad``."""
         raise NotImplementedError
+
+    def examples(self, values: pa.Array) -> Examples | None:
+        """What the values of some messages show of the rows within; None where they do not tell.  O(bytes)."""
+        del values
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """Its kind, and its options that are not as usual."""

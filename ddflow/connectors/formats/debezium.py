@@ -43,6 +43,7 @@ from ddflow.connectors.formats.enveloped import (
     Enveloped,
     Envelopes,
 )
+from ddflow.connectors.formats.examples import Examples, shown
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
 from ddflow.errors import SpecError
@@ -79,6 +80,10 @@ class Debezium(Enveloped):
                 absent[name] = here
                 inside = _without(inside, made.after, name, here)
         return made._replace(inside=inside, absent=absent)
+
+    def examples(self, values: pa.Array) -> Examples:
+        """See `Format`: the rows after changes, or before."""
+        return shown(values, ["$"]) if self.flattened else shown(values, ["$.after", "$.before"], ("after",))
 
     def _nested(self, messages: Messages, target: Target) -> Envelopes:
         """Messages with an envelope."""

@@ -1,9 +1,9 @@
 """Cells of messages as decimals: Connect's bytes in base64, text, or a double.
 
 Invariant: what comes out is the number that was written, or an error: bytes are the unscaled number, two's complement,
-greatest byte first, whose scale the message's schema or the declared type has; text keeps every digit, and a fraction
-that stands as a number in JSON has 15 digits or fewer; only a double, which was one at the source already, is rounded
-to the declared digits. Nothing loops over numbers.
+greatest byte first, whose scale the message's schema or the declared type has; text keeps every digit, and a number
+that stands bare in JSON is read as such text, of 15 digits or fewer where it is a fraction; only a double, which was
+one at the source already, is rounded to the declared digits. Nothing loops over numbers.
 
 >>> decimals(pa.array(["AMg=", "nA==", None]), pa.decimal128(6, 2)).to_pylist()
 [Decimal('2.00'), Decimal('-1.00'), None]
@@ -11,6 +11,8 @@ to the declared digits. Nothing loops over numbers.
 [Decimal('1.50')]
 >>> decimals(pa.array(["1.50"]), pa.decimal128(6, 2), "string").to_pylist()
 [Decimal('1.50')]
+>>> decimals(pa.array(["1.5", '"AMg="']), pa.decimal128(6, 2), quoted=True).to_pylist()
+[Decimal('1.50'), Decimal('2.00')]
 """
 
 from typing import Any, Final
@@ -39,12 +41,19 @@ def decimals(
         return unscaled(cells, kind, scale)
     if not is_text(cells.type):
         return cells.cast(kind)
+    given = cells
     if quoted:
         cells = _unquoted(cells, mode)
     if mode == "double":
         return cells.cast(pa.float64()).cast(kind)
     if mode == "string":
         return cells.cast(kind)
+    if quoted:
+        bare = pc.fill_null(pc.match_substring_regex(given, r"^[-0-9]"), False)  # no JSON string, so no bytes
+        if pc.any(bare).as_py():
+            none = pa.scalar(None, cells.type)
+            text = decimals(pc.if_else(bare, given, none), kind, "string", None, quoted)
+            return pc.coalesce(text, decimals(pc.if_else(bare, none, given), kind, mode, scale, quoted))
     variable = pc.fill_null(pc.starts_with(cells, "{"), False)
     if not pc.any(variable).as_py():
         return unscaled(base64_bytes(cells), kind, scale)

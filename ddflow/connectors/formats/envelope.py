@@ -26,7 +26,7 @@ from ddflow.connectors.formats.parse import TEXT, Bools, objects
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 _WRAPPED: Final = r'^\s*\{\s*"(schema"\s*:\s*(\{|null)|payload"\s*:)'
 _SCHEMA: Final = re.compile(r'\s*\{\s*"schema"\s*:\s*')
-_UNITS: Final = {
+UNITS: Final = {
     "io.debezium.time.Timestamp": "ms",
     "io.debezium.time.MicroTimestamp": "us",
     "io.debezium.time.NanoTimestamp": "ns",
@@ -87,16 +87,16 @@ def opened(value: pa.Array, shape: Mapping[str, Any]) -> Inside:
     of = value if inner.size == n else value.take(pa.array(inner))
     body, wrong = objects(of, {"payload": shape})
     body = at_path(body, ["payload"])
-    schemas = tuple((inner[rows], schema) for rows, schema in _schemas(of))
+    known = tuple((inner[rows], schema) for rows, schema in schemas(of))
     if inner.size == n:
-        return Inside(body, wrong, schemas)
+        return Inside(body, wrong, known)
     bare = np.flatnonzero(~wrapped)
     plain, broken = objects(value.take(pa.array(bare)), shape)
     back = np.argsort(np.concatenate([inner, bare]))
-    return Inside(pa.concat_arrays([body, plain]).take(pa.array(back)), np.concatenate([wrong, broken])[back], schemas)
+    return Inside(pa.concat_arrays([body, plain]).take(pa.array(back)), np.concatenate([wrong, broken])[back], known)
 
 
-def _schemas(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
+def schemas(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
     """The messages of each schema.  O(schemas * n): it stands at the beginning, so equal ones begin alike."""
     left, odd = np.arange(len(text)), list[int]()
     out: list[tuple[Ints, Mapping[str, Any]]] = []
@@ -131,12 +131,13 @@ def _behind(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[str, Any]]]:
 
 def readings(schema: Mapping[str, Any], path: Sequence[str], usual: CellForm) -> dict[str, CellForm]:
     """How the cells below a path are written, by column, as Connect's schema says.  O(fields)."""
+    return {str(each.get("field")): _reading(each, usual) for each in fields_at(schema, path)}
+
+
+def fields_at(schema: Mapping[str, Any], path: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The fields below a path of Connect's schema.  O(fields)."""
     for name in path:
-        schema = next((each for each in _fields(schema) if each.get("field") == name), {})
-    return {str(each.get("field")): _reading(each, usual) for each in _fields(schema)}
-
-
-def _fields(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        schema = next((each for each in fields_at(schema, ()) if each.get("field") == name), {})
     given = schema.get("fields")
     return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
 
@@ -146,8 +147,8 @@ def _reading(field: Mapping[str, Any], usual: CellForm) -> CellForm:
     if name == _DECIMAL:
         scale = parameters.get("scale") if isinstance(parameters, dict) else None
         return usual._replace(decimals="precise", scale=int(str(scale)) if str(scale).lstrip("-").isdigit() else None)
-    if name in _UNITS:
-        return usual._replace(unit=_UNITS[name])
+    if name in UNITS:
+        return usual._replace(unit=UNITS[name])
     if kind == "string":
         return usual._replace(decimals="string")
     if kind in ("double", "float"):

@@ -33,6 +33,7 @@ from ddflow.connectors.formats.enveloped import (
     Enveloped,
     Envelopes,
 )
+from ddflow.connectors.formats.examples import Examples, shown
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
 
@@ -65,6 +66,10 @@ class Maxwell(Enveloped):
     kind: ClassVar[str] = "maxwell"
     hidden: ClassVar[str] = "it was not written"
     unknown: ClassVar[str] = "it is no event of Maxwell: it lacks a known 'type', or 'data'"
+
+    def examples(self, values: pa.Array) -> Examples:
+        """See `Format`: the rows after changes, or of deletes."""
+        return shown(values, ["$.data"])
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""

@@ -26,6 +26,7 @@ from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, T
 from ddflow.connectors.formats.cells import BINARIES, CellForm, shape_of
 from ddflow.connectors.formats.decimals import MODES
 from ddflow.connectors.formats.envelope import opened, typed
+from ddflow.connectors.formats.examples import Examples, shown
 from ddflow.connectors.formats.keys import key_cells
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.positions import POSITION
@@ -46,6 +47,10 @@ class PlainJson(Format):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._choose(decimals=MODES, binary=BINARIES)
+
+    def examples(self, values: pa.Array) -> Examples:
+        """See `Format`: the messages themselves."""
+        return shown(values, ["$"])
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""

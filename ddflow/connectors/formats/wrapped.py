@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from ddflow.connectors.formats.base import BadMessages, Format, Target, Upserts
 from ddflow.connectors.formats.cells import CellForm, cells_as
+from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, objects
 from ddflow.connectors.formats.plain import misfit
@@ -69,6 +70,10 @@ class Kcat(Format):
         at = good if made.at is None else good[made.at]
         cuts = tuple(each._replace(row=int(good[each.row])) for each in made.truncates)
         return made._replace(at=at, truncates=cuts)
+
+    def examples(self, values: pa.Array) -> Examples | None:
+        """See `Format`: of the messages within."""
+        return self.of.examples(pc.struct_field(objects(values, _LINE)[0], "payload").drop_null())
 
     def to_json(self) -> dict[str, Any]:
         """See `Format`."""
