@@ -54,6 +54,22 @@ def driver() -> Any:
     return psycopg
 
 
+def address(url: str, what: str) -> dict[str, Any]:
+    """An address in its parts.  ``what``: for messages.  Raises `SpecError`, which does not show it."""
+    psycopg = driver()
+    try:
+        return dict(psycopg.conninfo.conninfo_to_dict(url))
+    except psycopg.Error:
+        found, remedy = "its address is none of Postgres", "write postgresql://USER@HOST:PORT/DATABASE"
+        raise SpecError(what, found, remedy) from None
+
+
+def shown(url: str) -> str:
+    """An address without user and password."""
+    of = address(url, "an address")
+    return f"postgresql://{of.get('host', 'localhost')}:{of.get('port', 5432)}/{of.get('dbname', '')}"
+
+
 def column_type(kind: pa.DataType) -> str | None:
     """What a column of Arrow's type is in Postgres, as its catalog writes it; None where it would lose something."""
     if pat.is_list(kind) or pat.is_large_list(kind):
@@ -83,29 +99,18 @@ class PostgresSink(TableSink):
     @property
     def target(self) -> str:
         """Host, database and table."""
-        of = self._address()
-        table = self.table if self.schema is None else f"{self.schema}.{self.table}"
-        return f"postgresql://{of.get('host', 'localhost')}:{of.get('port', 5432)}/{of.get('dbname', '')}#{table}"
+        return f"{shown(self.url)}#{self.table if self.schema is None else f'{self.schema}.{self.table}'}"
 
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
         psycopg = driver()
         try:
-            connection = psycopg.connect(**self._address(), autocommit=True)
+            connection = psycopg.connect(**address(self.url, f"the sink of {self.table!r}"), autocommit=True)
             if self.schema is not None:
                 connection.execute(f"set search_path to {SqlTable.quoted(self.schema)}")
         except psycopg.Error as error:
             raise SinkFailed(f"connect to {self.target}", str(error).strip(), "see to the server") from None
         return PostgresTable(connection, self.table, shape, self.target)
-
-    def _address(self) -> dict[str, Any]:
-        """The address in its parts.  Raises `SpecError`, which does not show it."""
-        psycopg = driver()
-        try:
-            return dict(psycopg.conninfo.conninfo_to_dict(self.url))
-        except psycopg.Error:
-            found, remedy = "its address is none of Postgres", "write postgresql://USER@HOST:PORT/DATABASE"
-            raise SpecError(f"the sink of {self.table!r}", found, remedy) from None
 
 
 class PostgresTable(SqlTable):

@@ -1,21 +1,23 @@
 """Sources of `ddflow.Engine.run`: ``dd.sources``.
 
 Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. What each is
-stands in its own file (``landed``, ``sqlite``, ``duckdb``); what is asked of all, in ``attached``. A library that one
-needs is imported when it is opened.
+stands in its own file (``landed``, ``sqlite``, ``duckdb``, ``postgres_slot``); what is asked of all, in ``attached``. A
+library that one needs is imported when it is opened.
 
 >>> files("landing/*.csv").kind
 'files'
 """
 
+from collections.abc import Mapping
 from os import PathLike, fspath
 
 from ddflow.connectors.attached import Source
 from ddflow.connectors.landed import LandedFiles
+from ddflow.connectors.postgres_slot import PostgresTables
 from ddflow.connectors.sqlite import SQLiteSource
 from ddflow.time import seconds
 
-__all__ = ["Source", "duckdb", "files", "sqlite"]
+__all__ = ["Source", "duckdb", "files", "postgres", "sqlite"]
 
 
 def files(pattern: str | PathLike[str], *, follow: bool = False, settle: str = "1s", lines: bool = False) -> Source:
@@ -102,3 +104,44 @@ def duckdb(path: str | PathLike[str], table: str, *, follow: bool = False) -> So
     from ddflow.connectors.duckdb import DuckDBSource
 
     return DuckDBSource(fspath(path), table, follow)
+
+
+def postgres(url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow", follow: bool = False) -> Source:
+    """Tables of Postgres: a first copy, then every change from a logical slot.  Needs the extra ``postgres``.
+
+    Parameters
+    ----------
+    url : str
+        As libpq takes it, ``postgresql://user@host:port/database``.  Let the password come from ``PGPASSWORD`` or from
+        ``~/.pgpass``; one in the address is used, and never shown or kept.  The role needs ``replication`` and
+        ``select``.
+    tables : str or mapping of str to str
+        A table, ``"public.orders"``, for the input that the source is attached as; or the input of each table.  Their
+        inputs have ``format=dd.formats.wal2json()``, with ``unavailable=True`` where values may be large.
+    slot : str
+        Of small letters, digits and ``_``; made with the first copy.  Each state has one of its own.
+    follow : bool
+        Whether to go on with what comes later.  By default what is committed when it is opened is all.
+
+    Returns
+    -------
+    Source
+        For ``sources=``.
+
+    Raises
+    ------
+    SpecError
+        For what is no name of a slot.
+
+    Notes
+    -----
+    The server needs ``wal_level=logical`` and the plugin wal2json.  An epoch ends at a commit, of all tables of the
+    slot.  The slot keeps the server's log until our commit: drop it when you give up a state, with ``select
+    pg_drop_replication_slot('ddflow')``.
+
+    Examples
+    --------
+    >>> postgres("postgresql://me@db/shop", {"public.orders": "orders", "public.customers": "customers"}).kind
+    'postgres'
+    """
+    return PostgresTables(url, {tables: ""} if isinstance(tables, str) else dict(tables), slot, follow)

@@ -24,6 +24,9 @@ SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
     "files": lambda where, name, follow, lines: sources.files(where, follow=follow, lines=lines),
     "sqlite": lambda where, name, follow, lines: sources.sqlite(*_table(where, name), follow=follow),
     "duckdb": lambda where, name, follow, lines: sources.duckdb(*_table(where, name), follow=follow),
+    "postgres": lambda where, name, follow, lines: sources.postgres(
+        *_table(f"postgresql:{where}", name), follow=follow
+    ),
 }
 SINKS: Final[dict[str, Callable[..., TableSink]]] = {
     "sqlite": lambda where, name, **mode: sinks.sqlite(*_table(where, name), **mode),

@@ -1,0 +1,310 @@
+"""Postgres as a source: a first copy of tables, then what a logical slot has of them, as messages of wal2json.
+
+Invariant: the copy is read in the snapshot that the slot begins with, so a row is in one of the two and in no other. A
+poll gives whole transactions, of all tables together; the slot is moved on behind a commit of ours, never ahead of it,
+and until then nothing more is read. The position is the end of the last transaction's commit in Postgres' log.
+
+While the first copy lasts, the slot is called ``<slot>_copying``. It gets its name when the copy is committed; one that
+a dead copy left is dropped. So a slot is never taken for another's. Postgres decodes, and a library carries the bytes:
+copies and changes come by COPY. No password is in what is shown of a declaration, in a message, or in a manifest.
+
+>>> of = PostgresTables("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
+>>> of.target, of.inputs("shop")
+('postgresql://db:5432/shop#shop', ('orders',))
+>>> place("16/B374D848") - place("16/B374D840"), text_of(place("16/B374D848"))
+(8, '16/B374D848')
+"""
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+
+from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.formats.parse import TEXT, objects
+from ddflow.connectors.postgres import address, driver, shown
+from ddflow.connectors.postgres_catalog import COLUMNS, OWN, Table, cell, literal, look, table_of, worded
+from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
+
+COPYING: Final = "_copying"
+BLOCK: Final = 4 << 20
+LONGEST: Final = 63 - len(COPYING)
+MESSAGE: Final = 150
+"""Bytes that a message of wal2json has at least; more, in most cases."""
+STILL: Final = 16 << 20
+"""Bytes of a log without changes of ours, behind which the slot is moved on all the same."""
+_NAME: Final = re.compile(r"[a-z0-9_]+")
+_SLOTS: Final = (
+    "select slot_name, active, confirmed_flush_lsn::text from pg_replication_slots where slot_name = any(%s)"
+)
+
+
+@dataclass(frozen=True)
+class PostgresTables(Source):
+    """See `dd.sources.postgres`.  ``tables``: the input of each table; "" for the one that it is attached as."""
+
+    url: str = field(repr=False)
+    tables: Mapping[str, str]
+    slot: str
+    follow: bool
+    kind: ClassVar[str] = "postgres"
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.slot) or len(self.slot) > LONGEST:
+            remedy = f"use small letters, digits and _, {LONGEST} at most"
+            raise SpecError(f"slot={self.slot!r}", "that is no name of a slot", remedy)
+        if not self.tables:
+            raise SpecError("dd.sources.postgres", "it names no table", "name one, or {'public.orders': 'orders'}")
+
+    @property
+    def target(self) -> str:
+        """Host, database and slot."""
+        return f"{shown(self.url)}#{self.slot}"
+
+    def inputs(self, name: str) -> Sequence[str]:
+        """Those of its tables."""
+        return tuple(dict.fromkeys(input or name for input in self.tables.values()))
+
+    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
+        """Connect, look at the tables, and begin behind the position, or with a copy."""
+        psycopg = driver()
+        (only,) = inputs if len(inputs) == 1 else (None,)
+        tables = [table_of(name, str(input or only)) for name, input in self.tables.items()]
+        with worded(f"connect to {shown(self.url)}"):
+            connection = psycopg.connect(**address(self.url, f"the source {self.slot!r}"), autocommit=True)
+        try:
+            for table in tables:
+                look(connection, table, inputs[table.input])
+            return Slot(self, connection, tables, inputs, position)
+        except BaseException:
+            connection.close()
+            raise
+
+
+class Slot(OpenSource):
+    """A slot that is read, or made and copied to."""
+
+    def __init__(
+        self,
+        of: PostgresTables,
+        connection: Any,
+        tables: Sequence[Table],
+        inputs: Mapping[str, pa.Schema],
+        position: Any,
+    ) -> None:
+        self.of, self.connection, self.tables, self.inputs = of, connection, tables, inputs
+        self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
+        self._holder: Any = None
+        """The connection that holds the snapshot while rows are copied."""
+        self._waits = self._broken = False
+        self._copy: Iterator[Polled] | None = None
+        with worded(self.asked):
+            if position is None:
+                self._begin()
+            else:
+                self._resume(position["lsn"])
+            self._until = self._now()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all was read that was committed when it was opened."""
+        return not self.of.follow and not self._waits and self._copy is None and self.at >= self._until
+
+    def lag(self) -> str:
+        """The bytes of the log behind the position."""
+        with suppress(SourceFailed, UnreadableInput), worded(self.asked):
+            size = self._now() - self.at
+            return f"{size / 1024:,.0f} kB of log" if size >= 1024 else ""
+        return ""
+
+    def poll(self, room: int) -> Polled | None:
+        """Some of the copy, or whole transactions; nothing until the last ones are committed."""
+        if self._broken:
+            raise SourceFailed(self.asked, "it could not be moved on", "see to the server")
+        with worded(self.asked):
+            if self._copy is not None:
+                return self._copied()
+            return None if self._waits else self._changes(room)
+
+    def acknowledge(self, position: Any) -> None:
+        """Move the slot on; it gets its name behind the first commit."""
+        try:
+            with worded(self.asked):
+                if self._holder is not None:
+                    self._holder.close()
+                    self._holder = None
+                self._named(place(position["lsn"]))
+        except (SourceFailed, UnreadableInput):
+            self._broken = True
+        self._waits = False
+
+    def close(self) -> None:
+        """Let go of the connections.  A copy that was not committed leaves nothing."""
+        copying = self._holder is not None
+        for each in (self._holder, self.connection):
+            if each is not None and not each.closed:
+                each.close()
+        self._holder = None
+        if copying:
+            with suppress(Exception), driver().connect(**address(self.of.url, self.asked), autocommit=True) as again:
+                again.execute("select pg_drop_replication_slot(%s)", [self.of.slot + COPYING])
+
+    def _now(self) -> int:
+        """Where the log ends."""
+        return place(self.connection.execute("select pg_current_wal_lsn()::text").fetchone()[0])
+
+    def _slots(self) -> dict[str, tuple[bool, int]]:
+        """Of ours, by name: whether it is in use, and how far it was read."""
+        names = [self.of.slot, self.of.slot + COPYING]
+        return {name: (used, place(at)) for name, used, at in self.connection.execute(_SLOTS, [names]).fetchall()}
+
+    def _begin(self) -> None:
+        """Make a slot, and begin to copy in its snapshot."""
+        slots, copying = self._slots(), self.of.slot + COPYING
+        if self.of.slot in slots:
+            remedy = f"name another with slot=, or drop it: select pg_drop_replication_slot('{self.of.slot}')"
+            raise UnreadableInput(self.asked, "it is there, and this state knows nothing of it", remedy)
+        if copying in slots:
+            self.connection.execute("select pg_drop_replication_slot(%s)", [copying])
+        psycopg = driver()
+        self._holder = psycopg.connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
+        made = self._holder.pgconn.exec_(
+            f'CREATE_REPLICATION_SLOT "{copying}" LOGICAL wal2json EXPORT_SNAPSHOT'.encode()
+        )
+        if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
+            raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
+                made.error_message.decode()
+            )
+        begins, snapshot = (made.get_value(0, n).decode() for n in (1, 2))
+        self.at = place(begins)
+        self._copy = self._copies(begins, snapshot)
+
+    def _copies(self, begins: str, snapshot: str) -> Iterator[Polled]:
+        """All rows of all tables, as messages that say they were inserted where the slot begins."""
+        run = self.connection.execute
+        run("begin isolation level repeatable read read only")
+        run(f"set transaction snapshot '{snapshot}'")
+        for table in self.tables:
+            own = [name for name in self.inputs[table.input].names if name not in OWN]
+            kinds = {name: kind for name, kind, _, _ in run(COLUMNS, [table.quoted]).fetchall()}
+            head = {"action": "I", "lsn": begins, "schema": table.schema, "table": table.name}
+            parts = [f"'{name}', {literal(value)}" for name, value in head.items()]
+            cells = (cell(name, kinds[name]) for name in own)
+            query = f"select '', json_build_object({', '.join(parts)}, 'columns', json_build_array({', '.join(cells)}))"
+            for rows in self._streamed(f"{query} from {table.quoted}"):
+                yield Polled({table.input: [_messages(rows.column("data"))]}, None)
+        run("commit")
+
+    def _copied(self) -> Polled:
+        assert self._copy is not None
+        found = next(self._copy, None)
+        if found is not None:
+            return found
+        self._copy, self._waits = None, True
+        return Polled({}, {"lsn": text_of(self.at)})
+
+    def _resume(self, position: str) -> None:
+        """Go on behind a position.  Raises `SourceChanged` where the slot is gone, or was moved on by others."""
+        slots, self.at = self._slots(), place(position)
+        found = slots.get(self.of.slot) or slots.get(self.of.slot + COPYING)
+        remedy = "what changed since then is lost here: begin a new state, with a new copy"
+        if found is None:
+            raise SourceChanged(self.asked, "there is no such slot any more", remedy)
+        if found[1] > self.at:
+            said = f"it was moved on to {text_of(found[1])}, and the state has what came before {position}"
+            raise SourceChanged(self.asked, said, remedy)
+        self._named(self.at)
+
+    def _named(self, to: int) -> None:
+        """Give the slot its name, if it lacks it, and move it on."""
+        slots, copying = self._slots(), self.of.slot + COPYING
+        if self.of.slot not in slots:
+            self.connection.execute("select pg_copy_logical_replication_slot(%s, %s)", [copying, self.of.slot])
+        if copying in slots:
+            self.connection.execute("select pg_drop_replication_slot(%s)", [copying])
+        if self.of.slot not in slots or slots[self.of.slot][1] < to:
+            self.connection.execute("select pg_replication_slot_advance(%s, %s)", [self.of.slot, text_of(to)])
+
+    def _changes(self, room: int) -> Polled | None:
+        """Whole transactions, of about so many bytes."""
+        now, most = self._now(), max(room // MESSAGE, 1)
+        if now <= self.at:
+            return None
+        filtered = ",".join(table.filtered for table in self.tables)
+        options = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
+        options["numeric-data-types-as-string"] = "true"  # else digits are lost where JSON is read
+        given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in options.items())
+        peeked = f"pg_logical_slot_peek_changes({literal(self.of.slot)}, null, {most}, {given})"
+        rows: dict[str, list[pa.RecordBatch]] = {}
+        last = None
+        for some in self._streamed(f"select lsn, data from {peeked}"):
+            ends = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
+            last = ends.column("lsn")[-1].as_py() if ends.num_rows else last
+            self._route(some.column("data"), rows)
+        if last is None:
+            self.at = now if not self.of.follow or now - self.at > STILL else self.at
+            still = self.at < now
+        else:
+            self.at, still = place(last), False
+        if still:
+            return None
+        self._waits = True
+        return Polled(rows, {"lsn": text_of(self.at)})
+
+    def _route(self, data: pa.ChunkedArray, rows: dict[str, list[pa.RecordBatch]]) -> None:
+        """Give each message to the input of its table; those of begin and commit to none."""
+        text = _messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
+        if not len(text):
+            return
+        if len(self.tables) == 1:
+            rows.setdefault(self.tables[0].input, []).append(pa.record_batch({"value": text}))
+            return
+        told, _ = objects(text, {"schema": TEXT, "table": TEXT})
+        schemas, names = (pc.struct_field(told, each) for each in ("schema", "table"))
+        for table in self.tables:
+            here = pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name))
+            if (some := text.filter(here)) is not None and len(some):
+                rows.setdefault(table.input, []).append(pa.record_batch({"value": some}))
+
+    def _streamed(self, query: str) -> Iterator[pa.Table]:
+        """What a query gives, by COPY: the columns ``lsn`` and ``data``."""
+        with self.connection.cursor().copy(f"copy ({query}) to stdout (format csv)") as copy:
+            block = io.BytesIO()
+            for row in copy:
+                block.write(row)
+                if block.tell() >= BLOCK:
+                    yield _parsed(block)
+                    block = io.BytesIO()
+            if block.tell():
+                yield _parsed(block)
+
+
+def place(lsn: str) -> int:
+    """A place in the log as a number."""
+    high, low = lsn.split("/")
+    return (int(high, 16) << 32) + int(low, 16)
+
+
+def text_of(at: int) -> str:
+    """A place in the log as Postgres writes it."""
+    return f"{at >> 32:X}/{at & 0xFFFFFFFF:X}"
+
+
+def _parsed(block: io.BytesIO) -> pa.Table:
+    """Rows of CSV, all of which are whole."""
+    convert = csv.ConvertOptions(column_types={"lsn": pa.string(), "data": pa.string()})
+    read: Any = csv.ReadOptions(use_threads=False, block_size=block.tell() + 1)
+    read.column_names = ["lsn", "data"]
+    block.seek(0)
+    with csv.open_csv(block, read, csv.ParseOptions(newlines_in_values=True), convert) as reader:
+        return reader.read_all()
+
+
+def _messages(data: pa.ChunkedArray) -> pa.RecordBatch:
+    return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})

@@ -1,0 +1,291 @@
+"""Postgres as a source, of a real server: what is held is what its tables hold, whatever dies in between."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from postgres_server import Server
+
+import ddflow as dd
+from ddflow.errors import BadMessage, SourceChanged, SourceFailed, SpecError, UnreadableInput
+
+ORDERS = "create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)"
+COLUMNS = {"id": pa.int64(), "customer": pa.int32(), "amount": pa.decimal128(9, 2), "note": pa.string()}
+FORMAT = dd.formats.wal2json(unavailable=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(cluster: Server) -> Iterator[Server]:
+    """One without slots and tables."""
+    ask(cluster, "drop schema public cascade", "create schema public")
+    yield cluster
+    for slot, used in ask(cluster, "select slot_name, active_pid from pg_replication_slots"):
+        if used:
+            ask(cluster, f"select pg_terminate_backend({used})")
+            time.sleep(0.2)
+        ask(cluster, f"select pg_drop_replication_slot('{slot}')")
+
+
+def ask(server: Server, *statements: str) -> Any:
+    """Each in a transaction of its own; the rows of the last."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        for each in statements:
+            found = connection.execute(each)  # type: ignore[call-overload]
+        return found.fetchall() if found.description else None
+
+
+def flow() -> dd.Flow:
+    made = dd.Flow()
+    orders = made.upserts("orders", COLUMNS, dd.Upsert(key="id"), format=FORMAT)
+    made.output("rows", orders)
+    made.output("by_customer", orders.group_by("customer").agg(n="count(*)", total="sum(amount)"))
+    return made
+
+
+def held(engine: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values())[:-1] for row in engine.read("rows").to_pylist())
+
+
+def there(server: Server) -> list[tuple[Any, ...]]:
+    return sorted(ask(server, "select id, customer, amount, note from orders"))
+
+
+def source(server: Server, **more: Any) -> Any:
+    return dd.sources.postgres(server.url, "orders", slot="shop", **more)
+
+
+def test_a_copy_and_every_kind_of_change(server: Server, tmp_path: Path) -> None:
+    large = "x" * 9000  # kept apart from its row, and not written again where it stays
+    ask(
+        server,
+        ORDERS,
+        f"insert into orders values (1, 7, 1.50, repeat('ab', 9000)), (2, 7, 2, '{large}'), (3, 8, null, null)",
+    )
+    with flow().open(tmp_path / "state") as engine:
+        done = engine.run({"orders": source(server)})
+        assert (done.epochs, done.rows, held(engine)) == (1, 3, there(server))
+        ask(server, "update orders set amount = 9 where id = 1", "update orders set id = 20 where id = 2")
+        ask(server, "delete from orders where id = 3", "insert into orders values (4, 8, -1, 'a ''quote'' \"\\ \n')")
+        engine.run({"orders": source(server)})
+        assert held(engine) == there(server) and len(held(engine)) == 3
+        ask(
+            server,
+            "begin; insert into orders values (5, 9, 1, ''); truncate orders; insert into orders values (6, 9, 2, 'z'); commit",
+        )
+        engine.run({"orders": source(server)})
+        assert held(engine) == there(server) == [(6, 9, 2, "z")]
+        ask(server, "alter table orders add column more int", "insert into orders values (7, 9, 2, 'z', 5)")
+        assert engine.run({"orders": source(server)}).rows == 1
+        assert held(engine) == there(server)
+        assert engine.run({"orders": source(server)}).epochs == 0
+    assert ask(server, "select slot_name from pg_replication_slots") == [("shop",)]
+
+
+def test_tables_of_a_slot_share_their_epochs(server: Server, tmp_path: Path) -> None:
+    ask(
+        server,
+        "create schema side",
+        "create table side.a (k int primary key, v int)",
+        "create table b (k int primary key, v int)",
+    )
+    ask(server, "insert into side.a values (1, 1)")
+    flow = dd.Flow()
+    columns = {"k": pa.int32(), "v": pa.int32()}
+    both = [flow.upserts(name, columns, dd.Upsert(key="k"), format=FORMAT) for name in ("left", "right")]
+    flow.output("both", both[0].join(both[1].project({"k": "k", "w": "v"}), on="k"))
+    tables = {"side.a": "left", "public.b": "right"}
+    with flow.open(tmp_path / "state") as engine:
+        engine.run({"pg": dd.sources.postgres(server.url, tables, slot="two")})
+        ask(
+            server,
+            "begin; insert into b values (1, 5); update side.a set v = 2; commit",
+            "create table c (k int primary key)",
+        )
+        ask(server, "insert into c values (1)")
+        done = engine.run({"pg": dd.sources.postgres(server.url, tables, slot="two")})
+        assert (done.epochs, done.rows, done.updates) == (1, 2, 1)
+        assert engine.read("both").to_pylist() == [{"k": 1, "v": 2, "w": 5, "_diff": 1}]
+    ask(server, "drop schema side cascade")
+
+
+TYPES: dict[str, tuple[pa.DataType, str]] = {
+    "boolean": (pa.bool_(), "true"),
+    "smallint": (pa.int16(), "-32768"),
+    "bigint": (pa.int64(), "9223372036854775807"),
+    "double precision": (pa.float64(), "1.5e300"),
+    "numeric(30, 10)": (pa.decimal128(30, 10), "12345678901234567890.0123456789"),
+    "text": (pa.string(), "E'ü \\n \\\\ \"'"),
+    "bytea": (pa.binary(), "'\\x00ff'"),
+    "date": (pa.date32(), "'2026-11-24'"),
+    "time": (pa.time64("us"), "'23:59:59.999999'"),
+    "timestamp": (pa.timestamp("us"), "'1900-01-02 03:04:05.000006'"),
+    "timestamptz": (pa.timestamp("us", "UTC"), "'2026-11-24 10:00:00.5+02'"),
+    "uuid": (pa.uuid(), "'00000000-0000-0000-0000-000000000007'"),
+    "json": (pa.string(), "'{\"a\":\n [1]}'"),
+    "int[]": (pa.string(), "'{1,NULL,3}'"),
+}
+
+
+def test_values_are_the_same_by_copy_and_by_change(server: Server) -> None:
+    names = [f"c{n}" for n in range(len(TYPES))]
+    columns = ", ".join(f"{name} {kind}" for name, kind in zip(names, TYPES, strict=True))
+    ask(server, "set timezone to 'Asia/Kolkata'", f"create table t (id int primary key, {columns})")
+    values = ", ".join(value for _, value in TYPES.values())
+    ask(server, f"insert into t values (1, {values})")
+    made = dd.Flow()
+    schema = {"id": pa.int32(), **{name: kind for name, (kind, _) in zip(names, TYPES.values(), strict=True)}}
+    made.output("t", made.upserts("t", schema, dd.Upsert(key="id"), format=dd.formats.wal2json()))
+    flow = made
+    with flow.open() as engine:
+        engine.run({"t": dd.sources.postgres(server.url, "t")})
+        [copied] = engine.read("t").to_pylist()
+    ask(server, "select pg_drop_replication_slot('ddflow')", "delete from t")
+    with flow.open() as engine:
+        engine.run({"t": dd.sources.postgres(server.url, "t")})
+    ask(server, "select pg_drop_replication_slot('ddflow')")
+
+
+def test_nothing_is_lost_or_taken_twice_whatever_dies(server: Server, tmp_path: Path) -> None:
+    ask(server, ORDERS, "insert into orders select n, n % 5, n, null from generate_series(1, 50) n")
+    writer = random.Random(7)
+    script = tmp_path / "flow.py"
+    script.write_text(
+        "import pyarrow as pa, ddflow as dd\nflow = dd.Flow()\n"
+        "columns = {'id': pa.int64(), 'customer': pa.int32(), 'amount': pa.decimal128(9, 2), 'note': pa.string()}\n"
+        "orders = flow.upserts('orders', columns, dd.Upsert(key='id'), format=dd.formats.wal2json(unavailable=True))\n"
+        "flow.output('rows', orders)\n"
+        "flow.output('by_customer', orders.group_by('customer').agg(n='count(*)', total='sum(amount)'))\n"
+    )
+    words = ["run", str(script), "--state", str(tmp_path / "state"), "--follow", "--interval", "20ms"]
+    words += ["--from", f"orders={server.url.replace('postgresql:', 'postgres:')}#orders"]
+    words += ["--to", f"by_customer={server.url.replace('postgresql:', 'postgres:')}#by_customer"]
+    for _ in range(4):
+        running = subprocess.Popen(
+            [sys.executable, "-c", "from ddflow.cli import main; main()", *words], stderr=subprocess.PIPE
+        )
+        ends = time.monotonic() + writer.uniform(0.8, 2.5)
+        while time.monotonic() < ends and running.poll() is None:
+            key, other = writer.randrange(80), writer.randrange(80)
+            ask(
+                server,
+                f"begin; delete from orders where id = {key}; insert into orders values ({other}, {key % 5}, {key}, 'n') "
+                f"on conflict (id) do update set amount = orders.amount + 1; commit",
+            )
+        assert running.poll() is None, running.stderr.read().decode()  # type: ignore[union-attr]
+        os.kill(running.pid, signal.SIGKILL)
+        running.communicate()
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(
+            {"orders": dd.sources.postgres(server.url, "orders")},
+            {"by_customer": dd.sinks.postgres(server.url, "by_customer")},
+        )
+        assert held(engine) == there(server)
+    expected = ask(server, "select customer, count(*), sum(amount) from orders group by customer order by 1")
+    assert ask(server, "select customer, n, total from by_customer order by 1") == expected
+
+
+def test_a_server_that_restarts_is_waited_for(server: Server, tmp_path: Path) -> None:
+    ask(server, ORDERS)
+    with flow().open(tmp_path / "state") as engine:
+        opened = source(server).open({"orders": engine.dataflow.admissions["orders"].bound.schema}, None)
+        opened.acknowledge(opened.poll(1 << 20).position)
+        server.stop()
+        with pytest.raises(SourceFailed):
+            opened.poll(1 << 20)
+        opened.close()
+        server.start()
+    ask(server, "select pg_drop_replication_slot('shop')")
+
+
+def test_a_copy_that_dies_begins_again(server: Server) -> None:
+    ask(server, ORDERS, "insert into orders values (1, 1, 1, '')")
+    with flow().open() as engine:
+        schemas = {"orders": engine.dataflow.admissions["orders"].bound.schema}
+    opened = source(server).open(schemas, None)
+    assert opened.poll(1 << 20).position is None
+    assert ask(server, "select slot_name from pg_replication_slots") == [("shop_copying",)]
+    for each in (opened._holder, opened.connection):
+        each.close()  # as if the process had died
+    again = source(server).open(schemas, None)
+    assert again.poll(1 << 20).rows["orders"][0].num_rows == 1
+    position = again.poll(1 << 20).position
+    for each in (again._holder, again.connection):
+        each.close()  # its epoch was committed, and the slot has not got its name
+    ask(server, "insert into orders values (2, 1, 1, '')")
+    later = source(server).open(schemas, position)
+    assert later.poll(1 << 20).rows["orders"][0].num_rows == 1
+    later.close()
+    assert ask(server, "select slot_name from pg_replication_slots") == [("shop",)]
+
+
+def refused(server: Server, engine: Any, kind: type[Exception], says: str, **more: Any) -> None:
+    with pytest.raises(kind, match=says):
+        engine.run({"orders": source(server, **more)}, give_up_after="0s")
+
+
+def test_what_cannot_be_read_says_what_to_do(server: Server, tmp_path: Path) -> None:
+    with flow().open(tmp_path / "a") as engine:
+        refused(server, engine, UnreadableInput, "there is no such table; write its schema in front")
+        ask(server, "create table orders (id bigint, customer int, amount numeric, note text)")
+        refused(server, engine, UnreadableInput, "no replica identity.*give it a primary key")
+        ask(server, "drop table orders", "create table orders (id bigint primary key, customer int, amount numeric)")
+        refused(server, engine, UnreadableInput, "it has no column 'note'")
+        ask(server, "drop table orders", ORDERS)
+        engine.run({"orders": source(server)})
+        ask(server, "select pg_drop_replication_slot('shop')", "insert into orders values (1)")
+        refused(server, engine, SourceChanged, "there is no such slot any more; what changed since then is lost")
+    with flow().open(tmp_path / "b") as engine:
+        engine.run({"orders": source(server)})
+        ask(server, "insert into orders values (2)", "select pg_replication_slot_advance('shop', pg_current_wal_lsn())")
+        refused(server, engine, SourceChanged, "it was moved on to .*, and the state has what came before")
+    with flow().open(tmp_path / "c") as engine:
+        refused(server, engine, UnreadableInput, "this state knows nothing of it; name another with slot=")
+    plain = dd.Flow()
+    plain.output("rows", plain.upserts("orders", COLUMNS, dd.Upsert(key="id")))
+    with plain.open() as engine:
+        refused(server, engine, SpecError, "changes come as messages; give it format=dd.formats.wal2json")
+    with pytest.raises(SpecError, match="that is no name of a slot; use small letters"):
+        dd.sources.postgres(server.url, "orders", slot="My slot")
+
+
+def test_rights_and_settings_are_told_of(server: Server, tmp_path: Path) -> None:
+    ask(server, ORDERS, "drop role if exists reader", "create role reader login", "grant select on orders to reader")
+    with flow().open(tmp_path / "a") as engine:
+        url = server.url.replace("postgres@", "reader:secret@")
+        with pytest.raises(UnreadableInput, match="alter role ... replication") as told:
+            engine.run({"orders": dd.sources.postgres(url, "orders")})
+        assert "secret" not in str(told.value)
+    ask(server, "drop owned by reader", "drop role reader")
+
+
+def test_a_slot_in_use_is_waited_for_and_a_key_that_is_not_told_is_bad(server: Server, tmp_path: Path) -> None:
+    ask(server, ORDERS.replace("primary key", "primary key, other int unique not null"))
+    ask(server, "alter table orders replica identity using index orders_other_key")
+    with flow().open(tmp_path / "a") as engine:
+        engine.run({"orders": source(server)})
+        ask(server, "insert into orders values (1, 5, 1, 1, '')", "delete from orders")
+        refused(server, engine, BadMessage, "id")
+    holder = psycopg.connect(server.url, autocommit=True, replication="database")
+    holder.pgconn.send_query(b'START_REPLICATION SLOT "shop" LOGICAL 0/0')
+    time.sleep(0.3)
+    with flow().open(tmp_path / "a") as engine:
+        refused(server, engine, SourceFailed, "is active for PID")
+    holder.close()
