@@ -56,14 +56,13 @@ if not SOAK and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-collect_ignore = [] if postgres_server.programs() else ["connectors/test_postgres.py"]
+collect_ignore = postgres_server.lacking()
 
 
 def pytest_report_header() -> str:
     """The seed, and how to repeat the run."""
-    left = (
-        f"without {', '.join(collect_ignore)}: there is no pg_ctl (apt install postgresql)\n" if collect_ignore else ""
-    )
+    install = "apt install postgresql postgresql-15-wal2json, or of your version"
+    left = f"without {', '.join(collect_ignore)}: {install}\n" if collect_ignore else ""
     share = f"{SHARE:g} of the examples{', all of the samples' if SOAK else ''}"
     return f"{left}{share}; DDFLOW_SEED={SEED} draws the same again"
 

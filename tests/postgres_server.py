@@ -16,6 +16,15 @@ def programs() -> Path | None:
     return next((Path(each).parent for each in found if each), None)
 
 
+def lacking() -> list[str]:
+    """The tests that cannot run here."""
+    of = programs()
+    if of is None:
+        return ["connectors/test_postgres.py", "connectors/test_postgres_source.py"]
+    there = any((of.parent / "lib").rglob("wal2json.so"))
+    return [] if there else ["connectors/test_postgres_source.py"]
+
+
 class Server:
     """A cluster that is started and stopped at will."""
 

@@ -29,7 +29,7 @@ COLUMNS: Final = """
     where c.oid = to_regclass(%s) order by a.attnum"""
 
 
-class Table(NamedTuple):
+class SourceTable(NamedTuple):
     """A table, and the ``input`` that it feeds."""
 
     schema: str
@@ -47,9 +47,9 @@ class Table(NamedTuple):
         return ".".join(re.sub(r"([\\,.*\s])", r"\\\1", each) for each in (self.schema, self.name))
 
 
-def table_of(name: str, input: str) -> Table:
+def table_of(name: str, input: str) -> SourceTable:
     schema, dot, table = name.rpartition(".")
-    return Table(schema if dot else "public", table, input)
+    return SourceTable(schema if dot else "public", table, input)
 
 
 def cell(name: str, kind: str) -> str:
@@ -63,7 +63,7 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def look(connection: Any, table: Table, declared: pa.Schema) -> None:
+def look(connection: Any, table: SourceTable, declared: pa.Schema) -> None:
     """Whether a table can feed its input.  Raises `UnreadableInput`, `SpecError`."""
     asked = f"read the table {table.schema}.{table.name} for {table.input!r}"
     with worded(asked):
@@ -97,6 +97,7 @@ def worded(asked: str) -> Iterator[None]:
         of.ObjectNotInPrerequisiteState: "set wal_level to logical, and start the server again",
         of.ConfigurationLimitExceeded: "raise max_replication_slots, or drop a slot",
         of.UndefinedFile: "install wal2json on the server: apt install postgresql-15-wal2json, or of its version",
+        of.InvalidParameterValue: "install wal2json 2.0 or later on the server",
         of.UndefinedObject: "it was dropped: begin a new state, with a new copy",
     }
     try:

@@ -29,7 +29,7 @@ import pyarrow.csv as csv
 from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import TEXT, objects
 from ddflow.connectors.postgres import address, driver, shown
-from ddflow.connectors.postgres_catalog import COLUMNS, OWN, Table, cell, literal, look, table_of, worded
+from ddflow.connectors.postgres_catalog import COLUMNS, OWN, SourceTable, cell, literal, look, table_of, worded
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 COPYING: Final = "_copying"
@@ -94,7 +94,7 @@ class Slot(OpenSource):
         self,
         of: PostgresTables,
         connection: Any,
-        tables: Sequence[Table],
+        tables: Sequence[SourceTable],
         inputs: Mapping[str, pa.Schema],
         position: Any,
     ) -> None:
@@ -238,7 +238,6 @@ class Slot(OpenSource):
             return None
         filtered = ",".join(table.filtered for table in self.tables)
         options = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
-        options["numeric-data-types-as-string"] = "true"  # else digits are lost where JSON is read
         given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in options.items())
         peeked = f"pg_logical_slot_peek_changes({literal(self.of.slot)}, null, {most}, {given})"
         rows: dict[str, list[pa.RecordBatch]] = {}

@@ -22,7 +22,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
+from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.base import BadMessages, Target
 from ddflow.connectors.formats.cells import shape_of
 from ddflow.connectors.formats.envelope import Inside, Ints, at_path, opened
@@ -52,6 +54,8 @@ _SHAPE: Final[dict[str, Any]] = {
     **{"action": TEXT, "schema": TEXT, "table": TEXT, "lsn": TEXT, "columns": [_CELL], "identity": [_CELL]},
     **{"nextlsn": TEXT, "change": [_CHANGE]},
 }
+_NUMBER: Final = r'"value":(-?[0-9][0-9.eE+-]*)'
+"""A bare number, as version 2 writes it; within a string there would be a backslash in front of a quote."""
 _LSN: Final = (
     "cast('0x' || split_part(v, '/', 1) as bigint) * 4294967296 + cast('0x' || split_part(v, '/', 2) as bigint)"
 )
@@ -88,7 +92,12 @@ class Wal2Json(Enveloped):
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""
-        whole = opened(messages.value, _SHAPE)
+        value = messages.value
+        if is_text(value.type) and any(
+            pat.is_decimal(each.type) and each.type.precision > 15 for each in target.columns
+        ):
+            value = pc.replace_substring_regex(value, _NUMBER, r'"value":"\1"')  # a reader of JSON keeps 15 digits
+        whole = opened(value, _SHAPE)
         of, changes = _changes(whole)
         inner = whole.body.take(pa.array(of))
         one = np.asarray(changes.is_valid())
