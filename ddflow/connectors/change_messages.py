@@ -84,18 +84,34 @@ def rows_of(written: pa.Table, schema: pa.Schema) -> pa.Table:
     found, wrong = objects(one_chunk(written.column("value")), {"before": shape, "after": shape})
     parts = []
     for name, diff in (("before", -1), ("after", 1)):
-        rows = pc.struct_field(found, name).drop_null()
-        columns = []
-        for field in schema:
-            cells, misfits = cells_as(pc.struct_field(rows, field.name), field.type, _FORM)
-            wrong |= misfits is not None
-            columns.append(cells)
-        made = pa.table(columns, schema=schema) if columns else pa.table({})
-        parts.append(made.append_column(DIFF, pa.array(np.full(len(rows), diff, np.int64))))
-    if wrong.any():
-        asked, remedy = "read messages back", "give them a table of their own"
-        raise SinkRefused(asked, "some are not as mode 'debezium' writes them", remedy)
+        made = _typed(pc.struct_field(found, name).drop_null(), schema, bool(wrong.any()))
+        parts.append(made.append_column(DIFF, pa.array(np.full(made.num_rows, diff, np.int64))))
     return pa.concat_tables(parts)
+
+
+def texts_of(rows: pa.Table) -> pa.Array:
+    """Rows as JSON texts.  O(bytes)."""
+    batches = rows.to_batches(max_chunksize=_AT_ONCE)
+    return pa.concat_arrays([pa.array([], pa.string()), *(json_objects(batch, strict=True) for batch in batches)])
+
+
+def rows_as(texts: pa.Array, schema: pa.Schema) -> pa.Table:
+    """The rows that `texts_of` made such texts of.  O(bytes).  Raises `SinkRefused` for others."""
+    found, wrong = objects(texts, {field.name: shape_of(field.type) for field in schema})
+    return _typed(found, schema, bool(wrong.any()))
+
+
+def _typed(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
+    """Structs of texts as rows in their types."""
+    columns = []
+    for field in schema:
+        cells, misfits = cells_as(pc.struct_field(rows, field.name), field.type, _FORM)
+        wrong |= misfits is not None
+        columns.append(cells)
+    if wrong:
+        asked, remedy = "read messages back", "give them a place of their own"
+        raise SinkRefused(asked, "some are not as they were written", remedy)
+    return pa.table(columns, schema=schema)
 
 
 def _objects(rows: pa.Table, places: Ints) -> pa.Array:

@@ -1,21 +1,25 @@
 """Sinks of `ddflow.Engine.run`: ``dd.sinks``.
 
 Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. What each is
-stands in its own file (``sqlite``, ``duckdb``, ``postgres``, ``parquet.fragments``); what is asked of all, in
-``attached``; how rows are written in each mode, in ``modes``. A library that one needs is imported when it is opened.
+stands in its own file (``sqlite``, ``duckdb``, ``postgres``, ``kafka``, ``parquet.fragments``); what is asked of all,
+in ``attached``; how rows are written in each mode, in ``modes``. A library that one needs is imported when it is
+opened.
 
 >>> sqlite("shop.db", "by_city").mode
 'upsert'
 """
 
+from collections.abc import Mapping
 from os import PathLike, fspath
+from typing import Any
 
 from ddflow.connectors.attached import Mode, TableSink
+from ddflow.connectors.kafka_sink import KafkaSink
 from ddflow.connectors.parquet.fragments import ParquetFragments
 from ddflow.connectors.postgres import PostgresSink
 from ddflow.connectors.sqlite import SQLiteSink
 
-__all__ = ["Mode", "TableSink", "duckdb", "parquet", "postgres", "sqlite"]
+__all__ = ["Mode", "TableSink", "duckdb", "kafka", "parquet", "postgres", "sqlite"]
 
 
 def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> TableSink:
@@ -110,6 +114,39 @@ def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None 
     'postgres'
     """
     return PostgresSink(url, table, mode, schema)
+
+
+def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[str, Any] | None = None) -> TableSink:
+    """A topic of Kafka.  Needs the extra ``kafka``.
+
+    Parameters
+    ----------
+    servers : str
+        Brokers, as ``bootstrap.servers`` has them.
+    topic : str
+        Its name; made, with one partition, where there is none.
+    mode : {"upsert", "changelog", "retract", "debezium", "updates"}
+        As of `sqlite`; rows are JSON.  "upsert": the message's key is the row's, and a deleted row is a message without
+        a value, so a compacted topic keeps what the output holds.
+    config : mapping, optional
+        Further settings of librdkafka; never shown or kept.
+
+    Returns
+    -------
+    TableSink
+        For ``sinks=``.
+
+    Notes
+    -----
+    An epoch is one transaction, the last record of which goes to the control topic ``<topic>.ddflow`` and names it:
+    read with ``isolation.level=read_committed``.
+
+    Examples
+    --------
+    >>> kafka("broker:9092", "by_city").target
+    'kafka://broker:9092/by_city'
+    """
+    return KafkaSink(servers, topic, mode, dict(config or {}))
 
 
 def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSink:

@@ -1,23 +1,26 @@
 """Sources of `ddflow.Engine.run`: ``dd.sources``.
 
 Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. What each is
-stands in its own file (``landed``, ``sqlite``, ``duckdb``, ``postgres_slot``); what is asked of all, in ``attached``. A
-library that one needs is imported when it is opened.
+stands in its own file (``landed``, ``sqlite``, ``duckdb``, ``postgres_slot``, ``kafka``); what is asked of all, in
+``attached``. A library that one needs is imported when it is opened.
 
 >>> files("landing/*.csv").kind
 'files'
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from os import PathLike, fspath
+from typing import Any
 
 from ddflow.connectors.attached import Source
+from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.landed import LandedFiles
 from ddflow.connectors.postgres_slot import PostgresTables
 from ddflow.connectors.sqlite import SQLiteSource
 from ddflow.time import seconds
 
-__all__ = ["Source", "duckdb", "files", "postgres", "sqlite"]
+__all__ = ["Source", "duckdb", "files", "kafka", "postgres", "sqlite"]
 
 
 def files(pattern: str | PathLike[str], *, follow: bool = False, settle: str = "1s", lines: bool = False) -> Source:
@@ -145,3 +148,54 @@ def postgres(url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow",
     'postgres'
     """
     return PostgresTables(url, {tables: ""} if isinstance(tables, str) else dict(tables), slot, follow)
+
+
+def kafka(
+    servers: str,
+    topic: str,
+    *,
+    start: str | datetime = "earliest",
+    follow: bool = False,
+    group: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Source:
+    """The messages of a topic, of all its partitions.  Needs the extra ``kafka``.
+
+    Parameters
+    ----------
+    servers : str
+        Brokers, as ``bootstrap.servers`` has them: ``"broker:9092"``.
+    topic : str
+        Its name.
+    start : {"earliest", "latest"} or datetime
+        Where a state begins that has read nothing of it; a datetime: with the first message that is not older.
+    follow : bool
+        Whether to go on with what comes later.  By default what is there when it is opened is all.
+    group : str, optional
+        A consumer group that is told, after each commit, how far the state is, for whoever watches its lag.
+    config : mapping, optional
+        Further settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.password": ...}``; never
+        shown or kept.
+
+    Returns
+    -------
+    Source
+        For ``sources=``, of an input with ``format=``.
+
+    Raises
+    ------
+    SpecError
+        For a start that is none.
+
+    Notes
+    -----
+    Messages have ``value``, ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``; only committed ones are
+    read.  The position is the next offset of each partition, in the state. An offset that the topic no longer has is
+    `SourceChanged`. Partitions that come later are read from their beginning.
+
+    Examples
+    --------
+    >>> kafka("broker:9092", "orders", follow=True).kind
+    'kafka'
+    """
+    return KafkaTopic(servers, topic, start, follow, dict(config or {}), group)

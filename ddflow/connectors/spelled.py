@@ -24,6 +24,7 @@ SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
     "files": lambda where, name, follow, lines: sources.files(where, follow=follow, lines=lines),
     "sqlite": lambda where, name, follow, lines: sources.sqlite(*_table(where, name), follow=follow),
     "duckdb": lambda where, name, follow, lines: sources.duckdb(*_table(where, name), follow=follow),
+    "kafka": lambda where, name, follow, lines: sources.kafka(*_topic(where, name), follow=follow),
     "postgres": lambda where, name, follow, lines: sources.postgres(
         *_table(f"postgresql:{where}", name), follow=follow
     ),
@@ -32,6 +33,7 @@ SINKS: Final[dict[str, Callable[..., TableSink]]] = {
     "sqlite": lambda where, name, **mode: sinks.sqlite(*_table(where, name), **mode),
     "duckdb": lambda where, name, **mode: sinks.duckdb(*_table(where, name), **mode),
     "postgres": lambda where, name, **mode: sinks.postgres(*_table(f"postgresql:{where}", name), **mode),
+    "kafka": lambda where, name, **mode: sinks.kafka(*_topic(where, name), **mode),
     "parquet": lambda where, name, **mode: sinks.parquet(where, **mode),
 }
 
@@ -54,6 +56,12 @@ def _cut(text: str, known: dict[str, Any]) -> tuple[str, str]:
         shown = text.rpartition("@")[2]  # no credentials
         raise SpecError(shown, "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
     return kind, where
+
+
+def _topic(where: str, name: str) -> tuple[str, str]:
+    """Brokers, and a topic behind ``/``, by default of the same name."""
+    servers, _, topic = where.removeprefix("//").partition("/")
+    return servers, topic or name
 
 
 def _table(where: str, name: str) -> tuple[str, str]:

@@ -1,0 +1,210 @@
+"""Kafka: the messages of a topic as a source.  The sink is `kafka_sink`.
+
+Invariant: a position is the next offset of each partition, so it lies in the manifest of the epoch that the messages
+before it made, and no consumer group is needed; a group that is named gets these offsets after our commit. Only
+committed messages are read. No secret of the settings is in what is shown of a declaration, in a message, or in a
+manifest.
+
+>>> KafkaTopic("broker:9092", "orders", "earliest", False, {"sasl.password": "secret"})
+KafkaTopic(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None)
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from time import monotonic
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+
+from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.errors import MissingExtra, SourceChanged, SourceFailed, SpecError, UnreadableInput
+
+WAIT: Final = 10.0
+"""Seconds that an answer of a broker may take."""
+LOOK: Final = 10.0
+"""Seconds between two looks for new partitions."""
+AT_ONCE: Final = 10_000
+QUIET: Final = {"log_level": 0}
+
+
+def library() -> Any:
+    """confluent-kafka.  Raises `MissingExtra`."""
+    try:
+        import confluent_kafka
+    except ImportError:
+        found, remedy = "confluent-kafka is not installed", "pip install 'ddflow[kafka]'"
+        raise MissingExtra("speak to Kafka", found, remedy) from None
+    return confluent_kafka
+
+
+@dataclass(frozen=True)
+class KafkaTopic(Source):
+    """See `dd.sources.kafka`."""
+
+    servers: str
+    topic: str
+    start: str | datetime
+    follow: bool
+    config: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    group: str | None = None
+    kind: ClassVar[str] = "kafka"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
+            remedy = "use 'earliest', 'latest', or a datetime with a time zone"
+            raise SpecError(f"start={self.start!r}", "that is no place in a topic", remedy)
+
+    @property
+    def target(self) -> str:
+        """Servers and topic."""
+        return f"kafka://{self.servers}/{self.topic}"
+
+    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
+        """Connect, and look whether what follows the position is there."""
+        (name,) = inputs
+        return TopicReader(self, name, {} if position is None else position["offsets"], position is not None)
+
+
+class TopicReader(OpenSource):
+    """All partitions of a topic, being read.  ``offsets``: by partition, as text, the next one."""
+
+    def __init__(self, of: KafkaTopic, name: str, offsets: Mapping[str, int], resumed: bool) -> None:
+        self.of, self.name = of, name
+        self.asked = f"read {of.target}"
+        self.at = {int(partition): offset for partition, offset in offsets.items()}
+        kafka = library()
+        settings = {"bootstrap.servers": of.servers, "group.id": of.group or "ddflow", **QUIET, **of.config}
+        settings |= {"enable.auto.commit": False, "auto.offset.reset": "error", "enable.partition.eof": True}
+        settings.setdefault("fetch.wait.max.ms", 100)
+        with self._talking():
+            self.consumer = kafka.Consumer({"isolation.level": "read_committed", **settings})
+        try:
+            self.until = dict[int, int]()
+            with self._talking():
+                self._assign(of.start if not resumed else "earliest")
+        except BaseException:
+            self.consumer.close()
+            raise
+        self._looked = monotonic()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all was read that was there when it was opened."""
+        return not self.of.follow and all(self.at[each] >= until for each, until in self.until.items())
+
+    def lag(self) -> str:
+        """The messages that are there and were not read, as far as is known."""
+        behind, kafka = 0, library()
+        for partition, offset in self.at.items():
+            with suppress(kafka.KafkaException):
+                high = self.consumer.get_watermark_offsets(kafka.TopicPartition(self.of.topic, partition), cached=True)
+                behind += max(0, high[1] - offset) if high else 0
+        return f"{behind:,} messages" if behind else ""
+
+    def poll(self, room: int) -> Polled | None:
+        """Messages of all partitions, those of each in their order."""
+        batches, size, moved = list[pa.RecordBatch](), 0, False
+        with self._talking():
+            if self.of.follow and monotonic() - self._looked > LOOK:
+                self._looked = monotonic()
+                self._assign("earliest")
+            while size < room:
+                before = dict(self.at)
+                batch = self._batch(self.consumer.consume(AT_ONCE, timeout=0.02 if batches else 0.1))
+                moved |= before != self.at
+                if batch is None:
+                    break
+                batches.append(batch)
+                size += batch.nbytes
+        if not moved:
+            return None
+        return Polled({self.name: batches} if batches else {}, {"offsets": {str(p): n for p, n in self.at.items()}})
+
+    def acknowledge(self, position: Any) -> None:
+        """Tell the group."""
+        if self.of.group is not None:
+            kafka = library()
+            told = [kafka.TopicPartition(self.of.topic, int(p), n) for p, n in position["offsets"].items()]
+            with suppress(kafka.KafkaException):
+                self.consumer.commit(offsets=told, asynchronous=True)
+
+    def close(self) -> None:
+        """Leave."""
+        self.consumer.close()
+
+    def _batch(self, came: Sequence[Any]) -> pa.RecordBatch | None:
+        """Messages as columns; None where there are none."""
+        end, good = library().KafkaError._PARTITION_EOF, []
+        for each in came:
+            if each.error() is None:
+                good.append(each)
+            elif each.error().code() == end:
+                self.at[each.partition()] = max(self.at[each.partition()], each.offset())
+            else:
+                raise library().KafkaException(each.error())
+        if not good:
+            return None
+        partitions, offsets = [each.partition() for each in good], [each.offset() for each in good]
+        for partition, offset in zip(partitions, offsets, strict=True):
+            self.at[partition] = max(self.at[partition], offset + 1)
+        columns: dict[str, pa.Array] = {
+            "value": pa.array([each.value() for each in good], pa.binary()),
+            "key": pa.array([each.key() for each in good], pa.binary()),
+            "topic": pa.array([self.of.topic] * len(good)),
+            "partition": pa.array(partitions, pa.int32()),
+            "offset": pa.array(offsets, pa.int64()),
+            "timestamp": pa.array([each.timestamp()[1] for each in good], pa.timestamp("ms")),
+        }
+        return pa.record_batch(columns)
+
+    def _assign(self, start: str | datetime) -> None:
+        """Read all partitions; those that are new from ``start`` on."""
+        kafka, topic = library(), self.of.topic
+        found = self.consumer.list_topics(topic, timeout=WAIT).topics[topic]
+        if found.error is not None:
+            raise kafka.KafkaException(found.error)
+        new = [each for each in sorted(found.partitions) if each not in self.until]
+        if not new:
+            return
+        if lost := sorted(self.at.keys() - found.partitions.keys()):
+            raise SourceChanged(self.asked, f"it has no partitions {lost} any more", _ANOTHER)
+        begins = self._begins(new, start)
+        for partition in new:
+            low, high = self.consumer.get_watermark_offsets(kafka.TopicPartition(topic, partition), timeout=WAIT)
+            at = self.at.setdefault(partition, begins.get(partition, high if start == "latest" else low))
+            if not low <= at <= high:
+                found_ = f"partition {partition} was read up to {at:,}, and has {low:,} to {high:,}"
+                raise SourceChanged(self.asked, found_, _ANOTHER)
+            self.until[partition] = high
+        self.consumer.assign([kafka.TopicPartition(topic, p, n) for p, n in self.at.items()])
+
+    def _begins(self, partitions: Iterable[int], start: str | datetime) -> dict[int, int]:
+        """The first offset of each partition at a time."""
+        if isinstance(start, str):
+            return {}
+        kafka, at = library(), int(start.timestamp() * 1000)
+        asked = [kafka.TopicPartition(self.of.topic, each, at) for each in partitions]
+        found = self.consumer.offsets_for_times(asked, timeout=WAIT)
+        ends = {each: self.consumer.get_watermark_offsets(each, timeout=WAIT)[1] for each in asked}
+        return {each.partition: each.offset if each.offset >= 0 else ends[each] for each in found}
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        """What the library says, as what it means here: to wait for, or to see to."""
+        kafka = library()
+        try:
+            yield
+        except kafka.KafkaException as error:
+            told = error.args[0]
+            if told.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
+                raise SourceChanged(self.asked, told.str(), _ANOTHER) from None
+            if told.code() in (kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, kafka.KafkaError._UNKNOWN_TOPIC):
+                raise UnreadableInput(self.asked, "there is no such topic", "create it, or mend its name") from None
+            if told.code() in (kafka.KafkaError._INVALID_ARG, kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED):
+                raise UnreadableInput(self.asked, told.str(), "see to config= and to what it may read") from None
+            raise SourceFailed(self.asked, told.str(), "see to the brokers") from None
+
+
+_ANOTHER: Final = "messages in between are lost here: begin a new state, or restore the topic"

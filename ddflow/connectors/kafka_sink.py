@@ -1,0 +1,185 @@
+"""Kafka: a topic as a sink.
+
+Invariant: an epoch is one transaction, whose last record goes to a control topic and says which epoch it is; that is
+read, committed records only, to see what the topic has. Rows are JSON as `change_messages` writes it.
+
+>>> KafkaSink("broker:9092", "by_city", "upsert", {"sasl.password": "secret"})
+KafkaSink(servers='broker:9092', topic='by_city', mode='upsert')
+"""
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret
+from ddflow.columns.names import DELETED
+from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.change_messages import MESSAGES, rows_as, texts_of
+from ddflow.connectors.kafka import AT_ONCE, QUIET, WAIT, KafkaTopic, TopicReader, library
+from ddflow.connectors.modes import with_deletes
+from ddflow.errors import DdflowError, SinkAhead, SinkFailed, SinkRefused, SourceChanged, SourceFailed, UnreadableInput
+
+CONTROL: Final = ".ddflow"
+"""What the name of a control topic ends with."""
+
+
+@dataclass(frozen=True)
+class KafkaSink(TableSink):
+    """See `dd.sinks.kafka`."""
+
+    servers: str
+    topic: str
+    mode: Mode = "upsert"
+    config: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    kind: ClassVar[str] = "kafka"
+
+    @property
+    def target(self) -> str:
+        """Servers and topic."""
+        return f"kafka://{self.servers}/{self.topic}"
+
+    def open(self, shape: TableShape) -> OpenSink:
+        """Connect."""
+        return TopicWriter(self, shape)
+
+
+class TopicWriter(OpenSink):
+    """A topic that gets an epoch a transaction."""
+
+    def __init__(self, of: KafkaSink, shape: TableShape) -> None:
+        self.of, self.shape, self.control = of, shape, of.topic + CONTROL
+        settings = {"bootstrap.servers": of.servers, "partitioner": "murmur2_random", **QUIET, **of.config}
+        self.settings, self._secret = settings, Secret.fresh()
+        self._there: TargetRecord | None = None
+        self._asked = False
+        """Whether the record was read here: from then on another writer of the same name would fence this one."""
+        with self._talking("connect to"):
+            self.producer = library().Producer({**settings, "transactional.id": f"ddflow.{of.topic}.{shape.output}"})
+            self.producer.init_transactions(WAIT)
+
+    def written(self) -> TargetRecord | None:
+        """The last record of the control topic that is of this topic."""
+        with self._talking("ask"):
+            found = [each for each in self._all(self.control) if each.key() == self.of.topic.encode()]
+            return TargetRecord(**json.loads(found[-1].value())) if found else None
+
+    def occupied(self) -> bool:
+        """Whether it has a message."""
+        with self._talking("ask"):
+            return any(True for _ in self._all(self.of.topic))
+
+    def prepare(self) -> None:
+        """Make the topics that are not there."""
+        kafka = library()
+        with self._talking("prepare"):
+            for topic in (self.of.topic, self.control):
+                if self.producer.list_topics(topic, timeout=WAIT).topics[topic].error is None:
+                    continue
+                admin: Any = importlib.import_module("confluent_kafka.admin")
+
+                settings = {name: value for name, value in self.settings.items() if name != "partitioner"}
+                made: Any = admin.AdminClient(settings)
+                told = {"cleanup.policy": "compact"} if topic == self.control else {}
+                try:
+                    made.create_topics([admin.NewTopic(topic, 1, config=told)])[topic].result(WAIT)
+                except kafka.KafkaException as error:
+                    remedy = f"create it: kafka-topics --create --topic {topic} --partitions 1"
+                    raise self._refused(f"there is no topic {topic}: {error.args[0].str()}", remedy) from None
+
+    def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
+        """Take an epoch."""
+        there = self._there if self._asked else self.written()
+        if there == now != before:
+            return
+        if there != before:
+            found = f"it has epoch {there.epoch if there else None}, and had {before.epoch if before else None}"
+            remedy = "another process writes there: stop it; then see what differs, and make it so: ddflow sync"
+            raise SinkAhead(f"write epoch {now.epoch} of {now.output!r} to {self.of.target}", found, remedy)
+        with self._talking("write"), self._transaction():
+            for key, value in self._messages(changes):
+                self._produce(self.of.topic, key, value)
+            self._produce(self.control, self.of.topic, json.dumps(now._asdict()), partition=0)
+        self._there, self._asked = now, True
+
+    def read(self) -> pa.Table:
+        """What its messages say; by a key the last one of each."""
+        with self._talking("read"):
+            found = list(self._all(self.of.topic))
+        if self.of.mode == "debezium":
+            values = [each.value().decode() for each in found]
+            keys = [None if each.key() is None else each.key().decode() for each in found]
+            return pa.table([pa.array(keys, pa.string()), pa.array(values, pa.string())], schema=MESSAGES)
+        if self.of.mode == "upsert":
+            found = [each for each in {each.key(): each for each in found}.values() if each.value() is not None]
+        return rows_as(pa.array([each.value().decode() for each in found], pa.string()), self.shape.schema)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self.producer = None
+
+    def _messages(self, changes: TableChanges) -> Iterator[tuple[str | None, str | None]]:
+        """Keys and values."""
+        if self.of.mode == "debezium":
+            columns = (changes.rows.column(name).to_pylist() for name in MESSAGES.names)
+            yield from zip(*columns, strict=True)
+            return
+        if self.shape.key is None or changes.gone is None:
+            for value in texts_of(changes.rows).to_pylist():
+                yield None, value
+            return
+        every = with_deletes(changes, self.shape.key, self._secret)
+        gone = np.asarray(every.column(DELETED))
+        keys, values = texts_of(every.select(list(self.shape.key))), texts_of(every.drop_columns([DELETED]))
+        for key, value, deleted in zip(keys.to_pylist(), values.to_pylist(), gone.tolist(), strict=True):
+            yield key, None if deleted else value
+
+    def _produce(self, topic: str, key: str | None, value: str | None, **more: Any) -> None:
+        while True:
+            try:
+                self.producer.produce(topic, value, key, **more)
+                return
+            except BufferError:
+                self.producer.poll(0.1)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self.producer.begin_transaction()
+        try:
+            yield
+            self.producer.commit_transaction(WAIT)
+        except BaseException:
+            with suppress(library().KafkaException):
+                self.producer.abort_transaction(WAIT)
+            raise
+
+    def _all(self, topic: str) -> Iterator[Any]:
+        """All committed messages of a topic; none where there is no such topic."""
+        offsets = KafkaTopic(self.of.servers, topic, "earliest", False, self.of.config)
+        try:
+            reader = TopicReader(offsets, topic, {}, False)
+        except UnreadableInput:
+            return
+        try:
+            while not reader.ended:
+                came = reader.consumer.consume(AT_ONCE, timeout=0.1)
+                yield from (each for each in came if each.error() is None)
+                reader._batch(came)
+        finally:
+            reader.close()
+
+    def _refused(self, found: str, remedy: str) -> SinkRefused:
+        return SinkRefused(f"write {self.shape.output!r} to {self.of.target}", found, remedy)
+
+    @contextmanager
+    def _talking(self, asked: str) -> Iterator[None]:
+        try:
+            yield
+        except (library().KafkaException, SourceFailed, SourceChanged) as error:
+            told = error.found if isinstance(error, DdflowError) else error.args[0].str()
+            raise SinkFailed(f"{asked} {self.of.target}", told, "see to the brokers") from None

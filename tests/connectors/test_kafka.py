@@ -1,0 +1,223 @@
+"""Kafka, as librdkafka's mock cluster plays it in a process of its own: a topic in, a topic out, and what dies between.
+
+Not proven here, because the mock does not do it: that a second writer is fenced, that what an aborted transaction wrote
+is not read, and that a state begins at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from kafka_cluster import Cluster
+
+import ddflow as dd
+from ddflow.connectors.kafka_sink import TopicWriter
+from ddflow.engine.delivery import Delivery
+from ddflow.errors import SinkAhead, SinkFailed, SourceChanged, SourceFailed, SpecError, UnreadableInput
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Cluster() as servers:
+        yield servers
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"t{next(NUMBERS)}"
+
+
+def produced(servers: str, topic: str, *rows: Any, partition: int = -1) -> None:
+    """Rows as messages: by their id, and deletes where they are a number."""
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    for row in rows:
+        key, value = (row, None) if isinstance(row, int) else (row["id"], json.dumps(row))
+        producer.produce(topic, value, str(key), *([] if partition < 0 else [partition]))
+    assert producer.flush(10) == 0
+
+
+def flow(format: Any = None) -> dd.Flow:
+    made = dd.Flow()
+    columns = {"id": pa.int64(), "city": pa.string()}
+    rows = made.upserts("rows", columns, dd.Upsert(key="id"), format=format or dd.formats.plain_json())
+    made.output("rows", rows)
+    made.output("by_city", rows.count("city", name="n"))
+    return made
+
+
+def held(engine: Any, name: str = "rows") -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.values())[:-1] for row in engine.read(name).to_pylist()), key=str)
+
+
+def row(id: int, city: str | None) -> dict[str, Any]:
+    return {"id": id, "city": city}
+
+
+def test_all_partitions_are_read_and_gone_on_with(servers: str, topic: str, tmp_path: Path) -> None:
+    produced(servers, topic, *(row(n, "Bern") for n in range(100)))
+    with flow().open(tmp_path / "state") as engine:
+        done = engine.run({"rows": dd.sources.kafka(servers, topic)})
+        assert (done.rows, done.stopped) == (100, "end")
+        assert engine.run({"rows": dd.sources.kafka(servers, topic)}).rows == 0
+    produced(servers, topic, row(7, "Chur"), 8, row(200, None))
+    with flow().open(tmp_path / "state") as engine:
+        assert engine.run({"rows": dd.sources.kafka(servers, topic)}).rows == 3
+        assert held(engine, "by_city") == [("Bern", 98), ("Chur", 1), (None, 1)]
+
+
+def test_a_state_begins_where_it_is_told(servers: str, topic: str) -> None:
+    produced(servers, topic, row(1, "a"))
+    produced(servers, topic, row(2, "b"))
+
+    def read(start: Any) -> list[tuple[Any, ...]]:
+        with flow().open() as engine:
+            engine.run({"rows": dd.sources.kafka(servers, topic, start=start)})
+            return held(engine)
+
+    assert read("earliest") == [(1, "a"), (2, "b")]
+    assert read("latest") == []
+    assert read(datetime.now(UTC)) == []  # the mock finds no time at all
+    with pytest.raises(SpecError, match="use 'earliest', 'latest', or a datetime"):
+        dd.sources.kafka(servers, topic, start="yesterday")
+
+
+def test_messages_have_what_the_broker_says_of_them(servers: str, topic: str) -> None:
+    produced(servers, topic, row(1, "a"), 5, partition=2)
+    opened = dd.sources.kafka(servers, topic, group="watched").open({"rows": pa.schema([])}, None)
+    taken = opened.poll(1 << 20)
+    assert taken is not None and taken.position == {"offsets": {"0": 0, "1": 0, "2": 2, "3": 0}}
+    [first, second] = taken.rows["rows"][0].to_pylist()
+    assert (first["key"], json.loads(first["value"]), first["partition"], first["offset"]) == (b"1", row(1, "a"), 2, 0)
+    assert (second["key"], second["value"], second["topic"]) == (b"5", None, topic)
+    assert abs(first["timestamp"].timestamp() - time.time()) < 86_400
+    opened.acknowledge(taken.position)
+    assert opened.lag() == ""
+    produced(servers, topic, row(1, "b"))
+    opened.poll(1)
+    opened.close()
+
+
+def test_what_is_not_there_says_what_to_do(servers: str, topic: str, tmp_path: Path) -> None:
+    secret = {"sasl.password": "hush", "sasl.username": "me", "sasl.mechanisms": "PLAIN"}
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(UnreadableInput, match="there is no such topic; create it"):
+            engine.run({"rows": dd.sources.kafka(servers, "nowhere")})
+        with pytest.raises(UnreadableInput, match="see to config= and"):
+            engine.run({"rows": dd.sources.kafka(servers, topic, config={"no.such": 1})})
+        with pytest.raises(SourceFailed) as told:
+            source = dd.sources.kafka("127.0.0.1:1", topic, config={**secret, "socket.timeout.ms": 100})
+            patched = pytest.MonkeyPatch()
+            patched.setattr("ddflow.connectors.kafka.WAIT", 0.3)
+            engine.run({"rows": source}, give_up_after="0s")
+        patched.undo()
+        assert "hush" not in str(told.value) and "hush" not in repr(source)
+        produced(servers, topic, row(1, "a"), partition=0)
+        engine.run({"rows": dd.sources.kafka(servers, topic)})
+        manifest = (tmp_path / "state").rglob("*")
+        assert not [path for path in manifest if path.is_file() and b"hush" in path.read_bytes()]
+    for offsets, says in (
+        ({"0": 99}, "was read up to 99, and has 0 to 1"),
+        ({"9": 0}, r"no partitions \[9\] any more"),
+    ):
+        with pytest.raises(SourceChanged, match=says):
+            dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, {"offsets": offsets})
+
+
+@pytest.mark.parametrize("mode", ["upsert", "changelog", "retract", "debezium", "updates"])
+def test_a_topic_says_what_the_output_holds(servers: str, topic: str, mode: Any, tmp_path: Path) -> None:
+    sinks = {"by_city": dd.sinks.kafka(servers, f"{topic}-out", mode=mode)}
+    days = [[row(1, "Bern"), row(2, "Bern"), row(3, "Visp")], [row(1, "Chur"), 3], [row(2, "Chur")]]
+    with flow().open(tmp_path / "state") as engine:
+        for rows in days:
+            produced(servers, topic, *rows, partition=1)
+            done = engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
+        assert done.sinks == {"by_city": 3}
+        assert engine.sync(sinks, dry=True)["by_city"][:2] == (0, 0)
+        delivery = Delivery(engine.calls, "by_city", sinks["by_city"])
+        record = delivery.table.written()
+        assert record is not None and (record.output, record.epoch) == ("by_city", 3)
+        if mode == "upsert":
+            assert delivery.table.read().to_pylist() == [{"city": "Chur", "n": 2}]
+        delivery.close()
+    if mode == "debezium":
+        again = dd.Flow()
+        columns = {"city": pa.string(), "n": pa.int64()}
+        spec = dd.Upsert(key="city", null_key="keep")
+        again.output("counts", again.upserts("counts", columns, spec, format=dd.formats.debezium()))
+        with again.open() as engine:
+            engine.run({"counts": dd.sources.kafka(servers, f"{topic}-out")})
+            assert held(engine, "counts") == [("Chur", 2)]
+
+
+def test_an_answer_that_was_lost_writes_nothing_twice(
+    servers: str, topic: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    produced(servers, topic, row(1, "Bern"), partition=0)
+    sinks = {"by_city": dd.sinks.kafka(servers, f"{topic}-out", mode="updates")}
+    write, failed = TopicWriter.write, []
+
+    def lost(self: Any, *given: Any) -> None:
+        write(self, *given)
+        if not failed:
+            failed.append(1)
+            raise SinkFailed("write", "the answer was lost", "wait")
+
+    monkeypatch.setattr(TopicWriter, "write", lost)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
+        assert failed
+        delivery = Delivery(engine.calls, "by_city", sinks["by_city"])
+        assert delivery.table.read().num_rows == 1
+        # Another process wrote in between.
+        record = delivery.table.written()
+        assert record is not None
+        with pytest.raises(SinkAhead, match="another process writes there"):
+            delivery.table.write(Any, record._replace(epoch=9), record._replace(epoch=8))  # type: ignore[arg-type]
+        delivery.close()
+
+
+def test_nothing_is_lost_or_taken_twice_whatever_dies(servers: str, topic: str, tmp_path: Path) -> None:
+    script = tmp_path / "flow.py"
+    script.write_text(
+        "import pyarrow as pa, ddflow as dd\nflow = dd.Flow()\ncolumns = {'id': pa.int64(), 'city': pa.string()}\n"
+        "rows = flow.upserts('rows', columns, dd.Upsert(key='id'), format=dd.formats.plain_json())\n"
+        "flow.output('rows', rows)\nflow.output('by_city', rows.count('city', name='n'))\n"
+    )
+    words = ["run", str(script), "--state", str(tmp_path / "state"), "--follow", "--interval", "20ms"]
+    words += ["--from", f"rows=kafka://{servers}/{topic}", "--to", f"by_city=kafka://{servers}/{topic}-out"]
+    words += ["--mode", "by_city=updates"]
+    chance, expected = random.Random(5), dict[int, str]()
+    produced(servers, topic, row(0, "a"))
+    for _ in range(4):
+        program = [sys.executable, "-c", "from ddflow.cli import main; main()"]
+        running = subprocess.Popen([*program, *words], stderr=subprocess.PIPE)
+        ends = time.monotonic() + chance.uniform(0.8, 2.0)
+        while time.monotonic() < ends and running.poll() is None:
+            rows = [row(chance.randrange(50), chance.choice("abc")) for _ in range(20)]
+            expected |= {each["id"]: each["city"] for each in rows}
+            produced(servers, topic, *rows)
+        assert running.poll() is None, running.stderr.read().decode()  # type: ignore[union-attr]
+        os.kill(running.pid, signal.SIGKILL)
+        running.communicate()
+    expected = {0: "a"} | expected
+    sinks = {"by_city": dd.sinks.kafka(servers, f"{topic}-out", mode="updates")}
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
+        assert held(engine) == sorted(expected.items(), key=str)
+        assert engine.sync(sinks, dry=True)["by_city"][:2] == (0, 0)
