@@ -1,9 +1,9 @@
 """Sinks of `ddflow.Engine.run`: ``dd.sinks``.
 
 Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. What each is
-stands in its own file (``sqlite``, ``duckdb``, ``postgres``, ``kafka``, ``parquet.fragments``); what is asked of all,
-in ``attached``; how rows are written in each mode, in ``modes``. A library that one needs is imported when it is
-opened.
+stands in its own file (``sqlite``, ``duckdb``, ``postgres``, ``kafka_sink``, ``delta``, ``parquet.fragments``); what is
+asked of all, in ``attached``; how rows are written in each mode, in ``modes``. A library that one needs is imported
+when it is opened.
 
 >>> sqlite("shop.db", "by_city").mode
 'upsert'
@@ -14,12 +14,13 @@ from os import PathLike, fspath
 from typing import Any
 
 from ddflow.connectors.attached import Mode, TableSink
+from ddflow.connectors.delta import DeltaSink
 from ddflow.connectors.kafka_sink import KafkaSink
 from ddflow.connectors.parquet.fragments import ParquetFragments
 from ddflow.connectors.postgres import PostgresSink
 from ddflow.connectors.sqlite import SQLiteSink
 
-__all__ = ["Mode", "TableSink", "duckdb", "kafka", "parquet", "postgres", "sqlite"]
+__all__ = ["Mode", "TableSink", "delta", "duckdb", "kafka", "parquet", "postgres", "sqlite"]
 
 
 def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> TableSink:
@@ -114,6 +115,38 @@ def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None 
     'postgres'
     """
     return PostgresSink(url, table, mode, schema)
+
+
+def delta(
+    path: str | PathLike[str], *, mode: Mode = "upsert", storage_options: Mapping[str, str] | None = None
+) -> TableSink:
+    """A table of Delta Lake.  Needs the extra ``delta``.
+
+    Parameters
+    ----------
+    path : str or path
+        Its folder or address; made where there is none.
+    mode : {"upsert", "changelog", "retract", "debezium", "updates"}
+        As of `sqlite`.  "upsert" is one merge an epoch, the others add rows.
+    storage_options : mapping of str to str, optional
+        As deltalake takes them; never shown or kept.
+
+    Returns
+    -------
+    TableSink
+        For ``sinks=``.
+
+    Notes
+    -----
+    Unsigned integers are stored in the next wider type, timestamps in microseconds, with a zone in UTC.  Nanoseconds,
+    times of day, durations, maps and UUIDs are refused: project them to another type.
+
+    Examples
+    --------
+    >>> delta("lake/by_city", mode="changelog").kind
+    'delta'
+    """
+    return DeltaSink(fspath(path), mode, dict(storage_options or {}))
 
 
 def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[str, Any] | None = None) -> TableSink:

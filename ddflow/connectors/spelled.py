@@ -31,6 +31,7 @@ SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
 }
 SINKS: Final[dict[str, Callable[..., TableSink]]] = {
     "sqlite": lambda where, name, **mode: sinks.sqlite(*_table(where, name), **mode),
+    "delta": lambda where, name, **mode: sinks.delta(where, **mode),
     "duckdb": lambda where, name, **mode: sinks.duckdb(*_table(where, name), **mode),
     "postgres": lambda where, name, **mode: sinks.postgres(*_table(f"postgresql:{where}", name), **mode),
     "kafka": lambda where, name, **mode: sinks.kafka(*_topic(where, name), **mode),
