@@ -30,7 +30,7 @@ WORDS = re.compile(
     r"|\b(?:import|from) pick[l]e\b|(?<![.\w])(?:ev[a]l|ex[e]c)\(|\bexcept:|except (?:Base)?Exception:\s+pass\b"
 )
 # Not where it names the format: a module, an address, a value in quotes.
-SYNONYMS = re.compile(r"(?<![./\"])\bdelt[a]s?\b(?! Lake| table|[:\"])|\bchange event[s]?\b", re.IGNORECASE)
+SYNONYMS = re.compile(r"(?<![./\"'`\[])\bdelt[a]s?\b(?! Lake| table|[:\"(]| =)|\bchange event[s]?\b", re.IGNORECASE)
 MACHINES = re.compile(r"(?<![\w.])/(?:work|root|opt|home/\w+|Users/\w+|usr/lib|tmp/\w+)/")
 HOSTS = re.compile(
     r"pypi\.(?:org|python)|python[h]osted\.|crates\.io/|static\.crates|npmjs\.|yarnpkg\.|anaconda\.(?:org|com)"
@@ -257,4 +257,4 @@ def test_the_patterns_find_what_they_are_for() -> None:
     assert shown(MACHINES, "see /ho~me/ann/notes") and not shown(MACHINES, "https://example.com/home/ann/")
     assert shown(HOSTS, "https://py~pi.org/simple")
     assert shown(SYNONYMS, "a del~ta of one") and not shown(SYNONYMS, "timedelta(1)")
-    assert not any(shown(SYNONYMS, each) for each in ("ddflow.connectors.del~ta", '"del~ta"', "del~ta:/lake/orders"))
+    assert not any(shown(SYNONYMS, each) for each in ("a.del~ta", '"del~ta"', "`del~ta`", "del~ta:/lake"))
