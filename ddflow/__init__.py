@@ -18,7 +18,7 @@ the rest of them.
 
 The floors, upwards; pyproject.toml has them for import-linter:
     errors  time, metrics  kernels  columns  expressions  storage  connectors  plan  trace  operators  dataflow  engine
-    partitions  tools  testing, cli, spark_bridge
+    partitions  tools  testing, exporters, cli, spark_bridge
 
 Importing ddflow imports nothing heavy: the errors are there at once, the names below when they are first used.
 
@@ -35,7 +35,12 @@ from ddflow.errors import DdflowError
 from ddflow.version import __version__
 
 if TYPE_CHECKING:
+    from ddflow import exporters as exporters
+    from ddflow import testing as testing
     from ddflow.columns.hashing import Secret
+    from ddflow.connectors import formats as formats
+    from ddflow.connectors import sinks as sinks
+    from ddflow.connectors import sources as sources
     from ddflow.dataflow.result import Step
     from ddflow.dataflow.verdicts import Verdicts
     from ddflow.engine.engine import Engine
@@ -114,6 +119,14 @@ _HOMES = {
     "tools.rollback": "rollback",
     "tools.verify": "verify",
 }
+_MODULES = {
+    "errors": "errors",
+    "exporters": "exporters",
+    "formats": "connectors.formats",
+    "sinks": "connectors.sinks",
+    "sources": "connectors.sources",
+    "testing": "testing",
+}
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
@@ -178,12 +191,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"ddflow.{_HOME[name]}"), name)
         globals()[name] = value
         return value
-    if name in ("errors", "testing"):
-        return importlib.import_module(f"ddflow.{name}")
-    if name in ("formats", "sinks", "sources"):
-        return importlib.import_module(f"ddflow.connectors.{name}")
+    if name in _MODULES:
+        return importlib.import_module(f"ddflow.{_MODULES[name]}")
     raise AttributeError(f"module 'ddflow' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, "formats", "sinks", "sources"])
+    return sorted([*globals(), *_HOME, *_MODULES])

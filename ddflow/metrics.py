@@ -18,16 +18,49 @@ call: it must not use the engine. What an engine holds is in `Engine.stats`; wha
 
 import logging
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from ddflow.terminal import counted
+
 LOG: Final = logging.getLogger("ddflow")
+NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+class SinkLag(NamedTuple):
+    """What a sink of `Engine.run` has yet to take."""
+
+    epochs: int
+    bytes: int
+    """Of their updates."""
+    failing: bool = False
+    """Whether its last attempt failed."""
+
+
+class SourceLag(NamedTuple):
+    """How far a source of `Engine.run` is behind what is there.
+
+    >>> str(SourceLag(1200, "messages")), str(SourceLag(1, "files")), str(SourceLag(0, "bytes"))
+    ('1,200 messages', '1 file', '')
+    """
+
+    amount: int
+    unit: str
+    """"messages", "files" or "bytes": what the amount counts."""
+    failing: bool = False
+    """Whether its last attempt failed."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.amount:,} {self.unit if self.amount != 1 else self.unit.removesuffix('s')}" if self.amount else ""
+        )
 
 
 class CallMetrics(NamedTuple):
-    """The figures of one call of an engine."""
+    """The figures of one call of an engine, or of one epoch of a run or of a query on Spark."""
 
     kind: str
-    """"step", "push", "advance_to", "replace" or "restate"."""
+    """"step", "push", "advance_to", "replace" or "restate"; "run" for an epoch of `Engine.run`, "epoch" on Spark."""
     time: int
     """The step's time, or the frontier asked for; 0 for a push."""
     epoch: int
@@ -40,14 +73,46 @@ class CallMetrics(NamedTuple):
     """Events that wait for their time to close, after the call."""
     updates: Mapping[str, int]
     """Updates by output."""
+    rows: Mapping[str, int] = NOTHING
+    """Rows taken in, by input."""
+    commit: float = 0.0
+    """Seconds of the commit within ``seconds``; 0 where the call made none."""
+    keys: Mapping[str, int] = NOTHING
+    """Live keys, by arrangement."""
+    bytes: Mapping[str, int] = NOTHING
+    """Bytes of index and batches, in memory or mapped, by arrangement."""
+    owed: Mapping[str, int] = NOTHING
+    """Versions that merges in progress have yet to copy, by arrangement: the merge debt."""
+    sources: Mapping[str, SourceLag] = MappingProxyType({})
+    """What the sources of a run have not brought yet, by name."""
+    sinks: Mapping[str, SinkLag] = MappingProxyType({})
+    """What the sinks of a run have yet to take, by output."""
 
 
 Metrics = Callable[[CallMetrics], object]
 
 
-def publish(metrics: Metrics, call: CallMetrics) -> None:
-    """Hand over the figures of a call; what goes wrong then is logged.  O(1) beside ``metrics`` itself."""
+def publish(metrics: Metrics | None, call: CallMetrics) -> None:
+    """Hand over the figures of a call, and log them at DEBUG; what goes wrong then is logged.
+
+    O(1) beside ``metrics`` itself.
+    """
+    if LOG.isEnabledFor(logging.DEBUG):
+        rows = counted(sum(call.rows.values()), "row")
+        LOG.debug("%s: %s in, %.1f ms", call.kind, rows, call.seconds * 1e3, extra=fields(call))
+    if metrics is None:
+        return
     try:
         metrics(call)
     except Exception:
         LOG.exception("metrics= of a ddflow engine failed; %s itself took effect", call.kind)
+
+
+def fields(figures: NamedTuple, **more: object) -> dict[str, object]:
+    """What a log record has besides its text: figures as plain values, under ``ddflow``, for logs in JSON.
+
+    >>> fields(SourceLag(3, "files"), source="orders")
+    {'ddflow': {'source': 'orders', 'amount': 3, 'unit': 'files', 'failing': False}}
+    """
+    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures._asdict().items()}
+    return {"ddflow": {**more, **plain}}

@@ -13,7 +13,8 @@ dataflow.
 (1, '')
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from logging import DEBUG
 from time import perf_counter
 from typing import Any
 
@@ -24,8 +25,9 @@ from ddflow.dataflow.result import Step
 from ddflow.engine.commit_timer import CALL, CommitTimer
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.digests import Digest, combined
+from ddflow.engine.stats import Arranged
 from ddflow.errors import SpecError, TimeWentBack, WrongMode
-from ddflow.metrics import CallMetrics, Metrics, publish
+from ddflow.metrics import LOG, CallMetrics, Metrics, publish
 from ddflow.storage.feeding import EVENTS, Way, fed_by
 from ddflow.time import CLOSED, NEVER, as_int64, shown
 
@@ -161,10 +163,10 @@ class Calls:
         """Of the rows of an input, which are still to come."""
         return Digest(self.dataflow.secret, name, self.hashes[name])
 
-    def done(self, asked: Asked, digest: str, step: Step, inputs: Iterable[str], way: Way = EVENTS) -> Step:
-        """A call that was taken in and fed some ``inputs``, committed where that is asked for."""
-        epoch = self.epoch + 1
-        self.dataflow.fed = fed_by(self.dataflow.fed, inputs, way, epoch)
+    def done(self, asked: Asked, digest: str, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
+        """A call whose rows were ``taken`` in, by input, committed where that is asked for."""
+        epoch, began = self.epoch + 1, perf_counter()
+        self.dataflow.fed = fed_by(self.dataflow.fed, taken, way, epoch)
         if self.durable is not None:
             with self.dataflow.guard.commit:
                 self.durable.record(asked, digest, step)
@@ -172,9 +174,28 @@ class Calls:
                 step.waits = self.timer.wait, epoch
                 if self.timer.due(self.flush):
                     self.flush()
-        if self.metrics is not None:
-            took, verdicts = perf_counter() - asked.began, step.verdicts
-            updates = {name: table.num_rows for name, table in step.items()}
-            figures = (self.epoch, took, verdicts.counts, verdicts.pending, updates)
-            publish(self.metrics, CallMetrics(asked.kind, asked.time, *figures))
+        if self.metrics is not None or LOG.isEnabledFor(DEBUG):
+            self._publish(asked, step, {name: each.rows for name, each in taken.items()}, began)
         return step
+
+    def _publish(self, asked: Asked, step: Step, rows: Mapping[str, int], began: float) -> None:
+        """Hand over the figures of a call whose recording ``began`` then.  O(arrangements)."""
+        now, verdicts = perf_counter(), step.verdicts
+        held = {name: Arranged.of(each) for name, each in self.dataflow.graph.arrangements.items()}
+        publish(
+            self.metrics,
+            CallMetrics(
+                asked.kind,
+                asked.time,
+                self.epoch,
+                now - asked.began,
+                verdicts.counts,
+                verdicts.pending,
+                {name: table.num_rows for name, table in step.items()},
+                rows,
+                0.0 if self.durable is None else now - began,
+                {name: each.keys for name, each in held.items()},
+                {name: each.bytes_resident + each.bytes_mapped for name, each in held.items()},
+                {name: each.owed for name, each in held.items()},
+            ),
+        )

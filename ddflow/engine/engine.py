@@ -28,7 +28,7 @@ from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.compact import compact
 from ddflow.engine.digests import combined
 from ddflow.engine.evolve import evolve
-from ddflow.engine.opening import new_dataflow, runnable
+from ddflow.engine.opening import new_dataflow, recover, runnable
 from ddflow.engine.reads import Reading
 from ddflow.engine.replace import replace
 from ddflow.plan.options import EngineOptions
@@ -50,7 +50,7 @@ class Engine(Reading, Attaching, Closing):
         try:
             super().__init__(new_dataflow(flow, options, self.durable))
             if self.durable is not None:
-                self.dataflow.owed = self.durable.recover(self.dataflow)
+                recover(self.durable, self.dataflow)
         except BaseException:
             if self.durable is not None:
                 self.durable.close()
@@ -127,7 +127,7 @@ class Engine(Reading, Attaching, Closing):
             if (again := calls.replayed(asked, epoch, inputs)) is not None:
                 return again
             inflows, digest = calls.admit(inputs, time, asked)
-            return calls.done(asked, digest, dataflow.step(inflows, time), inputs)
+            return calls.done(asked, digest, dataflow.step(inflows, time), inflows)
 
     def push(self, inputs: Any, *, epoch: int | None = None) -> Step:
         """Hold-back mode: take in rows, which wait until their times close; bad and late ones get verdicts at once.
@@ -162,7 +162,7 @@ class Engine(Reading, Attaching, Closing):
                 return again
             inflows, digest = calls.admit(inputs, None, asked)
             step = dataflow.push(inflows, lateness_frontier(dataflow.admissions, inflows))
-            return calls.done(asked, digest, step, inputs)
+            return calls.done(asked, digest, step, inflows)
 
     def advance_to(self, frontier: int, *, epoch: int | None = None) -> Step:
         """Hold-back mode: close the times below ``frontier``.
@@ -199,7 +199,7 @@ class Engine(Reading, Attaching, Closing):
                 return again
             advance(dataflow.frontier, to)
             digest = "" if self.durable is None else combined(asked.kind, to, {})
-            return calls.done(asked, digest, dataflow.advance({}, to), ())
+            return calls.done(asked, digest, dataflow.advance({}, to), {})
 
     def flush(self) -> int:
         """Commit the calls that are not committed yet as one epoch, state and outputs together.

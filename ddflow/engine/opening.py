@@ -3,6 +3,8 @@
 Invariant: a plan that an engine was made of does not change, whatever is added to its flow later.
 """
 
+from time import perf_counter
+
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
 from ddflow.dataflow.budget import Budget, parse_size
@@ -11,6 +13,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.side_outputs import check_listed
 from ddflow.engine.commits import Commits
 from ddflow.errors import SpecError
+from ddflow.metrics import LOG
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 
@@ -37,3 +40,11 @@ def new_dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) ->
     if durable is not None and budget.spills:
         budget.home = durable.batch_store
     return Dataflow(flow, Graph(flow, secret, lists, threads), budget, lists, options.retain, threads)
+
+
+def recover(durable: Commits, dataflow: Dataflow) -> None:
+    """Fill a dataflow with a state.  O(bytes of the state).  Raises `CorruptState`, naming the file."""
+    began = perf_counter()
+    dataflow.owed = durable.recover(dataflow)
+    where, took = durable.log.manifest_log.store.where, (perf_counter() - began) * 1e3
+    LOG.info("opened %s at epoch %d in %.1f ms", where, durable.epoch, took)

@@ -78,7 +78,7 @@ def replace(
         finally:
             upsert.contents = None
         step.verdicts = dataclasses.replace(step.verdicts, absent=absent)
-        return calls.done(asked, digest, step, (name,), way)
+        return calls.done(asked, digest, step, {name: inflow}, way)
 
 
 def _further(dataflow: Dataflow, name: str, contents: Contents) -> str:

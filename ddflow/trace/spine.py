@@ -20,6 +20,7 @@ True
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ddflow.metrics import LOG
 from ddflow.time import NEVER, Description
 from ddflow.trace.index import Index
 from ddflow.trace.merge import Lapse, RunMerge, Target
@@ -155,6 +156,8 @@ class Spine:
                 owed = merge.owed
             if not owed:
                 self.items[at] = merge.output
+                where = "memory" if merge.target is None else "a file"
+                LOG.debug("merged runs into one of %d versions in %s", merge.output.size, where)
 
     def settle(self, slots: Slots, index: Index, since: int, settled: bool) -> None:
         """Merge the newest runs that are in no file yet into one, which becomes one file; `PIECE` versions at most.

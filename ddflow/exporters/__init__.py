@@ -1,0 +1,103 @@
+"""Exporters of an engine's figures: ``dd.exporters``, for ``metrics=``.
+
+Invariant: what is made here takes the `CallMetrics` of calls and asks no engine. Which figures there are stands in
+``figures``, each backend in a file of its own, imported when it is asked for.
+
+>>> import ddflow as dd
+>>> from prometheus_client import CollectorRegistry
+>>> dd.exporters.prometheus("orders", registry=CollectorRegistry()).flow
+'orders'
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from ddflow.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from prometheus_client import CollectorRegistry
+
+    from ddflow.exporters.to_opentelemetry import OpenTelemetryExporter
+    from ddflow.exporters.to_prometheus import PrometheusExporter
+
+__all__ = ["opentelemetry", "prometheus"]
+Made = TypeVar("Made")
+
+
+def prometheus(
+    flow: str, *, registry: "CollectorRegistry | None" = None, serve: str | int | None = None
+) -> "PrometheusExporter":
+    """Figures for Prometheus.  Needs the extra ``metrics``.
+
+    Parameters
+    ----------
+    flow : str
+        The label ``flow`` of every figure.
+    registry : prometheus_client.CollectorRegistry, optional
+        Where metrics are registered; by default the one that ``prometheus_client`` serves.
+    serve : str or int, optional
+        A port, or ``"host:port"``, at which ``/metrics`` is served from a thread; 0 takes any free port.
+
+    Returns
+    -------
+    PrometheusExporter
+        For ``flow.open(metrics=...)``.
+
+    Raises
+    ------
+    MissingExtra
+        Where ``prometheus_client`` is not installed.
+    SpecError
+        For a port that is none, or that is taken.
+
+    Notes
+    -----
+    O(figures) a call.  Several engines may share an exporter; each flow has a name of its own.
+    """
+
+    def made() -> "PrometheusExporter":
+        from ddflow.exporters.to_prometheus import PrometheusExporter
+
+        return PrometheusExporter(flow, registry)
+
+    exporter = _with_extra("export metrics to Prometheus", made)
+    if serve is not None:
+        exporter.serve(str(serve))
+    return exporter
+
+
+def opentelemetry(flow: str, *, provider: "MeterProvider | None" = None) -> "OpenTelemetryExporter":
+    """Figures for OpenTelemetry.  Needs the extra ``metrics``.
+
+    Parameters
+    ----------
+    flow : str
+        The attribute ``flow`` of every figure.
+    provider : opentelemetry.metrics.MeterProvider, optional
+        Where they go; by default the global provider, which ``OTEL_*`` variables configure.
+
+    Returns
+    -------
+    OpenTelemetryExporter
+        For ``flow.open(metrics=...)``.
+
+    Raises
+    ------
+    MissingExtra
+        Where OpenTelemetry is not installed.
+    """
+
+    def made() -> "OpenTelemetryExporter":
+        from ddflow.exporters.to_opentelemetry import OpenTelemetryExporter
+
+        return OpenTelemetryExporter(flow, provider)
+
+    return _with_extra("export metrics to OpenTelemetry", made)
+
+
+def _with_extra(asked: str, make: Callable[[], Made]) -> Made:
+    try:
+        return make()
+    except ImportError as error:
+        raise MissingExtra(asked, str(error), "pip install 'ddflow[metrics]'") from None

@@ -1,0 +1,123 @@
+"""The figures that exporters show: one list, which every backend goes through.
+
+Invariant: a figure is declared here and nowhere else, with its name, kind, labels and text; an exporter knows backends
+and no figure. A counter adds what each record brings, a gauge shows what the newest says, a histogram counts
+seconds. Names follow Prometheus: a unit at the end, ``_total`` behind counters. Nothing touches an engine: all is read
+from the `CallMetrics` that was published after a call.
+
+>>> from ddflow.metrics import CallMetrics
+>>> call = CallMetrics("step", 7, 1, 0.5, {"applied": 2}, 0, {"by_city": 3}, {"orders": 2})
+>>> [(each.name, list(each.of(call))) for each in FIGURES if each.name in ("rows", "updates", "epoch")]
+[('rows', [(('orders',), 2)]), ('updates', [(('by_city',), 3)]), ('epoch', [((), 1)])]
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, Literal, NamedTuple
+
+from ddflow.metrics import CallMetrics
+
+Labelled = tuple[tuple[str, ...], float]
+"""The values of a figure's labels, and its value."""
+SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of the buckets of a histogram."""
+
+
+class Figure(NamedTuple):
+    """``name``: without prefix and ``_total``.  ``labels``: besides ``flow``.  ``of``: its values in a record."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    labels: tuple[str, ...]
+    text: str
+    of: Callable[[CallMetrics], Iterable[Labelled]]
+
+
+def _each(values: Mapping[str, float]) -> Iterator[Labelled]:
+    return (((name,), value) for name, value in values.items())
+
+
+def _one(value: float) -> list[Labelled]:
+    return [((), value)]
+
+
+def _ours(call: CallMetrics) -> bool:
+    """Whether a record is of a call: that of a run tells of calls that were counted already."""
+    return call.kind != "run"
+
+
+FIGURES: Final = (
+    Figure("rows", "counter", "", ("input",), "Rows taken in.", lambda call: _each(call.rows)),
+    Figure("events", "counter", "", ("verdict",), "Events resolved, by verdict.", lambda call: _each(call.verdicts)),
+    Figure("updates", "counter", "", ("output",), "Updates put out.", lambda call: _each(call.updates)),
+    Figure(
+        "call_seconds",
+        "histogram",
+        "s",
+        ("kind",),
+        "Seconds of a call, its commit included.",
+        lambda call: [((call.kind,), call.seconds)] if _ours(call) else (),
+    ),
+    Figure(
+        "commit_seconds",
+        "histogram",
+        "s",
+        (),
+        "Seconds of the commit within a call.",
+        lambda call: _one(call.commit) if call.commit else (),
+    ),
+    Figure("epoch", "gauge", "", (), "The last committed epoch.", lambda call: _one(call.epoch)),
+    Figure("pending_events", "gauge", "", (), "Events whose time is open.", lambda call: _one(call.pending)),
+    Figure("keys", "gauge", "", ("arrangement",), "Live keys.", lambda call: _each(call.keys)),
+    Figure(
+        "state_bytes", "gauge", "By", ("arrangement",), "Bytes of index and batches.", lambda call: _each(call.bytes)
+    ),
+    Figure(
+        "merge_debt_versions",
+        "gauge",
+        "",
+        ("arrangement",),
+        "Versions that merges in progress have yet to copy.",
+        lambda call: _each(call.owed),
+    ),
+    Figure(
+        "source_lag",
+        "gauge",
+        "",
+        ("source", "unit"),
+        "What a source has and the state has not.",
+        lambda call: [((name, each.unit), each.amount) for name, each in call.sources.items()],
+    ),
+    Figure(
+        "source_failing",
+        "gauge",
+        "",
+        ("source",),
+        "1 while the last attempt to read a source failed.",
+        lambda call: [((name,), float(each.failing)) for name, each in call.sources.items()],
+    ),
+    Figure(
+        "sink_lag_epochs",
+        "gauge",
+        "",
+        ("output",),
+        "Committed epochs that a sink has yet to take.",
+        lambda call: [((name,), each.epochs) for name, each in call.sinks.items()],
+    ),
+    Figure(
+        "sink_lag_bytes",
+        "gauge",
+        "By",
+        ("output",),
+        "Bytes of updates that a sink has yet to take.",
+        lambda call: [((name,), each.bytes) for name, each in call.sinks.items()],
+    ),
+    Figure(
+        "sink_failing",
+        "gauge",
+        "",
+        ("output",),
+        "1 while the last attempt to write to a sink failed.",
+        lambda call: [((name,), float(each.failing)) for name, each in call.sinks.items()],
+    ),
+)

@@ -1,0 +1,72 @@
+"""Figures of engines for Prometheus: an exporter that is given as ``metrics=``, and a page to scrape.
+
+Invariant: an exporter takes records and never asks an engine, so a scrape from another thread disturbs nothing. Flows
+that share a registry share its metrics and differ by the label ``flow``. Needs the extra ``metrics``.
+
+>>> import ddflow as dd
+>>> from prometheus_client import CollectorRegistry, generate_latest
+>>> registry = CollectorRegistry()
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> with flow.open(metrics=dd.exporters.prometheus("people", registry=registry)) as engine:
+...     _ = engine.step({"people": {"id": [1, 2]}})
+>>> [line for line in generate_latest(registry).decode().splitlines() if line.startswith("ddflow_rows_total")]
+['ddflow_rows_total{flow="people",input="people"} 2.0']
+"""
+
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from ddflow.errors import SpecError
+from ddflow.exporters.figures import FIGURES, SECONDS
+from ddflow.metrics import CallMetrics
+
+_MADE: Final[WeakKeyDictionary[CollectorRegistry, dict[str, Any]]] = WeakKeyDictionary()
+"""By registry, its metrics by the names of figures: a registry takes each name once."""
+
+
+class PrometheusExporter:
+    """``flow``: the value of the label.  ``registry``: None for Prometheus's own."""
+
+    def __init__(self, flow: str, registry: CollectorRegistry | None) -> None:
+        self.flow, self.registry = flow, REGISTRY if registry is None else registry
+        if self.registry not in _MADE:
+            _MADE[self.registry] = {each.name: self._made(each) for each in FIGURES}
+        self.metrics = _MADE[self.registry]
+
+    def _made(self, figure: Any) -> Any:
+        given = (f"ddflow_{figure.name}", figure.text, ("flow", *figure.labels))
+        if figure.kind == "counter":
+            return Counter(*given, registry=self.registry)
+        if figure.kind == "gauge":
+            return Gauge(*given, registry=self.registry)
+        return Histogram(*given, registry=self.registry, buckets=SECONDS)
+
+    def __call__(self, call: CallMetrics) -> None:
+        """Take a record in.  O(figures)."""
+        for figure in FIGURES:
+            metric = self.metrics[figure.name]
+            for labels, value in figure.of(call):
+                one = metric.labels(self.flow, *labels)
+                if figure.kind == "counter":
+                    one.inc(value)
+                elif figure.kind == "gauge":
+                    one.set(value)
+                else:
+                    one.observe(value)
+
+    def serve(self, where: str) -> tuple[str, int]:
+        """Serve ``/metrics`` from a thread; ``where``: a port, or ``host:port``.  Gives back host and port.
+
+        By default only this machine is answered.  Raises `SpecError` for what is no port or cannot be taken.
+        """
+        host, _, port = where.rpartition(":")
+        try:
+            server, _ = start_http_server(int(port), host or "127.0.0.1", registry=self.registry)
+        except (ValueError, OverflowError, OSError) as error:
+            raise SpecError(
+                f"serve metrics at {where!r}", str(error), "give a free port: 9464, or 0.0.0.0:9464"
+            ) from None
+        return host or "127.0.0.1", int(server.server_port)
