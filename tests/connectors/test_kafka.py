@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pages
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
@@ -221,3 +222,11 @@ def test_nothing_is_lost_or_taken_twice_whatever_dies(servers: str, topic: str, 
         engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
         assert held(engine) == sorted(expected.items(), key=str)
         assert engine.sync(sinks, dry=True)["by_city"][:2] == (0, 0)
+
+
+def test_the_page_runs(servers: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    after = [{"id": 1, "city": "Bern"}, {"id": 2, "city": "Bern"}]
+    produced(servers, "shop.public.orders", *({"id": each["id"], "op": "c", "after": each} for each in after))
+    monkeypatch.chdir(tmp_path)
+    pages.run("connectors/kafka.md", tmp_path, {"broker:9092": servers})
+    assert capsys.readouterr().out == "[{'city': 'Bern', 'n': 2, '_diff': 1}]\n{'by_city': 1}\n"

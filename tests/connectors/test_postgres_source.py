@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pages
 import psycopg
 import pyarrow as pa
 import pytest
@@ -306,3 +307,11 @@ def test_a_slot_in_use_is_waited_for_and_a_key_that_is_not_told_is_bad(server: S
     with flow().open(tmp_path / "a") as engine:
         refused(server, engine, SourceFailed, "is active for PID")
     holder.close()
+
+
+def test_the_page_runs(server: Server, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    ask(server, *pages.blocks("connectors/postgres.md", "sql"))
+    monkeypatch.chdir(tmp_path)
+    pages.run("connectors/postgres.md", tmp_path, {"postgresql://me@db/shop": server.url})
+    assert capsys.readouterr().out == "[{'city': 'Bern', 'n': 2, 'total': 11.0, '_diff': 1}]\n{'by_city': 1}\n"
+    assert ask(server, "select * from by_city") == [("Bern", 2, 11.0)]

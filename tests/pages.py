@@ -1,0 +1,26 @@
+"""Pages whose scripts need a server: their blocks, taken out and run against that of the tests."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of a page in a language that are scripts, and no doctest."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [block for block in found if ">>> " not in block]
+
+
+def run(page: str, folder: Path, addresses: dict[str, str]) -> None:
+    """All scripts of a page as one, in this process.  ``addresses``: those of the page, and what stands for them."""
+    script = "\n".join(blocks(page, "python"))
+    for written, real in addresses.items():
+        assert written in script, f"{page} does not name {written}"
+        script = script.replace(written, real)
+    path = folder / "page.py"
+    path.write_text(script, "utf-8")
+    runpy.run_path(str(path))
