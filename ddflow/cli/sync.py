@@ -8,6 +8,7 @@ touches a table that this state did not write.
 """
 
 import json
+from contextlib import closing
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,6 +16,10 @@ import typer
 from ddflow.cli.arguments import Trust
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, loaded, sinks
 from ddflow.cli.say import say
+from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.driver_epochs import sync_state
+from ddflow.storage.manifest import newest
+from ddflow.storage.opening import opened_store
 from ddflow.terminal import printable
 
 LISTED: Final = 20
@@ -56,9 +61,14 @@ def sync(
     if not targets and not detach:
         raise typer.BadParameter("--to: name at least one sink")
     choices: dict[str, Any] = {"trust": trust}
-    with given.open(state, **choices) as engine:
-        done = engine.sync(targets, adopt=adopt, dry=not yes)
-        engine.detach(*(detach or () if yes else ()))
+    forget = tuple(detach or () if yes else ())
+    if _partitions(state, trust) > 1:
+        with closing(EpochDriver.open(given, state, **choices)) as driver:
+            done = sync_state(driver, targets, adopt, not yes, forget)
+    else:
+        with given.open(state, **choices) as engine:
+            done = engine.sync(targets, adopt=adopt, dry=not yes)
+            engine.detach(*forget)
     if as_json:
         say(json.dumps({"done": yes} | {name: {"gone": each.gone, "rows": each.rows} for name, each in done.items()}))
         return
@@ -73,3 +83,10 @@ def sync(
             say(f"  and {each.keys.num_rows - LISTED:,} keys more")
     if not yes:
         say("nothing was written; do it with --yes", err=True)
+
+
+def _partitions(state: str, trust: str) -> int:
+    """How many a state has."""
+    with opened_store(state, trust=trust) as store:
+        manifest = newest(store)
+        return 1 if manifest is None else manifest.partitions

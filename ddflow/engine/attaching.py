@@ -1,4 +1,4 @@
-"""What an engine does with sources and sinks: `run`, `sync` and `detach`.  How is in ``run`` and ``delivery``.
+"""What an engine does with sources and sinks: `run`, `sync` and `detach`.  How is in ``run`` and ``deliveries``.
 
 Invariant: nothing of them is in the plan; a state's manifest says what is attached, and where each is.
 
@@ -14,29 +14,14 @@ ddflow.errors.SpecError: the source 'peple': there is no input 'peple'; ...
 
 from abc import ABC
 from collections.abc import Mapping
-from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow as pa
-
-from ddflow.columns.names import did_you_mean
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.engine.calls import Calls
-from ddflow.engine.delivery import Delivery, durable
+from ddflow.engine.deliveries import Synced, detach, sync
+from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run import RunDone, RunLoop
 from ddflow.engine.run_options import RunOptions
-from ddflow.errors import SpecError
-
-
-class Synced(NamedTuple):
-    """What `Engine.sync` gave to a target, or would."""
-
-    gone: int
-    """The keys whose rows went, or the rows that were taken back."""
-    rows: int
-    """The rows that were added."""
-    keys: pa.Table | None = None
-    """Those keys; None where rows are only added."""
 
 
 class Attaching(ABC):
@@ -137,16 +122,7 @@ class Attaching(ABC):
         O(rows of the output and the table).
         """
         self.calls.settled("sync")
-        done = dict[str, Synced]()
-        for name, sink in sinks.items():
-            delivery = Delivery(self.calls, name, sink)
-            with closing(delivery):
-                made = delivery.sync(adopt, dry)
-            done[name] = Synced(0 if made.gone is None else made.gone.num_rows, made.rows.num_rows, made.gone)
-        commits = durable(self.calls, "sync")
-        if not dry:
-            commits.acknowledge(self.calls.dataflow)
-        return done
+        return sync(EngineEpochs(self.calls, "sync"), sinks, adopt, dry)
 
     def detach(self, *names: str) -> None:
         """Forget sinks, for which updates are kept, and sources with their positions.
@@ -166,12 +142,4 @@ class Attaching(ABC):
         Tables stay as they are.  A source that is attached again is read from its beginning.  O(what changed).
         """
         self.calls.settled("detach")
-        commits = durable(self.calls, "detach")
-        for name in names:
-            if name not in commits.log.sinks and name not in commits.log.sources:
-                known = [*commits.log.sinks, *commits.log.sources]
-                raise SpecError(f"detach {name!r}", "it is not attached", did_you_mean(name, known))
-        for name in names:
-            commits.log.sinks.pop(name, None)
-            commits.log.sources.pop(name, None)
-        commits.acknowledge(self.calls.dataflow)
+        detach(EngineEpochs(self.calls, "detach"), names)

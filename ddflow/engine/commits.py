@@ -27,8 +27,6 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.widening import Inexact, filled
-from ddflow.connectors.protocol import Fragment
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
@@ -37,16 +35,15 @@ from ddflow.engine.digests import digest_of
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import put
-from ddflow.errors import CorruptState, ReplayMismatch, SchemaMismatch, StateRefused
+from ddflow.errors import ReplayMismatch, SchemaMismatch, StateRefused
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.evolve import evolved
 from ddflow.plan.options import EngineOptions
-from ddflow.plan.past import PastSchemas
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
-from ddflow.storage.manifest import Call, Epoch, Manifest, Output
+from ddflow.storage.manifest import Call, Epoch, Manifest
 from ddflow.storage.sheets import Sheets
 from ddflow.time import NEVER, shown
 
@@ -201,55 +198,23 @@ class Commits:
                 f"{call.digest}, these have {digest or 'other columns'}",
                 "give the same rows again, or go on with the next epoch",
             )
-        tables = {name: self._table(name, output, epoch, dataflow, past) for name, output in call.outputs.items()}
+        tables = {
+            name: self.log.table(
+                epoch, name, output, dataflow.output_schema(name), past and past.outputs[name], self.batch_store
+            )
+            for name, output in call.outputs.items()
+        }
         step = dataflow.committed(tables, call.counts, call.frontier)
         step.waits = lambda given, _: given, epoch
         return step
 
-    def _table(self, name: str, output: Output, epoch: int, dataflow: Dataflow, past: PastSchemas | None) -> pa.Table:
-        """What an output gained in a committed epoch, in the columns that it has now.  ``past``: those it had then."""
-        schema = dataflow.output_schema(name)
-        there = schema if past is None else past.outputs[name]
-        outputs, store = self.log.outputs, self.batch_store
-        table = pa.concat_tables(outputs.read(epoch, Fragment(name, blob), there, store) for blob in output.blobs)
-        if table.num_rows != output.rows:
-            raise CorruptState(
-                f"the files {[blob.name for blob in output.blobs]} of {self.log.manifest_log.store.where}",
-                f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
-                "restore them from a copy, or go back with ddflow rollback",
-            )
-        if past is None:
-            return table
-        try:
-            return pa.Table.from_batches([filled(table, schema)])
-        except Inexact as error:
-            raise SchemaMismatch(
-                f"epoch {epoch} given again",
-                f"column {error.column!r} of output {name!r} had a value that its type of now does not hold: {error}",
-                "go on with the next epoch",
-            ) from None
-
-    def gained(self, receipt: Epoch, name: str, dataflow: Dataflow) -> pa.Table:
-        """What an output gained in a committed epoch, in all of its calls.  O(bytes).  Raises `CorruptState`."""
-        past, epoch = self.log.past(receipt.epoch), receipt.epoch
-        schema = dataflow.output_schema(name)
-        given = [
-            self._table(name, call.outputs[name], epoch, dataflow, past)
-            for call in receipt.calls
-            if name in call.outputs
-        ]
-        return pa.concat_tables([each.cast(schema) for each in given]) if given else schema.empty_table()
-
-    def digest(self, epoch: int) -> str | None:
-        """The digest of the manifest that committed an epoch; None where that is not kept any more."""
-        log = self.log.manifest_log
-        found = next((each.digest for each in log.manifest.receipts if each.epoch == epoch), None)
-        return found or (log.digest if epoch == log.manifest.epoch else None)
-
     def acknowledge(self, dataflow: Dataflow) -> None:
-        """Publish what is attached, where the newest manifest does not say it.  As `commit`."""
+        """Publish what is attached, where the newest manifest does not say it.  As `commit`.
+
+        Not while the next step owes what a new output held: by its plan the output would not be new any more.
+        """
         manifest = self.log.manifest_log.manifest
-        if (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
+        if not dataflow.owed and (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
             with dataflow.guard.use("run"), dataflow.guard.commit:
                 self.publish(dataflow, self.log.manifest_log.manifest.receipts, "sinks have acknowledged")
                 self.log.manifest_log.sweep()

@@ -8,10 +8,12 @@ acknowledged without being written. A failure of the target ends nothing: the co
 and what it says then tells whether the epoch that failed is in it.
 
 >>> import ddflow as dd, tempfile
+>>> from ddflow.engine.kept_epochs import EngineEpochs
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
 >>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
-...     delivery = Delivery(engine.calls, "people", dd.sinks.sqlite(f"{place}/out.db", "people"))
+...     epochs = EngineEpochs(engine.calls, "an example")
+...     delivery = Delivery(epochs, "people", dd.sinks.sqlite(f"{place}/out.db", "people"))
 ...     _ = engine.step({"people": {"id": [7]}})
 ...     delivery.pump(now=0.0), delivery.at, delivery.waiting, delivery.table.read().to_pylist()
 (True, 1, 0, [{'id': 7}])
@@ -26,8 +28,7 @@ import pyarrow as pa
 from ddflow.columns.names import DELETED, DIFF, TIME, did_you_mean
 from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.modes import changes, folded, netted, shaped
-from ddflow.engine.calls import Calls
-from ddflow.engine.commits import Commits
+from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
 from ddflow.operators.updates import time_column
 from ddflow.storage.epochs import Delivered
@@ -44,16 +45,15 @@ class Delivery:
     Nothing is connected before the first `pump` or `sync`.  Raises `SpecError`.
     """
 
-    def __init__(self, calls: Calls, name: str, sink: TableSink) -> None:
-        self.calls, self.name, self.sink, self.dataflow = calls, name, sink, calls.dataflow
-        self.durable = durable(calls, f"the sink of {name!r}")
+    def __init__(self, epochs: KeptEpochs, name: str, sink: TableSink) -> None:
+        self.epochs, self.name, self.sink = epochs, name, sink
         self.key, self.shape = self._shaped()
         self._table: OpenSink | None = None
         self.before: TargetRecord | None = None
         self.failing: SinkFailed | None = None
         self.since = self._again = self._pause = 0.0
         known = self._known()
-        self.at = self.durable.epoch if known is None else known.epoch
+        self.at = self.epochs.epoch if known is None else known.epoch
 
     @property
     def table(self) -> OpenSink:
@@ -70,20 +70,20 @@ class Delivery:
 
     def _known(self) -> Delivered | None:
         """What the state says of this sink."""
-        known = self.durable.log.sinks.get(self.name)
+        known = self.epochs.log.sinks.get(self.name)
         same = known is not None and (known.kind, known.target) == (self.sink.kind, self.sink.target)
         return known if same else None
 
     def _shaped(self) -> tuple[tuple[str, ...] | None, TableShape]:
         """The key that the plan proves, and the table's shape in the mode."""
-        flow, mode, asked = self.dataflow.flow, self.sink.mode, f"the sink of {self.name!r}"
+        flow, mode, asked = self.epochs.flow, self.sink.mode, f"the sink of {self.name!r}"
         outputs = {**flow.outputs, **flow.side_outputs()}
         if self.name not in outputs:
             raise SpecError(asked, "there is no such output", did_you_mean(self.name, outputs))
         if mode not in self.sink.modes:
             raise SpecError(asked, f"{self.sink.kind} has no mode {mode!r}", f"use one of {list(self.sink.modes)}")
         key = flow.outputs[self.name].identified_by() if self.name in flow.outputs else None
-        updates = self.dataflow.output_schema(self.name)
+        updates = self.epochs.output_schema(self.name)
         if mode == "upsert" and key is None:
             remedy = "end it with to_upserts(key), a group or a key, or write it with mode='changelog'"
             raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
@@ -94,21 +94,16 @@ class Delivery:
     @property
     def waiting(self) -> int:
         """How many committed epochs the sink has yet to take."""
-        return self.durable.epoch - self.at
+        return self.epochs.epoch - self.at
 
     def waiting_bytes(self) -> int:
         """The bytes of their updates.  O(epochs kept)."""
-        return sum(
-            blob.length
-            for receipt in self.durable.log.manifest_log.manifest.receipts
-            if receipt.epoch > self.at
-            for call in receipt.calls
-            for blob in (call.outputs[self.name].blobs if self.name in call.outputs else ())
-        )
+        waiting = (receipt for receipt in self.epochs.receipts if receipt.epoch > self.at)
+        return sum(self.epochs.bytes_of(receipt, self.name) for receipt in waiting)
 
     def resume(self) -> None:
         """See what the target has, and where to go on."""
-        manifest = self.durable.log.manifest_log.manifest
+        manifest = self.epochs.manifest
         known = self._known()
         self.before = there = self.table.written()
         if there is None:
@@ -129,27 +124,27 @@ class Delivery:
         self._acknowledge()
 
     def _check(self, there: TargetRecord, known: Delivered | None) -> None:
-        manifest = self.durable.log.manifest_log.manifest
+        manifest = self.epochs.manifest
         if there.state != manifest.id:
             raise self._refused(f"it is written by the state with the id {there.state}", "give each a table of its own")
         if there.output != self.name:
             raise self._refused(f"it has the output {there.output!r}", "give each output a table of its own")
         if known is not None and (known.written, known.digest) == (there.epoch, there.digest):
             return
-        if there.epoch > manifest.epoch or self.durable.digest(there.epoch) not in (there.digest, None):
+        if there.epoch > manifest.epoch or self.epochs.digest(there.epoch) not in (there.digest, None):
             found = f"it has epoch {there.epoch}, which is not in the history of this state, at epoch {manifest.epoch}"
             raise SinkAhead(f"write {self.name!r} to {self.sink.target}", found, f"after a rollback that is so: {SYNC}")
         if known is not None and there.epoch < known.written:
             raise self._refused(
                 f"it has epoch {there.epoch}, and was given {known.written}", f"was it restored? {SYNC}"
             )
-        if self.durable.digest(there.epoch) is None:
+        if self.epochs.digest(there.epoch) is None:
             raise self._refused(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
 
     def _covered(self) -> None:
         """Raise `SinkRefused` where updates that the sink needs are not kept."""
-        kept = {receipt.epoch for receipt in self.durable.log.manifest_log.manifest.receipts}
-        lost = [epoch for epoch in range(self.at + 1, self.durable.epoch + 1) if epoch not in kept]
+        kept = {receipt.epoch for receipt in self.epochs.receipts}
+        lost = [epoch for epoch in range(self.at + 1, self.epochs.epoch + 1) if epoch not in kept]
         if lost:
             raise self._refused(f"it needs the updates of epoch {lost[0]}, which are not kept", SYNC)
 
@@ -159,27 +154,26 @@ class Delivery:
     def _begin(self) -> None:
         """Give an empty table all rows that the output has now."""
         # What a new output held before is given by the next step.
-        held = self._held().slice(0, 0 if self.name in self.dataflow.owed else None)
-        made = changes(self.sink.mode, held, self.key, self.durable.epoch, self.dataflow.secret, self.name)
+        held = self._held().slice(0, 0 if self.epochs.owes(self.name) else None)
+        made = changes(self.sink.mode, held, self.key, self.epochs.epoch, self.epochs.secret, self.name)
         if made.net:
-            self._write(made, self.durable.epoch)
-        self.at = self.durable.epoch
+            self._write(made, self.epochs.epoch)
+        self.at = self.epochs.epoch
 
     def _held(self) -> pa.Table:
         """The rows of the output, as updates of the last time.  Of a side output: none, since it tells of events."""
-        dataflow = self.dataflow
-        if self.name not in dataflow.flow.outputs or dataflow.last == NEVER:
-            rows = shaped("upsert", dataflow.output_schema(self.name)).empty_table()
+        epochs = self.epochs
+        if self.name not in epochs.flow.outputs or epochs.manifest.last == NEVER:
+            rows = shaped("upsert", epochs.output_schema(self.name)).empty_table()
         else:
-            node = dataflow.flow.outputs[self.name]
-            rows = dataflow.graph.output(node, dataflow.last)
+            rows = epochs.held(self.name)
             if DIFF in rows.schema.names:
                 return rows
             rows = rows.select([name for name in rows.schema.names if name not in (TIME, DELETED)])
         return self._stamped(rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64))))
 
     def _stamped(self, rows: pa.Table) -> pa.Table:
-        times = time_column(np.full(rows.num_rows, self.dataflow.last), self.dataflow.time_type)
+        times = time_column(np.full(rows.num_rows, self.epochs.manifest.last), self.epochs.flow.time_type)
         return rows.append_column(TIME, times).select([*rows.schema.names[:-1], TIME, DIFF])
 
     def pump(self, now: float) -> bool:
@@ -192,10 +186,10 @@ class Delivery:
         try:
             if self._table is None:
                 self.resume()
-            for receipt in self.durable.log.manifest_log.manifest.receipts:
+            for receipt in self.epochs.receipts:
                 if receipt.epoch > self.at:
-                    updates = self.durable.gained(receipt, self.name, self.dataflow)
-                    made = changes(self.sink.mode, updates, self.key, receipt.epoch, self.dataflow.secret, self.name)
+                    updates = self.epochs.gained(receipt, self.name)
+                    made = changes(self.sink.mode, updates, self.key, receipt.epoch, self.epochs.secret, self.name)
                     if made.net:
                         self._write(made, receipt.epoch)
                     self.at = receipt.epoch
@@ -212,16 +206,16 @@ class Delivery:
         return True
 
     def _write(self, made: TableChanges, epoch: int) -> None:
-        digest = self.durable.digest(epoch)
+        digest = self.epochs.digest(epoch)
         assert digest is not None, f"epoch {epoch} is kept"
-        new = TargetRecord(self.durable.log.manifest_log.manifest.id, self.name, epoch, digest)
+        new = TargetRecord(self.epochs.manifest.id, self.name, epoch, digest)
         self.table.write(made, new, self.before)
         self.before = new
 
     def _acknowledge(self) -> None:
         """What the next manifest says of the sink."""
         written, digest = (0, "") if self.before is None else (self.before.epoch, self.before.digest)
-        self.durable.log.sinks[self.name] = Delivered(
+        self.epochs.log.sinks[self.name] = Delivered(
             self.sink.kind, self.sink.target, self.sink.mode, self.at, written, digest
         )
 
@@ -232,8 +226,8 @@ class Delivery:
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
         gone = self._stamped(gone.select([*names, DIFF])).cast(ours.schema)
-        both = netted(pa.concat_tables([gone, ours]).combine_chunks(), self.dataflow.secret)
-        return changes(self.sink.mode, both, self.key, self.durable.epoch, self.dataflow.secret, self.name)
+        both = netted(pa.concat_tables([gone, ours]).combine_chunks(), self.epochs.secret)
+        return changes(self.sink.mode, both, self.key, self.epochs.epoch, self.epochs.secret, self.name)
 
     def sync(self, adopt: bool, dry: bool) -> TableChanges:
         """Give the target the difference, and the record of this epoch.  As `difference`; raises `SinkRefused`.
@@ -241,7 +235,7 @@ class Delivery:
         ``adopt``: whether the table may be another's.  ``dry``: only say what would be given, to a table that is made
         where there is none.
         """
-        there, state = self.table.written(), self.durable.log.manifest_log.manifest.id
+        there, state = self.table.written(), self.epochs.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
         if other and not adopt:
             found = "nobody" if there is None else f"{there.output!r} of the state {there.state}"
@@ -252,14 +246,7 @@ class Delivery:
         made = self.difference()
         if dry:
             return made
-        self._write(made, self.durable.epoch)
-        self.at = self.durable.epoch
+        self._write(made, self.epochs.epoch)
+        self.at = self.epochs.epoch
         self._acknowledge()
         return made
-
-
-def durable(calls: Calls, asked: str) -> Commits:
-    """The engine's hold on its state.  Raises `SpecError` where that is in memory."""
-    if calls.durable is None:
-        raise SpecError(asked, "this engine's state is in memory", "open the flow with a state: flow.open('state')")
-    return calls.durable

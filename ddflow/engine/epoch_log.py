@@ -29,16 +29,28 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
+from ddflow.columns.widening import Inexact, filled
+from ddflow.connectors.protocol import Fragment
 from ddflow.engine.garbage import gc, names_of
 from ddflow.engine.outputs import Outputs
-from ddflow.errors import DdflowError, EpochSkipped, OutcomeUnknown, SpecError, StorageFailed, StorageFull
+from ddflow.errors import (
+    CorruptState,
+    DdflowError,
+    EpochSkipped,
+    OutcomeUnknown,
+    SchemaMismatch,
+    SpecError,
+    StorageFailed,
+    StorageFull,
+)
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
+from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
-from ddflow.storage.epochs import Epoch
+from ddflow.storage.epochs import Epoch, Output
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
 from ddflow.storage.naming import names_inside
@@ -181,6 +193,33 @@ class EpochLog:
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
         known = carried(manifest.past, self._before, manifest.epoch, manifest.receipts)
         return at([PastSchemas.of(each, where) for each in known], epoch)
+
+    def table(
+        self, epoch: int, name: str, output: Output, schema: pa.Schema, there: pa.Schema | None, batches: BatchStore
+    ) -> pa.Table:
+        """What an output gained in a call of an epoch, in the columns that it has now.  O(bytes).
+
+        ``there``: those it had then, None where they are the same.  Raises `CorruptState`, and `SchemaMismatch` for a
+        value that its type of now does not hold.
+        """
+        read, columns = self.outputs.read, schema if there is None else there
+        table = pa.concat_tables(read(epoch, Fragment(name, blob), columns, batches) for blob in output.blobs)
+        if table.num_rows != output.rows:
+            raise CorruptState(
+                f"the files {[blob.name for blob in output.blobs]} of {self.manifest_log.store.where}",
+                f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
+                "restore them from a copy, or go back with ddflow rollback",
+            )
+        if there is None:
+            return table
+        try:
+            return pa.Table.from_batches([filled(table, schema)])
+        except Inexact as error:
+            raise SchemaMismatch(
+                f"epoch {epoch} given again",
+                f"column {error.column!r} of output {name!r} had a value that its type of now does not hold: {error}",
+                "go on with the next epoch",
+            ) from None
 
     @property
     def _before(self) -> Plan | None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -31,17 +31,16 @@ from ddflow.connectors.attached import Source, TableSink
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import Calls
 from ddflow.engine.commit_timer import CommitTimer
+from ddflow.engine.deliveries import NAP, Deliveries
 from ddflow.engine.delivery import Delivery
 from ddflow.engine.inlet import Inlet
-from ddflow.engine.run_options import EPOCHS, RunOptions
-from ddflow.errors import DdflowError, SpecError
+from ddflow.engine.kept_epochs import EngineEpochs
+from ddflow.engine.run_options import RunOptions
+from ddflow.errors import SpecError
 from ddflow.metrics import LOG
 from ddflow.storage.epochs import Attached
 from ddflow.terminal import Line
 from ddflow.time import NEVER, shown
-
-NAP: Final = 0.01
-"""Seconds between two looks for something to do."""
 
 
 class Stepping(Protocol):
@@ -104,7 +103,8 @@ class RunLoop:
         """By input, the name of its source."""
         self.inlets = [self._inlet(name, source) for name, source in sources.items()]
         self.late = self._lateness()
-        self.outlets = {name: Delivery(self.calls, name, sink) for name, sink in sinks.items()}
+        each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
+        self.outlets = Deliveries(each, how.most, how.patience)
         self._stop: Literal["signal", "time"] | None = None
 
     def _inlet(self, name: str, source: Source) -> Inlet:
@@ -141,18 +141,18 @@ class RunLoop:
         with ExitStack() as stack:
             stack.enter_context(self._commits())
             stack.enter_context(self._signals())
-            for close in (*(each.close for each in self.inlets), *(each.close for each in self.outlets.values())):
+            for close in (*(each.close for each in self.inlets), self.outlets.close):
                 stack.callback(close)
             stack.callback(self.line.close)
-            self._deliver()  # before the first epoch: a sink may refuse
+            self.outlets.pump()  # before the first epoch: a sink may refuse
             while True:
                 if ends is not None and monotonic() - began >= ends:
                     self._stop = self._stop or "time"
-                full = self._full()
+                full = self.outlets.full()
                 if not full:
                     self._gather(began, ends)
                     self._epoch()
-                drained = self._deliver()
+                drained = self.outlets.pump()
                 self._tell()
                 self._give_up()
                 over = all(each.ended and not each.moved for each in self.inlets)
@@ -162,7 +162,7 @@ class RunLoop:
                     sleep(NAP)
             self._acknowledge()
         self.done.stopped, self.done.seconds = self._stop or "end", monotonic() - began
-        self.done.sinks = {name: outlet.at for name, outlet in self.outlets.items()}
+        self.done.sinks = self.outlets.at
         return self.done
 
     @contextmanager
@@ -203,13 +203,6 @@ class RunLoop:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _full(self) -> bool:
-        """Whether too much waits for a sink."""
-        return any(
-            outlet.waiting >= EPOCHS or (outlet.waiting and outlet.waiting_bytes() >= self.how.most)
-            for outlet in self.outlets.values()
-        )
-
     def _gather(self, began: float, ends: float | None) -> None:
         """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""
         until, size, rows = monotonic() + self.how.every, 0, 0
@@ -234,7 +227,7 @@ class RunLoop:
                 if ends is not None and now - began >= ends:
                     self._stop = self._stop or "time"
                 sleep(NAP)
-                if any(outlet.waiting for outlet in self.outlets.values()) and not any(e.moved for e in self.inlets):
+                if self.outlets.waiting and not any(each.moved for each in self.inlets):
                     return
 
     def _epoch(self) -> None:
@@ -305,18 +298,13 @@ class RunLoop:
             return min(((name, at[name]) for name in loud), key=lambda each: each[1])
         return max(at.items(), key=lambda each: each[1], default=None)
 
-    def _deliver(self) -> bool:
-        """Give sinks what they lack; whether they lack nothing."""
-        return not [outlet for outlet in self.outlets.values() if not outlet.pump(monotonic())]
-
     def _give_up(self) -> None:
         """Raise what has failed for too long."""
         patience = self.how.patience
-        failing: list[tuple[DdflowError | None, float]] = [(each.failing, each.since) for each in self.inlets]
-        failing += [(each.failing, each.since) for each in self.outlets.values()]
-        for error, since in failing:
-            if patience is not None and error is not None and monotonic() - since >= patience:
-                raise error
+        for each in self.inlets:
+            if patience is not None and each.failing is not None and monotonic() - each.since >= patience:
+                raise each.failing
+        self.outlets.give_up()
 
     def _acknowledge(self) -> None:
         """Say in the state what the sinks have."""
@@ -333,7 +321,7 @@ class RunLoop:
         holder = self._holder()
         if holder is not None:
             parts.append(f"frontier {shown(self.dataflow.frontier)}, held by {holder[0]}")
-        for name, outlet in self.outlets.items():
+        for name, outlet in self.outlets.each.items():
             failing = "" if outlet.failing is None else f" ({outlet.failing.found})"
             parts.append(f"{name} has {outlet.at:,}{failing}")
         self.line.show(", ".join(parts))

@@ -285,6 +285,16 @@ class EpochDriver:
             start.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False
         )
 
+    def acknowledge(self) -> None:
+        """Publish what is attached, where the newest manifest does not say it.  O(plan).  Raises as a commit does.
+
+        While the plan has columns that the state has not, the next epoch publishes it.
+        """
+        manifest = self.manifest
+        if not self.log.change and (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
+            self.log.publish(manifest.receipts, manifest.inventories, self.live.names(), "sinks have acknowledged")
+            self.log.manifest_log.sweep()
+
     def _call(self, start: EpochStart, whole: Contribution) -> Call:
         """What is kept of it."""
         kind: Kind = "push" if self.flow.holds_back else "step"

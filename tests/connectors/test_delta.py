@@ -17,6 +17,7 @@ from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
 from ddflow.connectors.delta import DeltaLakeTable
 from ddflow.connectors.modes import folded
 from ddflow.engine.delivery import Delivery
+from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 
 DAYS = [[(1, "Bern", 5), (2, "Bern", 6), (3, None, 1)], [(1, "Chur", 5), (3, None, 2)], [(2, "Chur", 7)]]
@@ -66,8 +67,8 @@ def test_logs_fold_to_what_is_held(tmp_path: Path, mode: Any) -> None:
     sink = dd.sinks.delta(tmp_path / "out", mode=mode)
     with flow().open(tmp_path / "state") as engine:
         days(engine, {"by_city": sink})
-        delivery = Delivery(engine.calls, "by_city", sink)
-        rows = folded(mode, delivery.table.read(), delivery.dataflow.output_schema("by_city"))
+        delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
+        rows = folded(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
         for row in rows.to_pylist():

@@ -28,6 +28,7 @@ from kafka_cluster import Cluster
 import ddflow as dd
 from ddflow.connectors.kafka_sink import TopicWriter
 from ddflow.engine.delivery import Delivery
+from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 NUMBERS = itertools.count()
@@ -150,7 +151,7 @@ def test_a_topic_says_what_the_output_holds(servers: str, topic: str, mode: Any,
             done = engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
         assert done.sinks == {"by_city": 3}
         assert engine.sync(sinks, dry=True)["by_city"][:2] == (0, 0)
-        delivery = Delivery(engine.calls, "by_city", sinks["by_city"])
+        delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sinks["by_city"])
         record = delivery.table.written()
         assert record is not None and (record.output, record.epoch) == ("by_city", 3)
         if mode == "upsert":
@@ -183,7 +184,7 @@ def test_an_answer_that_was_lost_writes_nothing_twice(
     with flow().open(tmp_path / "state") as engine:
         engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
         assert failed
-        delivery = Delivery(engine.calls, "by_city", sinks["by_city"])
+        delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sinks["by_city"])
         assert delivery.table.read().num_rows == 1
         # Another process wrote in between.
         record = delivery.table.written()

@@ -22,6 +22,7 @@ from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
 from ddflow.connectors.modes import folded
 from ddflow.connectors.spelled import spelled_sink
 from ddflow.engine.delivery import Delivery
+from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
 
 
@@ -68,8 +69,8 @@ def test_logs_fold_to_what_is_held(server: Server, tmp_path: Path, mode: Any) ->
         for number, rows in enumerate([FIRST, SECOND]):
             land(tmp_path / "in", f"{number}.csv", rows)
             engine.run(landing(tmp_path), {"by_city": sink})
-        delivery = Delivery(engine.calls, "by_city", sink)
-        there = folded(mode, delivery.table.read(), delivery.dataflow.output_schema("by_city"))
+        delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
+        there = folded(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
         for row in there.to_pylist():

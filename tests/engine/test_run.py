@@ -121,10 +121,11 @@ def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None
             land(tmp_path / "in", f"{number}.csv", rows)
             engine.run(landing(tmp_path), {"by_city": sink})
         from ddflow.engine.delivery import Delivery
+        from ddflow.engine.kept_epochs import EngineEpochs
 
-        delivery = Delivery(engine.calls, "by_city", sink)
+        delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
         there = delivery.table.read()
-        updates = delivery.dataflow.output_schema("by_city")
+        updates = delivery.epochs.output_schema("by_city")
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
         for row in folded(mode, there, updates).to_pylist():
@@ -609,3 +610,19 @@ def test_messages_of_debezium_by_line(tmp_path: Path) -> None:
             engine.run(source, sinks)
             assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders") == expected[number]
     assert [row[0] for row in of_sqlite(tmp_path / "out.db", "bad")] == [b"no message"]
+
+
+def test_what_a_new_output_held_goes_to_its_sink_with_the_next_step(tmp_path: Path) -> None:
+    """Nothing that a run says of sinks makes an output old that has given nothing yet."""
+    land(tmp_path / "in", "1.csv", FIRST)
+    first = dd.Flow()
+    first.output("orders", first.upserts("orders", COLUMNS, dd.Upsert(key="id")))
+    with first.open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path))
+    sinks = {"by_city": dd.sinks.sqlite(tmp_path / "out.db", "by_city")}
+    with flow().open(tmp_path / "state") as engine:
+        assert engine.run(landing(tmp_path), sinks).epochs == 0
+    land(tmp_path / "in", "2.csv", [(1, "Bern", 9)])  # Chur stays as it was
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), sinks)
+        assert of_sqlite(tmp_path / "out.db", "by_city") == rows_of(engine, "by_city")

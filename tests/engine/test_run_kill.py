@@ -193,9 +193,10 @@ def test_a_second_writer_is_told(tmp_path: Path) -> None:
     sink = dd.sinks.sqlite(tmp_path / "out.db", "by_city")
     with flow().open(tmp_path / "state") as engine:
         from ddflow.engine.delivery import Delivery
+        from ddflow.engine.kept_epochs import EngineEpochs
 
-        first = Delivery(engine.calls, "by_city", sink)
-        second = Delivery(engine.calls, "by_city", sink)
+        first = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
+        second = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
         assert first.pump(0.0) and second.pump(0.0)
         engine.step({"orders": {"id": [77], "city": ["Genf"], "amount": [1]}})
         engine.step({"orders": {"id": [78], "city": ["Genf"], "amount": [1]}})

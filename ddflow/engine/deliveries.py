@@ -1,0 +1,116 @@
+"""All sinks of a state that are attached: pumped together, bounded together, synced and detached.
+
+Invariant: no epoch is lost to a sink: while more waits for one than it may, nothing new is to be taken in, and a sink
+that has failed for longer than it may ends whatever runs, with a whole state. What each of them has is said by the next
+manifest, or by one of its own at the end.
+
+>>> import ddflow as dd, tempfile
+>>> from ddflow.engine.kept_epochs import EngineEpochs
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
+...     sink = dd.sinks.sqlite(f"{place}/out.db", "people")
+...     deliveries = Deliveries({"people": Delivery(EngineEpochs(engine.calls, "an example"), "people", sink)})
+...     _ = engine.step({"people": {"id": [7]}})
+...     deliveries.full(), deliveries.pump(), deliveries.at
+(False, True, {'people': 1})
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from time import monotonic, sleep
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.columns.names import did_you_mean
+from ddflow.connectors.attached import TableSink
+from ddflow.engine.delivery import Delivery
+from ddflow.engine.kept_epochs import KeptEpochs
+from ddflow.engine.run_options import EPOCHS
+from ddflow.errors import SpecError
+
+NAP: Final = 0.01
+"""Seconds between two looks for something to do."""
+
+
+class Synced(NamedTuple):
+    """What `Engine.sync` gave to a target, or would."""
+
+    gone: int
+    """The keys whose rows went, or the rows that were taken back."""
+    rows: int
+    """The rows that were added."""
+    keys: pa.Table | None = None
+    """Those keys; None where rows are only added."""
+
+
+class Deliveries:
+    """``each``: by output.  ``most``: bytes of updates that may wait for one.  ``patience``: seconds for which one that
+    fails is tried again, None for ever."""
+
+    def __init__(self, each: Mapping[str, Delivery], most: int = 1 << 30, patience: float | None = None) -> None:
+        self.each, self.most, self.patience = each, most, patience
+
+    @property
+    def at(self) -> dict[str, int]:
+        """By output, the last epoch that needs nothing more."""
+        return {name: each.at for name, each in self.each.items()}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an epoch waits for a sink."""
+        return any(each.waiting for each in self.each.values())
+
+    def pump(self) -> bool:
+        """Give each what it lacks; whether none lacks anything.  O(updates).  Raises `SinkAhead`, `SinkRefused`."""
+        return not [each for each in self.each.values() if not each.pump(monotonic())]
+
+    def full(self) -> bool:
+        """Whether too much waits for one.  O(epochs kept)."""
+        most = self.most
+        return any(e.waiting >= EPOCHS or (e.waiting and e.waiting_bytes() >= most) for e in self.each.values())
+
+    def give_up(self) -> None:
+        """Raise what has failed for too long."""
+        for each in self.each.values():
+            if self.patience is not None and each.failing is not None and monotonic() - each.since >= self.patience:
+                raise each.failing
+
+    def wait(self, over: Callable[[], bool]) -> None:
+        """Pump until something is so.  Raises as `pump` does, and what has failed for too long."""
+        while True:
+            self.pump()
+            if over():
+                return
+            self.give_up()
+            sleep(NAP)
+
+    def close(self) -> None:
+        """Let go of all targets.  Twice is harmless."""
+        for each in self.each.values():
+            each.close()
+
+
+def sync(epochs: KeptEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool) -> dict[str, Synced]:
+    """Give targets the difference.  As `Engine.sync`."""
+    done = dict[str, Synced]()
+    for name, sink in sinks.items():
+        with closing(Delivery(epochs, name, sink)) as delivery:
+            made = delivery.sync(adopt, dry)
+        done[name] = Synced(0 if made.gone is None else made.gone.num_rows, made.rows.num_rows, made.gone)
+    if not dry:
+        epochs.acknowledge()
+    return done
+
+
+def detach(epochs: KeptEpochs, names: tuple[str, ...]) -> None:
+    """Forget sinks and sources.  As `Engine.detach`."""
+    sinks, sources = epochs.log.sinks, epochs.log.sources
+    for name in names:
+        if name not in sinks and name not in sources:
+            raise SpecError(f"detach {name!r}", "it is not attached", did_you_mean(name, [*sinks, *sources]))
+    for name in names:
+        sinks.pop(name, None)
+        sources.pop(name, None)
+    epochs.acknowledge()

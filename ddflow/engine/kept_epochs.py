@@ -1,0 +1,135 @@
+"""The committed epochs of a state that are kept, as its sinks need them: what each gave, and what outputs hold now.
+
+Invariant: an epoch is known by its number and the digest of the manifest that committed it, and gives the same updates
+whenever it is asked. What sinks have acknowledged is published behind what they have, never ahead. An engine has such
+epochs, and so has the driver of many partitions (``partitions.driver_epochs``); what delivers them knows neither.
+
+>>> import ddflow as dd
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> with flow.open(MemoryStore()) as engine:
+...     epochs = EngineEpochs(engine.calls, "an example")
+...     _ = engine.step({"people": {"id": [7]}})
+...     epochs.gained(epochs.receipts[-1], "people").to_pylist(), epochs.held("people").num_rows
+([{'id': 7, '_time': 1, '_diff': 1}], 1)
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret
+from ddflow.engine.calls import Calls
+from ddflow.engine.commits import Commits
+from ddflow.engine.epoch_log import EpochLog
+from ddflow.errors import SpecError
+from ddflow.plan.plan import Plan
+from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.epochs import Epoch
+from ddflow.storage.manifest import Manifest
+
+
+class KeptEpochs(ABC):
+    """``log``: the state's epochs.  ``batch_store``: reads its files."""
+
+    def __init__(self, log: EpochLog, batch_store: BatchStore) -> None:
+        self.log, self.batch_store = log, batch_store
+
+    @property
+    @abstractmethod
+    def flow(self) -> Plan:
+        """The plan, as it is now."""
+
+    @abstractmethod
+    def held(self, name: str) -> pa.Table:
+        """All that an output holds after the last epoch, as its updates of one time.  O(rows)."""
+
+    @abstractmethod
+    def owes(self, name: str) -> bool:
+        """Whether an output is new, so that the next epoch gives what it held before."""
+
+    @abstractmethod
+    def acknowledge(self) -> None:
+        """Publish what is attached, where the newest manifest does not say it.  Raises as a commit does."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The newest."""
+        return self.log.manifest_log.manifest
+
+    @property
+    def receipts(self) -> Sequence[Epoch]:
+        """The epochs that are kept, oldest first."""
+        return self.manifest.receipts
+
+    @property
+    def epoch(self) -> int:
+        """The last one that was committed."""
+        return self.manifest.epoch
+
+    @property
+    def secret(self) -> Secret:
+        """The state's."""
+        return Secret(*self.manifest.secret)
+
+    def output_schema(self, name: str) -> pa.Schema:
+        """The columns of an output's updates."""
+        schema = self.flow.updates_schema(name)
+        assert schema is not None, f"{name!r} is an output"
+        return schema
+
+    def gained(self, receipt: Epoch, name: str) -> pa.Table:
+        """What an output gained in an epoch, in all of its calls.  O(bytes).  Raises `CorruptState`."""
+        schema, past = self.output_schema(name), self.log.past(receipt.epoch)
+        there = None if past is None else past.outputs[name]
+        given = [
+            self.log.table(receipt.epoch, name, call.outputs[name], schema, there, self.batch_store)
+            for call in receipt.calls
+            if name in call.outputs
+        ]
+        return pa.concat_tables([each.cast(schema) for each in given]) if given else schema.empty_table()
+
+    def bytes_of(self, receipt: Epoch, name: str) -> int:
+        """The bytes of the files that have it.  O(files)."""
+        calls = (call.outputs[name].blobs for call in receipt.calls if name in call.outputs)
+        return sum(blob.length for blobs in calls for blob in blobs)
+
+    def digest(self, epoch: int) -> str | None:
+        """The digest of the manifest that committed an epoch; None where that is not kept any more."""
+        found = next((each.digest for each in self.receipts if each.epoch == epoch), None)
+        return found or (self.log.manifest_log.digest if epoch == self.epoch else None)
+
+
+class EngineEpochs(KeptEpochs):
+    """Those of an engine.  ``asked``: what for.  Raises `SpecError` where its state is in memory."""
+
+    def __init__(self, calls: Calls, asked: str) -> None:
+        self.calls, self.durable = calls, durable(calls, asked)
+        super().__init__(self.durable.log, self.durable.batch_store)
+
+    @property
+    def flow(self) -> Plan:
+        """The engine's."""
+        return self.calls.dataflow.flow
+
+    def held(self, name: str) -> pa.Table:
+        """As the operators have it."""
+        dataflow = self.calls.dataflow
+        return dataflow.graph.output(dataflow.flow.outputs[name], dataflow.last)
+
+    def owes(self, name: str) -> bool:
+        """Whether the next step gives it."""
+        return name in self.calls.dataflow.owed
+
+    def acknowledge(self) -> None:
+        """With the engine's state."""
+        self.durable.acknowledge(self.calls.dataflow)
+
+
+def durable(calls: Calls, asked: str) -> Commits:
+    """The engine's hold on its state.  Raises `SpecError` where that is in memory."""
+    if calls.durable is None:
+        raise SpecError(asked, "this engine's state is in memory", "open the flow with a state: flow.open('state')")
+    return calls.durable

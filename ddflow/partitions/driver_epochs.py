@@ -1,0 +1,72 @@
+"""The kept epochs of a state of many partitions, as its sinks need them; what a driver delivers from.
+
+Invariant: as of ``engine.kept_epochs``. What an output holds is read from the newest version, a partition at a time
+where its rows can be told by partition, so the driver holds the rows of one output and not the state.
+
+>>> import ddflow as dd, pyarrow as pa
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow, store = dd.Flow(), MemoryStore()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(store) as engine:
+...     _ = engine.step({"people": {"id": [7, 8]}})
+>>> epochs = DriverEpochs(EpochDriver.open(flow, store.writer()))
+>>> epochs.epoch, epochs.held("people").num_rows, epochs.gained(epochs.receipts[-1], "people").num_rows
+(1, 2, 2)
+"""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from ddflow.connectors.attached import TableSink
+from ddflow.engine.deliveries import Synced, detach, sync
+from ddflow.engine.kept_epochs import KeptEpochs
+from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.reading import read_updates, shared
+from ddflow.partitions.version import Version
+from ddflow.plan.plan import Plan
+from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.memory import MemoryStore
+
+
+class DriverEpochs(KeptEpochs):
+    """``driver``: which holds the state."""
+
+    def __init__(self, driver: EpochDriver) -> None:
+        super().__init__(driver.log, BatchStore(driver.log.manifest_log.store))
+        self.driver = driver
+
+    @property
+    def flow(self) -> Plan:
+        """The driver's."""
+        return self.driver.flow
+
+    def held(self, name: str) -> pa.Table:
+        """Read from the newest version.  O(bytes of it)."""
+        manifest, log = self.manifest, self.log.manifest_log
+        store = log.store if isinstance(log.store, MemoryStore) else log.store.where
+        version = Version(store, self.driver.given.trust, manifest.number, log.digest)
+        parts = shared(self.flow, name) if manifest.partitions > 1 else None
+        if parts is None:
+            return read_updates(version, self.flow, name, None)
+        shares = [(parts.stage, number) for number in range(manifest.partitions)]
+        return pa.concat_tables(read_updates(version, self.flow, name, share) for share in shares)
+
+    def owes(self, name: str) -> bool:
+        """A state of many partitions takes up no new outputs."""
+        return False
+
+    def acknowledge(self) -> None:
+        """With the inventories that the state has.  While the plan has new columns, the next epoch says it."""
+        self.driver.acknowledge()
+
+
+def sync_state(
+    driver: EpochDriver, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, forget: tuple[str, ...] = ()
+) -> dict[str, Synced]:
+    """What `Engine.sync` and then `Engine.detach` do, of a state of many partitions.  Raises as they do."""
+    epochs = DriverEpochs(driver)
+    done = sync(epochs, sinks, adopt, dry)
+    if forget:
+        detach(epochs, forget)
+    return done
