@@ -6,7 +6,7 @@ committed messages are read. No secret of the settings is in what is shown of a 
 manifest.
 
 >>> KafkaTopic("broker:9092", "orders", "earliest", False, {"sasl.password": "secret"})
-KafkaTopic(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None)
+KafkaTopic(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None, ...)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import MissingExtra, SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 WAIT: Final = 10.0
@@ -49,9 +50,12 @@ class KafkaTopic(Source):
     follow: bool
     config: Mapping[str, Any] = field(repr=False, default_factory=dict)
     group: str | None = None
+    tables: Mapping[str, str] | None = None
+    others: Others = "error"
     kind: ClassVar[str] = "kafka"
 
     def __post_init__(self) -> None:
+        check(self.tables, self.others, "dd.sources.kafka")
         if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
             remedy = "use 'earliest', 'latest', or a datetime with a time zone"
             raise SpecError(f"start={self.start!r}", "that is no place in a topic", remedy)
@@ -61,9 +65,13 @@ class KafkaTopic(Source):
         """Servers and topic."""
         return f"kafka://{self.servers}/{self.topic}"
 
+    def inputs(self, name: str) -> Sequence[str]:
+        """Those of its tables."""
+        return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
+
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, and look whether what follows the position is there."""
-        (name,) = inputs
+        name = next(iter(inputs))
         return TopicReader(self, name, {} if position is None else position["offsets"], position is not None)
 
 
@@ -120,7 +128,10 @@ class TopicReader(OpenSource):
                 size += batch.nbytes
         if not moved:
             return None
-        return Polled({self.name: batches} if batches else {}, {"offsets": {str(p): n for p, n in self.at.items()}})
+        return Polled(
+            by_input(batches, self.name, self.of.tables, self.of.others, self.asked),
+            {"offsets": {str(p): n for p, n in self.at.items()}},
+        )
 
     def acknowledge(self, position: Any) -> None:
         """Tell the group."""

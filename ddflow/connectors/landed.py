@@ -22,7 +22,7 @@ pattern, so that a landing folder may be moved.
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from time import monotonic, time
@@ -34,6 +34,7 @@ from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.files.kinds import kind_of
 from ddflow.connectors.files.read_lines import blocks, filled
 from ddflow.connectors.files.source import FileOptions, FilePosition, open_files
+from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
 
 _WILD: Final = re.compile(r"[*?\[]")
@@ -56,9 +57,15 @@ class LandedFiles(Source):
     follow: bool = False
     settle: float = 1.0
     lines: bool = False
+    tables: Mapping[str, str] | None = None
+    others: Others = "error"
     kind: ClassVar[str] = "files"
 
     def __post_init__(self) -> None:
+        check(self.tables, self.others, "dd.sources.files")
+        if self.tables is not None and not self.lines:
+            found = "tables= is of messages, and these are files of rows"
+            raise SpecError("dd.sources.files", found, "give lines=True, or a source for each input")
         if "://" in self.pattern:
             found = "files of this machine are followed"
             raise SpecError(f"dd.sources.files({self.pattern.rpartition('@')[2]!r})", found, "give a path or a pattern")
@@ -76,9 +83,13 @@ class LandedFiles(Source):
         match = _WILD.search(self.target)
         return os.path.dirname(self.target[: match.start()] if match else self.target)
 
+    def inputs(self, name: str) -> Sequence[str]:
+        """Those of its tables."""
+        return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
+
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "FollowedFiles":
         """Begin to read."""
-        ((name, schema),) = inputs.items()
+        name, schema = next(iter(inputs.items()))
         return FollowedFiles(self, name, schema, position)
 
 
@@ -119,7 +130,10 @@ class FollowedFiles(OpenSource):
             if batch is not None and batch.num_rows:
                 batches.append(batch)
                 size += batch.nbytes
-        return Polled({self.name: batches}, self._position()) if batches else None
+        if not batches:
+            return None
+        asked = f"read {self.of.target}"
+        return Polled(by_input(batches, self.name, self.of.tables, self.of.others, asked), self._position())
 
     def close(self) -> None:
         """Let go of the file that is being read."""

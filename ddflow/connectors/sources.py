@@ -17,13 +17,22 @@ from ddflow.connectors.attached import Source
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.landed import LandedFiles
 from ddflow.connectors.postgres_slot import PostgresTables
+from ddflow.connectors.routes import Others
 from ddflow.connectors.sqlite import SQLiteSource
 from ddflow.time import seconds
 
 __all__ = ["Source", "duckdb", "files", "kafka", "postgres", "sqlite"]
 
 
-def files(pattern: str | PathLike[str], *, follow: bool = False, settle: str = "1s", lines: bool = False) -> Source:
+def files(
+    pattern: str | PathLike[str],
+    *,
+    follow: bool = False,
+    settle: str = "1s",
+    lines: bool = False,
+    tables: Mapping[str, str] | None = None,
+    others: Others = "error",
+) -> Source:
     """Files that land in a folder: Parquet, CSV, JSON lines, Arrow, by their names.
 
     Parameters
@@ -36,6 +45,8 @@ def files(pattern: str | PathLike[str], *, follow: bool = False, settle: str = "
         With ``follow``: how long nobody must have written to a file before it is read.
     lines : bool
         Whether each line is a message, for an input with ``format=``: columns ``value`` and ``offset``.
+    tables, others
+        As of `kafka`, where lines are messages of several tables.
 
     Returns
     -------
@@ -45,7 +56,7 @@ def files(pattern: str | PathLike[str], *, follow: bool = False, settle: str = "
     Raises
     ------
     SpecError
-        For an address, and for what is no span.
+        For an address, for what is no span, and for ``tables`` without ``lines``.
 
     Notes
     -----
@@ -58,7 +69,7 @@ def files(pattern: str | PathLike[str], *, follow: bool = False, settle: str = "
     >>> files("landing/*.parquet", follow=True).kind
     'files'
     """
-    return LandedFiles(fspath(pattern), follow, seconds(settle, "settle="), lines)
+    return LandedFiles(fspath(pattern), follow, seconds(settle, "settle="), lines, tables, others)
 
 
 def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:
@@ -157,6 +168,8 @@ def kafka(
     start: str | datetime = "earliest",
     follow: bool = False,
     group: str | None = None,
+    tables: Mapping[str, str] | None = None,
+    others: Others = "error",
     config: Mapping[str, Any] | None = None,
 ) -> Source:
     """The messages of a topic, of all its partitions.  Needs the extra ``kafka``.
@@ -173,6 +186,11 @@ def kafka(
         Whether to go on with what comes later.  By default what is there when it is opened is all.
     group : str, optional
         A consumer group that is told, after each commit, how far the state is, for whoever watches its lag.
+    tables : mapping of str to str, optional
+        Where messages of several tables are in the topic, of Debezium, Maxwell, Canal or wal2json: the input of each,
+        ``{"public.orders": "orders"}``.
+    others : {"error", "ignore"}
+        What becomes of messages of a table that is not named there.
     config : mapping, optional
         Further settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.password": ...}``; never
         shown or kept.
@@ -185,7 +203,7 @@ def kafka(
     Raises
     ------
     SpecError
-        For a start that is none.
+        For a start that is none, and for ``tables`` and ``others`` that are none.
 
     Notes
     -----
@@ -198,4 +216,4 @@ def kafka(
     >>> kafka("broker:9092", "orders", follow=True).kind
     'kafka'
     """
-    return KafkaTopic(servers, topic, start, follow, dict(config or {}), group)
+    return KafkaTopic(servers, topic, start, follow, dict(config or {}), group, tables, others)

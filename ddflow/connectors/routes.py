@@ -1,0 +1,113 @@
+"""Messages of several tables, given to the inputs of their tables: for a source that brings them mixed.
+
+Invariant: a message goes to one input or to none, in the order in which it came, and says itself which table it is of:
+in Debezium's ``source``, or as Maxwell, Canal and wal2json name theirs. One that cannot be read goes to the first
+input, whose format says what becomes of it. A tombstone tells its table in its key, where Debezium was told to put it
+there; elsewhere it goes to none, because the delete in front of it says the same. Each message is parsed once for
+this, and once more by its format.
+
+>>> batch = pa.record_batch({"value": ['{"op": "c", "source": {"schema": "public", "table": "a"}}']})
+>>> routed(batch, {"public.a": "orders", "b": "people"}, "error", "read t")["orders"].num_rows
+1
+>>> routed(batch, {"b": "people"}, "ignore", "read t")
+{}
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.connectors.formats.envelope import opened
+from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.parse import TEXT, Bools
+from ddflow.errors import BadMessage, SpecError, cut
+
+Others = Literal["error", "ignore"]
+TABLE, SCHEMA, DB = "table", "schema", "db"
+_INSIDE: Final = "source"
+_OWN: Final = {TABLE: TABLE, SCHEMA: SCHEMA, DB: "database"}
+_IN_KEY: Final = "__dbz__physicalTableIdentifier"
+_ABOUT_NONE: Final = pa.array(["m", "M", "B", "C"])
+"""What messages do that are of no table: something said in the log, the begin and the end of a transaction."""
+
+
+def by_input(
+    batches: Sequence[pa.RecordBatch], only: str, tables: Mapping[str, str] | None, others: str, asked: str
+) -> dict[str, list[pa.RecordBatch]]:
+    """Batches by input: all to ``only`` without ``tables``, else as `routed`."""
+    if tables is None:
+        return {only: list(batches)} if batches else {}
+    rows: dict[str, list[pa.RecordBatch]] = {}
+    for batch in batches:
+        for name, some in routed(batch, tables, others, asked).items():
+            rows.setdefault(name, []).append(some)
+    return rows
+
+
+def check(tables: Mapping[str, str] | None, others: str, asked: str) -> None:
+    """Raise `SpecError` for options that are none."""
+    if others not in get_args(Others):
+        raise SpecError(asked, f"others={others!r}", f"use one of {list(get_args(Others))}")
+    if tables is not None and not tables:
+        raise SpecError(asked, "tables= names none", "write tables={'public.orders': 'orders'}")
+
+
+def routed(batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked: str) -> dict[str, pa.RecordBatch]:
+    """The messages of each input; none of those that have none.  O(bytes).  Raises `BadMessage` for another table's."""
+    messages = Messages(pa.Table.from_batches([batch]), asked, 0)
+    found, silent = _named(messages)
+    whose = np.full(messages.rows, -1)
+    whose[np.asarray(pc.and_(found[TABLE].is_null(), messages.value.is_valid())) | messages.broken] = 0
+    whose[silent] = -1
+    for number, name in enumerate(tables):
+        whose[_of(name, found)] = number
+    lost = np.flatnonzero((whose < 0) & ~silent & np.asarray(found[TABLE].is_valid()))
+    if lost.size and others == "error":
+        row = int(lost[0])
+        parts = (found[each][row].as_py() for each in (DB, SCHEMA, TABLE))
+        shown = cut(".".join(part for part in parts if part), 80)
+        remedy = "name it in tables=, or leave out what is not named: others='ignore'; nothing was taken in"
+        raise BadMessage(asked, f"{messages.place(row)}: it is of the table {shown!r}, which feeds no input", remedy)
+    inputs, made = list(tables.values()), dict[str, pa.RecordBatch]()
+    for name in dict.fromkeys(inputs):
+        mine = np.isin(whose, [number for number, each in enumerate(inputs) if each == name])
+        if mine.any():
+            made[name] = batch if mine.all() else batch.filter(pa.array(mine))
+    return made
+
+
+def _named(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
+    """The table of each message, with its schema and database; and which are of no table at all."""
+    text: dict[str, Any] = dict.fromkeys(["op", "action", *_OWN.values()], TEXT)
+    text |= {f"__{n}": TEXT for n in _OWN} | {f"__source_{n}": TEXT for n in _OWN}
+    inside = opened(messages.value, text | {_INSIDE: dict.fromkeys(_OWN, TEXT)})
+
+    def cells(*path: str) -> pa.Array:
+        return inside.cells(*path).cast(pa.string())
+
+    found = {
+        name: pc.coalesce(cells(_INSIDE, name), cells(own), cells(f"__source_{name}"), cells(f"__{name}"))
+        for name, own in _OWN.items()
+    }
+    does = pc.coalesce(cells("op"), cells("action"))
+    if messages.key is not None and messages.value.null_count:
+        in_key = opened(messages.key, {_IN_KEY: TEXT}).cells(_IN_KEY).cast(pa.string())
+        parts = [(each or "").split(".") for each in pc.if_else(messages.value.is_null(), in_key, None).to_pylist()]
+        for name, place in ((TABLE, -1), (SCHEMA, -2)):
+            told = [each[place] if len(each) >= -place and each[place] else None for each in parts]
+            found[name] = pc.coalesce(found[name], pa.array(told, pa.string()))
+    return found, np.asarray(pc.is_in(does, _ABOUT_NONE))
+
+
+def _of(name: str, found: dict[str, pa.Array]) -> Bools:
+    """Which are of a table: ``orders``, ``public.orders`` or ``shop.public.orders``."""
+    *before, table = name.split(".")
+    out = pc.equal(found[TABLE], table)
+    if before:
+        out = pc.and_(out, pc.equal(pc.coalesce(found[SCHEMA], found[DB]), before[-1]))
+    if len(before) > 1:
+        out = pc.and_(out, pc.equal(found[DB], before[-2]))
+    return np.asarray(pc.fill_null(out, False))
