@@ -20,9 +20,9 @@ def lacking() -> list[str]:
     """The tests that cannot run here."""
     of = programs()
     if of is None:
-        return ["connectors/test_postgres.py", "connectors/test_postgres_source.py"]
+        return [f"connectors/test_postgres{each}.py" for each in ("", "_source", "_kill", "_faults")]
     there = any((of.parent / "lib").rglob("wal2json.so"))
-    return [] if there else ["connectors/test_postgres_source.py"]
+    return [] if there else [f"connectors/test_postgres_{each}.py" for each in ("source", "kill", "faults")]
 
 
 class Server:

@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -192,37 +187,6 @@ def test_an_answer_that_was_lost_writes_nothing_twice(
         with pytest.raises(SinkAhead, match="another process writes there"):
             delivery.table.write(Any, record._replace(epoch=9), record._replace(epoch=8))  # type: ignore[arg-type]
         delivery.close()
-
-
-def test_nothing_is_lost_or_taken_twice_whatever_dies(servers: str, topic: str, tmp_path: Path) -> None:
-    script = tmp_path / "flow.py"
-    script.write_text(
-        "import pyarrow as pa, ddflow as dd\nflow = dd.Flow()\ncolumns = {'id': pa.int64(), 'city': pa.string()}\n"
-        "rows = flow.upserts('rows', columns, dd.Upsert(key='id'), format=dd.formats.plain_json())\n"
-        "flow.output('rows', rows)\nflow.output('by_city', rows.count('city', name='n'))\n"
-    )
-    words = ["run", str(script), "--state", str(tmp_path / "state"), "--follow", "--interval", "20ms"]
-    words += ["--from", f"rows=kafka://{servers}/{topic}", "--to", f"by_city=kafka://{servers}/{topic}-out"]
-    words += ["--mode", "by_city=updates"]
-    chance, expected = random.Random(5), dict[int, str]()
-    produced(servers, topic, row(0, "a"))
-    for _ in range(4):
-        program = [sys.executable, "-c", "from ddflow.cli import main; main()"]
-        running = subprocess.Popen([*program, *words], stderr=subprocess.PIPE)
-        ends = time.monotonic() + chance.uniform(0.8, 2.0)
-        while time.monotonic() < ends and running.poll() is None:
-            rows = [row(chance.randrange(50), chance.choice("abc")) for _ in range(20)]
-            expected |= {each["id"]: each["city"] for each in rows}
-            produced(servers, topic, *rows)
-        assert running.poll() is None, running.stderr.read().decode()  # type: ignore[union-attr]
-        os.kill(running.pid, signal.SIGKILL)
-        running.communicate()
-    expected = {0: "a"} | expected
-    sinks = {"by_city": dd.sinks.kafka(servers, f"{topic}-out", mode="updates")}
-    with flow().open(tmp_path / "state") as engine:
-        engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
-        assert held(engine) == sorted(expected.items(), key=str)
-        assert engine.sync(sinks, dry=True)["by_city"][:2] == (0, 0)
 
 
 def test_the_page_runs(servers: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,46 +173,6 @@ def taken(opened: Any) -> Any:
     found = opened.poll(1 << 20)
     assert found is not None
     return found
-
-
-def test_nothing_is_lost_or_taken_twice_whatever_dies(server: Server, tmp_path: Path) -> None:
-    ask(server, ORDERS, "insert into orders select n, n % 5, n, null from generate_series(1, 50) n")
-    writer = random.Random(7)
-    script = tmp_path / "flow.py"
-    script.write_text(
-        "import pyarrow as pa, ddflow as dd\nflow = dd.Flow()\n"
-        "columns = {'id': pa.int64(), 'customer': pa.int32(), 'amount': pa.decimal128(9, 2), 'note': pa.string()}\n"
-        "orders = flow.upserts('orders', columns, dd.Upsert(key='id'), format=dd.formats.wal2json(unavailable=True))\n"
-        "flow.output('rows', orders)\n"
-        "flow.output('by_customer', orders.group_by('customer').agg(n='count(*)', total='sum(amount)'))\n"
-    )
-    words = ["run", str(script), "--state", str(tmp_path / "state"), "--follow", "--interval", "20ms"]
-    words += ["--from", f"orders={server.url.replace('postgresql:', 'postgres:')}#orders"]
-    words += ["--to", f"by_customer={server.url.replace('postgresql:', 'postgres:')}#by_customer"]
-    for _ in range(4):
-        running = subprocess.Popen(
-            [sys.executable, "-c", "from ddflow.cli import main; main()", *words], stderr=subprocess.PIPE
-        )
-        ends = time.monotonic() + writer.uniform(0.8, 2.5)
-        while time.monotonic() < ends and running.poll() is None:
-            key, other = writer.randrange(80), writer.randrange(80)
-            ask(
-                server,
-                f"begin; delete from orders where id = {key};"
-                f" insert into orders values ({other}, {key % 5}, {key}, 'n')"
-                f" on conflict (id) do update set amount = orders.amount + 1; commit",
-            )
-        assert running.poll() is None, running.stderr.read().decode()  # type: ignore[union-attr]
-        os.kill(running.pid, signal.SIGKILL)
-        running.communicate()
-    with flow().open(tmp_path / "state") as engine:
-        engine.run(
-            {"orders": dd.sources.postgres(server.url, "orders")},
-            {"by_customer": dd.sinks.postgres(server.url, "by_customer")},
-        )
-        assert held(engine) == there(server)
-    expected = ask(server, "select customer, count(*), sum(amount) from orders group by customer order by 1")
-    assert ask(server, "select customer, n, total from by_customer order by 1") == expected
 
 
 def test_a_server_that_restarts_is_waited_for(server: Server, tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""From a topic of Kafka into a topic and a table, killed anywhere: all agree, and the table has each epoch once.
+
+The cluster is librdkafka's mock, which hides nothing of a transaction that nobody ended, its record in the control
+topic included. So the topic is written with ``upsert``, where a row that comes twice is the same row; and where a life
+ended within a transaction, whose part a broker would hide, ``ddflow sync`` gives the topic the difference. That each
+epoch is in a topic once is for a broker to show: ``real_kafka``.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from kafka_cluster import Cluster
+from lives import Lives, Story, killed_at_calls, killed_at_moments, replayed
+
+import ddflow as dd
+from ddflow.cli import app
+from ddflow.engine.delivery import Delivery
+from ddflow.engine.kept_epochs import EngineEpochs
+
+
+class Streamed(Story):
+    """Rows in a topic, their counts in another one, and a changelog in SQLite."""
+
+    forked = True
+    flow = """
+import pyarrow as pa, ddflow as dd
+flow = dd.Flow()
+columns = {"id": pa.int64(), "city": pa.string()}
+rows = flow.upserts("rows", columns, dd.Upsert(key="id"), format=dd.formats.plain_json())
+flow.output("moves", rows)
+flow.output("by_city", rows.count("city", name="n"))
+"""
+
+    def __init__(self, place: Path, servers: str) -> None:
+        super().__init__(place)
+        self.model, self.servers, self.topic = dict[int, str](), servers, place.parent.name
+        self.torn = str(place / "torn")
+        self.producer = Producer({"bootstrap.servers": servers, "log_level": 0, "partitioner": "murmur2_random"})
+
+    def attached(self) -> list[str]:
+        words = ["--from", f"rows=kafka://{self.servers}/{self.topic}", *self.topics()]
+        return [*words, "--to", f"moves=sqlite:{self.place}/moves.db", "--mode", "moves=changelog"]
+
+    def topics(self) -> list[str]:
+        return ["--to", f"by_city=kafka://{self.servers}/{self.topic}-out"]
+
+    def feed(self, draw: Random) -> None:
+        for _ in range(20):
+            id, city = draw.randrange(50), draw.choice(["Bern", "Chur", "Basel"])
+            gone = draw.random() < 0.1
+            self.producer.produce(self.topic, None if gone else json.dumps({"id": id, "city": city}), str(id))
+            self.model.pop(id, None)
+            if not gone:
+                self.model[id] = city
+        assert self.producer.flush(10) == 0
+
+    def lived(self) -> None:
+        torn = Path(self.torn)
+        if torn.exists():
+            torn.unlink()
+            words = ["sync", str(self.place / "flow.py"), "--state", str(self.place / "state"), *self.topics(), "--yes"]
+            with pytest.raises(SystemExit) as ended:
+                app(words)
+            assert not ended.value.code
+
+    def look(self) -> None:
+        rows, state = set(self.model.items()), self.place / "state"
+        assert {tuple(row.values())[:2] for row in dd.read(state, "moves").to_pylist()} == rows
+        connection = sqlite3.connect(self.place / "moves.db")
+        connection.row_factory = sqlite3.Row
+        assert replayed(dict(row) for row in connection.execute("select * from moves")) == rows
+        connection.close()
+        found = {row["city"]: row["n"] for row in self.counts()}
+        cities = list(self.model.values())
+        assert found == {city: cities.count(city) for city in set(cities)}
+
+    def counts(self) -> list[dict[str, Any]]:
+        """What the topic says."""
+        flow = runpy.run_path(str(self.place / "flow.py"))["flow"]
+        with flow.open(self.place / "state") as engine:
+            sink = dd.sinks.kafka(self.servers, f"{self.topic}-out")
+            delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
+            rows: list[dict[str, Any]] = delivery.table.read().to_pylist()
+            delivery.close()
+        return rows
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Cluster() as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    with Lives() as made:
+        yield made
+
+
+@pytest.mark.sampled
+def test_kafka_when_killed_at_calls(lives: Lives, servers: str, tmp_path: Path) -> None:
+    killed_at_calls(Streamed(tmp_path / "story", servers), lives, 10)
+
+
+def test_kafka_when_killed_at_moments(lives: Lives, servers: str, tmp_path: Path) -> None:
+    killed_at_moments(Streamed(tmp_path / "story", servers), lives, 10, 1.0)
+
+
+@pytest.mark.soak
+def test_kafka_when_killed_at_many_moments(lives: Lives, servers: str, tmp_path: Path) -> None:
+    killed_at_moments(Streamed(tmp_path / "story", servers), lives, 200, 2.0)

@@ -1,0 +1,102 @@
+"""From a slot of Postgres into tables of Postgres, killed anywhere: both sides agree, and have each epoch once.
+
+A server of the tests' own; a writer changes the source while lives of ``ddflow run`` end by SIGKILL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+from lives import Lives, Story, killed_at_calls, killed_at_moments, replayed
+from postgres_server import Server
+from psycopg.rows import dict_row
+
+import ddflow as dd
+
+
+class Replicated(Story):
+    """Orders in a table that a slot follows, their sums, and a changelog."""
+
+    flow = """
+import pyarrow as pa, ddflow as dd
+flow = dd.Flow()
+columns = {"id": pa.int64(), "customer": pa.int32(), "amount": pa.decimal128(9, 2), "note": pa.string()}
+orders = flow.upserts("orders", columns, dd.Upsert(key="id"), format=dd.formats.wal2json(unavailable=True))
+flow.output("moves", orders)
+flow.output("by_customer", orders.group_by("customer").agg(n="count(*)", total="sum(amount)"))
+"""
+
+    def __init__(self, place: Path, server: Server) -> None:
+        super().__init__(place)
+        self.url = server.url
+        self.connection: Any = psycopg.connect(server.url, autocommit=True, row_factory=dict_row)
+        self.ask("drop schema public cascade; create schema public")
+        self.ask("create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)")
+        self.ask("insert into orders select n, n % 5, n, null from generate_series(1, 50) n")
+
+    def ask(self, text: str) -> list[dict[str, Any]]:
+        found = self.connection.execute(text)
+        return list(found.fetchall()) if found.description else []
+
+    def attached(self) -> list[str]:
+        address = self.url.replace("postgresql:", "postgres:")
+        words = ["--from", f"orders={address}#orders", "--to", f"by_customer={address}#by_customer"]
+        return [*words, "--to", f"moves={address}#moves", "--mode", "moves=changelog"]
+
+    def feed(self, draw: Random) -> None:
+        for _ in range(draw.randrange(1, 4)):
+            key, other = draw.randrange(80), draw.randrange(80)
+            self.ask(
+                f"begin; delete from orders where id = {key};"
+                f" insert into orders values ({other}, {draw.randrange(5)}, {key}, 'n')"
+                f" on conflict (id) do update set amount = orders.amount + 1; commit"
+            )
+
+    def look(self) -> None:
+        orders = {tuple(row.values()) for row in self.ask("select * from orders")}
+        held = dd.read(self.place / "state", "moves").drop_columns(["_diff"]).to_pylist()
+        assert {tuple(row.values()) for row in held} == orders and len(held) == len(orders)
+        assert replayed(self.ask("select * from moves")) == orders
+        expected = self.ask("select customer, count(*) as n, sum(amount) as total from orders group by 1 order by 1")
+        assert self.ask("select * from by_customer order by 1") == expected
+        assert [each["slot_name"] for each in self.ask("select slot_name from pg_replication_slots")] == ["ddflow"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    with Lives() as made:
+        yield made
+
+
+@pytest.fixture
+def story(server: Server, tmp_path: Path) -> Iterator[Story]:
+    made = Replicated(tmp_path / "story", server)
+    yield made
+    made.connection.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+    made.connection.close()
+
+
+@pytest.mark.sampled
+def test_postgres_when_killed_at_calls(lives: Lives, story: Story) -> None:
+    killed_at_calls(story, lives, 10)
+
+
+def test_postgres_when_killed_at_moments(lives: Lives, story: Story) -> None:
+    killed_at_moments(story, lives, 10, 0.5)
+
+
+@pytest.mark.soak
+def test_postgres_when_killed_at_many_moments(lives: Lives, story: Story) -> None:
+    killed_at_moments(story, lives, 200, 1.0)

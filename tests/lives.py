@@ -1,0 +1,272 @@
+"""Lives of ``ddflow run``: begun, and ended by SIGKILL at a moment, or at the n-th call of what a run is made of.
+
+`Lives` is a process in which all is imported and compiled. It forks the lives, each of which runs the command line as
+the program does, so that a life begins at once and most of its time is spent in what a kill is to meet.  It opens no
+library that cannot be forked; what a life opened dies with it. A soak starts the real program for each life instead.
+
+A `Story` has a place, words for the command line, a writer that feeds its source, and a look at what source, state and
+target hold in the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from chance import SOAK, sample, seeded
+
+WATCHED = ("engine/run", "engine/delivery", "engine/inlet", "engine/commits", "engine/epoch_log", "ddflow/connectors/")
+CALLS = (
+    *("execute", "executemany", "commit", "rollback", "write", "link", "rename", "unlink", "mkdir", "fsync"),
+    *("produce", "begin_transaction", "commit_transaction", "init_transactions", "consume", "assign", "cursor"),
+)
+PROGRAM = "from ddflow.cli import main; main()"
+
+
+class Deadly:
+    """Counts the calls of a run; the ``at``-th kills."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.calls = at, 0
+
+    def __call__(self, frame: Any, event: str, given: Any) -> None:
+        if event == "call":
+            named = any(each in frame.f_code.co_filename for each in WATCHED)
+        else:
+            named = event == "c_call" and getattr(given, "__name__", "") in CALLS
+        if named:
+            self.calls += 1
+            if self.calls == self.at + 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Lives:
+    """``with Lives() as lives``: one at a time."""
+
+    def __enter__(self) -> Lives:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(self, *failed: Any) -> None:
+        self.process.communicate()
+
+    def begin(self, words: Sequence[str], errors: Path, at: int = -2, torn: str = "") -> int:
+        """A life, by its number.  ``at``: the call at which it dies.  ``torn``: a file that is there within Kafka's
+        transactions."""
+        told = {"words": list(words), "errors": str(errors), "at": at, "torn": torn}
+        self._say(told)
+        return int(self._heard())
+
+    def end(self) -> tuple[int, int]:
+        """Its status, as `os.waitpid` has it, and how many calls it had if nothing ended it."""
+        self._say({})
+        status, calls = self._heard().split()
+        return int(status), int(calls)
+
+    def _say(self, told: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(told) + "\n")
+        self.process.stdin.flush()
+
+    def _heard(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+class Story:
+    """What a test of kills has."""
+
+    forked = False
+    """Whether a soak forks its lives, too."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.errors, self.torn = place, place / "errors", ""
+        place.mkdir(exist_ok=True)
+        (place / "flow.py").write_text(self.flow)
+
+    flow: str
+
+    def words(self, follow: bool) -> list[str]:
+        """Of a run; ``follow``: whether it goes on."""
+        way = ["--follow", "--interval", "10ms"] if follow else []
+        return ["run", str(self.place / "flow.py"), "--state", str(self.place / "state"), *way, *self.attached()]
+
+    def attached(self) -> list[str]:
+        """The words that attach."""
+        raise NotImplementedError
+
+    def feed(self, draw: Random) -> None:
+        """Something new for the source."""
+        raise NotImplementedError
+
+    def look(self) -> None:
+        """Compare source, state and target."""
+        raise NotImplementedError
+
+    def lived(self) -> None:
+        """A life ended."""
+
+
+def killed_at_moments(story: Story, lives: Lives, times: int, longest: float) -> None:
+    """Kill so many lives that are fed and follow, each within so many seconds."""
+    draw = seeded(__name__, type(story).__name__)
+    real = SOAK and not story.forked
+    for _ in range(times):
+        process = None
+        if real:
+            with story.errors.open("ab") as errors:
+                process = subprocess.Popen([sys.executable, "-c", PROGRAM, *story.words(True)], stderr=errors)
+        pid = process.pid if process else lives.begin(story.words(True), story.errors, torn=story.torn)
+        ends = time.monotonic() + draw.uniform(0.0, longest + 1.5 * real)
+        while time.monotonic() < ends:
+            story.feed(draw)
+            time.sleep(draw.uniform(0.0, 0.03))
+        os.kill(pid, signal.SIGKILL)
+        status = process.wait() if process else lives.end()[0]
+        assert status in (signal.SIGKILL, -signal.SIGKILL), story.errors.read_text()
+        story.lived()
+    finished(story, lives)
+
+
+def killed_at_calls(story: Story, lives: Lives, most: int) -> None:
+    """Kill a life at each of its calls, or a sample of them; each begins with something new."""
+    draw = seeded(__name__, "calls", type(story).__name__)
+    for _ in range(2):
+        story.feed(draw)
+        calls = finished(story, lives)
+    assert calls > 100
+    killed = 0
+    for at in sample(range(calls), most, __name__, type(story).__name__):
+        story.feed(draw)
+        lives.begin(story.words(False), story.errors, at, story.torn)
+        status = lives.end()[0]
+        assert status in (0, signal.SIGKILL), story.errors.read_text()
+        killed += status != 0
+        story.lived()
+    assert killed > most // 2
+    finished(story, lives)
+
+
+def finished(story: Story, lives: Lives) -> int:
+    """A life to the end, and a look.  How many calls it had."""
+    lives.begin(story.words(False), story.errors)
+    status, calls = lives.end()
+    assert status == 0, story.errors.read_text()
+    story.look()
+    return calls
+
+
+def replayed(rows: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    """What a changelog comes to, epoch by epoch: none takes back what is not there, or adds what is.
+
+    So an epoch that was written twice, or left out, is found.
+    """
+    held, epochs = set[tuple[Any, ...]](), dict[int, list[tuple[bool, tuple[Any, ...]]]]()
+    for row in rows:
+        kind, epoch = row.pop("_change_type"), row.pop("_commit_version")
+        epochs.setdefault(epoch, []).append((kind in ("insert", "update_postimage"), tuple(row.values())))
+    for epoch in sorted(epochs):
+        for added, row in sorted(epochs[epoch], key=lambda each: each[0]):
+            assert (row in held) != added, f"epoch {epoch}: {row} is {'there' if added else 'not there'}"
+            (held.add if added else held.remove)(row)
+    return held
+
+
+def _noted(torn: str) -> None:
+    """Leave a file there while a transaction of Kafka is under way."""
+    from contextlib import contextmanager
+
+    from ddflow.connectors.kafka_sink import TopicWriter
+
+    whole = TopicWriter._transaction
+
+    @contextmanager
+    def noted(self: Any) -> Any:
+        Path(torn).touch()
+        with whole(self):
+            yield
+        Path(torn).unlink()
+
+    TopicWriter._transaction = noted  # type: ignore[method-assign, assignment]
+
+
+def _life(told: dict[str, Any]) -> None:
+    """Of a child.  Does not return."""
+    from ddflow.cli import app
+
+    status, deadly = 1, Deadly(told["at"])
+    errors = os.open(told["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(errors, 2)
+    calls = os.open(told["errors"] + ".calls", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        if told["torn"]:
+            _noted(told["torn"])
+        sys.setprofile(deadly)
+        app(told["words"])
+    except SystemExit as error:
+        status = int(error.code or 0)
+    finally:
+        sys.setprofile(None)
+        os.write(calls, str(deadly.calls).encode())
+        os._exit(status)
+
+
+def _warm() -> None:
+    """A run of each kind of work, in a folder that goes."""
+    import tempfile
+
+    import ddflow as dd
+
+    with tempfile.TemporaryDirectory() as place:
+        flow = dd.Flow()
+        orders = flow.upserts("orders", {"id": int, "city": str, "amount": int}, dd.Upsert(key="id"))
+        flow.output("orders", orders)
+        flow.output("by_city", orders.group_by("city").agg(n="count(*)", total="sum(amount)"))
+        sinks = {name: dd.sinks.sqlite(f"{place}/out.db", name) for name in ("orders", "by_city")}
+        with flow.open(f"{place}/state") as engine:
+            for number in range(2):
+                engine.step({"orders": {"id": [1], "city": ["Bern"], "amount": [number]}})
+                engine.run({}, sinks)
+
+
+def _serve() -> None:
+    """Fork lives as the other process says."""
+    import gc
+
+    import confluent_kafka
+    import deltalake
+    import duckdb
+    import psycopg
+
+    import ddflow.cli.run
+    import ddflow.connectors.spelled
+
+    del confluent_kafka, deltalake, duckdb, psycopg, ddflow
+    _warm()
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        told = json.loads(line)
+        child = os.fork()
+        if not child:
+            _life(told)
+        print(child, flush=True)
+        sys.stdin.readline()
+        _, status = os.waitpid(child, 0)
+        counted = Path(told["errors"] + ".calls")
+        calls = counted.read_text() if counted.exists() else ""
+        print(status if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), calls or 0, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
