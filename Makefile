@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter for .venv, WORKERS=4 the processes that run the tests.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint bench bench-compare soak mutants golden notebooks lock clean
+.PHONY: help setup demo demo-cdc check test lint bench bench-compare soak mutants golden notebooks lock clean
 
 RUN := .venv/bin
 WORKERS ?= 2
@@ -22,6 +22,9 @@ setup: ## make .venv with the locked dependencies, and a Java where none fits
 
 demo: setup ## a git history as upserts, differenced locally and on Spark, every retraction checked
 	$(RUN)/python examples/git/demo.py
+
+demo-cdc: setup ## a live Postgres followed into a view, over a kill -9, compared with Postgres's own answers
+	$(RUN)/python examples/cdc/live.py
 
 check: setup lint ## a minute: lint, types, kernels, doctests, and the laws on a tenth of their examples; no Spark
 	DDFLOW_EXAMPLES=0.1 $(RUN)/python -m pytest --numprocesses=$(WORKERS) -m "not soak and not spark" $(CHECKED)

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import local_postgres
 import postgres_server
 import pytest
 import soaking
@@ -61,8 +62,7 @@ collect_ignore = postgres_server.lacking()
 
 def pytest_report_header() -> str:
     """The seed, and how to repeat the run."""
-    install = "apt install postgresql postgresql-15-wal2json, or of your version"
-    left = f"without {', '.join(collect_ignore)}: {install}\n" if collect_ignore else ""
+    left = f"without {', '.join(collect_ignore)}: {local_postgres.INSTALL}\n" if collect_ignore else ""
     share = f"{SHARE:g} of the examples{', all of the samples' if SOAK else ''}"
     return f"{left}{share}; DDFLOW_SEED={SEED} draws the same again"
 

@@ -38,7 +38,8 @@ From = Annotated[
         "--from",
         metavar="INPUT=KIND:WHERE",
         show_default=False,
-        help="A source: files:PATTERN, sqlite:FILE#TABLE, duckdb:FILE#TABLE. May be repeated.",
+        help="A source: files:PATTERN, sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
+        "postgres://HOST/DATABASE#TABLE. May be repeated.",
     ),
 ]
 To = Annotated[
@@ -47,7 +48,8 @@ To = Annotated[
         "--to",
         metavar="OUTPUT=KIND:WHERE",
         show_default=False,
-        help="A sink: sqlite:FILE#TABLE, duckdb:FILE#TABLE, parquet:FOLDER. May be repeated.",
+        help="A sink: sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
+        "postgres://HOST/DATABASE#TABLE, delta:FOLDER, parquet:FOLDER. May be repeated.",
     ),
 ]
 Modes = Annotated[
@@ -105,6 +107,9 @@ def run(
     * `ddflow run flow.py --state state --from 'orders=files:landing/*.csv' --to by_city=duckdb:shop.duckdb`
 
     * `ddflow run flow.py --state state --from 'orders=files:landing/*.csv' --follow --to by_city=sqlite:shop.db#cities`
+
+    * `ddflow run flow.py --state state --from 'shop=postgres://me@db/shop?slot=by_city#orders,customers' --follow --to
+      by_city=postgres://me@db/shop` (several tables, which feed the inputs of their names; `TABLE=INPUT` for another)
     """
     from ddflow.connectors.spelled import spelled_source
 
@@ -112,6 +117,9 @@ def run(
         name: spelled_source(text, name, follow=follow, lines=lines) for name, text in paired(from_, "--from").items()
     }
     targets, given = sinks(to, mode), loaded(flow)
+    fed = {each for name, source in sources.items() for each in source.inputs(name)}
+    if unfed := [each for each in given.inputs if each not in fed]:
+        say(f"no source feeds {', '.join(unfed)}", err=True)
     behind: Any = int(lateness) if lateness is not None and lateness.isdigit() else lateness
     patience = None if give_up_after == "never" else give_up_after
     choices: dict[str, Any] = {"memory": memory, "trust": trust}

@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from ddflow.connectors.attached import Mode, OpenSink, TableShape, TableSink
 from ddflow.connectors.sql_table import SqlTable
-from ddflow.errors import MissingExtra, SinkFailed, SpecError
+from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
 
 __all__ = ["PostgresSink", "column_type"]
 
@@ -108,6 +108,10 @@ class PostgresSink(TableSink):
             connection = psycopg.connect(**address(self.url, f"the sink of {self.table!r}"), autocommit=True)
             if self.schema is not None:
                 connection.execute(f"set search_path to {SqlTable.quoted(self.schema)}")
+                if connection.execute("select current_schema()").fetchone() == (None,):
+                    connection.close()
+                    found, remedy = f"there is no schema {self.schema!r}", f"create schema {self.schema}"
+                    raise SinkRefused(f"write to {self.target}", found, remedy)
         except psycopg.Error as error:
             raise SinkFailed(f"connect to {self.target}", str(error).strip(), "see to the server") from None
         return PostgresTable(connection, self.table, shape, self.target)

@@ -25,15 +25,13 @@ SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
     "sqlite": lambda where, name, follow, lines: sources.sqlite(*_table(where, name), follow=follow),
     "duckdb": lambda where, name, follow, lines: sources.duckdb(*_table(where, name), follow=follow),
     "kafka": lambda where, name, follow, lines: sources.kafka(*_topic(where, name), follow=follow),
-    "postgres": lambda where, name, follow, lines: sources.postgres(
-        *_table(f"postgresql:{where}", name), follow=follow
-    ),
+    "postgres": lambda where, name, follow, lines: sources.postgres(**_slot(where, name), follow=follow),
 }
 SINKS: Final[dict[str, Callable[..., TableSink]]] = {
     "sqlite": lambda where, name, **mode: sinks.sqlite(*_table(where, name), **mode),
     "delta": lambda where, name, **mode: sinks.delta(where, **mode),
     "duckdb": lambda where, name, **mode: sinks.duckdb(*_table(where, name), **mode),
-    "postgres": lambda where, name, **mode: sinks.postgres(*_table(f"postgresql:{where}", name), **mode),
+    "postgres": lambda where, name, **mode: sinks.postgres(**_schema(where, name), **mode),
     "kafka": lambda where, name, **mode: sinks.kafka(*_topic(where, name), **mode),
     "parquet": lambda where, name, **mode: sinks.parquet(where, **mode),
 }
@@ -53,6 +51,7 @@ def spelled_sink(text: str, name: str, mode: Mode | None) -> TableSink:
 
 def _cut(text: str, known: dict[str, Any]) -> tuple[str, str]:
     kind, colon, where = text.partition(":")
+    kind = "postgres" if kind == "postgresql" else kind  # libpq takes both
     if kind not in known or not colon or not where:
         shown = text.rpartition("@")[2]  # no credentials
         raise SpecError(shown, "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
@@ -69,3 +68,36 @@ def _table(where: str, name: str) -> tuple[str, str]:
     """A file, and a table behind ``#``, by default of the same name."""
     path, _, table = where.partition("#")
     return path, table or name
+
+
+def _slot(where: str, name: str) -> dict[str, Any]:
+    """What `sources.postgres` takes: an address with ``slot=`` among its parameters, and tables with commas between.
+
+    One table feeds the input ``name``; several feed the inputs of their own names, or ``TABLE=INPUT``.
+
+    >>> _slot("//me@db/shop?slot=s&sslmode=require#orders,crm.people=customers", "shop")["tables"]
+    {'orders': 'orders', 'crm.people': 'customers'}
+    >>> _slot("//me@db/shop?slot=s&sslmode=require#orders", "orders")
+    {'url': 'postgresql://me@db/shop?sslmode=require', 'tables': {'orders': ''}, 'slot': 's'}
+    """
+    path, tables = _table(where, name)
+    address, _, query = path.partition("?")
+    given = [each for each in query.split("&") if each]
+    slots = [each.removeprefix("slot=") for each in given if each.startswith("slot=")]
+    rest = "&".join(each for each in given if not each.startswith("slot="))
+    found = dict[str, str]()
+    for table, _, input in (each.partition("=") for each in tables.split(",")):
+        found[table] = input or ("" if "," not in tables else table.rpartition(".")[2])
+    url = f"postgresql:{address}?{rest}" if rest else f"postgresql:{address}"
+    return {"url": url, "tables": found} | ({"slot": slots[-1]} if slots else {})
+
+
+def _schema(where: str, name: str) -> dict[str, Any]:
+    """What `sinks.postgres` takes: an address, and a table behind its schema.
+
+    >>> _schema("//me@db/shop#reports.by_city", "by_city")
+    {'url': 'postgresql://me@db/shop', 'table': 'by_city', 'schema': 'reports'}
+    """
+    path, table = _table(where, name)
+    schema, _, table = table.rpartition(".")
+    return {"url": f"postgresql:{path}", "table": table, "schema": schema or None}

@@ -57,6 +57,11 @@ def test_files_into_tables() -> None:
     assert "Sources" in shown and "in/*.csv" in shown and "out.db#cities" in shown
 
 
+def test_an_input_without_a_source_is_named() -> None:
+    Path("flow.py").write_text(FLOW + 'flow.upserts("people", {"id": int}, dd.Upsert(key="id"))\n')
+    assert run(*WORDS).stderr.startswith("no source feeds people\n")
+
+
 def test_sync_says_before_it_does() -> None:
     run(*WORDS, "--to", "by_city=sqlite:out.db")
     connection = sqlite3.connect("out.db")

@@ -196,11 +196,13 @@ def test_a_server_that_dies_is_waited_for(server: Server, tmp_path: Path) -> Non
         assert ask(server, "select * from orders") == rows_of(engine, "orders")
 
 
-def test_a_table_may_be_in_another_schema(server: Server, tmp_path: Path) -> None:
-    ask(server, "create schema other")
+def test_a_table_may_be_in_another_schema_which_has_to_be_there(server: Server, tmp_path: Path) -> None:
     land(tmp_path / "in", "1.csv", FIRST)
-    sink = dd.sinks.postgres(server.url, "orders", schema="other")
+    sink = spelled_sink(f"{server.url}#other.orders", "orders", None)
     with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(SinkRefused, match="no schema 'other'; create schema other"):
+            engine.run(landing(tmp_path), {"orders": sink})
+        ask(server, "create schema other")
         engine.run(landing(tmp_path), {"orders": sink})
     assert ask(server, "select * from other.orders") == FIRST and sink.target.endswith("#other.orders")
 

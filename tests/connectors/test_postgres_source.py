@@ -14,6 +14,7 @@ import pytest
 from postgres_server import Server
 
 import ddflow as dd
+from ddflow.connectors.spelled import spelled_source
 from ddflow.errors import BadMessage, SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 ORDERS = "create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)"
@@ -173,6 +174,17 @@ def taken(opened: Any) -> Any:
     found = opened.poll(1 << 20)
     assert found is not None
     return found
+
+
+def test_several_tables_are_spelled_as_an_address() -> None:
+    feeds = ("orders", "customers", "cities")
+    for kind in ("postgres", "postgresql"):  # libpq takes both
+        text = f"{kind}://me:secret@db/shop?slot=s&sslmode=require#orders,crm.people=customers,crm.cities"
+        found = spelled_source(text, "shop", follow=False, lines=False)
+        assert (found.target, found.inputs("shop")) == ("postgresql://db:5432/shop#s", feeds)
+        assert "secret" not in repr(found)
+    one = spelled_source("postgres://me@db/shop#crm.people", "customers", follow=False, lines=False)
+    assert (one.target, one.inputs("customers")) == ("postgresql://db:5432/shop#ddflow", ("customers",))
 
 
 def test_a_server_that_restarts_is_waited_for(server: Server, tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+r"""Two tables of Postgres, joined and aggregated, and the answer kept up to date in a third.
+
+Copy this file, write your own tables and columns into it, and run:
+
+    pip install 'ddflow[postgres,duckdb]'
+    ddflow run flow.py --state state --follow \
+        --from 'shop=postgres://me@db/shop?slot=by_city#public.orders,public.customers' \
+        --to by_city=postgres://me@db/shop
+
+The server needs ``wal_level=logical`` and the plugin wal2json (``apt install postgresql-15-wal2json``, or of its
+version), the role ``replication`` and ``select``; its password comes from PGPASSWORD or ~/.pgpass.  The first run makes
+the slot and copies both tables, then follows every change.  Stop it (Ctrl-C, SIGTERM, kill -9) and start it again as
+you like.  `live.py` beside this file does so, and compares with Postgres's own answer.
+"""
+
+import pyarrow as pa
+
+import ddflow as dd
+
+CHANGES = dd.formats.wal2json(unavailable=True)
+ORDERS = {"id": int, "customer": int, "amount": pa.decimal128(9, 2)}
+CUSTOMERS = {"id": int, "city": str}
+
+flow = dd.Flow()
+# Each is named as its table, with the columns that you want, and the table's primary key.
+orders = flow.upserts("orders", ORDERS, dd.Upsert(key="id"), format=CHANGES)
+customers = flow.upserts("customers", CUSTOMERS, dd.Upsert(key="id"), format=CHANGES)
+by_city = flow.sql(
+    "select city, count(*) as orders, sum(amount) as total "
+    "from orders join customers on orders.customer = customers.id group by city",
+    orders=orders,
+    customers=customers,
+)
+flow.output("by_city", by_city)

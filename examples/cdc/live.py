@@ -1,0 +1,134 @@
+"""A view of a live Postgres, kept by `ddflow run`, compared with Postgres's own answer while both are at work.
+
+    python examples/cdc/live.py
+
+It starts a Postgres of its own, a process that changes two tables (`shop.py`), and `ddflow run flow.py`, which follows
+the tables by a logical slot and writes the view into the same server.  In the middle the run is killed (SIGKILL) and
+started again.  Ten times a second the view is compared with the server's answer **as of the same transaction**: of
+each transaction the shop keeps its number and the answer (see there), the view itself shows the number up to which it
+has come, and one SQL query looks at both in one snapshot.  The exit code is 0 if all were equal, 1 if one was not, 2
+where there is no Postgres.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import shop
+from local_postgres import INSTALL, LocalPostgres, free_port, missing
+
+HERE: Final = Path(__file__).parent
+DDFLOW: Final = Path(sys.executable).parent / "ddflow"
+LOOK: Final = f"""
+    with view as (select {shop.ROWS.format("select * from by_city")} as rows),
+    at as (select total::bigint as transaction from by_city where city = '{shop.MARK}')
+    select transaction, view.rows = answer, view.rows, answer, extract(epoch from clock_timestamp() - answers.at),
+        (select max(transaction) from answers)
+    from at left join answers using (transaction), view"""
+"""One statement sees one snapshot."""
+
+
+class View:
+    """The table that the run keeps, and how often it was right."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = psycopg.connect(url, autocommit=True)
+        self.compared = self.differed = 0
+        self.seen: set[int] = set()
+        self.at = self.newest = -1
+
+    def compare(self) -> str:
+        """Look, and say what is there."""
+        if self.connection.execute("select to_regclass('by_city')").fetchone() == (None,):
+            return "the view is not there yet"
+        found = self.connection.execute(LOOK).fetchone()
+        if found is None:
+            return "the view has nothing yet"
+        at, equal, rows, answer, age, newest = found
+        self.compared, self.differed = self.compared + 1, self.differed + (not equal or at < self.at)
+        self.seen.add(at)
+        self.at, self.newest = at, newest
+        if not equal:
+            return f"transaction {at:,} of {newest:,}: DIFFERS: the view has {rows}, and Postgres's answer is {answer}"
+        behind = "" if at == newest else f", {newest - at:,} behind"
+        return f"transaction {at:,} of {newest:,}{behind}: {len(rows)} cities, equal ({1000 * float(age):,.0f} ms old)"
+
+
+def started(url: str, state: Path, log: Any) -> subprocess.Popen[bytes]:
+    """The run, as one starts it on a shell."""
+    source = f"shop={url}#public.orders,public.customers"
+    options = ["--from", source, "--to", f"by_city={url}", "--follow", "--interval", "200ms"]
+    return subprocess.Popen([DDFLOW, "run", HERE / "flow.py", "--state", state, *options], stdout=log, stderr=log)
+
+
+def watch(url: str, place: Path, seconds: float) -> int:
+    """Let all run, compare, kill, go on, and say what came of it; the exit code.  ``seconds``: at least so long."""
+    log = (place / "log").open("wb")
+    run, began, said = started(url, place / "state", log), time.monotonic(), 0.0
+    writer = subprocess.Popen([sys.executable, HERE / "shop.py", url], stdout=subprocess.PIPE, text=True)
+    view, killed_at, done = View(url), None, ""
+    try:
+        while not done or view.at < view.newest:
+            now, line = time.monotonic() - began, view.compare()
+            if now - said >= 1:
+                said = now
+                print(f"{now:5.1f} s  {line}", flush=True)
+            if killed_at is None and now >= seconds / 2 and len(view.seen) > 1:
+                run.kill()
+                run.wait()
+                print(f"{now:5.1f} s  kill -9 of the run, which is started again", flush=True)
+                run, killed_at = started(url, place / "state", log), view.at
+            if not done and now >= seconds and killed_at is not None and view.at > killed_at:
+                writer.terminate()
+                done = f"the shop has done: {writer.communicate()[0].strip()}"
+            if run.poll() is not None or now > seconds + 60:
+                print(f"the run {'is too slow' if run.poll() is None else 'has ended'}:", (place / "log").read_text())
+                return 1
+            time.sleep(0.1)
+        print(done)
+        run.terminate()
+        run.wait(20)
+        return verdict(view)
+    finally:
+        run.kill()
+        writer.kill()
+        view.connection.close()
+        log.close()
+
+
+def verdict(view: View) -> int:
+    """The last word, and the exit code."""
+    now = f"select {shop.ROWS.format('select * from by_city')} = {shop.ROWS.format(shop.QUERY)}"
+    same = view.connection.execute(now).fetchone() == (True,)
+    print(f"at the end the view is {'' if same else 'NOT '}what Postgres answers now")
+    what = f"{view.compared:,} comparisons at {len(view.seen):,} transactions"
+    print(f"{what}: {f'{view.differed:,} differ' if view.differed else 'all equal'}")
+    return 0 if same and not view.differed else 1
+
+
+def main() -> int:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=15.0, help="how long the shop works, at least (15)")
+    seconds = parser.parse_args().seconds
+    if lacks := missing():
+        print(f"{lacks}: {INSTALL}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as place, LocalPostgres(free_port()) as server:
+        os.environ["PGPASSWORD"] = server.password
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(shop.TABLES)
+        print(f"Postgres is at {server.url}; flow.py keeps by_city there:{shop.QUERY}")
+        return watch(server.url, Path(place), seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

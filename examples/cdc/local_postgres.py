@@ -1,0 +1,104 @@
+"""A Postgres of one's own for a while: a fresh cluster in a temporary folder, with logical decoding.
+
+Invariant: it listens on a socket in a folder that only its user can enter, and with a ``port`` on 127.0.0.1 too, where
+it asks for its password.  Debian's programs are taken, or those on PATH.  Postgres does not run as root: the user
+``postgres`` then runs it.  Nothing is left behind after `close`, also where it was stopped as if it had died.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+INSTALL: Final = "apt install postgresql postgresql-15-wal2json, or of your version"
+
+
+def programs() -> Path | None:
+    """The folder of Postgres' programs, None where there is none on this machine."""
+    found = [*sorted(map(str, Path("/usr").glob("lib/postgresql/*/bin/pg_ctl")), reverse=True), shutil.which("pg_ctl")]
+    return next((Path(each).resolve().parent for each in found if each), None)
+
+
+def missing(plugin: str = "wal2json") -> str | None:
+    """What is not on this machine of a Postgres with a plugin; None where all is."""
+    where = programs()
+    if where is None:
+        return "there is no Postgres"
+    there = any((where.parent / "lib").rglob(f"{plugin}.so"))
+    return None if there else f"the Postgres in {where.parent} has no {plugin}"
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class LocalPostgres:
+    """A cluster that is started and stopped at will.  ``port``: None for the socket only."""
+
+    def __init__(self, port: int | None = None, *options: str) -> None:
+        where = programs()
+        assert where is not None, INSTALL
+        self.bin, self.place = where, Path(tempfile.mkdtemp(prefix="pg"))
+        self.port, self.password, self.options = port, secrets.token_hex(16), options
+        secret = self.place / "password"
+        secret.write_text(self.password)
+        self._as: list[str] = []
+        if os.geteuid() == 0:
+            self._as = ["runuser", "-u", "postgres", "--"]
+            for each in (self.place, secret):
+                shutil.chown(each, "postgres")
+        how = ["--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={secret}", "--no-sync", "-E", "UTF8"]
+        self._call("initdb", "-D", str(self.place / "data"), "-U", "postgres", *how)
+        self.start()
+
+    def _call(self, program: str, *given: str) -> None:
+        done = subprocess.run(
+            [*self._as, str(self.bin / program), *given], cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        assert done.returncode == 0, done.stderr.decode()
+
+    def start(self) -> None:
+        """Listen."""
+        where = "-c listen_addresses=''" if self.port is None else f"-c listen_addresses=127.0.0.1 -p {self.port}"
+        options = " ".join([f"-k {self.place} -c wal_level=logical", where, *self.options])
+        data = str(self.place / "data")
+        self._call("pg_ctl", "-D", data, "-o", options, "-l", str(self.place / "log"), "-w", "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        """At once, as if it had died, by default."""
+        self._call("pg_ctl", "-D", str(self.place / "data"), "-m", mode, "-w", "stop")
+
+    @property
+    def url(self) -> str:
+        """Its address; with a port, `password` goes into PGPASSWORD."""
+        if self.port is not None:
+            return f"postgres://postgres@127.0.0.1:{self.port}/postgres"
+        return f"postgresql://postgres@/postgres?host={self.place}"
+
+    def close(self) -> None:
+        """Stop it, and leave nothing."""
+        self.stop()
+        for _ in range(50):
+            shutil.rmtree(self.place, ignore_errors=True)
+            if not self.place.exists():
+                return
+            time.sleep(0.1)
+
+    def __enter__(self) -> LocalPostgres:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
