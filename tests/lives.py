@@ -36,10 +36,14 @@ class Deadly:
 
     def __init__(self, at: int) -> None:
         self.at, self.calls = at, 0
+        self.watched: dict[Any, bool] = {}
 
     def __call__(self, frame: Any, event: str, given: Any) -> None:
         if event == "call":
-            named = any(each in frame.f_code.co_filename for each in WATCHED)
+            code = frame.f_code
+            if code not in self.watched:
+                self.watched[code] = any(each in code.co_filename for each in WATCHED)
+            named = self.watched[code]
         else:
             named = event == "c_call" and getattr(given, "__name__", "") in CALLS
         if named:
@@ -247,11 +251,13 @@ def _serve() -> None:
     import deltalake
     import duckdb
     import psycopg
+    import pyiceberg.catalog.sql
+    import pyiceberg.io.pyarrow
 
     import ddflow.cli.run
     import ddflow.connectors.spelled
 
-    del confluent_kafka, deltalake, duckdb, psycopg, ddflow
+    del confluent_kafka, deltalake, duckdb, psycopg, pyiceberg, ddflow
     _warm()
     gc.collect()
     gc.freeze()

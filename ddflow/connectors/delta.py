@@ -5,8 +5,6 @@ same commit as transaction identifiers of applications, which the log keeps for 
 of the state's id, the manifest's digest and a hash of the output's name. Of two writers one commits, and the other
 fails. No secret of ``storage_options`` is in what is shown of a declaration, in a message, or in a manifest.
 
->>> stored(pa.schema({"n": pa.uint32(), "at": pa.timestamp("s", "Europe/Zurich")})).types
-[DataType(int64), TimestampType(timestamp[us, tz=UTC])]
 >>> DeltaSink("s3://lake/by_city", "upsert", {"secret": "hush"})
 DeltaSink(path='s3://lake/by_city', mode='upsert')
 """
@@ -25,27 +23,13 @@ import xxhash
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import with_deletes
-from ddflow.errors import MissingExtra, SinkAhead, SinkFailed, SinkRefused
+from ddflow.connectors.table_shape import holdable, is_written, new_columns
+from ddflow.errors import MissingExtra, SinkFailed
 
 EPOCH: Final = "ddflow.epoch"
 _SIGNED: Final = 1 << 64
-_WIDER: Final = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.float16(): pa.float32(),
-    pa.date64(): pa.date32(),
-    pa.large_string(): pa.string(),
-    pa.string_view(): pa.string(),
-    pa.large_binary(): pa.binary(),
-    pa.binary_view(): pa.binary(),
-}
-_SAME: Final = (
-    *(pat.is_boolean, pat.is_signed_integer, pat.is_float32, pat.is_float64, pat.is_string, pat.is_binary),
-    *(pat.is_date32, pat.is_decimal128),
-)
 
 
 def library() -> Any:
@@ -58,28 +42,9 @@ def library() -> Any:
     return deltalake
 
 
-def stored_type(kind: pa.DataType) -> pa.DataType | None:
-    """What a column of Arrow's type is in Delta Lake; None where it would lose something."""
-    if pat.is_dictionary(kind):
-        return stored_type(kind.value_type)
-    if kind in _WIDER or any(same(kind) for same in _SAME):
-        return _WIDER.get(kind, kind)
-    if pat.is_fixed_size_binary(kind):
-        return pa.binary()
-    if pat.is_timestamp(kind):
-        return None if kind.unit == "ns" else pa.timestamp("us", None if kind.tz is None else "UTC")
-    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        inner = stored_type(kind.value_type)
-        return None if inner is None else pa.list_(inner)
-    if pat.is_struct(kind):
-        within = {each.name: inner for each in kind if (inner := stored_type(each.type)) is not None}
-        return pa.struct(list(within.items())) if len(within) == kind.num_fields else None
-    return None
-
-
-def stored(schema: pa.Schema) -> pa.Schema:
-    """The columns of a table for rows of a schema; of type null those that it cannot hold."""
-    return pa.schema([(each.name, stored_type(each.type) or pa.null()) for each in schema])
+def own_type(kind: pa.DataType) -> pa.DataType | None:
+    """Bytes have no length there."""
+    return pa.binary() if pat.is_fixed_size_binary(kind) else None
 
 
 @dataclass(frozen=True)
@@ -106,7 +71,7 @@ class DeltaLakeTable(OpenSink):
 
     def __init__(self, of: DeltaSink, shape: TableShape) -> None:
         self.of, self.shape, self.place = of, shape, of.target
-        self.options, self.schema = dict(of.storage_options), stored(shape.schema)
+        self.options, self.schema = dict(of.storage_options), stored(shape.schema, own_type)
         self._secret = Secret.fresh()
         library()
 
@@ -125,32 +90,17 @@ class DeltaLakeTable(OpenSink):
     def prepare(self) -> None:
         """Make the table, or compare it."""
         of = library()
-        lost = [each.name for each in self.schema if pat.is_null(each.type)]
-        if lost:
-            shown = ", ".join(f"{name!r}, {self.shape.schema.field(name).type}" for name in lost)
-            raise self._refused(f"it cannot hold {shown}", "project it to another type")
+        holdable(self.shape, self.schema, self.place)
         with self._talking("prepare"):
             table = self._table()
             if table is None:
                 made = of.Schema.from_arrow(self.schema)
                 of.DeltaTable.create(self.place, made, mode="error", storage_options=self.options)
                 return
-            there = stored(pa.schema(table.schema().to_arrow()))
-            wanted = {each.name: each.type for each in self.schema}
-            other = [
-                f"{e.name!r} is {e.type}, we write {wanted[e.name]}"
-                for e in there
-                if wanted.get(e.name) != e.type and e.name in wanted
-            ]
-            if other:
-                raise self._refused("; ".join(other), "give another table, or change its columns")
-            if lost := [each.name for each in there if each.name not in wanted]:
-                raise self._refused(f"it has columns that we do not write: {lost}", "give another table, or drop them")
-            new = [each for each in self.schema if each.name not in there.names]
-            if gone := [each.name for each in new if each.name in (self.shape.key or ())]:
-                raise self._refused(f"it lacks the key {gone}", "give another table")
-            if new:
-                table.alter.add_columns(of.Schema.from_arrow(pa.schema(new)).fields)
+            there = stored(pa.schema(table.schema().to_arrow()), own_type)
+            new = new_columns(self.shape, there, self.schema, self.place)
+            if new.names:
+                table.alter.add_columns(of.Schema.from_arrow(new).fields)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
@@ -158,13 +108,8 @@ class DeltaLakeTable(OpenSink):
         with self._talking("write"):
             table = self._table()
             assert table is not None, "it was prepared"
-            there = self._record(table)
-            if there == now != before:
+            if is_written(self._record(table), now, before, self.place):
                 return
-            if there != before:
-                found = f"it has epoch {there.epoch if there else None}, and had {before.epoch if before else None}"
-                remedy = "another process writes there: stop it; then see what differs, and make it so: ddflow sync"
-                raise SinkAhead(f"write epoch {now.epoch} of {now.output!r} to {self.place}", found, remedy)
             told = of.CommitProperties(
                 custom_metadata={"ddflow": json.dumps(now._asdict())},
                 app_transactions=[of.Transaction(name, value) for name, value in _numbers(now).items()],
@@ -189,11 +134,11 @@ class DeltaLakeTable(OpenSink):
         rows = with_deletes(changes, key, self._secret)
         flags = rows.column(DELETED)
         rows = rows.select(self.schema.names).cast(self.schema).append_column(DELETED, flags)
-        same = [
-            f"t.{_quoted(n)} {'is not distinct from' if rows.column(n).null_count else '='} s.{_quoted(n)}" for n in key
-        ]
+        nulls = {name for name in key if rows.column(name).null_count}
+        equal = {name: "is not distinct from" if name in nulls else "=" for name in key}
+        same = " and ".join(f"(t.{_quoted(name)} {sign} s.{_quoted(name)})" for name, sign in equal.items())
         values = {_quoted(name): f"s.{_quoted(name)}" for name in self.schema.names}
-        merge = table.merge(rows, " and ".join(same), source_alias="s", target_alias="t", commit_properties=told)
+        merge = table.merge(rows, same, source_alias="s", target_alias="t", commit_properties=told)
         merge = merge.when_matched_delete(f"s.{DELETED}").when_matched_update(values, f"not s.{DELETED}")
         merge.when_not_matched_insert(values, f"not s.{DELETED}").execute()
 
@@ -213,9 +158,6 @@ class DeltaLakeTable(OpenSink):
         return TargetRecord(
             "".join(halves[:2]), self.shape.output if mine else "another output", epoch, "".join(halves[2:])
         )
-
-    def _refused(self, found: str, remedy: str) -> SinkRefused:
-        return SinkRefused(f"write {self.shape.output!r} to {self.place}", found, remedy)
 
     @contextmanager
     def _talking(self, asked: str) -> Iterator[None]:

@@ -123,6 +123,17 @@ def with_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.T
     return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables])
 
 
+def among(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
+    """Which rows are equal to one of some keys, null to null.  Both have the same columns.  O(n log keys)."""
+    (high, low), (of, beside) = (identities(each.combine_chunks(), secret) for each in (rows, keys))
+    found = np.isin(high, of)
+    if low.size and beside.size:
+        at = np.flatnonzero(found)
+        mine, theirs = np.rec.fromarrays([high[at], low[at]]), np.rec.fromarrays([of, beside])
+        found[at] = np.isin(mine, theirs)
+    return found
+
+
 def netted(updates: pa.Table, secret: Secret) -> pa.Table:
     """The net of updates of one time, as updates.  O(n)."""
     of = _net(updates, None, secret)

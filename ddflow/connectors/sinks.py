@@ -1,9 +1,9 @@
 """Sinks of `ddflow.Engine.run`: ``dd.sinks``.
 
 Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. What each is
-stands in its own file (``sqlite``, ``duckdb``, ``postgres``, ``kafka_sink``, ``delta``, ``parquet.fragments``); what is
-asked of all, in ``attached``; how rows are written in each mode, in ``modes``. A library that one needs is imported
-when it is opened.
+stands in its own file (``sqlite``, ``duckdb``, ``postgres``, ``kafka_sink``, ``delta``, ``iceberg``,
+``parquet.fragments``); what is asked of all, in ``attached``; how rows are written in each mode, in ``modes``. A
+library that one needs is imported when it is opened.
 
 >>> sqlite("shop.db", "by_city").mode
 'upsert'
@@ -15,12 +15,13 @@ from typing import Any
 
 from ddflow.connectors.attached import Mode, TableSink
 from ddflow.connectors.delta import DeltaSink
+from ddflow.connectors.iceberg import IcebergSink
 from ddflow.connectors.kafka_sink import KafkaSink
 from ddflow.connectors.parquet.fragments import ParquetFragments
 from ddflow.connectors.postgres import PostgresSink
 from ddflow.connectors.sqlite import SQLiteSink
 
-__all__ = ["Mode", "TableSink", "delta", "duckdb", "kafka", "parquet", "postgres", "sqlite"]
+__all__ = ["Mode", "TableSink", "delta", "duckdb", "iceberg", "kafka", "parquet", "postgres", "sqlite"]
 
 
 def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> TableSink:
@@ -147,6 +148,43 @@ def delta(
     'delta'
     """
     return DeltaSink(fspath(path), mode, dict(storage_options or {}))
+
+
+def iceberg(table: str, *, catalog: str | Mapping[str, str] = "default", mode: Mode = "upsert") -> TableSink:
+    """A table of Iceberg.  Needs the extra ``iceberg``.
+
+    Parameters
+    ----------
+    table : str
+        Its namespace and name, ``"shop.by_city"``; both are made where there are none.
+    catalog : str or mapping of str to str
+        The name of a catalog that pyiceberg is configured with (``~/.pyiceberg.yaml``, ``PYICEBERG_CATALOG__...``), or
+        properties: ``{"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "file:///lake"}``, and ``name`` where
+        it has another one than "default".  Their values are never shown or kept, but for the address.
+    mode : {"upsert", "changelog", "retract", "debezium", "updates"}
+        As of `sqlite`.  "upsert" writes files again that rows leave, the others add files.
+
+    Returns
+    -------
+    TableSink
+        For ``sinks=``.
+
+    Raises
+    ------
+    SpecError
+        For a name without a namespace.
+
+    Notes
+    -----
+    An epoch is one snapshot.  Integers have 32 or 64 bits, and unsigned ones the next wider type; timestamps are in
+    microseconds, with a zone in UTC.  Nanoseconds, durations and maps are refused: project them to another type.
+
+    Examples
+    --------
+    >>> iceberg("shop.by_city", catalog={"type": "rest", "uri": "https://lake:8181", "token": "hush"}).target
+    'https://lake:8181#shop.by_city'
+    """
+    return IcebergSink(table, catalog if isinstance(catalog, str) else dict(catalog), mode)
 
 
 def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[str, Any] | None = None) -> TableSink:

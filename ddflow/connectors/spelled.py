@@ -30,6 +30,7 @@ SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
 SINKS: Final[dict[str, Callable[..., TableSink]]] = {
     "sqlite": lambda where, name, **mode: sinks.sqlite(*_table(where, name), **mode),
     "delta": lambda where, name, **mode: sinks.delta(where, **mode),
+    "iceberg": lambda where, name, **mode: sinks.iceberg(where, **mode),
     "duckdb": lambda where, name, **mode: sinks.duckdb(*_table(where, name), **mode),
     "postgres": lambda where, name, **mode: sinks.postgres(**_schema(where, name), **mode),
     "kafka": lambda where, name, **mode: sinks.kafka(*_topic(where, name), **mode),

@@ -20,10 +20,10 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
-from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
+from ddflow.connectors.table_shape import is_written, lacking, refused
+from ddflow.errors import SinkFailed
 
 RECORDS: Final = "_ddflow_written"
-SYNC: Final = "see what differs, and make it so: ddflow sync"
 
 
 class SqlTable(OpenSink):
@@ -74,7 +74,7 @@ class SqlTable(OpenSink):
             yield
         except self.refusals as error:
             found = f"{type(error).__name__}: {error}"
-            raise self._refused(found, "see to the table's constraints and types") from None
+            raise refused(self.shape, self.place, found, "see to the table's constraints and types") from None
         except self.failures as error:
             raise SinkFailed(f"{asked} {self.place}", f"{type(error).__name__}: {error}", "see to the target") from None
 
@@ -120,29 +120,19 @@ class SqlTable(OpenSink):
                         key = ", ".join(map(self.quoted, self.shape.key))
                         self.execute(f"create index {self.quoted(self.table + '_ddflow')} on {name} ({key})")
                 return
-            other = [
-                f"{c!r} is {there[c]}, we write {kind}" for c, kind in wanted.items() if there.get(c, kind) != kind
-            ]
-            if other:
-                raise self._refused("; ".join(other), "give another table, or change its columns")
-            lost = [column for column in there if column not in wanted]
-            if lost:
-                raise self._refused(f"it has columns that we do not write: {lost}", "give another table, or drop them")
-            new = {column: kind for column, kind in wanted.items() if column not in there}
-            gone = [column for column in self.shape.key or () if column in new]
-            if gone:
-                raise self._refused(f"it lacks the key {gone}", "give another table")
-            for column, kind in new.items():
-                self.execute(f"alter table {name} add column {self.quoted(column)} {kind}")
+            for column in lacking(self.shape, there, wanted, self.place):
+                self.execute(f"alter table {name} add column {self.quoted(column)} {wanted[column]}")
 
     def _typed(self, field: pa.Field) -> str:
         kind = self.type_of(field.type)
         if kind is None:
-            raise self._refused(f"it cannot hold {field.name!r}, {field.type}", "project it to another type")
+            raise refused(
+                self.shape,
+                self.place,
+                f"it cannot hold {field.name!r}, {field.type}",
+                "project it to another type",
+            )
         return kind
-
-    def _refused(self, found: str, remedy: str) -> SinkRefused:
-        return SinkRefused(f"write {self.shape.output!r} to {self.place}", found, remedy)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
@@ -151,15 +141,8 @@ class SqlTable(OpenSink):
                 f"create table if not exists {RECORDS} (table_name varchar(255) primary key, state varchar(32), "
                 "output varchar(255), epoch bigint, digest varchar(32))"
             )
-            there = self._record()
-            if there == now != before:
+            if is_written(self._record(), now, before, self.place):
                 return
-            if there != before:
-                raise SinkAhead(
-                    f"write epoch {now.epoch} of {now.output!r} to {self.place}",
-                    f"it has epoch {there.epoch if there else None}, and had {before.epoch if before else None}",
-                    f"another process writes there: stop it; then {SYNC}",
-                )
             if changes.gone is not None and not self.shape.key:
                 self.execute(f"delete from {self.quoted(self.table)}")
             elif changes.gone is not None and changes.gone.num_rows:

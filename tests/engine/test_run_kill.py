@@ -18,6 +18,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 from lives import Lives, Story, killed_at_calls, killed_at_moments, replayed
+from pyiceberg.catalog import load_catalog
 
 import ddflow as dd
 from ddflow.engine.delivery import Delivery
@@ -34,15 +35,17 @@ class Landed(Story):
 import ddflow as dd
 flow = dd.Flow()
 orders = flow.upserts("orders", {"id": int, "city": str, "amount": int}, dd.Upsert(key="id"))
-for name in ("orders", "orders_log", "orders_file", "orders_lake"):
+for name in ("orders", "orders_log", "orders_file", "orders_lake", "orders_ice"):
     flow.output(name, orders)
-for name in ("cities", "cities_log", "cities_lake"):
+for name in ("cities", "cities_log", "cities_lake", "cities_ice"):
     flow.output(name, orders.group_by("city").agg(n="count(*)", total="sum(amount)"))
 """
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)
         self.model, self.number = dict[int, tuple[str, int]](), 0
+        self.space = place.parent.name
+        """The namespace of tables of Iceberg, whose catalog all lives share."""
         (place / "in").mkdir()
 
     def attached(self) -> list[str]:
@@ -54,11 +57,13 @@ for name in ("cities", "cities_log", "cities_lake"):
             "cities": "sqlite:{}/out.db",
             "cities_log": "duckdb:{}/log.duckdb",
             "cities_lake": "delta:{}/cities_lake",
+            "orders_ice": f"iceberg:{self.space}.orders",
+            "cities_ice": f"iceberg:{self.space}.cities",
         }
         words = ["--from", f"orders=files:{self.place}/in/*.csv"]
         for name, target in targets.items():
             words += ["--to", f"{name}={target.format(self.place)}"]
-        for name in ("orders_log", "orders_file", "orders_lake", "cities_log"):
+        for name in ("orders_log", "orders_file", "orders_lake", "orders_ice", "cities_log"):
             words += ["--mode", f"{name}=changelog"]
         return words
 
@@ -85,6 +90,8 @@ for name in ("cities", "cities_log", "cities_lake"):
         assert replayed(of_sqlite(at / "log.db", "orders_log")) == orders
         assert replayed(of_duckdb(at / "log.duckdb", "cities_log")) == cities
         assert replayed(deltalake.DeltaTable(at / "orders_lake").to_pyarrow_table().to_pylist()) == orders
+        assert same(of_iceberg(f"{self.space}.cities"), cities)
+        assert replayed(of_iceberg(f"{self.space}.orders")) == orders
         written = sorted(path.stem for path in (at / "files" / "_written").glob("*.json"))
         files = [row for stem in written for row in pq.read_table(at / "files" / f"{stem}.parquet").to_pylist()]
         assert replayed(files) == orders
@@ -110,10 +117,20 @@ def of_duckdb(path: Path, table: str) -> list[dict[str, Any]]:
         return connection.sql(f"from {table}").to_arrow_table().to_pylist()
 
 
+def of_iceberg(table: str) -> list[dict[str, Any]]:
+    prefix = "PYICEBERG_CATALOG__DEFAULT__"
+    given = {name.removeprefix(prefix).lower(): os.environ[name] for name in os.environ if name.startswith(prefix)}
+    return load_catalog("default", **given).load_table(table).scan().to_arrow().to_pylist()
+
+
 @pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    with Lives() as made:
-        yield made
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    place = tmp_path_factory.mktemp("lake")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", f"sqlite:///{place}/catalog.db")
+        patch.setenv("PYICEBERG_CATALOG__DEFAULT__WAREHOUSE", f"file://{place}/warehouse")
+        with Lives() as made:
+            yield made
 
 
 @pytest.mark.sampled

@@ -1,0 +1,282 @@
+"""Iceberg: a table of a catalog as a sink.
+
+Invariant: an epoch is one snapshot of the table: files that are added, or, by a key, files that are written again
+without the rows that went. The record lies in the summary of that snapshot, and in a property of the table that the
+same commit sets, for when the snapshot has expired; what counts is the newest snapshot that the present one came from,
+so a table that is rolled back says so. A commit names the snapshot that it was made from and is not tried again by
+itself, so of two writers one commits, and the other fails. No value of the catalog's properties is in what is shown of
+a declaration, in a message, or in a manifest.
+
+A file is written again whole when one of its rows goes. Files whose greatest and least keys tell that they have none
+are not read, and of the others only the keys, before something of them is found to go. What is left of the files goes
+into new ones together with the rows that came, so small files grow together.
+
+>>> IcebergSink("shop.by_city", {"type": "rest", "uri": "https://me:hush@lake:8181?token=hush", "token": "hush"})
+IcebergSink(table='shop.by_city', mode='upsert')
+>>> IcebergSink("shop.by_city", {"type": "rest", "uri": "https://me:hush@lake:8181?token=hush"}).target
+'https://lake:8181#shop.by_city'
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Secret
+from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.lake_types import stored
+from ddflow.connectors.modes import among
+from ddflow.connectors.table_shape import holdable, is_written, new_columns, refused
+from ddflow.errors import DdflowError, MissingExtra, SinkFailed, SpecError
+
+RECORD: Final = "ddflow.written"
+"""The record: a list as JSON."""
+FEW: Final = 200
+"""As many keys are looked for in a file's statistics one by one."""
+TOGETHER: Final = 256 << 20
+"""Bytes of rows that are written at a time."""
+_HIDDEN: Final = re.compile(r"(?<=://)[^/?#]*@|[?#].*")
+"""What an address has beside a place."""
+_CREATED: Final = {"write.metadata.delete-after-commit.enabled": "true"}
+"""A table of many commits would keep a file of metadata for each."""
+
+
+def own_type(kind: pa.DataType) -> pa.DataType | None:
+    """Iceberg has no integers below 32 bits, and has times of day, bytes of a length, UUIDs and maps."""
+    if pat.is_integer(kind) and kind.bit_width < 32:
+        return pa.int32()
+    if pat.is_time(kind):
+        return pa.null() if kind.unit == "ns" else pa.time64("us")
+    return kind if pat.is_fixed_size_binary(kind) or kind == pa.uuid() else None
+
+
+@dataclass(frozen=True)
+class IcebergSink(TableSink):
+    """See `dd.sinks.iceberg`."""
+
+    table: str
+    catalog: str | Mapping[str, str] = field(repr=False, default="default")
+    mode: Mode = "upsert"
+    kind: ClassVar[str] = "iceberg"
+
+    def __post_init__(self) -> None:
+        if not all(self.table.rpartition(".")[::2]):
+            found = "it has no namespace"
+            raise SpecError(f"dd.sinks.iceberg({self.table!r})", found, "write NAMESPACE.TABLE: 'shop.by_city'")
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Those of the catalog that are given."""
+        return {} if isinstance(self.catalog, str) else dict(self.catalog)
+
+    @property
+    def name(self) -> str:
+        """The catalog's."""
+        return self.catalog if isinstance(self.catalog, str) else self.properties.pop("name", "default")
+
+    @property
+    def target(self) -> str:
+        """The catalog's name or address, and the table."""
+        shown = _HIDDEN.sub("", self.properties.get("uri", ""))
+        return f"{shown or self.name}#{self.table}"
+
+    def open(self, shape: TableShape) -> OpenSink:
+        """Nothing is read yet."""
+        return IcebergTable(self, shape)
+
+
+class IcebergTable(OpenSink):
+    """A table of Iceberg."""
+
+    def __init__(self, of: IcebergSink, shape: TableShape) -> None:
+        self.of, self.shape, self.place = of, shape, of.target
+        self.schema = stored(shape.schema, own_type)
+        self._secret, self._catalog = Secret.fresh(), None
+        library()
+
+    @property
+    def catalog(self) -> Any:
+        """The catalog, loaded."""
+        if self._catalog is None:
+            given = {name: value for name, value in self.of.properties.items() if name != "name"}
+            self._catalog = library().catalog.load_catalog(self.of.name, **given)
+        return self._catalog
+
+    def written(self) -> TargetRecord | None:
+        """What the snapshots say."""
+        with self._talking("ask"):
+            table = self._table()
+            return None if table is None else _record(table)
+
+    def occupied(self) -> bool:
+        """Whether there is a row."""
+        with self._talking("ask"):
+            table = self._table()
+            return table is not None and any(task.file.record_count for task in table.scan().plan_files())
+
+    def prepare(self) -> None:
+        """Make the table, or compare it."""
+        holdable(self.shape, self.schema, self.place)
+        with self._talking("prepare"):
+            table = self._table()
+            if table is None:
+                self.catalog.create_namespace_if_not_exists(self.of.table.rpartition(".")[0])
+                self.catalog.create_table_if_not_exists(self.of.table, self.schema, properties=_CREATED)
+                return
+            there = stored(table.schema().as_arrow(), own_type)
+            new = new_columns(self.shape, there, self.schema, self.place)
+            if new.names:
+                with table.update_schema() as update:
+                    update.union_by_name(new)
+
+    def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
+        """Take an epoch."""
+        with self._talking("write"):
+            table = self._table()
+            assert table is not None, "it was prepared"
+            if is_written(_record(table), now, before, self.place):
+                return
+            # What is tried again by the library would be added to what another writer committed meanwhile.
+            once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
+            table.metadata = table.metadata.model_copy(update={"properties": once})
+            said = {RECORD: msgspec.json.encode(now).decode()}
+            rows, begun = changes.rows.cast(self.schema), table.transaction()
+            begun.set_properties(said)
+            update = begun.update_snapshot(snapshot_properties=said)
+            if changes.gone is None:
+                with update.merge_append() as snapshot:
+                    self._add(table, snapshot, itertools.count(), rows)
+            else:
+                with update.overwrite() as snapshot:
+                    self._replace(table, snapshot, changes.gone, rows)
+            begun.commit_transaction()
+
+    def read(self) -> pa.Table:
+        """All rows."""
+        with self._talking("read"):
+            table = self._table()
+            assert table is not None, "it was prepared"
+            rows: pa.Table = table.scan().to_arrow().select(self.shape.schema.names)
+            return rows.cast(self.schema).cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        self._catalog = None
+
+    def _replace(self, table: Any, snapshot: Any, gone: pa.Table, rows: pa.Table) -> None:
+        """Write files again without the rows of keys, together with rows that come."""
+        key, numbers = list(self.shape.key or ()), itertools.count()
+        gone = gone.cast(pa.schema([self.schema.field(name) for name in key]))
+        kept, size = [rows], rows.nbytes
+        for task in table.scan(row_filter=_spanned(gone)).plan_files() if gone.num_rows or not key else ():
+            if key:
+                leaves = among(self._rows_of(table, task, key), gone, self._secret)
+                if not leaves.any():
+                    continue
+                if not leaves.all():
+                    left = self._rows_of(table, task, self.schema.names).filter(pa.array(~leaves))
+                    kept, size = [*kept, left], size + left.nbytes
+            snapshot.delete_data_file(task.file)
+            if size > TOGETHER:
+                self._add(table, snapshot, numbers, pa.concat_tables(kept))
+                kept, size = [], 0
+        self._add(table, snapshot, numbers, pa.concat_tables(kept) if kept else self.schema.empty_table())
+
+    def _rows_of(self, table: Any, task: Any, names: list[str]) -> pa.Table:
+        """Some columns of a file, without rows that others have deleted of it."""
+        scan = library().io.pyarrow.ArrowScan
+        always = library().expressions.AlwaysTrue()
+        columns = table.schema().select(*names)
+        rows: pa.Table = scan(table.metadata, table.io, columns, always).to_table([task])
+        return rows.select(names).cast(pa.schema([self.schema.field(name) for name in names]))
+
+    def _add(self, table: Any, snapshot: Any, numbers: Iterator[int], rows: pa.Table) -> None:
+        """Write files of rows for a snapshot."""
+        if rows.num_rows:
+            # The library has no public name for writing files of an update that also takes some away.
+            files = library().io.pyarrow._dataframe_to_data_files
+            for each in files(table.metadata, rows, table.io, snapshot.commit_uuid, numbers):
+                snapshot.append_data_file(each)
+
+    def _table(self) -> Any:
+        """The table as it is now; None where there is none."""
+        try:
+            return self.catalog.load_table(self.of.table)
+        except library().exceptions.NoSuchTableError:
+            return None
+
+    @contextmanager
+    def _talking(self, asked: str) -> Iterator[None]:
+        """What the library and what it uses raise, as ours."""
+        try:
+            yield
+        except (DdflowError, AssertionError):
+            raise
+        except ValueError as error:
+            raise refused(self.shape, self.place, self._hushed(error), "see to the catalog's settings") from None
+        except Exception as error:  # catalogs and stores raise what their clients do
+            raise SinkFailed(f"{asked} {self.place}", self._hushed(error), "see to the catalog") from None
+
+    def _hushed(self, error: Exception) -> str:
+        """The first line of a message, without values of the catalog's properties."""
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        said, known = lines[0], self.of.properties | (getattr(self._catalog, "properties", None) or {})
+        for value in sorted(map(str, known.values()), key=len, reverse=True):
+            password = urlsplit(value).password if "://" in value else None
+            for secret in (value, password):
+                said = said.replace(secret, "...") if secret and len(secret) > 3 else said
+        return f"{type(error).__name__}: {said}"
+
+
+def library() -> Any:
+    """The library.  Raises `MissingExtra`."""
+    try:
+        import pyiceberg
+        import pyiceberg.catalog
+        import pyiceberg.exceptions
+        import pyiceberg.expressions
+        import pyiceberg.io.pyarrow
+    except ImportError:
+        found, remedy = "pyiceberg is not installed", "pip install 'ddflow[iceberg]'"
+        raise MissingExtra("write a table of Iceberg", found, remedy) from None
+    return pyiceberg
+
+
+def _record(table: Any) -> TargetRecord | None:
+    """That of the newest of the snapshots which the present one came from."""
+    by_id = {each.snapshot_id: each for each in table.metadata.snapshots}
+    said, at, first = None, table.metadata.current_snapshot_id, True
+    while said is None and at in by_id:
+        here = by_id[at]
+        said = None if here.summary is None else here.summary.additional_properties.get(RECORD)
+        at, first = here.parent_snapshot_id, here.sequence_number == 1
+    if said is None and not first:  # those before have expired
+        said = table.metadata.properties.get(RECORD)
+    return None if said is None else msgspec.json.decode(said, type=TargetRecord)
+
+
+def _spanned(keys: pa.Table) -> Any:
+    """What files that may have some of these keys fulfil, as far as their statistics tell."""
+    of = library().expressions
+    spans = of.AlwaysTrue()
+    for name, column in zip(keys.schema.names, keys.columns, strict=True):
+        if not (pat.is_integer(column.type) or pat.is_string(column.type)):
+            continue
+        there = pc.unique(column.drop_null())
+        if not len(there):
+            span = of.IsNull(name)
+        elif len(there) <= FEW:
+            span = of.In(name, there.to_pylist())
+        else:
+            least, most = pc.min(there).as_py(), pc.max(there).as_py()
+            span = of.And(of.GreaterThanOrEqual(name, least), of.LessThanOrEqual(name, most))
+        spans = of.And(spans, of.Or(span, of.IsNull(name)) if column.null_count else span)
+    return spans

@@ -1,0 +1,70 @@
+"""A target's table beside the shape that a sink wants: what it lacks, and why it may not be written.
+
+Invariant: a table is never changed so that it loses something: columns that it lacks are added, and one of another
+type, one that we do not write, or a key that is missing is refused. The record is compared before a row changes, so
+the second of two writers is found, and never overwrites what the first one wrote.
+
+>>> shape = TableShape("by_city", pa.schema({"city": pa.string(), "n": pa.int64()}), ("city",))
+>>> lacking(shape, {"city": "text"}, {"city": "text", "n": "bigint"}, "shop")
+['n']
+>>> lacking(shape, {"city": "int", "n": "bigint"}, {"city": "text", "n": "bigint"}, "shop")
+Traceback (most recent call last):
+    ...
+ddflow.errors.SinkRefused: write 'by_city' to shop: 'city' is int, we write text; give another table, ...
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ddflow.connectors.attached import TableShape, TargetRecord
+from ddflow.errors import SinkAhead, SinkRefused
+
+
+def lacking(shape: TableShape, there: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> list[str]:
+    """The columns that a table lacks.  ``there``, ``wanted``: types by name, as the target says them.  O(columns).
+
+    Raises `SinkRefused` for a table of another shape.
+    """
+    other = [f"{c!r} is {there[c]}, we write {kind}" for c, kind in wanted.items() if there.get(c, kind) != kind]
+    if other:
+        raise refused(shape, place, "; ".join(other), "give another table, or change its columns")
+    if lost := [column for column in there if column not in wanted]:
+        raise refused(shape, place, f"it has columns that we do not write: {lost}", "give another table, or drop them")
+    if gone := [column for column in shape.key or () if column not in there]:
+        raise refused(shape, place, f"it lacks the key {gone}", "give another table")
+    return [column for column in wanted if column not in there]
+
+
+def new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> pa.Schema:
+    """The columns that a table of Arrow's types lacks.  As `lacking`."""
+    found, asked = (dict(zip(each.names, each.types, strict=True)) for each in (there, wanted))
+    return pa.schema([wanted.field(name) for name in lacking(shape, found, asked, place)])
+
+
+def holdable(shape: TableShape, stored: pa.Schema, place: str) -> None:
+    """Raise `SinkRefused` for columns that a table cannot hold: those that are ``stored`` as null."""
+    lost = [field.name for field in stored if pa.types.is_null(field.type)]
+    if lost:
+        shown = ", ".join(f"{name!r}, {shape.schema.field(name).type}" for name in lost)
+        raise refused(shape, place, f"it cannot hold {shown}", "project it to another type")
+
+
+def refused(shape: TableShape, place: str, found: str, remedy: str) -> SinkRefused:
+    """The error for a table that cannot be written."""
+    return SinkRefused(f"write {shape.output!r} to {place}", found, remedy)
+
+
+def is_written(there: TargetRecord | None, now: TargetRecord, before: TargetRecord | None, place: str) -> bool:
+    """Whether a table has an epoch already.  ``there``: what it says; else as `OpenSink.write`.
+
+    Raises `SinkAhead` where it says neither ``before`` nor ``now``.
+    """
+    if there == now != before:
+        return True
+    if there != before:
+        found = f"it has epoch {there.epoch if there else None}, and had {before.epoch if before else None}"
+        remedy = "another process writes there: stop it; then see what differs, and make it so: ddflow sync"
+        raise SinkAhead(f"write epoch {now.epoch} of {now.output!r} to {place}", found, remedy)
+    return False
