@@ -36,6 +36,7 @@ from ddflow.version import __version__
 
 if TYPE_CHECKING:
     from ddflow import exporters as exporters
+    from ddflow import plot as plot
     from ddflow import testing as testing
     from ddflow.columns.hashing import Secret
     from ddflow.connectors import formats as formats
@@ -123,6 +124,7 @@ _MODULES = {
     "errors": "errors",
     "exporters": "exporters",
     "formats": "connectors.formats",
+    "plot": "plot",
     "sinks": "connectors.sinks",
     "sources": "connectors.sources",
     "testing": "testing",

@@ -17,7 +17,7 @@ call: it must not use the engine. What an engine holds is in `Engine.stats`; wha
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -92,20 +92,19 @@ class CallMetrics(NamedTuple):
 Metrics = Callable[[CallMetrics], object]
 
 
-def publish(metrics: Metrics | None, call: CallMetrics) -> None:
+def publish(listeners: Iterable[Metrics], call: CallMetrics) -> None:
     """Hand over the figures of a call, and log them at DEBUG; what goes wrong then is logged.
 
-    O(1) beside ``metrics`` itself.
+    O(listeners) beside what they do.
     """
     if LOG.isEnabledFor(logging.DEBUG):
         rows = counted(sum(call.rows.values()), "row")
         LOG.debug("%s: %s in, %.1f ms", call.kind, rows, call.seconds * 1e3, extra=fields(call))
-    if metrics is None:
-        return
-    try:
-        metrics(call)
-    except Exception:
-        LOG.exception("metrics= of a ddflow engine failed; %s itself took effect", call.kind)
+    for take in listeners:
+        try:
+            take(call)
+        except Exception:
+            LOG.exception("metrics= of a ddflow engine failed; %s itself took effect", call.kind)
 
 
 def fields(figures: NamedTuple, **more: object) -> dict[str, object]:

@@ -40,6 +40,7 @@ VERBS: Final = (
     "sync",
     "compare",
     "inspect",
+    "watch",
     "export",
     "why",
     "verify",
@@ -71,7 +72,7 @@ class Verbs(TyperGroup):
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         verb = getattr(importlib.import_module(f"ddflow.cli.{cmd_name}"), cmd_name)
         alone.command(
-            cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace", "sql", "run", "sync", "compare")
+            cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace", "sql", "run", "sync", "compare", "watch")
         )(verb)
         return typer.main.get_command(alone)
 

@@ -11,7 +11,6 @@ never change afterwards and own their memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from typing import Final
 
 import pyarrow as pa
@@ -100,15 +99,16 @@ class Step(Mapping[str, pa.Table]):
 def rows_html(name: str, table: pa.Table) -> str:
     """The first rows of a table for a notebook, under its name.  O(rows and columns shown)."""
     names = [*table.column_names[: COLUMNS - 2], *table.column_names[COLUMNS - 2 :][-2:]]
-    rows = zip(*(islice(_texts(table.column(each)), SHOWN) for each in names), strict=True)
+    rows = zip(*(texts(table.column(each)) for each in names), strict=True)
     rest = [f"... and {table.num_rows - SHOWN:,} more"] if table.num_rows > SHOWN else []
     if len(names) < table.num_columns:
         rest.append(f"{table.num_columns - len(names):,} columns are left out")
     return html_table(f"{name}: {counted(table.num_rows, 'update')}", [names, *map(list, rows)], rest)
 
 
-def _texts(column: pa.ChunkedArray) -> Iterator[str]:
-    for value in column.slice(0, SHOWN):
+def texts(column: pa.ChunkedArray, most: int = SHOWN) -> Iterator[str]:
+    """The first values of a column for people, cut where they are long.  O(those)."""
+    for value in column.slice(0, most):
         try:
             plain = value.as_py()
         except (OverflowError, ValueError):  # Python's calendar ends with the year 9999

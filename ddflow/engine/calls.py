@@ -13,7 +13,7 @@ dataflow.
 (1, '')
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from logging import DEBUG
 from time import perf_counter
 from typing import Any
@@ -33,12 +33,14 @@ from ddflow.time import CLOSED, NEVER, as_int64, shown
 
 
 class Calls:
-    """``durable``: where calls become epochs, None for a state in memory.  ``metrics``: who is told of each."""
+    """``durable``: where calls become epochs, None for a state in memory.  ``metrics``: takes the figures of each."""
 
     def __init__(
         self, dataflow: Dataflow, durable: Commits | None, metrics: Metrics | None = None, every: str | None = CALL
     ) -> None:
-        self.dataflow, self.durable, self.metrics = dataflow, durable, metrics
+        self.dataflow, self.durable = dataflow, durable
+        self.listeners: list[Metrics] = [] if metrics is None else [metrics]
+        self.before_close: list[Callable[[], None]] = []
         self.timer = CommitTimer(every, dataflow.guard, self.epoch)
         if durable is not None:
             dataflow.taken = "interrupted"
@@ -146,6 +148,9 @@ class Calls:
 
         Where a thread's commit failed and nobody was told, that is raised here.
         """
+        for each in self.before_close:
+            each()
+        self.before_close = []
         guard, waiting = self.dataflow.guard, self.durable is not None and bool(self.durable.calls)
         try:
             if self.timer.span and waiting and guard.state == "open" and guard.here:
@@ -174,7 +179,7 @@ class Calls:
                 step.waits = self.timer.wait, epoch
                 if self.timer.due(self.flush):
                     self.flush()
-        if self.metrics is not None or LOG.isEnabledFor(DEBUG):
+        if self.listeners or LOG.isEnabledFor(DEBUG):
             self._publish(asked, step, {name: each.rows for name, each in taken.items()}, began)
         return step
 
@@ -183,7 +188,7 @@ class Calls:
         now, verdicts = perf_counter(), step.verdicts
         held = {name: Arranged.of(each) for name, each in self.dataflow.graph.arrangements.items()}
         publish(
-            self.metrics,
+            self.listeners,
             CallMetrics(
                 asked.kind,
                 asked.time,

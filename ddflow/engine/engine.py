@@ -31,13 +31,14 @@ from ddflow.engine.evolve import evolve
 from ddflow.engine.opening import new_dataflow, recover, runnable
 from ddflow.engine.reads import Reading
 from ddflow.engine.replace import replace
+from ddflow.engine.watching import Watching
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, advance, as_int64
 
 
-class Engine(Reading, Attaching, Closing):
+class Engine(Reading, Attaching, Watching, Closing):
     """Runs a flow.  `Flow.open` makes it and has its options; `Reading` has what you can read of it.
 
     Use it in a ``with``, one call at a time.  After `close`, a failed commit or an interrupted step, calls raise

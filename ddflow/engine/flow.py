@@ -12,9 +12,12 @@ Step(by_city: 1 updates; applied 1)
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 from ddflow.engine.engine import Engine
-from ddflow.plan.explain import Explained, explain
+from ddflow.plan.explain import Explained
 from ddflow.plan.options import EngineOptions, opened_with
+from ddflow.plan.picture import Picture, html, shown_as
 from ddflow.plan.plan import Plan
 
 
@@ -51,33 +54,39 @@ class Flow(Plan):
         flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
         return flow
 
-    def explain(self, name: str | None = None) -> Explained:
-        """The plan as text: a tree of operators for each output, what is kept, and by which columns rows meet.
+    @overload
+    def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> Explained: ...
+    @overload
+    def explain(self, name: str | None = None, *, format: Literal["svg"]) -> Picture: ...
+    def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> Explained | Picture:
+        """The plan as text or as a picture: the operators of each output, what is kept, and by which columns rows meet.
 
         Parameters
         ----------
         name : str, optional
             An output or an input, where all outputs are not wanted.
+        format : {"text", "svg"}
+            A tree in several lines, or a picture, which needs no server and no program.
 
         Returns
         -------
-        str
-            Several lines.  A prompt and a notebook show them as they are.
+        Explained or Picture
+            A str that a prompt and a notebook show as it is.
 
         Raises
         ------
         SpecError
-            For a name that is none.
+            For a name that is none, and for another format.
 
         Notes
         -----
         It runs nothing.  O(nodes of the plan).
         """
-        return explain(self, name)
+        return shown_as(self, name, format)
 
     def _repr_html_(self) -> str:
         """The plan, for a notebook."""
-        return explain(self)._repr_html_()
+        return html(self)
 
     @opened_with(EngineOptions)
     def open(self, options: EngineOptions) -> Engine:

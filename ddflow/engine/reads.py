@@ -19,60 +19,26 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
-from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.verdicts import Verdicts
 from ddflow.engine.behind import behind
 from ddflow.engine.history import changes, check_readable
-from ddflow.engine.plan_figures import plan_figures
+from ddflow.engine.looking import Looking
 from ddflow.engine.readers import Reader
 from ddflow.engine.scd2 import scd2
-from ddflow.engine.stats import Arranged, Stats
 from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import why
 from ddflow.errors import NotReadable
 from ddflow.plan.collection import Collection
-from ddflow.plan.explain import Explained, explain
 from ddflow.plan.input import Input
-from ddflow.plan.plan import Plan
 from ddflow.time import CLOSED, as_int64
 
 
-class Reading:
-    """What you can read of an engine or a snapshot: its outputs and inputs, at the times that can be read.
-
-    Attributes
-    ----------
-    dataflow : Dataflow
-        What is read.
-    """
-
-    def __init__(self, dataflow: Dataflow) -> None:
-        self.dataflow = dataflow
-
-    @property
-    def flow(self) -> Plan:
-        """The plan."""
-        return self.dataflow.flow
-
-    @property
-    def frontier(self) -> int:
-        """The least time that may still come, an int64: `NEVER` before the first step, `CLOSED` when none can."""
-        return self.dataflow.frontier
+class Reading(Looking):
+    """What you can read of an engine or a snapshot: its outputs and inputs, at the times that can be read."""
 
     @property
     def last(self) -> int:
         """The last closed time, an int64."""
         return self.dataflow.last
-
-    @property
-    def since(self) -> int:
-        """The least time, an int64, at which reads are exact."""
-        return self.dataflow.since
-
-    @property
-    def verdicts(self) -> Verdicts:
-        """What became of all events since the state began, a `Verdicts`."""
-        return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
 
     def read(self, name: str, as_of: int | None = None) -> pa.Table:
         """Read an output or an input, as it is or as it was.
@@ -269,57 +235,6 @@ class Reading:
             if name not in self.flow.inputs and name in (sides := self.flow.side_outputs()):
                 raise told_only(f"why of {name!r}", name, sides[name][0])
             return why(self.dataflow, name, key, log)
-
-    def explain(self, name: str | None = None) -> Explained:
-        """The plan as `Flow.explain` says it, and what each collection keeps, and the time that it has taken.
-
-        Parameters
-        ----------
-        name : str, optional
-            An output or an input, where all outputs are not wanted.
-
-        Returns
-        -------
-        str
-            Several lines.  Behind a collection that keeps rows stand how many are there, their bytes in memory and on
-            disk with those of the index, how many operators look rows up in it, and the outputs that share it; behind
-            each that was computed, the time that steps took for it since the engine was opened.
-
-        Raises
-        ------
-        SpecError
-            For a name that is none.
-
-        Notes
-        -----
-        What is not in the times: reading what you hand in, writing state, and commits.  O(nodes of the plan, and runs).
-        """
-        with self.dataflow.guard.use("explain"):
-            return explain(self.flow, name, plan_figures(self.dataflow.graph))
-
-    def stats(self) -> Stats:
-        """Figures of this moment: keys, batches, bytes by where they are, merges owed, verdicts.
-
-        Returns
-        -------
-        Stats
-            A mapping, which prints as a table.
-
-        Notes
-        -----
-        O(arrangements and their runs).
-        """
-        arrangements = {name: Arranged.of(arranged) for name, arranged in self.dataflow.graph.arrangements.items()}
-        return Stats(
-            frontier=self.frontier,
-            since=self.since,
-            arrangements=arrangements,
-            pending=self.dataflow.pending,
-            bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
-            verdicts=self.verdicts.counts,
-            budget=self.dataflow.budget.memory,
-            bytes_pending_mapped=sum(b.mapped for b in self.dataflow.batchers.values()),
-        )
 
     def node(self, name: str) -> Collection:
         """An output or an input by name.  Raises `NotReadable`."""

@@ -74,46 +74,53 @@ Figures = Mapping[Collection, Sequence[str]]
 
 def explain(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Explained:
     """The text of all outputs, or of one output or input.  O(nodes).  Raises `SpecError` for an unknown name."""
+    return explained(plan, named(plan, name), figures)
+
+
+def named(plan: Plan, name: str | None) -> Mapping[str, Collection]:
+    """What is to be explained: all outputs, or all inputs where there are none; or what has a name."""
     known: dict[str, Collection] = {**plan.inputs, **plan.outputs}
     if name is None:
-        return explained(plan, plan.outputs or plan.inputs, figures)
+        return plan.outputs or plan.inputs
     if name not in known:
         raise SpecError("explain", f"there is no output or input {name!r}", did_you_mean(name, known))
-    return explained(plan, {name: known[name]}, figures)
+    return {name: known[name]}
 
 
 def explained(plan: Plan, roots: Mapping[str, Collection], figures: Figures | None = None) -> Explained:
     """The text of some collections, by name."""
     paired = paired_inputs(plan.outputs.values())
-    standing, seen, lines = _standing(plan, paired), set[Collection](), list[str]()
+    standing, seen, lines = standing_of(plan, paired), set[Collection](), list[str]()
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
     entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
     for name, root in roots.items():
-        lines.append(f"output {name}: {_columns(root.schema)}" if root not in names or name != names[root] else name)
+        lines.append(
+            f"output {name}: {columns_text(root.schema)}" if root not in names or name != names[root] else name
+        )
         ahead = [(root, "", "└─ ", "   ")]
         while ahead:
             node, before, here, below = ahead.pop()
             again = node in seen
             seen.add(node)
             entry = entries.get(node)
-            text, notes = _written(node, names), _notes(node, entry, standing, paired, root is node)
+            text, notes = written(node, names), notes_of(node, entry, standing, paired, root is node)
             notes += (figures or {}).get(node, ())
             note = "as above" if again else "; ".join(notes)
             lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
             inside = before + below
             if entry is not None and not again:
-                lines += [f"{inside}   {said}" for said in (_columns(entry.bound.schema), _spec(entry)) if said]
+                lines += [f"{inside}   {said}" for said in (columns_text(entry.bound.schema), spec_text(entry)) if said]
             ends = [("└─ ", "   "), *[("├─ ", "│  ")] * (len(node.inputs) - 1)]
             if node.inputs and not again:
                 ahead += [(of, inside, *end) for of, end in zip(reversed(node.inputs), ends, strict=True)]
     return Explained("\n".join(lines))
 
 
-def _columns(schema: pa.Schema) -> str:
+def columns_text(schema: pa.Schema) -> str:
     return cut(", ".join(f"{field.name} {field.type}" for field in schema))
 
 
-def _written(node: Collection, names: Mapping[Collection, str]) -> str:
+def written(node: Collection, names: Mapping[Collection, str]) -> str:
     """An operator with what it was told."""
     if node in names:
         return f"input {names[node]}"
@@ -121,13 +128,13 @@ def _written(node: Collection, names: Mapping[Collection, str]) -> str:
     return cut(f"{node.verb}({type(node).text(record, [])})")
 
 
-def _spec(node: Input) -> str:
+def spec_text(node: Input) -> str:
     """What an input's spec says, without what it leaves as it is."""
     said = [f"{name}={value!r}" for name, value in json.loads(node.spec.to_json()).items()]
     return cut(", ".join(said if node.bound.format is None else [*said, f"format={node.bound.format!r}"]))
 
 
-def _notes(
+def notes_of(
     node: Collection,
     entry: Input | None,
     standing: Mapping[Collection, Columns | None],
@@ -161,7 +168,7 @@ def _which(by: Columns) -> str:
     return f"[{', '.join(by)}]" if by else "one partition"
 
 
-def _standing(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns | None]:
+def standing_of(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns | None]:
     """By which columns equal rows of each collection stand in one partition; None for none."""
     out: dict[Collection, Columns | None] = {node: tuple(node.bound.key_schema.names) for node in plan.inputs.values()}
     for node in plan.nodes:  # a collection stands behind what it is made of

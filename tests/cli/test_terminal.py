@@ -173,6 +173,7 @@ def test_what_is_written_to_files_stays_as_it_is(shown: Callable[..., str]) -> N
         (["compare", "{file}", "other.parquet", "--key", "id"], 0),
         (["compare", "{file}", "{file}", "--key", "no{evil}"], 1),
         (["inspect", "{state}"], 0),
+        (["watch", "{state}", "out {evil}", "--once"], 0),
         (["why", "{state}", "{evil}"], 0),
         (["why", "{state}", "{evil}", "{file}"], 0),
         (["verify", "{state}", "{file}"], 0),

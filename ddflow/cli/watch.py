@@ -1,0 +1,97 @@
+"""``ddflow watch``: an output of a state on a terminal, drawn again when the state has a new epoch.
+
+Invariant: it reads and never writes, so a state is watched while another process feeds it. A version is opened once,
+and looking takes a tenth of the time at most. On a pipe, and with ``--once``, it shows what is there and ends.
+
+>>> watch.__name__
+'watch'
+"""
+
+import json
+import sys
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ddflow import terminal
+from ddflow.cli.arguments import State, Trust
+from ddflow.cli.say import say
+
+if TYPE_CHECKING:
+    from ddflow.engine.live import LiveLook
+
+SHARE: Final = 10
+"""It waits for so many times the time that it took."""
+
+
+def watch(
+    state: State,
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="An output or an input of the state.")],
+    by: Annotated[str | None, typer.Option("--by", metavar="COLUMN", help="What orders rows: 'total desc'.")] = None,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", help="How many rows are shown.")] = 20,
+    every: Annotated[str, typer.Option("--every", metavar="SPAN", help="How often the state is looked at.")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Show what is there, and end.")] = False,
+    trust: Trust = "owner",
+    as_json: Annotated[bool, typer.Option("--json", help="The rows shown, as one JSON object; ends.")] = False,
+) -> None:
+    """Watch an output of a state: its first rows, drawn again with each epoch; what is new is green.
+
+    Control-C ends it.
+
+    Examples:
+
+    * `ddflow watch state by_city --by 'total desc'`
+
+    * `ddflow watch state by_city --once`
+    """
+    from rich.live import Live
+
+    from ddflow.engine.live import LiveRows
+    from ddflow.engine.snapshot import Snapshot
+    from ddflow.storage.manifest import newest
+    from ddflow.storage.opening import opened_store
+    from ddflow.time import seconds
+
+    live, pause = LiveRows(output, by, rows), seconds(every, "--every")
+    options: dict[str, Any] = {"trust": trust}
+
+    def look() -> "tuple[LiveLook, int]":
+        with Snapshot.open(state, **options) as snapshot:
+            return live.look(snapshot.read(output)), snapshot.epoch
+
+    seen, epoch = look()
+    if as_json:
+        held = seen.shown.to_pylist()
+        say(json.dumps({"output": output, "epoch": epoch, "total": seen.total, "rows": held}, default=str))
+        return
+    console = terminal.console(highlight=False)
+    if once or not sys.stdout.isatty():
+        console.print(_drawn(output, epoch, seen))
+        return
+    with (
+        Live(_drawn(output, epoch, seen), console=console, auto_refresh=False) as screen,
+        opened_store(state, **options) as store,
+    ):
+        number = -1
+        while True:
+            began, manifest = monotonic(), newest(store)
+            if manifest is not None and manifest.number != number:
+                number = manifest.number
+                seen, epoch = look()
+                screen.update(_drawn(output, epoch, seen), refresh=True)
+            sleep(max(pause, SHARE * (monotonic() - began)))
+
+
+def _drawn(output: str, epoch: int, look: "LiveLook") -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold")
+    for name in look.shown.schema.names:
+        table.add_column(Text(name))
+    for row, new in zip(look.texts(), look.new, strict=True):
+        table.add_row(*map(Text, row), style="green" if new else "")
+    more = f"{terminal.counted(look.total, 'row')}; {look.came:,} came, {look.went:,} went"
+    return Group(Text(f"{output} at epoch {epoch:,}", style="bold"), table, Text(more))

@@ -1,0 +1,119 @@
+"""Looking at a dataflow: its plan with figures, its sizes and verdicts, and how it shows itself in a notebook.
+
+Invariant: nothing is computed anew and no row is read; the figures are those that steps left. An engine and a snapshot
+show themselves alike.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> with flow.open() as engine:
+...     _ = engine.step({"people": {"id": [7]}})
+...     engine.stats()["keys"], engine.explain(format="svg")[:4], "1 row" in engine._repr_html_()
+(1, '<svg', True)
+"""
+
+from typing import Literal, overload
+
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.verdicts import Verdicts
+from ddflow.engine.plan_figures import plan_figures
+from ddflow.engine.stats import Arranged, Stats
+from ddflow.plan.explain import Explained
+from ddflow.plan.picture import Picture, html, shown_as
+from ddflow.plan.plan import Plan
+
+
+class Looking:
+    """What an engine or a snapshot shows of itself.
+
+    Attributes
+    ----------
+    dataflow : Dataflow
+        What is shown.
+    """
+
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+
+    @property
+    def flow(self) -> Plan:
+        """The plan."""
+        return self.dataflow.flow
+
+    @property
+    def frontier(self) -> int:
+        """The least time that may still come, an int64: `NEVER` before the first step, `CLOSED` when none can."""
+        return self.dataflow.frontier
+
+    @property
+    def since(self) -> int:
+        """The least time, an int64, at which reads are exact."""
+        return self.dataflow.since
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What became of all events since the state began, a `Verdicts`."""
+        return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
+
+    @overload
+    def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> Explained: ...
+    @overload
+    def explain(self, name: str | None = None, *, format: Literal["svg"]) -> Picture: ...
+    def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> Explained | Picture:
+        """The plan as `Flow.explain` says it, and what each collection keeps, and the time that it has taken.
+
+        Parameters
+        ----------
+        name : str, optional
+            An output or an input, where all outputs are not wanted.
+        format : {"text", "svg"}
+            As in `Flow.explain`.
+
+        Returns
+        -------
+        Explained or Picture
+            A str that a prompt and a notebook show.  With a collection that keeps rows stand how many are there, their
+            bytes in memory and on disk with those of the index, how many operators look rows up in it, and the outputs
+            that share it; with each that was computed, the time that steps took for it since the engine was opened.
+
+        Raises
+        ------
+        SpecError
+            For a name that is none, and for another format.
+
+        Notes
+        -----
+        What is not in the times: reading what you hand in, writing state, and commits.  O(nodes of the plan, and runs).
+        """
+        with self.dataflow.guard.use("explain"):
+            return shown_as(self.flow, name, format, plan_figures(self.dataflow.graph))
+
+    def stats(self) -> Stats:
+        """Figures of this moment: keys, batches, bytes by where they are, merges owed, verdicts.
+
+        Returns
+        -------
+        Stats
+            A mapping, which prints as a table.
+
+        Notes
+        -----
+        O(arrangements and their runs).
+        """
+        arrangements = {name: Arranged.of(arranged) for name, arranged in self.dataflow.graph.arrangements.items()}
+        return Stats(
+            frontier=self.frontier,
+            since=self.since,
+            arrangements=arrangements,
+            pending=self.dataflow.pending,
+            bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
+            verdicts=self.verdicts.counts,
+            budget=self.dataflow.budget.memory,
+            bytes_pending_mapped=sum(b.mapped for b in self.dataflow.batchers.values()),
+        )
+
+    def _repr_html_(self) -> str:
+        """The plan with its figures, and the sizes, for a notebook; after `close` only the plan."""
+        if self.dataflow.guard.state != "open":
+            return html(self.flow)
+        return html(self.flow, plan_figures(self.dataflow.graph)) + self.stats()._repr_html_()

@@ -1,0 +1,60 @@
+"""Plots show the figures that they were given, and say what they need."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import matplotlib
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow.metrics import CallMetrics
+
+matplotlib.use("Agg")
+
+
+def fed() -> tuple[list[dd.Step], list[CallMetrics]]:
+    flow, seen = dd.Flow(), list[CallMetrics]()
+    flow.output("by_city", flow.upserts("orders", {"id": int, "city": str}, dd.Upsert("id")).count("city"))
+    with flow.open(metrics=seen.append) as engine:
+        steps = [
+            engine.step({"id": [1, 2], "city": ["Bern", "Bern"]}),
+            engine.step({"id": [1, 2], "city": ["Bern", "Zug"]}),
+        ]
+    return steps, seen
+
+
+def heights(container: object) -> list[int]:
+    return [int(bar.get_height()) for bar in container]  # type: ignore[attr-defined]
+
+
+def test_changes_are_what_came_and_what_went_by_time() -> None:
+    steps, _ = fed()
+    axes = dd.plot.changes(pa.concat_tables(step["by_city"] for step in steps), title="by city")
+    assert [heights(each) for each in axes.containers] == [[1, 2], [0, -1]] and axes.get_title() == "by city"
+    assert [each.get_text() for each in axes.get_xticklabels()] == ["1", "2"]
+
+
+def test_times_are_shown_in_their_own_type_and_many_are_added_up() -> None:
+    day = dt.date(2024, 2, 29)
+    axes = dd.plot.changes({"_time": pa.array([day]), "_diff": [3]})
+    assert axes.get_xticklabels()[0].get_text() == "2024-02-29"
+    many = dd.plot.changes({"_time": np.arange(10_000), "_diff": np.ones(10_000, np.int64)})
+    assert sum(heights(many.containers[0])) == 10_000 and len(many.containers[0]) <= 200
+
+
+def test_verdicts_are_stacked_by_call() -> None:
+    steps, seen = fed()
+    for given in (steps, seen):
+        axes = dd.plot.verdicts(given)
+        assert {each.get_label(): heights(each) for each in axes.containers} == {"applied": [2, 1], "noop": [0, 1]}
+    assert len(dd.plot.verdicts(steps[0].verdicts).containers) == 1
+
+
+def test_what_has_no_changes_or_verdicts_is_refused() -> None:
+    with pytest.raises(dd.errors.SchemaMismatch, match="_diff"):
+        dd.plot.changes({"_time": [1]})
+    with pytest.raises(dd.errors.SpecError, match="dict"):
+        dd.plot.verdicts([{"applied": 1}])
