@@ -23,8 +23,10 @@ setup: ## make .venv with the locked dependencies, and a Java where none fits
 demo: setup ## a git history as upserts, differenced locally and on Spark, every retraction checked
 	$(RUN)/python examples/git/demo.py
 
-demo-cdc: setup ## a live Postgres followed into a view, over a kill -9, compared with Postgres's own answers
+demo-cdc: setup ## a live Postgres into a view, and by Debezium into Delta Lake, over kills, checked by Postgres
 	$(RUN)/python examples/cdc/live.py
+	@.ci/engine
+	$(RUN)/python examples/debezium_to_delta/live_debezium.py
 
 check: setup lint ## a minute: lint, types, kernels, doctests, and the laws on a tenth of their examples; no Spark
 	DDFLOW_EXAMPLES=0.1 $(RUN)/python -m pytest --numprocesses=$(WORKERS) -m "not soak and not spark" $(CHECKED)

@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import local_postgres
 import postgres_server
 import pytest
 import soaking
@@ -57,12 +56,13 @@ if not SOAK and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-collect_ignore = postgres_server.lacking()
+LACKING = postgres_server.lacking()
+collect_ignore = list(LACKING)
 
 
 def pytest_report_header() -> str:
     """The seed, and how to repeat the run."""
-    left = f"without {', '.join(collect_ignore)}: {local_postgres.INSTALL}\n" if collect_ignore else ""
+    left = "".join(f"without {each}: {remedy}\n" for each, remedy in LACKING.items())
     share = f"{SHARE:g} of the examples{', all of the samples' if SOAK else ''}"
     return f"{left}{share}; DDFLOW_SEED={SEED} draws the same again"
 

