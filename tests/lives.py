@@ -178,6 +178,7 @@ def replayed(rows: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
     held, epochs = set[tuple[Any, ...]](), dict[int, list[tuple[bool, tuple[Any, ...]]]]()
     for row in rows:
         kind, epoch = row.pop("_change_type"), row.pop("_commit_version")
+        row.pop("_commit_timestamp")
         epochs.setdefault(epoch, []).append((kind in ("insert", "update_postimage"), tuple(row.values())))
     for epoch in sorted(epochs):
         for added, row in sorted(epochs[epoch], key=lambda each: each[0]):

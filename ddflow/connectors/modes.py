@@ -4,7 +4,8 @@ Invariant: but for ``updates``, an epoch is written as its net: a row that left 
 one that came n times is written n times. ``upsert`` needs a key by which no two rows are equal at the end of an epoch.
 
     upsert      the keys whose rows changed, and the rows that they have now
-    changelog   the row, ``_change_type`` (insert, delete, update_preimage, update_postimage) and ``_commit_version``
+    changelog   the row, ``_change_type`` (insert, delete, update_preimage, update_postimage), ``_commit_version`` (the
+                epoch), and ``_commit_timestamp`` (when the epoch was committed)
     retract     ``_retract``, then the row; retractions first
     debezium    messages in Debezium's envelope: ``key`` and ``value`` as JSON
     updates     the row, ``_time``, ``_diff``, as a step gave them
@@ -35,6 +36,7 @@ from ddflow.kernels.accumulate import net
 
 CHANGE: Final = "_change_type"
 VERSION: Final = "_commit_version"
+WRITTEN: Final = "_commit_timestamp"
 RETRACT: Final = "_retract"
 KINDS: Final = ("delete", "insert", "update_preimage", "update_postimage")
 
@@ -43,7 +45,11 @@ def shaped(mode: Mode, updates: pa.Schema) -> pa.Schema:
     """The columns of a table in a mode, of an output whose updates have these."""
     row = [field for field in updates if field.name not in (TIME, DIFF, DELETED)]
     if mode == "changelog":
-        row += [pa.field(CHANGE, pa.string()), pa.field(VERSION, pa.int64())]
+        row += [
+            pa.field(CHANGE, pa.string()),
+            pa.field(VERSION, pa.int64()),
+            pa.field(WRITTEN, pa.timestamp("us", "UTC")),
+        ]
     elif mode == "retract":
         row = [pa.field(RETRACT, pa.bool_()), *row]
     elif mode == "debezium":
@@ -52,9 +58,16 @@ def shaped(mode: Mode, updates: pa.Schema) -> pa.Schema:
 
 
 def changes(
-    mode: Mode, updates: pa.Table, key: Sequence[str] | None, epoch: int, secret: Secret, output: str = ""
+    mode: Mode,
+    updates: pa.Table,
+    key: Sequence[str] | None,
+    epoch: int,
+    secret: Secret,
+    output: str = "",
+    written: int | None = None,
 ) -> TableChanges:
-    """What an epoch's updates are to a target.  ``output``: as messages name it.  O(n).
+    """What an epoch's updates are to a target.  ``output``: as messages name it.  ``written``: when the epoch was
+    committed, in unix milliseconds.  O(n).
 
     Raises `NotUnique`, `CountOverflow`.
     """
@@ -86,6 +99,8 @@ def changes(
     rows = of.rows.take(pa.array(order))
     rows = rows.append_column(CHANGE, pa.array(np.array(KINDS, object)[kinds], pa.string()))
     rows = rows.append_column(VERSION, pa.array(np.full(keys.size, epoch)))
+    at = pa.array([written], pa.timestamp("ms", "UTC")).cast(schema.field(WRITTEN).type)
+    rows = rows.append_column(WRITTEN, at.take(pa.array(np.zeros(keys.size, np.int64))))
     return TableChanges(None, _repeated(rows, diffs).cast(schema), order.size)
 
 
@@ -104,7 +119,7 @@ def folded(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
         diffs -= 2 * np.array(one_chunk(table.column(RETRACT)), np.int64)
     elif mode == "updates":
         diffs = np.array(one_chunk(table.column(DIFF)), np.int64)
-    beside = [name for name in (CHANGE, VERSION, RETRACT, TIME, DIFF) if name in table.schema.names]
+    beside = [name for name in (CHANGE, VERSION, WRITTEN, RETRACT, TIME, DIFF) if name in table.schema.names]
     return table.drop_columns(beside).append_column(DIFF, pa.array(diffs))
 
 

@@ -35,8 +35,8 @@ def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
         Its name; made where there is none.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
         How rows are written.  "upsert": rows are replaced by a key that the plan proves.  "changelog": each change is a
-        row, with ``_change_type`` and ``_commit_version``.  "retract": with ``_retract``.  "debezium":
-        messages, as ``key`` and ``value``.  "updates": with ``_time`` and ``_diff``.
+        row, with ``_change_type``, ``_commit_version`` and ``_commit_timestamp``.  "retract": with ``_retract``.
+        "debezium": messages, as ``key`` and ``value``.  "updates": with ``_time`` and ``_diff``.
 
     Returns
     -------

@@ -155,7 +155,7 @@ class Delivery:
         """Give an empty table all rows that the output has now."""
         # What a new output held before is given by the next step.
         held = self._held().slice(0, 0 if self.epochs.owes(self.name) else None)
-        made = changes(self.sink.mode, held, self.key, self.epochs.epoch, self.epochs.secret, self.name)
+        made = self._made(held, self.epochs.epoch)
         if made.net:
             self._write(made, self.epochs.epoch)
         self.at = self.epochs.epoch
@@ -189,7 +189,7 @@ class Delivery:
             for receipt in self.epochs.receipts:
                 if receipt.epoch > self.at:
                     updates = self.epochs.gained(receipt, self.name)
-                    made = changes(self.sink.mode, updates, self.key, receipt.epoch, self.epochs.secret, self.name)
+                    made = self._made(updates, receipt.epoch)
                     if made.net:
                         self._write(made, receipt.epoch)
                     self.at = receipt.epoch
@@ -212,6 +212,11 @@ class Delivery:
         self.table.write(made, new, self.before)
         self.before = new
 
+    def _made(self, updates: pa.Table, epoch: int) -> TableChanges:
+        """An epoch's updates as the sink's mode has them; the same whenever the epoch is given."""
+        epochs, mode = self.epochs, self.sink.mode
+        return changes(mode, updates, self.key, epoch, epochs.secret, self.name, epochs.written(epoch))
+
     def _acknowledge(self) -> None:
         """What the next manifest says of the sink."""
         written, digest = (0, "") if self.before is None else (self.before.epoch, self.before.digest)
@@ -227,7 +232,7 @@ class Delivery:
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
         gone = self._stamped(gone.select([*names, DIFF])).cast(ours.schema)
         both = netted(pa.concat_tables([gone, ours]).combine_chunks(), self.epochs.secret)
-        return changes(self.sink.mode, both, self.key, self.epochs.epoch, self.epochs.secret, self.name)
+        return self._made(both, self.epochs.epoch)
 
     def sync(self, adopt: bool, dry: bool) -> TableChanges:
         """Give the target the difference, and the record of this epoch.  As `difference`; raises `SinkRefused`.

@@ -101,6 +101,11 @@ class KeptEpochs(ABC):
         found = next((each.digest for each in self.receipts if each.epoch == epoch), None)
         return found or (self.log.manifest_log.digest if epoch == self.epoch else None)
 
+    def written(self, epoch: int) -> int:
+        """When the manifest that committed an epoch was written, in unix milliseconds.  The epoch is kept."""
+        found = next((each.written for each in self.receipts if each.epoch == epoch), None)
+        return self.manifest.written if found is None else found
+
 
 class EngineEpochs(KeptEpochs):
     """Those of an engine.  ``asked``: what for.  Raises `SpecError` where its state is in memory."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from ddflow.errors import CorruptState
-from ddflow.storage.fields import Hex, HexOrNone, Instant, Natural, Path, Strict
+from ddflow.storage.fields import Hex, HexOrNone, Instant, Moment, Natural, Path, Strict
 from ddflow.storage.protocol import Blob
 
 Kind = Literal["step", "push", "advance_to", "replace", "restate"]
@@ -52,12 +52,14 @@ class Call(Strict, frozen=True):
 
 class Epoch(Strict, frozen=True):
     """An epoch that was committed, call by call.  ``batch``: its number to the query that feeds the state, if any.
-    ``digest``: of the manifest that it was committed with, "" in that manifest itself."""
+    ``digest``, ``written``: of the manifest that it was committed with, and when that was, in unix milliseconds; "" and
+    None in that manifest itself."""
 
     epoch: Natural
     calls: tuple[Call, ...]
     batch: Natural | None
     digest: HexOrNone = ""
+    written: Moment | None = None
 
 
 class PastColumns(Strict, frozen=True):

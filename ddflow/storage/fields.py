@@ -36,6 +36,10 @@ Natural = Annotated[int, Meta(ge=0, le=I64)]
 Positive = Annotated[int, Meta(ge=1, le=I64)]
 Instant = Annotated[int, Meta(ge=NEVER, le=CLOSED)]
 """A time, or any int64."""
+INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)
+"""Unix milliseconds of the years 1 to 9999; a clock may well say a time before 1970."""
+Moment = Annotated[int, Meta(ge=INSTANTS[0], le=INSTANTS[1])]
+"""What a clock said, in unix milliseconds."""
 Word = Annotated[int, Meta(ge=0)]
 """A uint64; whoever reads it checks that it is less than 2**64, a bound that msgspec cannot say."""
 Hex = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]

@@ -48,13 +48,12 @@ from ddflow.storage.epochs import (
     damaged,
 )
 from ddflow.storage.feeding import Fed
-from ddflow.storage.fields import REFUSALS, Hex, HexOrNone, Instant, Natural, Nonce, Path, Strict, Word, encoded
+from ddflow.storage.fields import REFUSALS, Hex, HexOrNone, Instant, Moment, Natural, Nonce, Path, Strict, Word, encoded
 from ddflow.storage.protocol import GREATEST, MANIFEST, Blob, Store
 
 __all__ = [
     "FORMAT",
     "GREATEST",
-    "INSTANTS",
     "MANIFEST",
     "PARTITIONS",
     "Attached",
@@ -69,11 +68,8 @@ __all__ = [
     "newest",
 ]
 
-FORMAT: Final = 8
+FORMAT: Final = 9
 """What `Manifest.encode` writes, and the only one that is read."""
-
-INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)
-"""Unix milliseconds of the years 1 to 9999; a clock may well say a time before 1970."""
 
 DEPTH: Final = 200
 """Objects and lists within each other, in a plan: what is nested deeper could not be read from a deep stack."""
@@ -106,7 +102,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     number: Annotated[int, Meta(ge=0, le=GREATEST)]
     epoch: Natural
     nonce: Nonce
-    written: Annotated[int, Meta(ge=INSTANTS[0], le=INSTANTS[1])]
+    written: Moment
     secret: tuple[Word, Word]
     plan: dict[str, Any]
     fingerprint: Hex

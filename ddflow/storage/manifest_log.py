@@ -152,11 +152,15 @@ class ManifestLog:
         return new
 
     def signed(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
-        """Receipts as the next manifest has them: that of the newest epoch with the digest of its manifest."""
+        """Receipts as the next manifest has them: that of the newest epoch with digest and date of its manifest."""
         last = self.manifest.epoch
         for number, each in enumerate(receipts):
             if each.epoch == last and not each.digest:
-                return (*receipts[:number], replace(each, digest=self.digest), *receipts[number + 1 :])
+                return (
+                    *receipts[:number],
+                    replace(each, digest=self.digest, written=self.manifest.written),
+                    *receipts[number + 1 :],
+                )
         return receipts
 
     def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:

@@ -201,7 +201,7 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
             written=int(time() * 1000),
             inventories=parts,
             receipts=tuple(
-                replace(each, digest=_digest(store, old.number))
+                replace(each, digest=_digest(store, old.number), written=old.written)
                 if each.epoch == old.epoch and not each.digest
                 else each
                 for each in receipts

@@ -127,6 +127,9 @@ def test_a_row_that_is_there_several_times_is_written_so_often() -> None:
     assert made[0]["source"] == source
     assert dd.formats.write(updates, "retract")["_retract"].to_pylist() == [True, True, False, False, False]
     assert dd.formats.write(updates, "changelog", epoch=9)["_commit_version"].to_pylist() == [9] * 5
+    for at in (None, datetime.datetime(2026, 11, 25, 22, tzinfo=datetime.UTC)):
+        rows = dd.formats.write(updates, "changelog", committed=at)
+        assert rows["_commit_timestamp"].to_pylist() == [at] * 5
 
 
 def test_several_rows_of_a_key_are_no_update() -> None:

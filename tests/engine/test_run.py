@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from ddflow.errors import (
     SpecError,
     UnreadableInput,
 )
+from ddflow.storage.manifest import at as manifest_at
 from ddflow.storage.manifest import newest
 from ddflow.storage.opening import open_store
 
@@ -75,6 +77,15 @@ def manifest_of(place: Path) -> Any:
     store = open_store(place)
     try:
         return newest(store)
+    finally:
+        store.close()
+
+
+def past(place: Path) -> list[Any]:
+    """All manifests of a state, oldest first."""
+    store = open_store(place)
+    try:
+        return [manifest_at(store, number) for number in store.numbers()]
     finally:
         store.close()
 
@@ -260,7 +271,6 @@ def test_shapes(tmp_path: Path) -> None:
 
 
 def test_every_type_goes_there_and_back(tmp_path: Path) -> None:
-    import datetime as dt
     from decimal import Decimal
 
     values: dict[str, tuple[pa.DataType, Any]] = {
@@ -506,6 +516,27 @@ def test_a_commit_whose_answer_was_lost_is_found(tmp_path: Path) -> None:
         finally:
             SqlTable.write = real  # type: ignore[method-assign]
         assert not lost and len(of_sqlite(tmp_path / "out.db", "orders")) == 3
+
+
+def test_a_changelog_says_when_an_epoch_was_committed_whenever_it_is_written(tmp_path: Path) -> None:
+    sinks = {name: dd.sinks.sqlite(tmp_path / f"{name}.db", "log", mode="changelog") for name in ("orders", "by_city")}
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({}, sinks)
+        at = dict[int, int]()
+        for number, rows in enumerate([FIRST, SECOND], 1):
+            land(tmp_path / "in", f"{number}.csv", rows)
+            engine.run(landing(tmp_path), {"orders": sinks["orders"]})
+            at[number] = next(each.written for each in past(tmp_path / "state") if each.epoch == number)
+    time.sleep(0.01)
+    with flow().open(tmp_path / "state") as engine:
+        engine.step({"orders": {"id": [9], "city": ["Bern"], "amount": [1]}})
+        engine.run({}, {"by_city": sinks["by_city"]})  # two epochs long after they were committed
+        at[3] = next(each.written for each in past(tmp_path / "state") if each.epoch == 3)
+        engine.run({}, {"orders": sinks["orders"]})
+    for name in sinks:
+        said = {row[-2]: row[-1] for row in of_sqlite(tmp_path / f"{name}.db", "log")}
+        times = {epoch: dt.datetime.fromisoformat(text.replace("Z", "+00:00")) for epoch, text in said.items()}
+        assert {epoch: round(each.timestamp() * 1000) for epoch, each in times.items()} == at
 
 
 def test_a_step_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -116,6 +116,15 @@ def test_a_driver_that_died_before_its_sinks_had_it_goes_on_there(place: Place) 
     place.check()
 
 
+def test_an_epoch_was_committed_when_its_manifest_says(place: Place) -> None:
+    said = []
+    for rows in DAYS:
+        place.day(rows, pumped=False)
+        said.append(place.manifest().written)
+    with closing(_driver(place)) as driver:
+        assert [DriverEpochs(driver).written(epoch) for epoch in (1, 2, 3)] == said
+
+
 def test_epochs_are_kept_until_sinks_have_them(place: Place) -> None:
     place.day(DAYS[0])
     for n in range(12):

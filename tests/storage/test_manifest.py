@@ -18,12 +18,11 @@ from msgspec.structs import replace
 from ddflow.errors import CorruptState, StateRefused, StorageFailed
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, FedCalls, Way
-from ddflow.storage.fields import I64
+from ddflow.storage.fields import I64, INSTANTS
 from ddflow.storage.manifest import (
     DEPTH,
     FORMAT,
     GREATEST,
-    INSTANTS,
     MANIFEST,
     PARTITIONS,
     Attached,
@@ -82,7 +81,7 @@ def typical(number: int = 7) -> Manifest:
         last=41,
         since=NEVER,
         inventories=(blob(1), blob(2)),
-        receipts=(Epoch(4, (), 0, "0c" * 16), Epoch(5, calls, None)),
+        receipts=(Epoch(4, (), 0, "0c" * 16, 7), Epoch(5, calls, None)),
         folder="out/ü",
         note="commit",
         previous="0d" * 16,
@@ -204,10 +203,21 @@ def sinks(last: int) -> st.SearchStrategy[Delivered]:
     return st.builds(Delivered, kinds, st.just("out.db"), st.just("upsert"), upto, counts, st.just("") | digests)
 
 
+moments = st.integers(*INSTANTS)
 epochs = st.lists(counts, max_size=3, unique=True).map(sorted)
 receipts = epochs.flatmap(
     lambda given: st.tuples(
-        *(st.builds(Epoch, st.just(n), st.lists(calls, max_size=3).map(tuple), st.none() | counts) for n in given)
+        *(
+            st.builds(
+                Epoch,
+                st.just(n),
+                st.lists(calls, max_size=3).map(tuple),
+                st.none() | counts,
+                st.just("") | digests,
+                st.none() | moments,
+            )
+            for n in given
+        )
     )
 )
 receipts_and_epoch = receipts.flatmap(
@@ -220,7 +230,7 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         number=st.integers(0, GREATEST),
         epoch=st.just(given[0][1]),
         nonce=digests.map(lambda text: text[:16]),
-        written=st.integers(*INSTANTS),
+        written=moments,
         secret=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
         plan=st.dictionaries(names, values, max_size=3),
         fingerprint=digests,
@@ -280,8 +290,8 @@ def test_another_format_is_told_from_damage() -> None:
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
     data = typical().encode()
-    damaged = refusal(data.replace(b"manifest 8", b"manifest 7", 1))
-    assert FORMAT == 8 and "its header says" in damaged.found and "checksum" in damaged.found
+    damaged = refusal(data.replace(b"manifest 9", b"manifest 8", 1))
+    assert FORMAT == 9 and "its header says" in damaged.found and "checksum" in damaged.found
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ Invariant: the same rows in the same order as a sink of that mode is given for t
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ def write(
     key: str | Sequence[str] | None = None,
     output: str = "",
     epoch: int | None = None,
+    committed: datetime | None = None,
 ) -> pa.Table:
     """Updates as messages of Debezium, or in the columns of another mode.
 
@@ -46,6 +48,8 @@ def write(
         What messages name as their table.
     epoch : int, optional
         What messages and ``_commit_version`` say.  By default the greatest ``_time``.
+    committed : datetime, optional
+        What ``_commit_timestamp`` says, with a time zone.  By default null: the same updates give the same rows.
 
     Returns
     -------
@@ -78,16 +82,23 @@ def write(
     asked = f"dd.formats.write(mode={mode!r})"
     if mode not in MODES:
         raise SpecError(asked, "there is no such mode", f"use one of {list(MODES)}")
-    table = to_table(updates, "dd.formats.write", pa.schema([]))
     by = None if key is None else (key,) if isinstance(key, str) else tuple(key)
-    for name in (TIME, DIFF, *(by or ())):
-        if name not in table.schema.names:
-            remedy = f"give what a step gave, and columns of it as key=; {did_you_mean(name, table.schema.names)}"
-            raise SpecError(asked, f"the updates have no column {name!r}", remedy)
+    table = _table(updates, by or (), asked)
     if mode == "upsert" and by is None:
         raise SpecError(asked, "it has no key", "give key=, the columns that identify a row")
     if epoch is None:
         epoch = int(np.max(np.asarray(table.column(TIME)).astype(np.int64), initial=0))
     secret = Secret.fresh()
-    made = changes(mode, table, by, epoch, secret, output)
+    at = None if committed is None else round(committed.timestamp() * 1000)
+    made = changes(mode, table, by, epoch, secret, output, at)
     return made.rows if by is None or made.gone is None else with_deletes(made, by, secret)
+
+
+def _table(updates: Any, by: Sequence[str], asked: str) -> pa.Table:
+    """Updates as a table.  Raises `SpecError` where columns are missing."""
+    table = to_table(updates, "dd.formats.write", pa.schema([]))
+    for name in (TIME, DIFF, *by):
+        if name not in table.schema.names:
+            remedy = f"give what a step gave, and columns of it as key=; {did_you_mean(name, table.schema.names)}"
+            raise SpecError(asked, f"the updates have no column {name!r}", remedy)
+    return table
