@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter for .venv, WORKERS=4 the processes that run the tests.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cdc check test lint bench bench-compare soak mutants golden notebooks lock clean
+.PHONY: help setup demo demo-cdc check test lint docs bench bench-compare soak mutants golden notebooks lock clean
 
 RUN := .venv/bin
 WORKERS ?= 2
@@ -40,6 +40,9 @@ lint: setup ## style, formatting and types
 	$(RUN)/mypy
 	$(RUN)/lint-imports --no-logo --cache-dir .ruff_cache/imports
 
+docs: setup ## the site, in docs/_build/html; without the network, and a warning is an error
+	$(RUN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
 bench: setup ## a quarter of an hour: ddflow beside its peers, one report with a picture
 	$(RUN)/python bench all
 
@@ -64,6 +67,6 @@ lock: ## choose versions anew (needs uv)
 	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links --upgrade --quiet --output-file requirements.lock
 
 clean: ## remove .venv and everything a run left behind
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist out artifacts spark-warehouse metastore_db
+	rm -rf docs/_build docs/_outside .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist out artifacts spark-warehouse metastore_db
 	rm -f derby.log
 	find ddflow spark_bridge examples tests bench -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""How the site is made: ``make docs`` writes it to ``docs/_build/html``, without the network.
+
+Pages are Markdown that reads as well on a forge: links are relative paths.  ``outside_pages`` brings in what lies
+beside this folder: notebooks, reports of measurements, the changelog.  The reference comes from docstrings.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+
+from pygments.lexers.special import TextLexer
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import outside_pages  # noqa: E402 - the folder is on the path from here on
+
+from ddflow.version import __version__  # noqa: E402
+
+project = "ddflow"
+author = "The ddflow engineers"
+copyright = "The ddflow engineers"
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+root_doc = "index"
+suppress_warnings = ["myst.header"]  # a page may begin below the first level where it is part of another
+
+myst_enable_extensions = ["colon_fence", "attrs_inline"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = True
+
+autodoc_typehints = "none"  # the sections of a docstring have them, in words
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_warningiserror = True
+autodoc_mock_imports: list[str] = []
+numpydoc_show_class_members = False
+autosummary_generate = False
+numpydoc_validation_checks: set[str] = set()
+default_role = "py:obj"
+add_module_names = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 90
+
+html_theme = "furo"
+html_title = f"ddflow {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
+pygments_style, pygments_dark_style = "default", "monokai"
+
+
+CONTENTS = tomllib.loads((HERE / "contents.toml").read_text("utf-8"))
+
+
+def read(app, name, source):
+    """A page as it is shown: its links set, and what is below it."""
+    outside_pages.linked(HERE, name, source)
+    for caption, pages in CONTENTS.get(name, {}).items():
+        head = f":glob:\n:caption: {caption}" if caption else ":glob:"
+        shown = "" if name == "measured" else ":hidden:\n"
+        source[0] += f"\n\n```{{toctree}}\n{shown}{head}\n\n" + "\n".join(pages) + "\n```\n"
+
+
+def setup(app):
+    """Bring in what lies outside, and set its links."""
+    app.add_lexer("csv", TextLexer)
+    app.connect("builder-inited", lambda app: outside_pages.write(HERE))
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

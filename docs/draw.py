@@ -1,0 +1,199 @@
+"""The pictures of the concepts, as SVG: ``python docs/draw.py`` writes ``docs/pictures``.
+
+Each picture has a ground of its own, and colours for light and for dark, so it can be read on any page.
+"""
+
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+STYLE = """
+svg { font: 14px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
+.ground { fill: #f7f9fc; }
+.box { fill: #ffffff; stroke: #9aa8bd; stroke-width: 1.2; }
+.soft { fill: #e8eef7; stroke: none; }
+.key { fill: #dce9fb; stroke: #5b8fd6; stroke-width: 1.2; }
+.plus { fill: #dff3e4; stroke: #45a066; stroke-width: 1.2; }
+.minus { fill: #fbe3e1; stroke: #cf5d55; stroke-width: 1.2; }
+text { fill: #22303f; }
+.quiet { fill: #5c6b7f; }
+.head { font-weight: 600; }
+.mono { font-family: ui-monospace, monospace; }
+.line { stroke: #5c6b7f; stroke-width: 1.5; fill: none; }
+.dash { stroke-dasharray: 5 4; }
+.tip { fill: #5c6b7f; }
+.late { stroke: #cf5d55; stroke-width: 1.5; fill: none; stroke-dasharray: 5 4; }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #1b212b; }
+.box { fill: #242c38; stroke: #5d6b80; }
+.soft { fill: #2a3444; }
+.key { fill: #223a5a; stroke: #6ea2ea; }
+.plus { fill: #1f3d2b; stroke: #58b87c; }
+.minus { fill: #472726; stroke: #e0776f; }
+text { fill: #e4eaf2; }
+.quiet { fill: #a3b0c2; }
+.line { stroke: #a3b0c2; }
+.tip { fill: #a3b0c2; }
+.late { stroke: #e0776f; }
+}"""
+TIP = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+TIP += '<path class="tip" d="M0 0L8 4L0 8z"/></marker>'
+
+MARKED = ' marker-end="url(#tip)"'
+
+
+class Picture:
+    """Shapes on a ground of a ``width`` and a ``height``, and what it shows in words."""
+
+    def __init__(self, width: int, height: int, words: str) -> None:
+        self.parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
+            f"<title>{escape(words)}</title><style>{STYLE}</style><defs>{TIP}</defs>",
+            f'<rect class="ground" width="{width}" height="{height}" rx="10"/>',
+        ]
+
+    def box(self, x: float, y: float, w: float, h: float, *lines: str, kind: str = "box", look: str = "") -> None:
+        """A box with lines of text in its middle."""
+        self.parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{w}" height="{h}" rx="6"/>')
+        for number, line in enumerate(lines):
+            self.text(x + w / 2, y + h / 2 + 5 + (number - (len(lines) - 1) / 2) * 19, line, look=look)
+
+    def text(self, x: float, y: float, words: str, at: str = "middle", look: str = "") -> None:
+        """A line of text."""
+        self.parts.append(f'<text class="{look}" x="{x}" y="{y}" text-anchor="{at}">{escape(words)}</text>')
+
+    def line(self, *points: float, kind: str = "line", tip: bool = True) -> None:
+        """A line through points, with a tip at its end."""
+        path = "M" + "L".join(f"{x} {y}" for x, y in zip(points[::2], points[1::2], strict=True))
+        self.parts.append(f'<path class="{kind}" d="{path}"{MARKED * tip}/>')
+
+    def dot(self, x: float, y: float, kind: str, r: int = 8) -> None:
+        """An event."""
+        self.parts.append(f'<circle class="{kind}" cx="{x}" cy="{y}" r="{r}"/>')
+
+    def svg(self) -> str:
+        """All of it."""
+        return "\n".join([*self.parts, "</svg>", ""])
+
+
+def upsert() -> Picture:
+    """An upsert, what its key holds, and the differences."""
+    p = Picture(760, 250, "An upsert meets what its key holds, and becomes a retraction and an assertion")
+    p.text(125, 34, "an upsert comes in", look="head")
+    p.text(380, 34, "what the key holds", look="head")
+    p.text(635, 34, "differences go out", look="head")
+    p.box(40, 96, 170, 56, "key 1 now is", "(1, Zug)", kind="key")
+    p.box(295, 96, 170, 56, "key 1 was", "(1, Bern)")
+    p.box(550, 66, 170, 44, "− (1, Bern)", kind="minus", look="head")
+    p.box(550, 138, 170, 44, "+ (1, Zug)", kind="plus", look="head")
+    p.line(210, 124, 291, 124)
+    p.line(465, 112, 546, 90)
+    p.line(465, 136, 546, 158)
+    p.text(
+        380,
+        206,
+        "If it holds Zug already, nothing goes out (noop); nor if it holds a later order (stale).",
+        look="quiet",
+    )
+    p.text(380, 228, "A delete gives the retraction alone, with the row that is stored.", look="quiet")
+    return p
+
+
+def clocks() -> Picture:
+    """The order that decides, and the time that stamps."""
+    p = Picture(760, 330, "One clock says which event of a key wins, the other at which time a change becomes visible")
+    p.text(190, 32, "order: which event of a key wins", look="head")
+    p.line(60, 250, 60, 60)
+    p.line(60, 250, 345, 250)
+    p.text(60, 50, "order_by", look="quiet")
+    p.text(200, 300, "the steps, as they come", look="quiet")
+    for x, name in ((120, "1"), (200, "2"), (280, "3")):
+        p.text(x, 272, f"step {name}", look="quiet")
+    p.line(120, 190, 200, 190, 200, 110, 340, 110, kind="line dash", tip=False)
+    for x, y, kind, word in (
+        (120, 190, "plus", "applied"),
+        (200, 110, "plus", "applied"),
+        (280, 150, "minus", "stale"),
+    ):
+        p.dot(x, y, kind)
+        p.text(x, y - 14 if kind == "plus" else y + 26, word)
+    p.text(300, 100, "held", look="quiet")
+    p.text(570, 32, "time: when a change is seen", look="head")
+    p.box(412, 92, 103, 96, kind="soft")
+    p.line(410, 188, 735, 188)
+    for n in range(6):
+        p.text(430 + 56 * n, 210, str(n), look="quiet")
+    for n, kind in ((0, "plus"), (1, "plus"), (3, "key"), (4, "key")):
+        p.dot(430 + 56 * n, 165, kind)
+    p.line(516, 76, 516, 196, kind="line dash", tip=False)
+    p.text(516, 66, "the frontier, 2", look="head")
+    p.text(463, 112, "closed: out")
+    p.text(630, 112, "open: they wait")
+    p.line(720, 250, 488, 250, 488, 178, kind="late")
+    p.text(610, 244, "a late event", look="quiet")
+    p.text(570, 300, "hold-back mode; else each step closes its time", look="quiet")
+    return p
+
+
+def arrangement() -> Picture:
+    """Runs of versions, an index, and what merges do."""
+    p = Picture(
+        760,
+        330,
+        "An arrangement keeps versions in sorted runs, merges them in the background, and finds keys by an index",
+    )
+    p.text(215, 32, "the spine: runs of versions, sorted by hash", look="head")
+    rows = ((60, 310, "a run of 8 steps"), (128, 170, "of 4"), (196, 95, "of 2"), (264, 55, "new"))
+    for y, w, word in rows:
+        p.box(40, y, w, 44, word, kind="plus" if word == "new" else "box")
+    for y, w, to in ((264, 55, 95), (196, 95, 170), (128, 170, 310)):
+        p.line(40 + w + 6, y + 22, 40 + to - 14, y + 22, 40 + to - 14, y - 22 + 2)
+    p.text(140, 292, "merges, a little with each step", at="start", look="quiet")
+    p.text(590, 32, "the index: key to its newest version", look="head")
+    for n, key in enumerate(("key 1", "key 2", "key 7")):
+        p.box(500, 66 + 58 * n, 76, 40, key, kind="key")
+        p.box(640, 66 + 58 * n, 88, 40, ("Zug, +1", "Bern, +1", "Chur, +1")[n])
+        p.line(576, 86 + 58 * n, 636, 86 + 58 * n)
+    p.text(614, 260, "a version: row, time, diff", look="quiet")
+    p.text(614, 284, "old versions are kept from a time on,", look="quiet")
+    p.text(614, 306, "for reads as of it and later", look="quiet")
+    return p
+
+
+def commit() -> Picture:
+    """What is in a commit, and in which order it happens."""
+    p = Picture(760, 330, "A commit is one manifest that names the files of an epoch; sinks come after it")
+    p.text(140, 32, "1  files, synced", look="head")
+    for n, word in enumerate(("versions of rows", "merged runs", "updates of outputs")):
+        p.box(40, 56 + 56 * n, 200, 42, word)
+    p.text(140, 248, "no manifest names them yet:", look="quiet")
+    p.text(140, 268, "a crash here leaves nothing", look="quiet")
+    p.text(385, 32, "2  one manifest, linked", look="head")
+    p.box(300, 56, 170, 154, "manifest 42", "", "files · epoch", "positions of sources", "what sinks have", kind="key")
+    for n in range(3):
+        p.line(240, 77 + 56 * n, 296, 110 + 22 * n)
+    p.text(385, 248, "its number is given once:", look="quiet")
+    p.text(385, 268, "this is the commit", look="quiet")
+    p.text(632, 32, "3  then the sinks", look="head")
+    p.box(
+        540,
+        78,
+        180,
+        110,
+        "the target's transaction:",
+        "rows of the epoch,",
+        "and the record",
+        "(state, epoch 42, digest)",
+        kind="plus",
+    )
+    p.line(470, 133, 532, 133)
+    p.text(630, 248, "a crash here: the record tells", look="quiet")
+    p.text(630, 268, "whether the epoch is in it", look="quiet")
+    p.text(380, 310, "After a crash you open the newest manifest. There is nothing else to recover.", look="head")
+    return p
+
+
+PICTURES = {"upsert": upsert, "clocks": clocks, "arrangement": arrangement, "commit": commit}
+
+if __name__ == "__main__":
+    for name, draw in PICTURES.items():
+        (Path(__file__).parent / "pictures" / f"{name}.svg").write_text(draw().svg(), "utf-8")

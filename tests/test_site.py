@@ -1,0 +1,57 @@
+"""The site: it is built without a warning, every public name stands in its reference, and its pictures are as drawn."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ddflow as dd
+import spark_bridge
+from ddflow.connectors import formats, sinks, sources
+
+DOCS = Path(__file__).parent.parent / "docs"
+REFERENCE = "\n".join(path.read_text("utf-8") for path in (DOCS / "api").glob("*.md"))
+
+
+def test_it_is_built_without_a_warning_and_can_be_searched(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    done = subprocess.run(
+        [*words, "-d", str(tmp_path / "read"), DOCS, tmp_path / "html"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    pages = {path.relative_to(tmp_path / "html").as_posix() for path in (tmp_path / "html").rglob("*.html")}
+    assert {"index.html", "search.html", "connectors/postgres.html", "_outside/CHANGELOG.html"} <= pages
+    text = "\n".join(path.read_text("utf-8") for path in (tmp_path / "html").rglob("*.html"))
+    assert re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?:[^"]+"', text) == []
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    shown = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)", REFERENCE, re.MULTILINE))
+    names = {f"ddflow.{name}" for name in dd.__all__} | {f"spark_bridge.{name}" for name in spark_bridge.__all__}
+    for room, module in (("sources", sources), ("sinks", sinks), ("formats", formats)):
+        names |= {f"ddflow.{room}.{name}" for name in module.__all__ if name.islower()}
+    assert names - shown == {"ddflow.DdflowError", "ddflow.__version__"}  # the errors have a page of their own
+
+
+def test_every_link_leads_to_a_file_of_the_repository() -> None:
+    root, lost = DOCS.parent, []
+    pages = [path for path in DOCS.rglob("*.md") if not {"_build", "_outside"} & {*path.parts}]
+    for page in [*pages, *root.glob("*.md")]:
+        code = re.compile(r"^```.*?^```|^    .*?$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+        for to in re.findall(r"\]\(([^)#\s]+)", code.sub("", page.read_text("utf-8"))):
+            if "://" not in to and not (page.parent / to).exists():
+                lost.append(f"{page.relative_to(root)}: {to}")
+    assert len(pages) > 50 and lost == []
+
+
+def test_pictures_are_as_they_are_drawn() -> None:
+    sys.path.insert(0, str(DOCS))
+    try:
+        import draw
+    finally:
+        sys.path.remove(str(DOCS))
+    assert {path.stem: path.read_text("utf-8") for path in (DOCS / "pictures").glob("*.svg")} == {
+        name: picture().svg() for name, picture in draw.PICTURES.items()
+    }
