@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import uuid4
 
 import pytest
+import real_kafka
 from confluent_kafka import Producer
 from kafka_cluster import Cluster
 from lives import Lives, Story, killed_at_calls, killed_at_moments, replayed
@@ -118,3 +120,14 @@ def test_kafka_when_killed_at_moments(lives: Lives, servers: str, tmp_path: Path
 @pytest.mark.soak
 def test_kafka_when_killed_at_many_moments(lives: Lives, servers: str, tmp_path: Path) -> None:
     killed_at_moments(Streamed(tmp_path / "story", servers), lives, 200, 2.0)
+
+
+@pytest.mark.soak
+def test_what_the_mock_does_not_show_is_found_missing(servers: str, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(
+        real_kafka.Checks, "topic", lambda self: f"check-{uuid4().hex}"
+    )  # the mock makes none on demand
+    wrong = real_kafka.looked_at(real_kafka.Checks(servers, {}))
+    assert wrong == ["fencing", "dead_writer", "aborted", "group", "start_by_time", "retention"]
+    said = capsys.readouterr().out
+    assert "two writers wrote" in said and "a record of an open transaction was read" in said
