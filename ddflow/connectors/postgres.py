@@ -133,6 +133,12 @@ class PostgresTable(SqlTable):
         )
         return list(found.fetchall()) if found.description else []
 
+    def remedy(self, error: Exception) -> str:
+        """See `SqlTable.remedy`."""
+        if isinstance(error, driver().errors.InsufficientPrivilege):
+            return "let the role: grant select, insert, delete on the table, or create on its schema, to ..."
+        return super().remedy(error)
+
     def type_of(self, kind: pa.DataType) -> str | None:
         """See `column_type`."""
         return column_type(kind)

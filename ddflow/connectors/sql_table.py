@@ -63,6 +63,11 @@ class SqlTable(OpenSink):
         """A name as SQL has it."""
         return '"' + name.replace('"', '""') + '"'
 
+    def remedy(self, error: Exception) -> str:
+        """What to do about a refusal."""
+        del error
+        return "see to the table's constraints and types"
+
     def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement.  Raises what the driver raises."""
         return list(self.connection.execute(text, list(given)).fetchall())
@@ -73,10 +78,9 @@ class SqlTable(OpenSink):
         try:
             yield
         except self.refusals as error:
-            found = f"{type(error).__name__}: {error}"
-            raise refused(self.shape, self.place, found, "see to the table's constraints and types") from None
+            raise refused(self.shape, self.place, _said(error), self.remedy(error)) from None
         except self.failures as error:
-            raise SinkFailed(f"{asked} {self.place}", f"{type(error).__name__}: {error}", "see to the target") from None
+            raise SinkFailed(f"{asked} {self.place}", _said(error), "see to the target") from None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -155,3 +159,8 @@ class SqlTable(OpenSink):
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()
+
+
+def _said(error: Exception) -> str:
+    """What a driver says, without the statement."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

@@ -124,9 +124,7 @@ def test_kafka_when_killed_at_many_moments(lives: Lives, servers: str, tmp_path:
 
 @pytest.mark.soak
 def test_what_the_mock_does_not_show_is_found_missing(servers: str, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(
-        real_kafka.Checks, "topic", lambda self: f"check-{uuid4().hex}"
-    )  # the mock makes none on demand
+    monkeypatch.setattr(real_kafka.Checks, "topic", lambda self: f"check-{uuid4().hex}")
     wrong = real_kafka.looked_at(real_kafka.Checks(servers, {}))
     assert wrong == ["fencing", "dead_writer", "aborted", "group", "start_by_time", "retention"]
     said = capsys.readouterr().out

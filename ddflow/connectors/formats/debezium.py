@@ -62,6 +62,7 @@ class Debezium(Enveloped):
     kind: ClassVar[str] = "debezium"
     unknown: ClassVar[str] = "it is no event of Debezium: it lacks 'op', or what is 'after'"
     hidden: ClassVar[str] = "its table's replica identity is not full"
+    keyless: ClassVar[str] = ": the replica identity of its table must give the key"
 
     def __post_init__(self) -> None:
         super().__post_init__()

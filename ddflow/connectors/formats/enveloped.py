@@ -61,6 +61,8 @@ class Enveloped(Format):
     """What is said of a message that is no event of this format."""
     hidden: ClassVar[str]
     """What is said of a cell that was not written."""
+    keyless: ClassVar[str] = ""
+    """What is said besides of a delete without the key."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,7 +171,7 @@ class Enveloped(Format):
             columns |= self._of_deletes(read, columns, at, gone, messages, target, bad)
         for name in target.key:
             lacking = np.flatnonzero(np.asarray(columns[name].is_null()) & deleted)
-            bad.mark(at[lacking], f"it deletes, and says {name!r} neither in its key nor in 'before'")
+            bad.mark(at[lacking], f"it deletes, and says {name!r} neither in its key nor in 'before'{self.keyless}")
         return columns, absent
 
     def _of_deletes(

@@ -89,6 +89,7 @@ class Wal2Json(Enveloped):
     kind: ClassVar[str] = "wal2json"
     unknown: ClassVar[str] = "it is no event of wal2json: it lacks a known 'action', or 'change'"
     hidden: ClassVar[str] = "the source did not write it"
+    keyless: ClassVar[str] = ": the replica identity of its table must give the key"
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""

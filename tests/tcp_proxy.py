@@ -1,0 +1,82 @@
+"""A proxy between a client and a server: it can cut a connection when the server has said something, and hang up.
+
+``seen`` looks at what the server sends, and gives what the client gets: other bytes, or None to cut there, so that the
+client never hears it.  A target that begins with ``/`` is a socket's path.
+
+>>> with Proxy(("127.0.0.1", 1)) as proxy:
+...     proxy.port > 0
+True
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+Seen = Callable[[bytes], bytes | None]
+
+
+class Proxy:
+    """``with Proxy(target) as proxy``: listens on ``proxy.port`` of 127.0.0.1."""
+
+    def __init__(self, target: str | tuple[str, int], seen: Seen = lambda data: data) -> None:
+        self.target, self.seen, self.refuses = target, seen, False
+        self.cuts = 0
+        self._open: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+
+    def __enter__(self) -> Proxy:
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *failed: Any) -> None:
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """End all connections."""
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._open = []
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            try:
+                if self.refuses:
+                    raise OSError
+                unix = isinstance(self.target, str)
+                server = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
+                server.connect(self.target)
+            except OSError:
+                client.close()
+                continue
+            self._open += [client, server]
+            for two in ((client, server, None), (server, client, self)):
+                threading.Thread(target=_pass, args=two, daemon=True).start()
+
+
+def _pass(one: socket.socket, other: socket.socket, proxy: Proxy | None) -> None:
+    """What one sends, to the other."""
+    with suppress(OSError):
+        while data := one.recv(1 << 16):
+            told = data if proxy is None else proxy.seen(data)
+            if told is None:
+                assert proxy is not None
+                proxy.cuts += 1
+                break
+            other.sendall(told)
+    for each in (one, other):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
