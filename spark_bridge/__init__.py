@@ -7,18 +7,19 @@
     df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
 
 A plan is cut into stages by ``ddflow.partitions``; ``tasks`` is what workers run of them, ``types`` which type
-carries which.  ``running`` makes frames of a plan and a batch, ``querying`` of a query, ``streaming`` of a plan and
-streams; with a state, each epoch is a ``job``, whose tasks keep parts of the state open in a ``part_cache`` and tell
-``errors`` to the driver; ``stats`` and ``monitoring`` say what it took.  ``rescaling`` changes how many partitions a
-state has, and widens its columns.  ``input`` reads a state back, as ``reading`` and ``following`` do.  ``session``
-has settings, and starts a local session where one is asked for by name: none is ever made behind the caller's back;
-``daemon`` makes workers start fast, ``java`` finds a Java.  Importing this imports nothing of Spark.  docs/spark.md
+carries which.  ``running`` makes frames of a plan and a batch, which ``ran`` gives back, ``querying`` of a query,
+``streaming`` of a plan and streams; with a state, each epoch is a ``job``, whose tasks keep parts of the state open in
+a ``part_cache`` and tell ``errors`` to the driver, whose ``delivering`` gives epochs to sinks; ``stats`` and
+``monitoring`` say what it took.  ``rescaling`` changes how many partitions a state has, and widens its columns.
+``input`` reads a state back, as ``reading`` and ``following`` do.  ``session`` has settings, and starts a local session
+where one is asked for by name: none is ever made behind the caller's back; ``daemon`` makes workers start fast,
+``java`` finds a Java.  Importing this imports nothing of Spark.  docs/spark.md
 has the rest.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
 ['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'evolve', 'explain', 'rescale', 'run', \
-'schema', 'sql', 'stage', 'stream']
+'schema', 'sql', 'stage', 'stream', 'sync']
 """
 
 import importlib
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ddflow.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from spark_bridge.delivering import sync
     from spark_bridge.java import ensure_java
     from spark_bridge.monitoring import Listener
     from spark_bridge.querying import explain, sql
@@ -51,6 +53,7 @@ _HOMES = {
     "sql": "querying",
     "stage": "running",
     "stream": "streaming",
+    "sync": "delivering",
 }
 
 __all__ = [
@@ -67,6 +70,7 @@ __all__ = [
     "sql",
     "stage",
     "stream",
+    "sync",
 ]
 
 

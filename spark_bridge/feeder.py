@@ -1,28 +1,35 @@
 """The feeder of a stream: what Spark calls with each micro-batch, and what makes an epoch of it.
 
 Invariant: a batch becomes one epoch. Spark may give a batch again; the state knows which query fed it up to which
-batch, so that batch is recognised, and its outputs are given again from the state's files. On Spark Connect a feeder
-is pickled and travels to another process; there it opens the state anew.
+batch, so that batch is recognised, and its outputs are given again from the state's files. Sinks get an epoch after its
+commit; what one could not take then it is given again and again, by a thread where no batch comes. One thread at a time
+uses the state. On Spark Connect a feeder is pickled and travels to another process; there it opens the state anew.
 
->>> feeder = Feeder(Flow(), {}, StateOptions("state", None, None, None, "owner", None), None)
+>>> options = StateOptions("state", None, None, None, "owner", None)
+>>> feeder = Feeder(Flow(), {}, options, None, SinkOptions.of({}, "1GB", "10min"))
 >>> [name for name, travels in feeder.__getstate__().items() if travels is None]
-['then', '_job']
+['then', 'stop', 'failure', '_job', '_outlets', '_lock', '_thread']
 """
 
 from collections.abc import Callable, Mapping
+from threading import RLock, Thread
+from time import sleep
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from ddflow.engine.deliveries import NAP
 from ddflow.engine.flow import Flow
+from ddflow.errors import DdflowError
 from ddflow.partitions.receipt import Committed
 from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
+from spark_bridge.delivering import Outlets, SinkOptions
 from spark_bridge.errors import noted
 from spark_bridge.job import Job, StateOptions, context_of
 from spark_bridge.monitoring import ACCOUNTS, Account, log
-from spark_bridge.running import ran
+from spark_bridge.ran import ran
 from spark_bridge.stats import EpochStats
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
@@ -31,21 +38,37 @@ _QUERY: Final = "sql.streaming.queryId"
 
 
 class Feeder:
-    """What ``foreachBatch`` calls.  ``account``: what this process committed."""
+    """What ``foreachBatch`` calls.  ``account``: what this process committed.  ``stop``: stops the query, where that
+    is in this process.  ``failure``: of a sink, which ended it."""
 
     def __init__(
-        self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, then: Then | None
+        self,
+        flow: Flow,
+        columns: Mapping[str, tuple[str, ...]],
+        options: StateOptions,
+        then: Then | None,
+        sinks: SinkOptions,
     ) -> None:
-        self.flow, self.columns, self.options, self.then = flow, columns, options, then
-        self.account = Account()
+        self.flow, self.columns, self.options, self.then, self.sinks = flow, columns, options, then, sinks
+        self.account, self.at = Account(), dict[str, int]()
+        self.stop: Callable[[], Any] | None = None
+        self.failure: DdflowError | None = None
         self._job: Job | None = None
+        self._outlets: Outlets | None = None
+        self._lock: Any = RLock()
+        self._thread: Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_job": None, "account": Account()}
+        mine = dict.fromkeys(("stop", "_job", "_outlets", "_lock", "_thread"))
+        return {**self.__dict__, **mine, "account": Account()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = RLock()
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
         # Where it fails the query ends, and another one reads the state anew.
-        with on_failure(self.release), noted():
+        with self._lock, on_failure(self.release), noted():
             self._take(packed, int(batch))
 
     def _take(self, packed: DataFrame, batch: int) -> None:
@@ -54,6 +77,9 @@ class Feeder:
         context = context_of(session)
         feed = Feed("" if context is None else context.getLocalProperty(_QUERY) or "", batch)
         job = self.job(session)
+        if self.failure is not None:
+            raise self.failure
+        self.outlets(session).of.make_room()
         before = job.coordinator.committed(feed=feed, adopt=self.options.adopt)
         if before is not None:
             committed = job.again(session, packed, before)
@@ -62,9 +88,53 @@ class Feeder:
         ACCOUNTS.put(feed.query, self.account)
         self._report(job, session, committed, feed.batch)
 
+    def pump(self, session: Any) -> bool:
+        """Give sinks what they lack; whether they lack nothing.  Where one fails, a thread goes on with it.
+
+        Raises what a sink raises that is refused, or has failed for too long.
+        """
+        of = self.outlets(session).of
+        drained = of.pump()
+        self.at = of.at
+        of.give_up()
+        if not drained and self._thread is None:
+            self._thread = Thread(target=self._again, args=(session,), name="ddflow sinks", daemon=True)
+            self._thread.start()
+        return drained
+
+    def _again(self, session: Any) -> None:
+        """Give sinks what waits, until nothing does, or the query ends."""
+        try:
+            while True:
+                sleep(NAP)
+                with self._lock:
+                    if self._job is None or self.pump(session):
+                        return
+        except DdflowError as error:
+            self.failure = error
+            if self.stop is not None:
+                self.stop()
+        finally:
+            self._thread = None
+
+    def drain(self, session: Any) -> None:
+        """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""
+        if not self.sinks.sinks:
+            return
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure
+            outlets = self.outlets(session)
+            outlets.drain()
+            self.at = outlets.of.at
+
     def finish(self, session: Any) -> None:
         """Close all times that are open; or report again how they were closed, since the process that did it may have
         died before its report.  Raises as an epoch does."""
+        with self._lock:
+            self._finish(session)
+
+    def _finish(self, session: Any) -> None:
         job = self.job(session)
         manifest = job.coordinator.manifest
         closing = [
@@ -88,8 +158,9 @@ class Feeder:
         batch = EpochStats.of(committed, number)
         self.account.add(batch)
         log(job.name, batch)
+        self.pump(session)
         if self.then is not None:
-            self.then(ran(job, session, committed), committed.epoch)
+            self.then(ran(job, session, committed, self.at), committed.epoch)
 
     def job(self, session: Any) -> Job:
         """The state, opened if it is not.  Raises what `Job` raises."""
@@ -97,8 +168,18 @@ class Feeder:
             self._job = Job(self.flow, self.columns, self.options, session)
         return self._job
 
-    def release(self) -> None:
-        """Close the state; it is opened again when it is needed."""
-        if self._job is not None:
-            self._job.close()
-            self._job = None
+    def outlets(self, session: Any) -> Outlets:
+        """The sinks, of the state that is open.  Raises what `Outlets` raises."""
+        if self._outlets is None:
+            self._outlets = Outlets(self.job(session), session, self.sinks)
+        return self._outlets
+
+    def release(self, acknowledge: bool = False) -> None:
+        """Close the state; it is opened again when it is needed.  ``acknowledge``: say in it what sinks have."""
+        with self._lock:
+            if self._outlets is not None:
+                self._outlets.close(acknowledge)
+                self._outlets = None
+            if self._job is not None:
+                self._job.close()
+                self._job = None

@@ -17,78 +17,26 @@ by ``streaming``.
 'struct<city:string,count:bigint,_time:bigint,_diff:bigint>'
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, overload
+from collections.abc import Mapping
+from typing import Any, Literal, overload
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
-from ddflow.dataflow.verdicts import Verdicts
+from ddflow.connectors.attached import TableSink
 from ddflow.engine.flow import Flow
 from ddflow.errors import SchemaMismatch, SpecError, WrongMode
-from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import behind
-from ddflow.plan.past import PastSchemas
 from ddflow.plan.plan import Plan
+from spark_bridge.delivering import Outlets, SinkOptions
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import log
+from spark_bridge.ran import Ran, ran
 from spark_bridge.stats import EpochStats
-from spark_bridge.tasks import OnlyStage, ReadFiles, RunStage
-from spark_bridge.types import Shape, by_input, shapes
-
-_NAMES = "name string, length bigint, digest binary"
-
-
-class OutputFiles(NamedTuple):
-    """Where committed files are, and who reads them.  ``folder``: of Parquet outputs, else None.  ``past``: the columns
-    that they were written with, where the plan has others now."""
-
-    session: Any
-    store: str
-    trust: str
-    folder: str | None
-    past: PastSchemas | None
-
-
-class Ran(Mapping[str, DataFrame]):
-    """The outputs of an epoch: a mapping of each name to a DataFrame of its committed files.
-
-    ``epoch``, ``time``: its number, and the ``_time`` of its updates.  ``frontier``: the least time still open.
-    ``replayed``: whether it had been committed before.  ``verdicts``: of its events.  ``rows``: that came, by input.
-    ``figures``: microseconds and bytes, over all tasks, and of the driver.
-    """
-
-    def __init__(self, shapes: Mapping[str, Shape], done: Committed, files: OutputFiles) -> None:
-        self._shapes, self._done, self._files = shapes, done, files
-        self.epoch, self.time, self.frontier, self.replayed = done.epoch, done.time, done.frontier, done.replayed
-        self.verdicts = Verdicts.of(done.counts, done.figures.get("pending", 0))
-        self.rows, self.figures = done.rows, done.figures
-
-    def __getitem__(self, name: str) -> DataFrame:
-        shape, place = self._shapes[name], self._files
-        output = self._done.outputs.get(name)
-        files = [(blob.name, blob.length, blob.digest) for blob in output.blobs] if output is not None else []
-        there = None if place.past is None else place.past.outputs[name]
-        task = ReadFiles(place.store, place.trust, place.folder, name, self.epoch, shape.arrow, there)
-        named: DataFrame = place.session.createDataFrame(files, _NAMES)
-        return named.mapInArrow(task, shape.spark)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-    def __repr__(self) -> str:
-        sizes = (f"{name}: {self.updates(name):,} updates" for name in self)
-        return f"Ran(epoch {self.epoch}; {', '.join(sizes)}; {self.verdicts})"
-
-    def updates(self, name: str) -> int:
-        """How many updates an output gained, an int, without reading them.  O(1)."""
-        output = self._done.outputs.get(name)
-        return 0 if output is None else output.rows
+from spark_bridge.tasks import OnlyStage, RunStage
+from spark_bridge.types import by_input, shapes
 
 
 @overload
@@ -111,6 +59,9 @@ def run(
     trust: Literal["owner", "group"] = "owner",
     part_cache: str | int | None = "512MB",
     keep: int = KEEP,
+    sinks: Mapping[str, TableSink] | None = None,
+    sink_backlog: str | int = "1GB",
+    give_up_after: str | None = "10min",
 ) -> Ran: ...
 
 
@@ -127,6 +78,9 @@ def run(
     trust: Literal["owner", "group"] = "owner",
     part_cache: str | int | None = "512MB",
     keep: int = KEEP,
+    sinks: Mapping[str, TableSink] | None = None,
+    sink_backlog: str | int = "1GB",
+    give_up_after: str | None = "10min",
 ) -> Mapping[str, DataFrame]:
     """Run a flow over batch DataFrames: a DataFrame of updates for each output.
 
@@ -152,6 +106,8 @@ def run(
         What a task may take, such as "1GB".
     trust, part_cache, keep
         As in `Flow.open`; what a worker may keep open of the state; how many epochs you can replay, and follow.
+    sinks, sink_backlog, give_up_after
+        As in `Engine.run`: tables that get the epoch, and what they lack of earlier ones, before this returns.
 
     Returns
     -------
@@ -166,6 +122,8 @@ def run(
         PySpark).
     StateRefused, PlanChanged, EpochSkipped, ReplayMismatch, Fenced, NullKey
         With ``state``, as `Flow.open` and `Engine.step`.
+    SinkRefused, SinkAhead, SinkFailed
+        As `Engine.run`; after `SinkFailed` the epoch may be committed, and goes to the sink with the next run.
 
     Notes
     -----
@@ -176,8 +134,9 @@ def run(
     frames = by_input(flow, frames)
     if state is not None:
         options = StateOptions(check_address(state, outputs), partitions, outputs, memory, trust, part_cache, keep=keep)
-        return run_into(flow, frames, options, epoch, close)
-    for name, given in (("epoch", epoch), ("outputs", outputs), ("memory", memory), ("close", close or None)):
+        return run_into(flow, frames, options, epoch, close, SinkOptions.of(sinks, sink_backlog, give_up_after))
+    needs = {"epoch": epoch, "outputs": outputs, "memory": memory, "close": close or None, "sinks": sinks}
+    for name, given in needs.items():
         if given is not None:
             raise SpecError(f"run with {name}=", "there is no state", "give state=, or leave it out")
     return _lazily(flow, frames, partitions)
@@ -299,7 +258,14 @@ def _partitions(given: int | None, frame: DataFrame) -> int:
     return given
 
 
-def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions, epoch: int | None, close: bool) -> Ran:
+def run_into(
+    flow: Flow,
+    frames: Mapping[str, DataFrame],
+    options: StateOptions,
+    epoch: int | None,
+    close: bool,
+    sinks: SinkOptions,
+) -> Ran:
     """Run and commit one epoch of rows of some inputs.  ``close``: all times after it, in hold-back mode.
 
     Raises what `spark_bridge.run` says.
@@ -312,8 +278,11 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions,
         )
     columns = {name: checked(flow, name, frame, streaming=False) for name, frame in frames.items()}
     session = session_of(frames)
-    job = Job(flow, columns, options, session)
+    job, outlets = Job(flow, columns, options, session), None
     try:
+        outlets = Outlets(job, session, sinks)
+        outlets.of.pump()  # before the epoch: a sink may refuse
+        outlets.of.make_room()
         before = job.coordinator.committed(epoch=epoch) if epoch is not None else None
         packed = job.routed(frames) if frames else None
         if before is None:
@@ -321,16 +290,12 @@ def run_into(flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions,
         else:
             committed = job.again(session, packed, before)
         log(job.name, EpochStats.of(committed, None))
-        return ran(job, session, committed)
+        outlets.drain()
+        return ran(job, session, committed, outlets.of.at)
     finally:
+        if outlets is not None:
+            outlets.close(acknowledge=False)
         job.close()
-
-
-def ran(job: Job, session: Any, committed: Committed) -> Ran:
-    """What an epoch put out, and what became of its rows."""
-    folder = job.coordinator.manifest.folder
-    past = job.coordinator.log.past(committed.epoch)
-    return Ran(job.shapes, committed, OutputFiles(session, job.store, job.options.trust, folder, past))
 
 
 def session_of(frames: Mapping[str, DataFrame]) -> Any:

@@ -19,9 +19,11 @@ from typing import Any, Literal
 
 from pyspark.sql import DataFrame
 
+from ddflow.connectors.attached import TableSink
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
 from ddflow.storage.closing import on_failure
+from spark_bridge.delivering import SinkOptions
 from spark_bridge.errors import translated
 from spark_bridge.feeder import Feeder, Then
 from spark_bridge.job import KEEP, StateOptions, check_address, checked, context_of, settings
@@ -47,6 +49,9 @@ def stream(
     trust: Literal["owner", "group"] = "owner",
     part_cache: str | int | None = "512MB",
     keep: int = KEEP,
+    sinks: Mapping[str, TableSink] | None = None,
+    sink_backlog: str | int = "1GB",
+    give_up_after: str | None = "10min",
 ) -> Stream:
     """Make a query that feeds streaming DataFrames into a state, one epoch a batch.  Call its `Stream.start`.
 
@@ -70,6 +75,8 @@ def stream(
         Let this query continue a state that another one has fed.
     name : str, optional
         Of the query, for Spark's pages and the log.  By default its inputs.
+    sinks, sink_backlog, give_up_after
+        As in `Engine.run`: tables that get each epoch once, after its commit.
 
     Returns
     -------
@@ -95,7 +102,8 @@ def stream(
     _check_close(flow, trigger, close)
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
     options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint)
-    return Stream(Feeder(flow, columns, options, then), frames, checkpoint, trigger, name, close)
+    of_sinks = SinkOptions.of(sinks, sink_backlog, give_up_after)
+    return Stream(Feeder(flow, columns, options, then, of_sinks), frames, checkpoint, trigger, name, close)
 
 
 def _check_close(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> None:
@@ -164,6 +172,9 @@ class Stream:
         session, feeder = session_of(self.frames), copy(self.feeder)
         with on_failure(feeder.release):
             job = feeder.job(session)
+            feeder.outlets(session)
+            if context_of(session) is not None:
+                feeder.pump(session)  # before the first batch: a sink may refuse
             packed = job.routed(self.frames)
             writer = packed.writeStream.foreachBatch(feeder).option("checkpointLocation", self.checkpoint)
             if self.trigger:
@@ -174,6 +185,7 @@ class Stream:
                 feeder.release()
             with settings(session, job.memory):  # a query keeps those that it was started with
                 started = writer.start()
+        feeder.stop = None if context_of(session) is None else started.stop
         return Query(started, feeder, session, self.close)
 
 
@@ -208,6 +220,11 @@ class Epochs:
         return QueryStats.read(self._feeder.options.state, self._feeder.options.trust)
 
     @property
+    def sinks(self) -> dict[str, int]:
+        """By output, the last epoch that its sink has, as far as this process knows."""
+        return dict(self._feeder.at)
+
+    @property
     def recent(self) -> tuple[EpochStats, ...]:
         """The epochs of `stats`.  Raises as that does."""
         return tuple(self.stats())
@@ -226,6 +243,7 @@ class Query:
 
     def __init__(self, started: Any, feeder: Feeder, session: Any, close: bool) -> None:
         self._query, self._feeder, self._session, self._close = started, feeder, session, close
+        self._stopped = False
         self.ddflow = Epochs(feeder, elsewhere=context_of(session) is None)
         ACCOUNTS.put(str(started.id), self.ddflow if context_of(session) is None else feeder.account)
 
@@ -233,7 +251,9 @@ class Query:
         return getattr(self._query, name)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """Wait for the end of the query.  With ``close=True``, all times are closed once it has ended by itself.
+        """Wait for the end of the query, and until its sinks have all epochs.
+
+        With ``close=True``, all times are closed once it has ended by itself.
 
         Parameters
         ----------
@@ -254,12 +274,19 @@ class Query:
             ended: bool | None = self._query.awaitTermination(timeout)
         if ended is not False:
             try:
-                if self._close and self._query.exception() is None:
-                    self._close = False
-                    self._feeder.finish(self._session)
+                if self._query.exception() is None:
+                    self._finish()
             finally:
                 self._feeder.release()
         return ended
+
+    def _finish(self) -> None:
+        """Close times that are to be closed, and wait for sinks, unless another process feeds them."""
+        if self._close:
+            self._close = False
+            self._feeder.finish(self._session)
+        if context_of(self._session) is not None and not self._stopped:
+            self._feeder.drain(self._session)
 
     def processAllAvailable(self) -> None:
         """Wait until all that the inputs have now is committed.  Raises what ended the query."""
@@ -267,7 +294,10 @@ class Query:
             self._query.processAllAvailable()
 
     def stop(self) -> None:
-        """Stop the query.  Spark gives a running batch again when a query goes on.  No time is closed."""
-        self._close = False
+        """Stop the query.  Spark gives a running batch again when a query goes on.  No time is closed.
+
+        What a sink lacks then it gets when the query, or a run, goes on.
+        """
+        self._close, self._stopped = False, True
         self._query.stop()
-        self._feeder.release()
+        self._feeder.release(acknowledge=True)

@@ -20,7 +20,7 @@ import gc
 import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -47,6 +47,7 @@ from ddflow.partitions.stages import Stages
 from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
+from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import noted
@@ -247,23 +248,43 @@ class ReadFiles:
     there: pa.Schema | None = None
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with noted(), ExitStack() as stack:
+        with noted():
+            named = (zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in batches)
+            for table in self.tables(Blob(*each) for batch in named for each in batch):
+                yield from travelling(table, self.name)
+
+    def tables(self, blobs: Iterable[Blob]) -> Iterator[pa.Table]:
+        """The rows of files, one after the other."""
+        with ExitStack() as stack:
             batch_store: BatchStore | None = None
+            there = self.schema if self.there is None else self.there
+            for blob in blobs:
+                if not inside(blob) and self.folder is not None:
+                    table = open_sink(self.folder).read(self.epoch, Fragment(self.name, blob), there)
+                else:
+                    if batch_store is None:
+                        store = open_store(self.store, trust=self.trust, create=False, readonly=True)
+                        stack.callback(store.close)
+                        batch_store = BatchStore(store)
+                    table = batch_store.table(blob, there, None)
+                yield table if self.there is None else pa.Table.from_batches([filled(table, self.schema)])
+
+
+@dataclass(frozen=True)
+class MakeOfFiles:
+    """Something made of each of some committed files: numbers of them in, bytes out.  Raises what ``make`` raises."""
+
+    read: ReadFiles
+    blobs: tuple[Blob, ...]
+    make: Callable[[pa.Table], bytes]
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        with noted():
+            settle()
             for batch in batches:
-                for name, length, digest_ in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    blob = Blob(name, length, digest_)
-                    there = self.schema if self.there is None else self.there
-                    if self.folder is not None:
-                        table = open_sink(self.folder).read(self.epoch, Fragment(self.name, blob), there)
-                    else:
-                        if batch_store is None:
-                            store = open_store(self.store, trust=self.trust, create=False, readonly=True)
-                            stack.callback(store.close)
-                            batch_store = BatchStore(store)
-                        table = batch_store.table(blob, there, None)
-                    if self.there is not None:
-                        table = pa.Table.from_batches([filled(table, self.schema)])
-                    yield from travelling(table, self.name)
+                for table in self.read.tables(self.blobs[number] for number in batch.column(0).to_pylist()):
+                    made = pa.array([self.make(table)], pa.binary())
+                    yield pa.RecordBatch.from_arrays([made], names=["made"])
 
 
 def _read(shuffle: ShuffleReader, batches: Batches) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:

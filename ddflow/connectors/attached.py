@@ -15,7 +15,7 @@ What fails for a while raises `SourceFailed` or `SinkFailed`, after which both a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
@@ -108,6 +108,17 @@ class TableChanges(NamedTuple):
     net: int
 
 
+class Staging(NamedTuple):
+    """How rows are added to a table by many.
+
+    ``stage``: writes rows where no reader sees them, and says where, in a few bytes.  It can be pickled, and may be
+    called anywhere, again, and in vain: what is not appended is garbage of the table's, as its own vacuum collects it.
+    ``append``: adds what was staged, in one transaction with the record; as `OpenSink.write`."""
+
+    stage: Callable[[pa.Table], bytes]
+    append: Callable[[Sequence[bytes], TargetRecord, TargetRecord | None], None]
+
+
 class OpenSink(ABC):
     """A target's table, connected."""
 
@@ -130,6 +141,10 @@ class OpenSink(ABC):
         ``before``: what it must have said until then; ``now`` itself for a difference that belongs to the same epoch.
         Raises `SinkFailed`, after which it may have happened, and `SinkAhead` where it says something else.
         """
+
+    def staging(self) -> Staging | None:
+        """How many may add rows to it; None where an epoch must be given whole.  Raises `SinkFailed`."""
+        return None
 
     @abstractmethod
     def read(self) -> pa.Table:

@@ -11,18 +11,21 @@ DeltaSink(path='s3://lake/by_city', mode='upsert')
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import time
 from typing import Any, ClassVar, Final
+from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pyarrow.types as pat
 import xxhash
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED
-from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import with_deletes
 from ddflow.connectors.table_shape import holdable, is_written, new_columns
@@ -106,19 +109,50 @@ class DeltaLakeTable(OpenSink):
         """Take an epoch."""
         of = library()
         with self._talking("write"):
-            table = self._table()
-            assert table is not None, "it was prepared"
-            if is_written(self._record(table), now, before, self.place):
+            table = self._lacking(now, before)
+            if table is None:
                 return
-            told = of.CommitProperties(
-                custom_metadata={"ddflow": json.dumps(now._asdict())},
-                app_transactions=[of.Transaction(name, value) for name, value in _numbers(now).items()],
-            )
+            told = self._told(now)
             if changes.gone is not None and self.shape.key:
                 self._merge(table, changes, told)
                 return
             mode = "append" if changes.gone is None else "overwrite"
             of.write_deltalake(table, changes.rows.cast(self.schema), mode=mode, commit_properties=told)
+
+    def staging(self) -> Staging | None:
+        """Files of its own, where no option of the table asks more of a writer."""
+        with self._talking("ask"):
+            table = self._table()
+            assert table is not None, "it was prepared"
+            about = table.metadata()
+        odd = [name for name in about.configuration if name.startswith(("delta.columnMapping", "delta.constraints"))]
+        if about.partition_columns or odd:
+            return None
+        return Staging(DeltaFile(self.place, self.schema, self.options), self._append)
+
+    def _append(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
+        of = library()
+        with self._talking("write"):
+            table = self._lacking(now, before)
+            if table is not None:
+                adds = [of.transaction.AddAction(**json.loads(each)) for each in fragments]
+                schema = of.Schema.from_arrow(self.schema)
+                table.create_write_transaction(adds, "append", schema, commit_properties=self._told(now))
+
+    def _lacking(self, now: TargetRecord, before: TargetRecord | None) -> Any:
+        """The table, where it has not ``now`` already.  Raises `SinkAhead` where it has something else."""
+        table = self._table()
+        assert table is not None, "it was prepared"
+        return None if is_written(self._record(table), now, before, self.place) else table
+
+    @staticmethod
+    def _told(now: TargetRecord) -> Any:
+        """What a commit says of an epoch."""
+        of = library()
+        return of.CommitProperties(
+            custom_metadata={"ddflow": json.dumps(now._asdict())},
+            app_transactions=[of.Transaction(name, value) for name, value in _numbers(now).items()],
+        )
 
     def read(self) -> pa.Table:
         """All rows."""
@@ -166,6 +200,42 @@ class DeltaLakeTable(OpenSink):
         except (library().exceptions.DeltaError, OSError) as error:
             said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise SinkFailed(f"{asked} {self.place}", said, "see to the table") from None
+
+
+@dataclass(frozen=True)
+class DeltaFile:
+    """Writes rows to a file of a table that its log does not name, and tells how the log is to name it."""
+
+    place: str
+    schema: pa.Schema
+    options: Mapping[str, str] = field(repr=False)
+
+    def __call__(self, rows: pa.Table) -> bytes:
+        library()
+        from deltalake.fs import DeltaStorageHandler
+
+        name, written = f"part-{uuid4()}.snappy.parquet", list[Any]()
+        try:
+            with DeltaStorageHandler(self.place, dict(self.options)).open_output_stream(name) as sink:
+                pq.write_table(rows.cast(self.schema), sink, metadata_collector=written)
+                size = sink.tell()
+        except (library().exceptions.DeltaError, OSError) as error:
+            raise SinkFailed(f"stage a file of {self.place}", str(error), "see to the table") from None
+        add = {"path": name, "size": size, "partition_values": {}, "modification_time": int(time() * 1000)}
+        return json.dumps({**add, "data_change": True, "stats": json.dumps(_stats(written[0]))}).encode()
+
+
+def _stats(of: Any) -> dict[str, Any]:
+    """What the log says of a file: how many rows, and of columns of integers the least, the greatest, the nulls."""
+    least, most, nulls = dict[str, int](), dict[str, int](), dict[str, int]()
+    for group in map(of.row_group, range(of.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            name, said = column.path_in_schema, column.statistics
+            if said is not None and said.has_min_max and isinstance(said.min, int) and "." not in name:
+                least[name] = min(least.get(name, said.min), said.min)
+                most[name] = max(most.get(name, said.max), said.max)
+                nulls[name] = nulls.get(name, 0) + said.null_count
+    return {"numRecords": of.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
 
 
 def _numbers(now: TargetRecord) -> dict[str, int]:

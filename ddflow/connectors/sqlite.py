@@ -90,7 +90,8 @@ class SQLiteSink(TableSink):
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
         try:
-            connection = sqlite3.connect(self.path, timeout=5, isolation_level=None)
+            # One at a time uses it, though not always the same thread.
+            connection = sqlite3.connect(self.path, timeout=5, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
             raise SinkFailed(f"open {self.target}", str(error), "see to the file") from None
         return SQLiteTable(connection, self.table, shape, self.target)

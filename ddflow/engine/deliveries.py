@@ -16,7 +16,7 @@ manifest, or by one of its own at the end.
 (False, True, {'people': 1})
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from time import monotonic, sleep
 from typing import Final, NamedTuple
@@ -77,14 +77,20 @@ class Deliveries:
             if self.patience is not None and each.failing is not None and monotonic() - each.since >= self.patience:
                 raise each.failing
 
-    def wait(self, over: Callable[[], bool]) -> None:
-        """Pump until something is so.  Raises as `pump` does, and what has failed for too long."""
-        while True:
-            self.pump()
-            if over():
-                return
-            self.give_up()
-            sleep(NAP)
+    def make_room(self) -> None:
+        """Pump while too much waits.  Raises as `pump` does, and what has failed for too long."""
+        while self.full():
+            self._again()
+
+    def drain(self) -> None:
+        """Pump until nothing waits any more.  Raises as `make_room`."""
+        while not self.pump():
+            self._again()
+
+    def _again(self) -> None:
+        self.pump()
+        self.give_up()
+        sleep(NAP)
 
     def close(self) -> None:
         """Let go of all targets.  Twice is harmless."""

@@ -19,24 +19,54 @@ and what it says then tells whether the epoch that failed is in it.
 (True, 1, 0, [{'id': 7}])
 """
 
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME, did_you_mean
-from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.modes import changes, folded, netted, shaped
 from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
 from ddflow.operators.updates import time_column
-from ddflow.storage.epochs import Delivered
+from ddflow.storage.epochs import Delivered, Epoch
 from ddflow.time import NEVER
 
 PAUSES: Final = (0.05, 30.0)
 """Seconds before the second attempt, and at most before a later one; each pause is twice the one before."""
 SYNC: Final = "ddflow sync gives it the difference"
+
+
+@dataclass(frozen=True)
+class RowsOf:
+    """Makes of an epoch's updates what a target takes.  O(updates).  Raises as `changes`."""
+
+    mode: Mode
+    key: tuple[str, ...] | None
+    epoch: int
+    secret: Secret
+    output: str
+    written: int
+
+    def __call__(self, updates: pa.Table) -> TableChanges:
+        return changes(self.mode, updates, self.key, self.epoch, self.secret, self.output, self.written)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Stages what a part of an epoch's updates is to a target; "" where that is nothing."""
+
+    rows: RowsOf
+    stage: Callable[[pa.Table], bytes]
+
+    def __call__(self, updates: pa.Table) -> bytes:
+        made = self.rows(updates)
+        return self.stage(made.rows) if made.net else b""
 
 
 class Delivery:
@@ -155,7 +185,7 @@ class Delivery:
         """Give an empty table all rows that the output has now."""
         # What a new output held before is given by the next step.
         held = self._held().slice(0, 0 if self.epochs.owes(self.name) else None)
-        made = self._made(held, self.epochs.epoch)
+        made = self._rows(self.epochs.epoch)(held)
         if made.net:
             self._write(made, self.epochs.epoch)
         self.at = self.epochs.epoch
@@ -188,10 +218,7 @@ class Delivery:
                 self.resume()
             for receipt in self.epochs.receipts:
                 if receipt.epoch > self.at:
-                    updates = self.epochs.gained(receipt, self.name)
-                    made = self._made(updates, receipt.epoch)
-                    if made.net:
-                        self._write(made, receipt.epoch)
+                    self._give(receipt)
                     self.at = receipt.epoch
                     self._acknowledge()
         except SinkFailed as error:
@@ -205,17 +232,40 @@ class Delivery:
         self.failing = None
         return True
 
+    def _give(self, receipt: Epoch) -> None:
+        """Write an epoch: of what many staged, where they may, else from here."""
+        rows = self._rows(receipt.epoch)
+        in_parts = staging = None
+        if self.sink.mode != "upsert":
+            key = () if self.sink.mode == "updates" else self.key
+            in_parts = self.epochs.parts(receipt, self.name, key)
+        if in_parts is not None:
+            staging = self.table.staging()
+        if in_parts is not None and staging is not None:
+            fragments = [each for each in in_parts(Staged(rows, staging.stage)) if each]
+            if fragments:
+                new = self._record(receipt.epoch)
+                staging.append(fragments, new, self.before)
+                self.before = new
+            return
+        made = rows(self.epochs.gained(receipt, self.name))
+        if made.net:
+            self._write(made, receipt.epoch)
+
+    def _rows(self, epoch: int) -> RowsOf:
+        """What makes an epoch's rows: the same ones whenever the epoch is given."""
+        epochs = self.epochs
+        return RowsOf(self.sink.mode, self.key, epoch, epochs.secret, self.name, epochs.written(epoch))
+
     def _write(self, made: TableChanges, epoch: int) -> None:
-        digest = self.epochs.digest(epoch)
-        assert digest is not None, f"epoch {epoch} is kept"
-        new = TargetRecord(self.epochs.manifest.id, self.name, epoch, digest)
+        new = self._record(epoch)
         self.table.write(made, new, self.before)
         self.before = new
 
-    def _made(self, updates: pa.Table, epoch: int) -> TableChanges:
-        """An epoch's updates as the sink's mode has them; the same whenever the epoch is given."""
-        epochs, mode = self.epochs, self.sink.mode
-        return changes(mode, updates, self.key, epoch, epochs.secret, self.name, epochs.written(epoch))
+    def _record(self, epoch: int) -> TargetRecord:
+        digest = self.epochs.digest(epoch)
+        assert digest is not None, f"epoch {epoch} is kept"
+        return TargetRecord(self.epochs.manifest.id, self.name, epoch, digest)
 
     def _acknowledge(self) -> None:
         """What the next manifest says of the sink."""
@@ -232,7 +282,7 @@ class Delivery:
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
         gone = self._stamped(gone.select([*names, DIFF])).cast(ours.schema)
         both = netted(pa.concat_tables([gone, ours]).combine_chunks(), self.epochs.secret)
-        return self._made(both, self.epochs.epoch)
+        return self._rows(self.epochs.epoch)(both)
 
     def sync(self, adopt: bool, dry: bool) -> TableChanges:
         """Give the target the difference, and the record of this epoch.  As `difference`; raises `SinkRefused`.

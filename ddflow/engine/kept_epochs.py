@@ -16,7 +16,7 @@ epochs, and so has the driver of many partitions (``partitions.driver_epochs``);
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -29,6 +29,9 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.manifest import Manifest
+
+InParts = Callable[[Callable[[pa.Table], bytes]], list[bytes]]
+"""Has something made of each part of an epoch's updates, anywhere, and returns all of that."""
 
 
 class KeptEpochs(ABC):
@@ -53,6 +56,13 @@ class KeptEpochs(ABC):
     @abstractmethod
     def acknowledge(self) -> None:
         """Publish what is attached, where the newest manifest does not say it.  Raises as a commit does."""
+
+    def parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
+        """What has something made of each part of what an output gained; None where it is given whole.
+
+        ``key``: of which all updates must be in one part; None: of equal rows, (): of nothing.
+        """
+        return None
 
     @property
     def manifest(self) -> Manifest:

@@ -14,27 +14,37 @@ where its rows can be told by partition, so the driver holds the rows of one out
 (1, 2, 2)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
 
 import pyarrow as pa
 
 from ddflow.connectors.attached import TableSink
 from ddflow.engine.deliveries import Synced, detach, sync
-from ddflow.engine.kept_epochs import KeptEpochs
+from ddflow.engine.kept_epochs import InParts, KeptEpochs
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.reading import read_updates, shared
 from ddflow.partitions.version import Version
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.epochs import Epoch
 from ddflow.storage.memory import MemoryStore
+from ddflow.storage.protocol import Blob
+
+LARGE: Final = 16 << 20
+"""Bytes of an output's updates from which on tasks are worth their start."""
+
+Each = Callable[[Epoch, str, tuple[Blob, ...], Callable[[pa.Table], bytes]], list[bytes]]
+"""Runs a task for each file of what an output gained in an epoch: what each made of its rows."""
 
 
 class DriverEpochs(KeptEpochs):
-    """``driver``: which holds the state."""
+    """``driver``: which holds the state.  ``each``: runs tasks, where there are any."""
 
-    def __init__(self, driver: EpochDriver) -> None:
+    def __init__(self, driver: EpochDriver, each: Each | None = None) -> None:
         super().__init__(driver.log, BatchStore(driver.log.manifest_log.store))
-        self.driver = driver
+        self.driver, self.each = driver, each
 
     @property
     def flow(self) -> Plan:
@@ -55,6 +65,18 @@ class DriverEpochs(KeptEpochs):
     def owes(self, name: str) -> bool:
         """A state of many partitions takes up no new outputs."""
         return False
+
+    def parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
+        """By partition, where what was gained is large and rows of a key, or equal ones, are in one of them."""
+        each = self.each
+        if each is None or len(receipt.calls) != 1 or self.bytes_of(receipt, name) < LARGE:
+            return None
+        blobs = receipt.calls[0].outputs[name].blobs
+        if key != () and len(blobs) > 1:
+            found = shared(self.flow, name) if name in self.flow.outputs else None
+            if found is None or (key is not None and not (found.by is not None and set(found.by) <= set(key))):
+                return None
+        return partial(each, receipt, name, blobs)
 
     def acknowledge(self) -> None:
         """With the inventories that the state has.  While the plan has new columns, the next epoch says it."""

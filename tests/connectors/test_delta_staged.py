@@ -1,0 +1,49 @@
+"""Files of a table of Delta Lake that many stage and one commits: nobody sees them before, and none counts twice."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow.connectors.attached import TableShape, TargetRecord
+from ddflow.errors import SinkAhead
+
+
+def test_many_stage_and_one_commits(tmp_path: Path) -> None:
+    columns = {"id": pa.int64(), "city": pa.string(), "at": pa.timestamp("us", "UTC"), "u": pa.uint32()}
+    shape = TableShape("t", pa.schema([*columns.items()]), None)
+    opened = dd.sinks.delta(tmp_path / "t", mode="changelog").open(shape)
+    opened.prepare()
+    staging = opened.staging()
+    assert staging is not None
+    given = [pa.table({"id": [n, None], "city": ["ü", None], "at": [n, 0], "u": [2**32 - 1, 0]}) for n in range(3)]
+    rows = [each.cast(shape.schema) for each in given]
+    fragments = [pickle.loads(pickle.dumps(staging.stage))(each) for each in rows]
+    staging.stage(rows[0])  # in vain
+    assert opened.read().num_rows == 0
+    first = TargetRecord("0" * 32, "t", 1, "f" * 32)
+    for _ in range(2):  # the answer was lost
+        staging.append(fragments, first, None)
+    assert opened.written() == first and deltalake.DeltaTable(tmp_path / "t").version() == 1
+    assert sorted(opened.read().to_pylist(), key=str) == sorted(pa.concat_tables(rows).to_pylist(), key=str)
+    table = deltalake.DeltaTable(tmp_path / "t")
+    stats = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    assert sorted((each["num_records"], each["min.id"], each["null_count.id"]) for each in stats) == [
+        (2, n, 1) for n in range(3)
+    ]
+    with pytest.raises(SinkAhead):
+        staging.append(fragments, first._replace(epoch=3), first._replace(epoch=2))
+    assert len(table.vacuum(0, enforce_retention_duration=False, dry_run=True, full=True)) == 1
+
+
+def test_a_table_of_others_options_is_given_whole_epochs(tmp_path: Path) -> None:
+    deltalake.write_deltalake(tmp_path / "t", pa.table({"id": [1], "city": ["Bern"]}), partition_by=["city"])
+    shape = TableShape("t", pa.schema([("id", pa.int64()), ("city", pa.string())]), None)
+    opened = dd.sinks.delta(tmp_path / "t", mode="changelog").open(shape)
+    opened.prepare()
+    assert opened.staging() is None
