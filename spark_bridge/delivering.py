@@ -5,7 +5,7 @@ after its commit, in the target's own transaction. The updates are in the state'
 driver reads them and writes them. Where a table takes files that many write, and an epoch is large, tasks make them
 and the driver commits them together; a job costs a few tenths of a second, so small epochs are written by the driver.
 
->>> SinkOptions.of({}, "1GB", None).how.patience is None
+>>> SinkOptions.of({}, None).how.patience is None
 True
 """
 
@@ -38,7 +38,7 @@ class SinkOptions(NamedTuple):
     how: RunOptions
 
     @classmethod
-    def of(cls, sinks: Mapping[str, TableSink] | None, backlog: str | int, give_up_after: str | None) -> Self:
+    def of(cls, sinks: Mapping[str, TableSink] | None, give_up_after: str | None, backlog: str | int = "1GB") -> Self:
         """As `spark_bridge.run` takes them.  Raises `SpecError`."""
         return cls(dict(sinks or {}), RunOptions(sink_backlog=backlog, give_up_after=give_up_after))
 

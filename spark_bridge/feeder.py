@@ -6,7 +6,7 @@ commit; what one could not take then it is given again and again, by a thread wh
 uses the state. On Spark Connect a feeder is pickled and travels to another process; there it opens the state anew.
 
 >>> options = StateOptions("state", None, None, None, "owner", None)
->>> feeder = Feeder(Flow(), {}, options, None, SinkOptions.of({}, "1GB", "10min"))
+>>> feeder = Feeder(Flow(), {}, options, None, SinkOptions.of({}, "10min"))
 >>> [name for name, travels in feeder.__getstate__().items() if travels is None]
 ['then', 'stop', 'failure', '_job', '_outlets', '_lock', '_thread']
 """

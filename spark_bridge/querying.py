@@ -5,8 +5,7 @@ one output, the query. A keyed frame is upserts, a bare one is rows that are app
 not asked, because Spark derives that from how a frame was made, and the frames of two epochs may be made in two ways;
 rows are looked at.
 
->>> from ddflow.connectors.attached import TableSink
-from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.spec import Upsert
 >>> flow = Flow()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("by_city", flow.sql("select city, count(*) n from people group by city"))
@@ -57,7 +56,6 @@ def sql(
     part_cache: str | int | None = "512MB",
     keep: int = KEEP,
     sinks: Mapping[str, TableSink] | None = None,
-    sink_backlog: str | int = "1GB",
     give_up_after: str | None = "10min",
 ) -> DataFrame:
     """Run a query over batch DataFrames: a DataFrame of the updates of its answer.
@@ -72,7 +70,7 @@ def sql(
     frames : mapping of str to KeyedFrame or DataFrame
         The tables of the query: ``dd.keyed(df, dd.Upsert(key=...))`` for upserts, a bare frame for rows that are
         appended.  All of them each time; one without new rows is empty.
-    partitions, state, epoch, outputs, close, memory, trust, part_cache, keep, sinks, sink_backlog, give_up_after
+    partitions, state, epoch, outputs, close, memory, trust, part_cache, keep, sinks, give_up_after
         As in `run`.  In a state the output is called "out".
 
     Returns
@@ -102,7 +100,7 @@ def sql(
     flow, given = planned(query, frames)
     runs: Any = run  # which of its forms it is shows when it is called
     options: dict[str, Any] = {"outputs": outputs, "close": close, "memory": memory, "trust": trust}
-    options |= {"sinks": sinks, "sink_backlog": sink_backlog, "give_up_after": give_up_after}
+    options |= {"sinks": sinks, "give_up_after": give_up_after}
     ran = runs(flow, given, partitions, state=state, epoch=epoch, part_cache=part_cache, keep=keep, **options)
     out: DataFrame = ran[OUT]
     return out

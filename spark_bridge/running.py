@@ -60,7 +60,6 @@ def run(
     part_cache: str | int | None = "512MB",
     keep: int = KEEP,
     sinks: Mapping[str, TableSink] | None = None,
-    sink_backlog: str | int = "1GB",
     give_up_after: str | None = "10min",
 ) -> Ran: ...
 
@@ -79,7 +78,6 @@ def run(
     part_cache: str | int | None = "512MB",
     keep: int = KEEP,
     sinks: Mapping[str, TableSink] | None = None,
-    sink_backlog: str | int = "1GB",
     give_up_after: str | None = "10min",
 ) -> Mapping[str, DataFrame]:
     """Run a flow over batch DataFrames: a DataFrame of updates for each output.
@@ -106,8 +104,8 @@ def run(
         What a task may take, such as "1GB".
     trust, part_cache, keep
         As in `Flow.open`; what a worker may keep open of the state; how many epochs you can replay, and follow.
-    sinks, sink_backlog, give_up_after
-        As in `Engine.run`: tables that get the epoch, and what they lack of earlier ones, before this returns.
+    sinks, give_up_after
+        As in `Engine.run`; when this returns, they have the epoch.
 
     Returns
     -------
@@ -117,9 +115,8 @@ def run(
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow, WrongMode, MissingExtra
-        `SpecError` for no output, one without a Spark type, or bad ``partitions``; `SchemaMismatch` for a missing or
-        wrong input or column; `NotArrow` for no DataFrame; `WrongMode` for a stream; `MissingExtra` without pandas (for
-        PySpark).
+        For no output, one without a Spark type, bad ``partitions``; for a missing or wrong input or column; for no
+        DataFrame; for a stream; without pandas (for PySpark).
     StateRefused, PlanChanged, EpochSkipped, ReplayMismatch, Fenced, NullKey
         With ``state``, as `Flow.open` and `Engine.step`.
     SinkRefused, SinkAhead, SinkFailed
@@ -134,12 +131,16 @@ def run(
     frames = by_input(flow, frames)
     if state is not None:
         options = StateOptions(check_address(state, outputs), partitions, outputs, memory, trust, part_cache, keep=keep)
-        return run_into(flow, frames, options, epoch, close, SinkOptions.of(sinks, sink_backlog, give_up_after))
-    needs = {"epoch": epoch, "outputs": outputs, "memory": memory, "close": close or None, "sinks": sinks}
-    for name, given in needs.items():
+        return run_into(flow, frames, options, epoch, close, SinkOptions.of(sinks, give_up_after))
+    _without_state(epoch=epoch, outputs=outputs, memory=memory, close=close or None, sinks=sinks)
+    return _lazily(flow, frames, partitions)
+
+
+def _without_state(**options: Any) -> None:
+    """Raise `SpecError` for an option that needs a state."""
+    for name, given in options.items():
         if given is not None:
             raise SpecError(f"run with {name}=", "there is no state", "give state=, or leave it out")
-    return _lazily(flow, frames, partitions)
 
 
 def stage(flow: Flow) -> OnlyStage:

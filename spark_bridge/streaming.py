@@ -76,7 +76,7 @@ def stream(
     name : str, optional
         Of the query, for Spark's pages and the log.  By default its inputs.
     sinks, sink_backlog, give_up_after
-        As in `Engine.run`: tables that get each epoch once, after its commit.
+        As in `Engine.run`.
 
     Returns
     -------
@@ -86,8 +86,7 @@ def stream(
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow, WrongMode
-        `SpecError` for options that do not fit; `SchemaMismatch` for a wrong input or column; `NotArrow` for no
-        DataFrame; `WrongMode` for a DataFrame that is no stream, and for ``close`` in epoch mode.
+        For options that do not fit; a wrong input or column; no DataFrame; no stream, or ``close`` in epoch mode.
 
     Notes
     -----
@@ -98,12 +97,12 @@ def stream(
     if not frames:
         raise SpecError("stream into a state", "no DataFrame is given", "give one for an input at least")
     columns = {input: checked(flow, input, frame, streaming=True) for input, frame in frames.items()}
-    checkpoint = _checkpoint(place) if checkpoint is None else checkpoint
+    checkpoint = checkpoint or _checkpoint(place)
     _check_close(flow, trigger, close)
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
     options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint)
-    of_sinks = SinkOptions.of(sinks, sink_backlog, give_up_after)
-    return Stream(Feeder(flow, columns, options, then, of_sinks), frames, checkpoint, trigger, name, close)
+    feeder = Feeder(flow, columns, options, then, SinkOptions.of(sinks, give_up_after, sink_backlog))
+    return Stream(feeder, frames, checkpoint, trigger, name, close)
 
 
 def _check_close(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> None:
