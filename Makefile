@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter for .venv, WORKERS=4 the processes that run the tests.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cdc check test lint docs bench bench-compare soak mutants golden notebooks lock clean
+.PHONY: help setup demo demo-cdc check test lint docs bench bench-compare soak mutants golden notebooks release lock clean
 
 RUN := .venv/bin
 WORKERS ?= 2
@@ -61,6 +61,9 @@ golden: setup ## record anew what users see: public names, help texts, answers
 
 notebooks: setup ## run the notebooks and keep their output
 	$(RUN)/python tests/test_notebooks.py
+
+release: setup ## build the wheel and the sdist into dist/, and try them in fresh environments
+	$(RUN)/python .ci/package.py --keep dist
 
 lock: ## choose versions anew (needs uv)
 	uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

@@ -27,6 +27,7 @@ import typer
 from typer.core import TyperGroup
 
 from ddflow.cli.say import say
+from ddflow.cli.welcome import TEXT
 from ddflow.errors import DdflowError
 from ddflow.terminal import guard_log, lines
 from ddflow.version import __version__
@@ -128,9 +129,7 @@ def _say(message: str, debug: bool) -> None:
     say(f"ddflow: {message}", err=True)
 
 
-app = typer.Typer(
-    cls=Verbs, add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False
-)
+app = typer.Typer(cls=Verbs, invoke_without_command=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 def _version(asked: bool) -> None:
@@ -141,6 +140,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_version)
     ] = False,
@@ -151,6 +151,8 @@ def root(
     Exit codes: 0 done, 1 refused (the message says what was asked, what was found, what to do), 2 wrong usage,
     70 a bug in ddflow, 130 interrupted, 141 the reader of the output has gone.
     """
+    if context.invoked_subcommand is None:
+        say(TEXT)
 
 
 def stop_on_signals() -> None:

@@ -8,6 +8,7 @@ of a column into one cell.
 ('Bern -> Chur', 7, 'null -> 1.5')
 """
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,6 +55,9 @@ def compare(
     delimiter: Delimiter = None,
     null: Null = None,
     encoding: Encoding = "utf-8",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="How many rows differ, as one JSON object, in the place of the rows.")
+    ] = False,
 ) -> None:
     """Compare two files by key: which rows were added, removed or changed, and what their values were and are.
 
@@ -80,14 +84,18 @@ def compare(
         done = comparison(before, after, names(key), names(ignore or []), parse_types(types or ()), files)
         for note in done.notes:
             say(note, err=True)
-        _put(done, output, overwrite)
+        if output is not None or not as_json:
+            _put(done, output, overwrite)
     except DdflowError as error:
         if not exit_code:
             raise
         say(f"ddflow: {error}", err=True)
         raise typer.Exit(TROUBLE) from None
-    found = ", ".join(f"{n:,} {what}" for what, n in done.counts.items())
-    say(f"{found}; {done.rows[0]:,} rows before, {done.rows[1]:,} after", err=True)
+    if as_json:
+        say(json.dumps({**done.counts, "before": done.rows[0], "after": done.rows[1], "output": output}))
+    else:
+        found = ", ".join(f"{n:,} {what}" for what, n in done.counts.items())
+        say(f"{found}; {done.rows[0]:,} rows before, {done.rows[1]:,} after", err=True)
     if exit_code and done.table.num_rows:
         raise typer.Exit(DIFFERENT)
 

@@ -7,6 +7,7 @@ Invariant: what is put out are the rows that `Plan.sql` holds after all files, e
 NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': 'id,region', 'order-by': 'at'})
 """
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -67,6 +68,7 @@ def sql(
     delimiter: Delimiter = None,
     null: Null = None,
     encoding: Encoding = "utf-8",
+    as_json: Annotated[bool, typer.Option("--json", help="With -o: what was done as one JSON object.")] = False,
 ) -> None:
     """Ask a query of files of upserts: joins, groups, subqueries, tops.
 
@@ -81,6 +83,8 @@ def sql(
     * `ddflow sql "select c.city, sum(o.amount) revenue from orders o join customers c on o.customer = c.id
     group by c.city" orders=monday.csv:key=id orders=tuesday.csv customers=customers.csv:key=id --diff -o changes.csv`
     """
+    if as_json and output in (None, "-"):
+        raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
     import ddflow as dd
     from ddflow.cli.messages import columns_of, message_format
     from ddflow.cli.reading import how
@@ -117,7 +121,16 @@ def sql(
                 out.write(step[OUT])
         if not diff:
             out.write(_repeated(engine.read(OUT)))
-    say(f"{read:,} rows of {len(given)} tables: {out.written:,} {'updates' if diff else 'rows'}", err=True)
+    _done(read, len(given), {"updates" if diff else "rows": out.written}, output, as_json)
+
+
+def _done(read: int, tables: int, wrote: dict[str, int], output: str | None, as_json: bool) -> None:
+    """Say what was done."""
+    if as_json:
+        say(json.dumps({"read": read, "tables": tables, **wrote, "output": output}))
+        return
+    ((what, n),) = wrote.items()
+    say(f"{read:,} rows of {tables} tables: {n:,} {what}", err=True)
 
 
 def told(text: str) -> NamedTable:

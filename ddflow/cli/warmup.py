@@ -6,19 +6,29 @@ Invariant: it ends well only if compiled kernels can be kept; otherwise the next
 'warmup'
 """
 
+import json
 import sys
 from time import perf_counter
+from typing import Annotated
+
+import typer
 
 from ddflow.cli.say import say
 from ddflow.terminal import console
 
 
-def warmup() -> None:
+def warmup(
+    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+) -> None:
     """Compile the kernels, once on a machine, with a progress bar.
 
     Without it, the first small steps are interpreted, while a background process compiles (`DDFLOW_BACKGROUND=0`
     turns that off), and the first large step waits some ten seconds. Compiled kernels are kept in a private directory
     (`DDFLOW_CACHE_DIR`, else the platform's for caches), and compiled again when ddflow or numba changes.
+
+    Examples:
+
+    * `ddflow warmup`
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -38,4 +48,8 @@ def warmup() -> None:
             "name one that only you may enter: DDFLOW_CACHE_DIR=...",
         )
     seconds = perf_counter() - began
+    if as_json:
+        found = {"kernels": warmed.kernels, "compiled": warmed.compiled, "seconds": round(seconds, 3)}
+        say(json.dumps({**found, "directory": str(warmed.directory)}))
+        return
     say(f"{warmed.kernels} kernels ready, {warmed.compiled} compiled in {seconds:.1f} s, in {warmed.directory}")

@@ -154,6 +154,8 @@ def test_differences_are_json_lines_in_a_pipe_and_a_file_where_one_is_named(file
     assert (files / "out.csv").read_text().splitlines()[2] == '3,"changed","city","Chur","Zug"'
     compare("a.csv", "b.csv", "-k", "id", "-o", "out.csv", code=1)
     compare("a.csv", "b.csv", "-k", "id", "-o", "out.csv", "--overwrite")
+    told = json.loads(compare("a.csv", "b.csv", "-k", "id", "--json").stdout)
+    assert told == {"added": 1, "removed": 1, "changed": 1, "before": 3, "after": 3, "output": None}
 
 
 def test_exit_codes_are_those_of_diff_where_that_is_asked_for(files: Path) -> None:

@@ -76,3 +76,9 @@ def test_it_writes_a_file_and_replaces_none() -> None:
 )
 def test_what_is_wrong_is_named(words: list[str], code: int, message: str) -> None:
     assert message in sql(*words, code=code).stderr
+
+
+def test_what_was_done_is_json_where_rows_go_to_a_file() -> None:
+    done = sql("select city from orders", *TABLE, "-o", "out.csv", "--json")
+    assert json.loads(done.stdout) == {"read": 4, "tables": 1, "rows": 2, "output": "out.csv"}
+    assert "-o" in sql("select city from orders", *TABLE, "--json", code=2).stderr

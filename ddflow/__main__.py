@@ -1,0 +1,30 @@
+"""The program ``ddflow``, also as ``python -m ddflow``: the command line, or what to install for it.
+
+Invariant: the core does without the shell's libraries. Where they are missing, the program says so in one line and ends
+with 2, as for wrong usage; any other import that fails is a bug and shows itself.
+
+>>> main.__module__
+'ddflow.__main__'
+"""
+
+import sys
+
+SHELL = ("typer", "rich", "click")
+"""What the extra ``shell`` installs."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from ddflow.cli import main as run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in SHELL:
+            raise
+        found = f"{error.name} is not installed"
+        print(f"ddflow: the command line needs more: {found}; pip install 'ddflow[shell]'", file=sys.stderr)
+        raise SystemExit(2) from None
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The first minute on the shell: ``ddflow`` alone teaches, Tab completes, and a bare core says what it needs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ddflow.cli import VERBS, app
+from ddflow.cli.welcome import TEXT
+
+COMMANDS = [line.strip() for line in TEXT.splitlines() if line.startswith("    ddflow")]
+
+
+def test_alone_it_says_what_to_try() -> None:
+    done = CliRunner().invoke(app, [])
+    assert done.exit_code == 0 and done.output == TEXT + "\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_it_says_to_try_is_understood(command: str) -> None:
+    _, verb, *words = shlex.split(command)
+    group = typer.main.get_command(app)
+    parser = group.get_command(typer.Context(group), verb)  # type: ignore[attr-defined]
+    parser.make_context(verb, words)  # raises for an unknown option, or too few words
+
+
+def completed(words: str) -> list[str]:
+    told = {"_DDFLOW_COMPLETE": "complete_bash", "COMP_WORDS": f"ddflow {words}", "COMP_CWORD": str(len(words.split()))}
+    program = [sys.executable, "-c", "import sys; sys.argv[0] = 'ddflow'; from ddflow.__main__ import main; main()"]
+    done = subprocess.run(program, env={**os.environ, **told}, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_tab_completes_verbs_and_options() -> None:
+    assert completed("re") == [verb for verb in sorted(VERBS) if verb.startswith("re")]
+    assert completed("watch --b") == ["--by"]
+
+
+def test_without_the_shell_s_libraries_it_says_what_to_install() -> None:
+    hide = "import sys; sys.modules['typer'] = None; from ddflow.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", hide, "diff"], capture_output=True, text=True)
+    assert done.returncode == 2 and "pip install 'ddflow[shell]'" in done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_every_verb_that_reports_has_json() -> None:
+    for verb in VERBS:
+        assert "--json" in CliRunner().invoke(app, [verb, "--help"]).output, verb
