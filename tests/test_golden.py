@@ -22,7 +22,8 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.engine.garbage import blobs_of
 from ddflow.errors import CorruptState
-from ddflow.storage import sheets
+from ddflow.storage import backlog, sheets
+from ddflow.storage.epochs import Delivered
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import FORMAT, newest
 from ddflow.storage.memory import MemoryStore
@@ -110,13 +111,15 @@ def feed(engine: dd.Engine, kind: str, times: Iterator[int] | range) -> list[dd.
 
 @contextmanager
 def small(kind: str) -> Iterator[None]:
-    """Merges that begin early and stop half way; and inventories in sheets, where that is the kind."""
+    """Merges that begin early and stop half way; inventories in sheets, a backlog, where that is the kind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spine, "PIECE", 2)
         patch.setattr(spine, "EFFORT", 1)
         patch.setattr(spine, "GARBAGE", 1)
         for name in ("INLINE", "EDGE", "FEWEST") if kind == "sheets" else ():
             patch.setattr(sheets, name, 2)
+        if kind == "lagging":
+            patch.setattr(backlog, "FAN", 2)
         yield
 
 
@@ -150,6 +153,7 @@ KINDS = {
     "compressed": {"retain": 3},
     "sheets": {"retain": 3},
     "operators": {"retain": 3},
+    "lagging": {},
 }
 
 
@@ -161,6 +165,9 @@ def write(place: Path) -> None:
             if kind == "spilled":
                 engine.dataflow.budget.state = 0  # everything goes to files at once
             assert engine.durable is not None
+            if kind == "lagging":
+                engine.durable.log.keep = 1
+                engine.durable.log.sinks["rows"] = Delivered("sqlite", "out.db:rows", "upsert", 0, 0, "")
             engine.durable.batch_store.compresses = kind == "compressed"  # as parts of a partitioned state do
             for arranged in engine.dataflow.graph.arrangements.values():
                 arranged.spine.fan = arranged.on_disk.fan = 3
@@ -171,6 +178,7 @@ def write(place: Path) -> None:
             ]
             print(kind, "merges half done:", sum(bool(m.output.parts) for m in under_way), "of", len(under_way))
             print(kind, "sheets:", len(engine.durable.sheets.blobs))
+            print(kind, "backlog:", [part.level for part in engine.durable.log.manifest_log.manifest.backlog])
         with plan(kind).open(shutil.copytree(place / kind, place / "next"), **options) as engine:
             expected[kind]["next"] = gone_on(engine, kind)
         shutil.rmtree(place / "next")

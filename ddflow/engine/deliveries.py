@@ -67,7 +67,7 @@ class Deliveries:
         return not [each for each in self.each.values() if not each.pump(monotonic())]
 
     def full(self) -> bool:
-        """Whether too much waits for one.  O(epochs kept)."""
+        """Whether too much waits for one.  O(epochs since the last call)."""
         most = self.most
         return any(e.waiting >= EPOCHS or (e.waiting and e.waiting_bytes() >= most) for e in self.each.values())
 

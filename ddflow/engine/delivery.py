@@ -19,6 +19,7 @@ and what it says then tells whether the epoch that failed is in it.
 (True, 1, 0, [{'id': 7}])
 """
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ class Delivery:
         self.before: TargetRecord | None = None
         self.failing: SinkFailed | None = None
         self.since = self._again = self._pause = 0.0
+        self._sizes, self._size, self._counted = deque[tuple[int, int]](), 0, 0
+        """Of the epochs that wait: their numbers and bytes, those together, and the last that was counted."""
         known = self._known()
         self.at = self.epochs.epoch if known is None else known.epoch
 
@@ -127,12 +130,17 @@ class Delivery:
         return self.epochs.epoch - self.at
 
     def waiting_bytes(self) -> int:
-        """The bytes of their updates.  O(epochs kept)."""
-        waiting = (receipt for receipt in self.epochs.receipts if receipt.epoch > self.at)
-        return sum(self.epochs.bytes_of(receipt, self.name) for receipt in waiting)
+        """The bytes of their updates.  O(epochs since the last call), and the first time O(epochs that wait)."""
+        for receipt in self.epochs.kept(max(self._counted, self.at)):
+            self._sizes.append((receipt.epoch, receipt.size(self.name)))
+            self._size, self._counted = self._size + self._sizes[-1][1], receipt.epoch
+        while self._sizes and self._sizes[0][0] <= self.at:
+            self._size -= self._sizes.popleft()[1]
+        return self._size
 
     def resume(self) -> None:
         """See what the target has, and where to go on."""
+        self._sizes, self._size, self._counted = deque(), 0, 0
         manifest = self.epochs.manifest
         known = self._known()
         self.before = there = self.table.written()
@@ -173,10 +181,9 @@ class Delivery:
 
     def _covered(self) -> None:
         """Raise `SinkRefused` where updates that the sink needs are not kept."""
-        kept = {receipt.epoch for receipt in self.epochs.receipts}
-        lost = [epoch for epoch in range(self.at + 1, self.epochs.epoch + 1) if epoch not in kept]
-        if lost:
-            raise self._refused(f"it needs the updates of epoch {lost[0]}, which are not kept", SYNC)
+        lost = self.epochs.lacking(self.at)
+        if lost is not None:
+            raise self._refused(f"it needs the updates of epoch {lost}, which are not kept", SYNC)
 
     def _refused(self, found: str, remedy: str) -> SinkRefused:
         return SinkRefused(f"write {self.name!r} to {self.sink.target}", found, remedy)
@@ -216,11 +223,10 @@ class Delivery:
         try:
             if self._table is None:
                 self.resume()
-            for receipt in self.epochs.receipts:
-                if receipt.epoch > self.at:
-                    self._give(receipt)
-                    self.at = receipt.epoch
-                    self._acknowledge()
+            for receipt in self.epochs.kept(self.at):
+                self._give(receipt)
+                self.at = receipt.epoch
+                self._acknowledge()
         except SinkFailed as error:
             self.since = now if self.failing is None else self.since
             self._pause = PAUSES[0] if self.failing is None else min(2 * self._pause, PAUSES[1])

@@ -48,6 +48,7 @@ from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
+from ddflow.storage.backlog import Part
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch, Output
@@ -55,7 +56,7 @@ from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
 from ddflow.storage.naming import names_inside
 from ddflow.storage.opening import open_store
-from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.protocol import GREATEST, Blob, Store
 
 KEPT: Final = 8
 """How many epochs can be given again."""
@@ -177,21 +178,13 @@ class EpochLog:
         )
 
     def receipts(self, epoch: Epoch) -> tuple[Epoch, ...]:
-        """An epoch to come, those before it that can be given again, and those that a sink has yet to take.
-
-        O(epochs kept).
-        """
-        before = self.manifest_log.manifest.receipts
-        over = max(0, len(before) + 1 - self.keep)
-        if over and self.sinks:
-            taken = min(sink.epoch for sink in self.sinks.values())
-            over = sum(each.epoch <= taken for each in before[:over])
-        return (*before[over:], epoch)
+        """An epoch to come behind those of the newest manifest; `publish` keeps those that are needed.  O(those)."""
+        return (*self.manifest_log.manifest.receipts, epoch)
 
     def past(self, epoch: int) -> PastSchemas | None:
         """The columns that an epoch was committed with; None where the plan has them still.  O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
-        known = carried(manifest.past, self._before, manifest.epoch, manifest.receipts)
+        known = carried(manifest.past, self._before, manifest.epoch, manifest.oldest)
         return at([PastSchemas.of(each, where) for each in known], epoch)
 
     def table(
@@ -236,18 +229,20 @@ class EpochLog:
         `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
         """
         before = self.manifest_log.manifest
+        backlog, receipts = self._waiting(receipts)
         new = replace(
             before,
             epoch=max(before.epoch, receipts[-1].epoch if receipts else 0),
             plan=self.plan,
             fingerprint=self.fingerprint,
-            receipts=self.outputs.kept(receipts),
+            backlog=backlog,
+            receipts=receipts,
             folder=self.outputs.path or before.folder,
-            past=carried(before.past, self._before, before.epoch, receipts),
             sources=dict(self.sources),
             sinks=dict(self.sinks),
             **state,
         )
+        new = replace(new, past=carried(before.past, self._before, before.epoch, new.oldest))
         self.manifest_log.settle()
         if not self._tidy:
             self._look_after()
@@ -255,6 +250,14 @@ class EpochLog:
         self.manifest_log.commit(new, inventories, files | names_inside(new.outputs()), note)
         if new.epoch > before.epoch:
             self.change = PlanChange()
+
+    def _waiting(self, receipts: tuple[Epoch, ...]) -> tuple[tuple[Part, ...], tuple[Epoch, ...]]:
+        """The backlog and the receipts of the next version, which needs some of these.  O(changes + log kept)."""
+        log = self.manifest_log
+        taken, backlog = min((sink.epoch for sink in self.sinks.values()), default=GREATEST), log.manifest.backlog
+        if backlog and self.outputs.moved:  # what is only in the sink before goes
+            backlog, receipts = (), (*log.backlog.receipts(backlog, taken), *receipts)
+        return log.backlog.after(backlog, log.signed(self.outputs.kept(receipts)), self.keep, taken)
 
     def finish(self, apart: float = math.inf) -> None:
         """Show what the newest epoch gave; then let versions go whose time is over.  O(its files + those deleted).

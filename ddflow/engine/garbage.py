@@ -32,6 +32,7 @@ from typing import Final
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState
+from ddflow.storage.backlog import Backlog
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.opening import State, Trust, opened_store
@@ -116,9 +117,15 @@ def gc(
         if manifest is None:
             return Collected()
         kept, expired = versions(store, manifest, grace, orphans)
-        named = {each.number: names_of(store, each) for each in kept}
+        backlog = Backlog(store)
+        named = {
+            each.number: names_of(store, each)
+            | backlog.only(each.backlog, () if each is manifest else manifest.backlog)[0]
+            for each in kept
+        }
         every = set[str]().union(*named.values())
-        gone, waiting = _garbage(store, entries, named[manifest.number], every, expired, orphans)
+        over = _named_by(store, expired, backlog, manifest) if len(every) < len(entries) else set()
+        gone, waiting = _garbage(entries, named[manifest.number], every, over, orphans)
         since = manifest.written / 1000
         outputs = [each for each in outputs if each.name not in every and each.written < since and each.age >= orphans]
         if not dry_run:
@@ -168,27 +175,44 @@ def versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> 
 
 
 def names_of(store: Store, manifest: Manifest) -> set[str]:
-    """The names of all files of a version.  O(bytes of its inventories).  Raises `CorruptState`."""
-    return {blob.name for blob in blobs_of(store, manifest)}
+    """The names of all files of a version, but for those of its backlog.  O(bytes of its inventories).
+
+    Raises `CorruptState`.
+    """
+    return {blob.name for blob in _own(store, manifest)}
 
 
-def blobs_of(store: Store, manifest: Manifest) -> Iterator[Blob]:
-    """All files of a version: its partitions, what they name, its outputs.  As `names_of`."""
+def blobs_of(store: Store, manifest: Manifest, backlog: Backlog | None = None) -> Iterator[Blob]:
+    """All files of a version: its partitions, what they name, its outputs, its backlog.  As `names_of`.
+
+    ``backlog``: the reader, where several versions are asked.
+    """
+    yield from _own(store, manifest)
+    yield from (backlog or Backlog(store)).files(manifest.backlog)
+
+
+def _own(store: Store, manifest: Manifest) -> Iterator[Blob]:
     yield from manifest.inventories
     yield from manifest.outputs()
     for part in manifest.inventories:
         yield from StoredInventory.read(store, part).text.files
 
 
-def _garbage(
-    store: Store, entries: list[Entry], newest: set[str], named: set[str], expired: list[int], orphans: float
-) -> tuple[list[Entry], list[Entry]]:
-    """The files that go, and those that nobody names and that stay."""
-    unnamed = [entry for entry in entries if entry.name not in named]
+def _named_by(store: Store, expired: list[int], backlog: Backlog, newest: Manifest) -> set[str]:
+    """What expired versions name; of their backlogs, what the newest has not."""
     over = set[str]()
-    for number in expired if unnamed else ():
+    for number in expired:
         with suppress(CorruptState):  # then its files are like those that nobody named
-            over |= names_of(store, at(store, number))
+            manifest = at(store, number)
+            over |= names_of(store, manifest) | backlog.only(manifest.backlog, newest.backlog)[0]
+    return over
+
+
+def _garbage(
+    entries: list[Entry], newest: set[str], named: set[str], over: set[str], orphans: float
+) -> tuple[list[Entry], list[Entry]]:
+    """The files that go, and those that nobody names and that stay.  ``over``: that only expired versions name."""
+    unnamed = [entry for entry in entries if entry.name not in named]
     youngest = min((entry.age for entry in entries if entry.name in newest), default=math.inf)
     gone, waiting = list[Entry](), list[Entry]()
     for entry in unnamed:

@@ -11,12 +11,12 @@ epochs, and so has the driver of many partitions (``partitions.driver_epochs``);
 >>> with flow.open(MemoryStore()) as engine:
 ...     epochs = EngineEpochs(engine.calls, "an example")
 ...     _ = engine.step({"people": {"id": [7]}})
-...     epochs.gained(epochs.receipts[-1], "people").to_pylist(), epochs.held("people").num_rows
+...     epochs.gained(next(epochs.kept()), "people").to_pylist(), epochs.held("people").num_rows
 ([{'id': 7, '_time': 1, '_diff': 1}], 1)
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -69,10 +69,16 @@ class KeptEpochs(ABC):
         """The newest."""
         return self.log.manifest_log.manifest
 
-    @property
-    def receipts(self) -> Sequence[Epoch]:
-        """The epochs that are kept, oldest first."""
-        return self.manifest.receipts
+    def kept(self, after: int = 0) -> Iterator[Epoch]:
+        """What is kept of the epochs after one, ascending.  O(those + log kept).  Raises `CorruptState`."""
+        manifest = self.manifest
+        yield from self.log.manifest_log.backlog.receipts(manifest.backlog, after)
+        yield from (each for each in manifest.receipts if each.epoch > after)
+
+    def lacking(self, after: int) -> int | None:
+        """The first epoch after one that was committed and is not kept.  O(1)."""
+        oldest = self.epoch + 1 if self.manifest.oldest is None else self.manifest.oldest
+        return after + 1 if after + 1 < oldest and after < self.epoch else None
 
     @property
     def epoch(self) -> int:
@@ -101,20 +107,17 @@ class KeptEpochs(ABC):
         ]
         return pa.concat_tables([each.cast(schema) for each in given]) if given else schema.empty_table()
 
-    def bytes_of(self, receipt: Epoch, name: str) -> int:
-        """The bytes of the files that have it.  O(files)."""
-        calls = (call.outputs[name].blobs for call in receipt.calls if name in call.outputs)
-        return sum(blob.length for blobs in calls for blob in blobs)
-
     def digest(self, epoch: int) -> str | None:
         """The digest of the manifest that committed an epoch; None where that is not kept any more."""
-        found = next((each.digest for each in self.receipts if each.epoch == epoch), None)
-        return found or (self.log.manifest_log.digest if epoch == self.epoch else None)
+        found = next(self.kept(epoch - 1), None)
+        if epoch == self.epoch and (found is None or not found.digest):
+            return self.log.manifest_log.digest
+        return found.digest if found is not None and found.epoch == epoch else None
 
     def written(self, epoch: int) -> int:
         """When the manifest that committed an epoch was written, in unix milliseconds.  The epoch is kept."""
-        found = next((each.written for each in self.receipts if each.epoch == epoch), None)
-        return self.manifest.written if found is None else found
+        found = next(self.kept(epoch - 1), None)
+        return self.manifest.written if found is None or found.written is None else found.written
 
 
 class EngineEpochs(KeptEpochs):

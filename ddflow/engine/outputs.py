@@ -64,6 +64,11 @@ class Outputs:
         """Where outputs go."""
         return None if self.sink is None else self.sink.target
 
+    @property
+    def moved(self) -> bool:
+        """Whether the sink is another than the newest manifest names."""
+        return self.sink is not None and self.before is not None
+
     def claim(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
         """Take the sink for a state, before anything is put there.  O(outputs).  As `Sink.claim`."""
         if self.sink is not None:
@@ -82,13 +87,14 @@ class Outputs:
             sink.sync()
 
     def kept(self, receipts: Sequence[Epoch]) -> tuple[Epoch, ...]:
-        """The epochs that can be given again from the sink that the next manifest names.  O(their fragments)."""
+        """The last epochs that can be given again from the sink that the next manifest names, without a gap.
+
+        O(their fragments)."""
         sink = self.sink
-        if sink is None or self.before is None:
+        if sink is None or not self.moved:
             return tuple(receipts)
-        return tuple(
-            each for each in receipts if all(sink.size(each.epoch, one) is not None for one in fragments_of(each))
-        )
+        gone = [not all(sink.size(each.epoch, one) is not None for one in fragments_of(each)) for each in receipts]
+        return tuple(receipts[len(gone) - gone[::-1].index(True) :] if True in gone else receipts)
 
     def read(self, epoch: int, fragment: Fragment, schema: pa.Schema, batches: BatchStore) -> pa.Table:
         """The rows of a fragment, wherever it is.  O(bytes).  Raises `CorruptState`."""

@@ -10,7 +10,7 @@ where its rows can be told by partition, so the driver holds the rows of one out
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": {"id": [7, 8]}})
 >>> epochs = DriverEpochs(EpochDriver.open(flow, store.writer()))
->>> epochs.epoch, epochs.held("people").num_rows, epochs.gained(epochs.receipts[-1], "people").num_rows
+>>> epochs.epoch, epochs.held("people").num_rows, epochs.gained(next(epochs.kept()), "people").num_rows
 (1, 2, 2)
 """
 

@@ -179,7 +179,7 @@ class Rescaler:
         note = f"rescale {manifest.partitions} -> {move.partitions}"
         if move.before is not None:
             plan, note = describe(self.cut.flow), "evolution"
-            past = carried(manifest.past, move.before, manifest.epoch, manifest.receipts)
+            past = carried(manifest.past, move.before, manifest.epoch, manifest.oldest)
             new = replace(new, plan=plan, fingerprint=fingerprint(plan), past=past)
         parts = self._parts(taken)
         try:

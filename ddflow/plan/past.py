@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from ddflow.errors import CorruptState
 from ddflow.plan.plan import Plan
-from ddflow.storage.epochs import Epoch, PastColumns
+from ddflow.storage.epochs import PastColumns
 from ddflow.storage.fields import MEND
 
 
@@ -54,16 +54,16 @@ def past_columns(plan: Plan, epoch: int) -> PastColumns:
 
 
 def carried(
-    known: tuple[PastColumns, ...], before: Plan | None, last: int, receipts: Sequence[Epoch]
+    known: tuple[PastColumns, ...], before: Plan | None, last: int, oldest: int | None
 ) -> tuple[PastColumns, ...]:
-    """The past columns that some receipts were given with.  O(columns).
+    """The past columns that epochs from ``oldest`` on were given with; none where that is None.  O(columns).
 
     ``known``: those of the version before.  ``before``: its plan, where the next one has other columns; ``last``: its
     epoch.
     """
     if before is not None and [each.epoch for each in known[-1:]] != [last]:
         known = (*known, past_columns(before, last))
-    return tuple(each for each in known if receipts and receipts[0].epoch <= each.epoch)
+    return tuple(each for each in known if oldest is not None and oldest <= each.epoch)
 
 
 def at(past: Iterable[PastSchemas], epoch: int) -> PastSchemas | None:

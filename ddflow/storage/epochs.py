@@ -11,6 +11,7 @@ one that feeds the state, and no file is named twice by an output. It does not k
 True
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -60,6 +61,17 @@ class Epoch(Strict, frozen=True):
     batch: Natural | None
     digest: HexOrNone = ""
     written: Moment | None = None
+
+    def files(self) -> Iterator[Blob]:
+        """The files of all outputs of all calls, in order."""
+        for call in self.calls:
+            for output in call.outputs.values():
+                yield from output.blobs
+
+    def size(self, output: str) -> int:
+        """The bytes of what one output gained.  O(calls)."""
+        found = [call.outputs[output].blobs for call in self.calls if output in call.outputs]
+        return sum(blob.length for blobs in found for blob in blobs)
 
 
 class PastColumns(Strict, frozen=True):

@@ -12,16 +12,16 @@ the body, compact JSON.
 
 >>> zero = "0" * 32
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
-...                  frontier=0, last=0, since=0, inventories=(), receipts=(), folder=None, note="created", previous="",
-...                  partitions=1, horizons={}, greatest={}, feed=None, fed={},
-...                  past=(), sources={}, sinks={})
+...                  frontier=0, last=0, since=0, inventories=(), backlog=(), receipts=(), folder=None, note="created",
+...                  previous="", partitions=1, horizons={}, greatest={}, feed=None, fed={}, past=(), sources={},
+...                  sinks={})
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 380 bytes, its header says 381; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 393 bytes, its header says 394; go back with ddflow ...
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from msgspec.json import Decoder
 
 from ddflow.aside import aside
 from ddflow.errors import CorruptState, StateRefused, cut
+from ddflow.storage.backlog import Part, check
 from ddflow.storage.epochs import (
     REMEDY,
     Attached,
@@ -88,7 +89,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     digits.  ``frontier``, ``last`` (time of a step), ``since``: int64.  ``inventories``: a JSON blob each, stage by
     stage: that of stage l and partition p at l * ``partitions`` + p, or one for all stages.  None is there before the
     first commit.
-    ``receipts``: of the last epochs, ascending.
+    ``receipts``: of the last epochs, ascending.  ``backlog``: files with those before them that a sink has yet to take.
     ``folder``: where outputs are written to; None when they are blobs of the state.  ``note``: why it was written.
     ``previous``: the digest of the manifest that it was made from, 32 hex digits, "" for none.  ``partitions``: how
     many.  ``horizons``, ``greatest``: by input, the greatest order of all steps where rows expire, the greatest
@@ -110,6 +111,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     last: Instant
     since: Instant
     inventories: tuple[Blob, ...]
+    backlog: tuple[Part, ...]
     receipts: tuple[Epoch, ...]
     folder: Path | None
     note: Annotated[str, Meta(max_length=1 << 24)]
@@ -124,14 +126,13 @@ class Manifest(Strict, frozen=True, kw_only=True):
     sinks: dict[str, Delivered]
 
     def outputs(self) -> list[Blob]:
-        """The files of all outputs of all receipts, in order."""
-        return [
-            blob
-            for receipt in self.receipts
-            for call in receipt.calls
-            for output in call.outputs.values()
-            for blob in output.blobs
-        ]
+        """The files of all outputs of its own receipts, in order."""
+        return [blob for receipt in self.receipts for blob in receipt.files()]
+
+    @property
+    def oldest(self) -> int | None:
+        """The first epoch whose receipt is kept; None where none is."""
+        return self.backlog[0].first if self.backlog else self.receipts[0].epoch if self.receipts else None
 
     def encode(self) -> bytes:
         """Header and body.  O(bytes).  Raises `StateRefused` for what `decode` would refuse, or read as another."""
@@ -239,7 +240,8 @@ def _checksum(body: bytes, format_: int) -> str:
 def _read(body: bytes) -> Manifest:
     """The manifest of a body.  Raises one of `REFUSALS`."""
     manifest = _DECODER.decode(body)
-    last = -1
+    check(manifest.backlog, "its backlog")
+    last = manifest.backlog[-1].last if manifest.backlog else -1
     for receipt in manifest.receipts:
         if not last < receipt.epoch <= manifest.epoch:
             raise ValueError(f"the epochs of its {len(manifest.receipts)} receipts do not ascend to {manifest.epoch}")

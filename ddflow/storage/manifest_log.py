@@ -32,6 +32,7 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown
+from ddflow.storage.backlog import Backlog, Part
 from ddflow.storage.manifest import Epoch, Manifest, at, newest
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
@@ -45,16 +46,18 @@ LATEST: Final = 64
 
 
 class Past(NamedTuple):
-    """A manifest that was replaced: its number, when it was published, and the files that it names."""
+    """A manifest that was replaced: its number, when it was published, and the files that it names, but for those of
+    its backlog."""
 
     number: int
     since: float
     names: set[str]
+    backlog: tuple[Part, ...]
 
 
 class ManifestLog:
     """``manifest``: the one that this engine's state is.  ``digest``: 32 hex digits of its bytes.  ``names``: of all
-    files that it names.
+    files that it names, but for those of its ``backlog``.
 
     ``grace``: see the header.
     """
@@ -62,6 +65,7 @@ class ManifestLog:
     def __init__(self, store: Store, manifest: Manifest, names: set[str], grace: float = GRACE) -> None:
         self.store, self.manifest, self.names, self.grace = store, manifest, names, grace
         self.digest, self._since = digest(store.manifest(manifest.number)), monotonic()
+        self.backlog = Backlog(store)
         self._past: list[Past] = []
         self._sweeping: Thread | None = None
 
@@ -94,6 +98,7 @@ class ManifestLog:
             last=NEVER,
             since=NEVER,
             inventories=(),
+            backlog=(),
             receipts=(),
             folder=folder,
             note="created",
@@ -145,7 +150,7 @@ class ManifestLog:
         mine = published(self.store, new)
         if mine is None:
             raise self._fenced()
-        self._past.append(Past(self.number, self._since, self.names))
+        self._past.append(Past(self.number, self._since, self.names, self.manifest.backlog))
         self.manifest, self.names, self.digest, self._since = new, names, mine, monotonic()
         with suppress(DdflowError):  # it has happened, with a mark or without
             self.store.mark(new.number)
@@ -166,14 +171,15 @@ class ManifestLog:
     def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
         """Take over the manifests that others left, to be swept when their time is over.  O(those).
 
-        ``names_of``: what a manifest names.  Raises `CorruptState` for one that cannot be read; none is swept then.
+        ``names_of``: what a manifest names, without its backlog.  Raises `CorruptState` for one that cannot be read;
+        none is swept then.
         """
         now, past = time(), list[Past]()
         for number in self.store.numbers():
             if number < self.number:
                 manifest = at(self.store, number)
                 age = max(now - manifest.written / 1000, 0.0)
-                past.append(Past(number, monotonic() - age, names_of(self.store, manifest)))
+                past.append(Past(number, monotonic() - age, names_of(self.store, manifest), manifest.backlog))
         self._past = [*past, *self._past]
 
     def sweep(self, apart: float = math.inf) -> None:
@@ -204,10 +210,15 @@ class ManifestLog:
 
     def _drop(self, at: int) -> tuple[int, set[str]]:
         """A manifest that goes, and the files that neither of its neighbours names: then nobody does."""
-        number, _, gone = self._past.pop(at)
-        before = self._past[at - 1].names if at else set()
-        after = self._past[at].names if at < len(self._past) else self.names
-        return number, gone - before - after
+        number, _, gone, backlog = self._past.pop(at)
+        now = Past(self.number, self._since, self.names, self.manifest.backlog)
+        beside = [*self._past[max(at - 1, 0) : at], self._past[at] if at < len(self._past) else now]
+        gone = gone.difference(*(each.names for each in beside))
+        try:
+            mine, theirs = self.backlog.only(backlog, [part for each in beside for part in each.backlog])
+        except DdflowError:  # then they are garbage that a later collection finds
+            return number, set()
+        return number, (gone | mine).difference(theirs, *(each.names for each in beside))
 
     def _delete(self, over: list[tuple[int, set[str]]]) -> None:
         with suppress(DdflowError):

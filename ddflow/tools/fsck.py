@@ -20,11 +20,10 @@ checksums do not say that what was written is right, which is looked at last (``
 [(True, ' checksum')]
 """
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -44,6 +43,7 @@ from ddflow.plan.past import PastSchemas, at
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import bounds
 from ddflow.storage.arrow_file import read_batches
+from ddflow.storage.backlog import Backlog
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
@@ -51,15 +51,12 @@ from ddflow.storage.naming import inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.sheets import unfolded
-from ddflow.storage.site import TEMPORARY
-from ddflow.storage.state_folder import INSIDE
 from ddflow.tools.report import Report
 from ddflow.tools.restored import Examination, Known, Memo, Operators, holds_all, wrongly_fed
+from ddflow.tools.strangers import NAMED, strangers
 
 Look = Callable[[int], None]
 """Is told how many bytes were read, since the last call."""
-_NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
-_NUMBER: Final = re.compile(r"[0-9]{16}")
 
 
 def fsck(
@@ -145,7 +142,7 @@ class _Check:
             pass
         except DdflowError as error:
             self.all_named &= not file.startswith("manifests/")
-            named = _NAMED.search(error.asked) or _NAMED.search(error.found)
+            named = NAMED.search(error.asked) or NAMED.search(error.found)
             if named is not None:
                 file = f"blobs/{named[0]}"
             # What stands behind the file's name says where in it.
@@ -177,7 +174,7 @@ class _Check:
         flow = self._plan(manifest)
         for found in wrongly_fed(manifest):
             self.report.problem(manifest_file(number), found, number)
-        for receipt in manifest.receipts:
+        for receipt in self._receipts(manifest):
             self._receipt(manifest, receipt, flow)
         inventories = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.inventories))]
         whole = [each for each in inventories if each is not None]
@@ -257,6 +254,19 @@ class _Check:
             self.look(blob.length)
         return self.compared[blob]
 
+    def _receipts(self, manifest: Manifest) -> Iterator[Epoch]:
+        """All receipts of a version; a file of the backlog that cannot be read is a problem, and ends those in it."""
+
+        def fetch(blob: Blob) -> bytes | pa.Buffer:
+            self.named.add(blob.name)
+            return self._compare(blob, manifest.number) or b""
+
+        for part in manifest.backlog:
+            with self._guard(f"blobs/{part.file.name}", manifest.number):
+                yield from Backlog(self.store, fetch).receipts([part])
+            self.all_named &= part.file.name not in self.damaged
+        yield from manifest.receipts
+
     def _receipt(self, manifest: Manifest, receipt: Epoch, flow: Plan | None) -> None:
         for call in receipt.calls:
             for name, output in call.outputs.items():
@@ -331,19 +341,3 @@ class _Check:
 def manifest_file(number: int) -> str:
     """What a manifest's file is called in its state."""
     return f"manifests/{number:016d}"
-
-
-def strangers(store: LocalStore) -> Iterator[str]:
-    """What lies in the folder of a state and is not ours.  O(names)."""
-    place = store.site
-    for name in sorted(store.disk.names(place.path)):
-        if name not in (*INSIDE, "spill"):
-            yield name
-    ours = {
-        "blobs": re.compile(rf"{_NAMED.pattern}|[0-9a-f]{{16}}-[0-9]+\.part"),
-        "marks": _NUMBER,
-        "manifests": re.compile(f"{_NUMBER.pattern}|{TEMPORARY.pattern}"),
-    }
-    for folder, known in ours.items():
-        names = store.disk.names(place.below(folder)) if folder in store.disk.names(place.path) else []
-        yield from (f"{folder}/{name}" for name in sorted(names) if not known.fullmatch(name))

@@ -32,6 +32,7 @@ from ddflow.connectors.protocol import Sink
 from ddflow.engine.garbage import blobs_of
 from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
+from ddflow.storage.backlog import Backlog
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Epoch, Manifest, at
 from ddflow.storage.manifest_log import digest, published
@@ -193,18 +194,23 @@ def _copied(store: Store, old: Manifest, number: int) -> Manifest:
                 made[blob.name] = _copy(store, blob)
         parts = tuple(_rewritten(store, part, made) for part in old.inventories)
         made |= {blob.name: blob for blob in parts}
+        reader = Backlog(store)
+        older = _RECEIPTS.decode(renamed(encoded(tuple(reader.receipts(old.backlog))), made))
         receipts = _RECEIPTS.decode(renamed(encoded(old.receipts), made))
+        backlog, older = reader.after((), older, 0, 0)
+        made |= {part.file.name: part.file for part in backlog}
         new = replace(
             old,
             number=number,
             nonce=store.nonce,
             written=int(time() * 1000),
             inventories=parts,
+            backlog=backlog,
             receipts=tuple(
                 replace(each, digest=_digest(store, old.number), written=old.written)
                 if each.epoch == old.epoch and not each.digest
                 else each
-                for each in receipts
+                for each in (*older, *receipts)
             ),
             previous=_digest(store, number - 1),
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",

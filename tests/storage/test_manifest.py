@@ -16,6 +16,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from ddflow.errors import CorruptState, StateRefused, StorageFailed
+from ddflow.storage.backlog import Part
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, FedCalls, Way
 from ddflow.storage.fields import I64, INSTANTS
@@ -81,6 +82,7 @@ def typical(number: int = 7) -> Manifest:
         last=41,
         since=NEVER,
         inventories=(blob(1), blob(2)),
+        backlog=(Part(blob(6), 1, 2, 2), Part(blob(7), 3, 3, 1)),
         receipts=(Epoch(4, (), 0, "0c" * 16, 7), Epoch(5, calls, None)),
         folder="out/ü",
         note="commit",

@@ -1,0 +1,176 @@
+"""The backlog: receipts that only a sink still needs, in files of their own, so that a manifest stays short.
+
+Invariant: the receipts of a version are those of its backlog and then those in its manifest, one an epoch, ascending.
+The backlog's files never change. One holds `FAN` receipts; when as many of a kind stand at the end, one more names
+them: a tree, of which a manifest names the roots, so a commit writes what is new and names the logarithm of what
+waits. At the other end, a root that is partly acknowledged is named by its children, so what a sink has goes with
+steps of `FAN` receipts. Which files a version names that others do not (`Backlog.only`) is told from where their trees
+differ, and nothing else is read. What receipts say is not known here, but for the files that they name.
+
+>>> from ddflow.storage.memory import MemoryStore
+>>> backlog, parts = Backlog(MemoryStore()), ()
+>>> receipts = tuple(Epoch(number, (), None) for number in range(1, 1001))
+>>> parts, receipts = backlog.after((), receipts, keep=8, taken=0)
+>>> [(part.first, part.last, part.level) for part in parts[:4]], len(parts), receipts[0].epoch
+([(1, 256, 2), (257, 512, 2), (513, 768, 2), (769, 784, 1)], 17, 993)
+>>> [each.epoch for each in backlog.receipts(parts, after=990)]
+[991, 992]
+>>> parts, receipts = backlog.after(parts, receipts, keep=8, taken=300)
+>>> [(part.first, part.last, part.level) for part in parts[:2]], parts[0].last
+([(289, 304, 1), (305, 320, 1)], 304)
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+from msgspec.json import Decoder
+
+from ddflow.errors import CorruptState
+from ddflow.storage.epochs import Epoch, check_files
+from ddflow.storage.fields import MEND, Positive, Strict, decoded, encoded
+from ddflow.storage.naming import names_inside
+from ddflow.storage.protocol import Blob, Blobs
+
+FAN: Final = 16
+"""Receipts, or files, that one file of the backlog has; and how many more receipts than needed a manifest may have."""
+HELD: Final = 64
+"""Files whose contents are held in memory."""
+
+
+class Part(Strict, frozen=True):
+    """A ``file`` of the backlog, with all receipts from epoch ``first`` to ``last``.  ``level``: 1 where it holds them,
+    else one more than that of the parts that it names."""
+
+    file: Blob
+    first: Positive
+    last: Positive
+    level: Annotated[int, Meta(ge=1, le=16)]
+
+
+_RECEIPTS: Final = Decoder(tuple[Epoch, ...])
+_PARTS: Final = Decoder(tuple[Part, ...])
+Fetch = Callable[[Blob], Any]
+"""The bytes of a file, compared with its digest; raises `CorruptState`."""
+
+
+class Backlog:
+    """Reads and writes the backlog of a state.  ``fetch``: instead of what ``store`` maps."""
+
+    def __init__(self, store: Blobs, fetch: Fetch | None = None) -> None:
+        self.store, self.fetch = store, fetch or store.map
+        self._held: dict[str, Any] = {}
+
+    def after(
+        self, parts: tuple[Part, ...], receipts: tuple[Epoch, ...], keep: int, taken: int
+    ) -> tuple[tuple[Part, ...], tuple[Epoch, ...]]:
+        """The backlog and the receipts of the next version.  Writes O(new receipts); looks at O(log receipts).
+
+        ``receipts``: those of the manifest, of which the last ``keep`` stay.  ``taken``: the last epoch that needs no
+        others.  Raises what `Blobs.put` does, and `CorruptState`.
+        """
+        kept = self._needed(parts, taken) if receipts else []
+        over = max(0, len(receipts) - keep)
+        if not kept:
+            receipts = (*(each for each in receipts[:over] if each.epoch > taken), *receipts[over:])
+        while len(receipts) >= keep + FAN:
+            kept.append(self._written(receipts[:FAN], receipts[0].epoch, receipts[FAN - 1].epoch, 1))
+            receipts = receipts[FAN:]
+            while len(kept) >= FAN and len({each.level for each in kept[-FAN:]}) == 1:
+                below = tuple(kept[-FAN:])
+                kept[-FAN:] = [self._written(below, below[0].first, below[-1].last, below[0].level + 1)]
+        return tuple(kept), receipts
+
+    def _needed(self, parts: Sequence[Part], taken: int) -> list[Part]:
+        """The parts with receipts after an epoch."""
+        kept = [part for part in parts if part.last > taken]
+        while kept and kept[0].level > 1 and kept[0].first <= taken:
+            kept[:1] = [part for part in self.below(kept[0]) if part.last > taken]
+        return kept
+
+    def _written(self, content: tuple[Any, ...], first: int, last: int, level: int) -> Part:
+        file = self.store.put("json", lambda sink: sink.write(encoded(content)))
+        self._hold(file.name, content)
+        return Part(file, first, last, level)
+
+    def _hold(self, name: str, content: Any) -> None:
+        self._held[name] = content
+        while len(self._held) > HELD:
+            del self._held[next(iter(self._held))]
+
+    def below(self, part: Part) -> tuple[Part, ...]:
+        """The parts that one of a level above 1 names.  O(those).  Raises `CorruptState`."""
+        found: tuple[Part, ...] = self._content(part, _PARTS)
+        check(found, self._what(part))
+        if any(each.level != part.level - 1 for each in found):
+            raise CorruptState(self._what(part), f"it is of level {part.level}, and names others than below it", MEND)
+        self._check(part, [each.first for each in found[:1]] + [each.last for each in found[-1:]])
+        return found
+
+    def within(self, part: Part) -> tuple[Epoch, ...]:
+        """The receipts of one of level 1.  O(those).  Raises `CorruptState`."""
+        found: tuple[Epoch, ...] = self._content(part, _RECEIPTS)
+        epochs = [each.epoch for each in found]
+        self._check(part, epochs if epochs == list(range(part.first, part.last + 1)) else [])
+        return found
+
+    def _content(self, part: Part, decoder: Decoder[Any]) -> Any:
+        known = self._held.get(part.file.name)
+        if known is None:
+            known = decoded(decoder, bytes(self.fetch(part.file)), self._what(part))
+            for each in known if decoder is _RECEIPTS else ():
+                for call in each.calls:
+                    check_files(call.outputs)
+            self._hold(part.file.name, known)
+        return known
+
+    def _check(self, part: Part, epochs: Sequence[int]) -> None:
+        if [*epochs[:1], *epochs[-1:]] != [part.first, part.last]:
+            raise CorruptState(self._what(part), f"it does not hold the epochs {part.first} to {part.last}", MEND)
+
+    def _what(self, part: Part) -> str:
+        return f"the file {part.file.name} of {self.store.where}"
+
+    def receipts(self, parts: Sequence[Part], after: int = 0) -> Iterator[Epoch]:
+        """The receipts of epochs after one, ascending.  O(those + parts).  Raises `CorruptState`."""
+        for part in parts:
+            if part.last > after and part.level > 1:
+                yield from self.receipts(self.below(part), after)
+            elif part.last > after:
+                yield from (each for each in self.within(part) if each.epoch > after)
+
+    def files(self, parts: Sequence[Part]) -> Iterator[Blob]:
+        """All files of parts, and those that their receipts name.  O(those).  Raises `CorruptState`."""
+        for part in parts:
+            yield part.file
+            if part.level > 1:
+                yield from self.files(self.below(part))
+            else:
+                yield from (blob for each in self.within(part) for blob in each.files())
+
+    def only(self, parts: Sequence[Part], others: Sequence[Part]) -> tuple[set[str], set[str]]:
+        """The names of files that the parts of a version have and others have not; and some of the others' names, all
+        that the version has not among them.  O(where they differ).
+
+        ``others``: of any versions.  Raises `CorruptState`.
+        """
+        mine, theirs = {*parts} - {*others}, {*others} - {*parts}
+        ours, names = set[str](), set[str]()
+        for level in range(max((each.level for each in mine | theirs), default=0), 0, -1):
+            for some, found in ((mine, ours), (theirs, names)):
+                for part in [each for each in some if each.level == level]:
+                    some.remove(part)
+                    found.add(part.file.name)
+                    if level > 1:
+                        some.update(self.below(part))
+                    else:
+                        found |= names_inside(blob for each in self.within(part) for blob in each.files())
+            mine, theirs = mine - theirs, theirs - mine
+        return ours - names, names - ours
+
+
+def check(parts: Sequence[Part], what: str) -> None:
+    """Raise `CorruptState` unless the epochs of parts ascend without a gap.  ``what``: where they stand.  O(parts)."""
+    for number, part in enumerate(parts):
+        if part.last < part.first or (number and part.first != parts[number - 1].last + 1):
+            raise CorruptState(what, f"the epochs {part.first} to {part.last} of its backlog do not follow", MEND)
