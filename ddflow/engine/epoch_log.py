@@ -48,7 +48,7 @@ from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
-from ddflow.storage.backlog import Part
+from ddflow.storage.backlog import BacklogFile
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch, Output
@@ -251,7 +251,7 @@ class EpochLog:
         if new.epoch > before.epoch:
             self.change = PlanChange()
 
-    def _waiting(self, receipts: tuple[Epoch, ...]) -> tuple[tuple[Part, ...], tuple[Epoch, ...]]:
+    def _waiting(self, receipts: tuple[Epoch, ...]) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
         """The backlog and the receipts of the next version, which needs some of these.  O(changes + log kept)."""
         log = self.manifest_log
         taken, backlog = min((sink.epoch for sink in self.sinks.values()), default=GREATEST), log.manifest.backlog

@@ -118,13 +118,9 @@ def gc(
             return Collected()
         kept, expired = versions(store, manifest, grace, orphans)
         backlog = Backlog(store)
-        named = {
-            each.number: names_of(store, each)
-            | backlog.only(each.backlog, () if each is manifest else manifest.backlog)[0]
-            for each in kept
-        }
+        named = {each.number: _named_by(store, each, backlog, manifest) for each in kept}
         every = set[str]().union(*named.values())
-        over = _named_by(store, expired, backlog, manifest) if len(every) < len(entries) else set()
+        over = _over(store, expired, backlog, manifest) if len(every) < len(entries) else set()
         gone, waiting = _garbage(entries, named[manifest.number], every, over, orphans)
         since = manifest.written / 1000
         outputs = [each for each in outputs if each.name not in every and each.written < since and each.age >= orphans]
@@ -198,13 +194,17 @@ def _own(store: Store, manifest: Manifest) -> Iterator[Blob]:
         yield from StoredInventory.read(store, part).text.files
 
 
-def _named_by(store: Store, expired: list[int], backlog: Backlog, newest: Manifest) -> set[str]:
-    """What expired versions name; of their backlogs, what the newest has not."""
+def _named_by(store: Store, manifest: Manifest, backlog: Backlog, newest: Manifest) -> set[str]:
+    """What a version names; of its backlog, what the newest has not, unless it is that one."""
+    return names_of(store, manifest) | backlog.only(manifest.backlog, () if manifest is newest else newest.backlog)[0]
+
+
+def _over(store: Store, expired: list[int], backlog: Backlog, newest: Manifest) -> set[str]:
+    """What expired versions name."""
     over = set[str]()
     for number in expired:
         with suppress(CorruptState):  # then its files are like those that nobody named
-            manifest = at(store, number)
-            over |= names_of(store, manifest) | backlog.only(manifest.backlog, newest.backlog)[0]
+            over |= _named_by(store, at(store, number), backlog, newest)
     return over
 
 

@@ -38,7 +38,7 @@ HELD: Final = 64
 """Files whose contents are held in memory."""
 
 
-class Part(Strict, frozen=True):
+class BacklogFile(Strict, frozen=True):
     """A ``file`` of the backlog, with all receipts from epoch ``first`` to ``last``.  ``level``: 1 where it holds them,
     else one more than that of the parts that it names."""
 
@@ -49,7 +49,7 @@ class Part(Strict, frozen=True):
 
 
 _RECEIPTS: Final = Decoder(tuple[Epoch, ...])
-_PARTS: Final = Decoder(tuple[Part, ...])
+_PARTS: Final = Decoder(tuple[BacklogFile, ...])
 Fetch = Callable[[Blob], Any]
 """The bytes of a file, compared with its digest; raises `CorruptState`."""
 
@@ -62,8 +62,8 @@ class Backlog:
         self._held: dict[str, Any] = {}
 
     def after(
-        self, parts: tuple[Part, ...], receipts: tuple[Epoch, ...], keep: int, taken: int
-    ) -> tuple[tuple[Part, ...], tuple[Epoch, ...]]:
+        self, parts: tuple[BacklogFile, ...], receipts: tuple[Epoch, ...], keep: int, taken: int
+    ) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
         """The backlog and the receipts of the next version.  Writes O(new receipts); looks at O(log receipts).
 
         ``receipts``: those of the manifest, of which the last ``keep`` stay.  ``taken``: the last epoch that needs no
@@ -81,40 +81,43 @@ class Backlog:
                 kept[-FAN:] = [self._written(below, below[0].first, below[-1].last, below[0].level + 1)]
         return tuple(kept), receipts
 
-    def _needed(self, parts: Sequence[Part], taken: int) -> list[Part]:
+    def _needed(self, parts: Sequence[BacklogFile], taken: int) -> list[BacklogFile]:
         """The parts with receipts after an epoch."""
         kept = [part for part in parts if part.last > taken]
         while kept and kept[0].level > 1 and kept[0].first <= taken:
             kept[:1] = [part for part in self.below(kept[0]) if part.last > taken]
         return kept
 
-    def _written(self, content: tuple[Any, ...], first: int, last: int, level: int) -> Part:
+    def _written(self, content: tuple[Any, ...], first: int, last: int, level: int) -> BacklogFile:
         file = self.store.put("json", lambda sink: sink.write(encoded(content)))
         self._hold(file.name, content)
-        return Part(file, first, last, level)
+        return BacklogFile(file, first, last, level)
 
     def _hold(self, name: str, content: Any) -> None:
         self._held[name] = content
         while len(self._held) > HELD:
             del self._held[next(iter(self._held))]
 
-    def below(self, part: Part) -> tuple[Part, ...]:
+    def below(self, part: BacklogFile) -> tuple[BacklogFile, ...]:
         """The parts that one of a level above 1 names.  O(those).  Raises `CorruptState`."""
-        found: tuple[Part, ...] = self._content(part, _PARTS)
-        check(found, self._what(part))
+        found: tuple[BacklogFile, ...] = self._content(part, _PARTS)
+        try:
+            check(found)
+        except ValueError as error:
+            raise CorruptState(self._what(part), str(error), MEND) from None
         if any(each.level != part.level - 1 for each in found):
             raise CorruptState(self._what(part), f"it is of level {part.level}, and names others than below it", MEND)
         self._check(part, [each.first for each in found[:1]] + [each.last for each in found[-1:]])
         return found
 
-    def within(self, part: Part) -> tuple[Epoch, ...]:
+    def within(self, part: BacklogFile) -> tuple[Epoch, ...]:
         """The receipts of one of level 1.  O(those).  Raises `CorruptState`."""
         found: tuple[Epoch, ...] = self._content(part, _RECEIPTS)
         epochs = [each.epoch for each in found]
         self._check(part, epochs if epochs == list(range(part.first, part.last + 1)) else [])
         return found
 
-    def _content(self, part: Part, decoder: Decoder[Any]) -> Any:
+    def _content(self, part: BacklogFile, decoder: Decoder[Any]) -> Any:
         known = self._held.get(part.file.name)
         if known is None:
             known = decoded(decoder, bytes(self.fetch(part.file)), self._what(part))
@@ -124,14 +127,14 @@ class Backlog:
             self._hold(part.file.name, known)
         return known
 
-    def _check(self, part: Part, epochs: Sequence[int]) -> None:
+    def _check(self, part: BacklogFile, epochs: Sequence[int]) -> None:
         if [*epochs[:1], *epochs[-1:]] != [part.first, part.last]:
             raise CorruptState(self._what(part), f"it does not hold the epochs {part.first} to {part.last}", MEND)
 
-    def _what(self, part: Part) -> str:
+    def _what(self, part: BacklogFile) -> str:
         return f"the file {part.file.name} of {self.store.where}"
 
-    def receipts(self, parts: Sequence[Part], after: int = 0) -> Iterator[Epoch]:
+    def receipts(self, parts: Sequence[BacklogFile], after: int = 0) -> Iterator[Epoch]:
         """The receipts of epochs after one, ascending.  O(those + parts).  Raises `CorruptState`."""
         for part in parts:
             if part.last > after and part.level > 1:
@@ -139,7 +142,7 @@ class Backlog:
             elif part.last > after:
                 yield from (each for each in self.within(part) if each.epoch > after)
 
-    def files(self, parts: Sequence[Part]) -> Iterator[Blob]:
+    def files(self, parts: Sequence[BacklogFile]) -> Iterator[Blob]:
         """All files of parts, and those that their receipts name.  O(those).  Raises `CorruptState`."""
         for part in parts:
             yield part.file
@@ -148,7 +151,7 @@ class Backlog:
             else:
                 yield from (blob for each in self.within(part) for blob in each.files())
 
-    def only(self, parts: Sequence[Part], others: Sequence[Part]) -> tuple[set[str], set[str]]:
+    def only(self, parts: Sequence[BacklogFile], others: Sequence[BacklogFile]) -> tuple[set[str], set[str]]:
         """The names of files that the parts of a version have and others have not; and some of the others' names, all
         that the version has not among them.  O(where they differ).
 
@@ -169,8 +172,8 @@ class Backlog:
         return ours - names, names - ours
 
 
-def check(parts: Sequence[Part], what: str) -> None:
-    """Raise `CorruptState` unless the epochs of parts ascend without a gap.  ``what``: where they stand.  O(parts)."""
+def check(parts: Sequence[BacklogFile]) -> None:
+    """Raise `ValueError` unless the epochs of parts ascend without a gap.  O(parts)."""
     for number, part in enumerate(parts):
         if part.last < part.first or (number and part.first != parts[number - 1].last + 1):
-            raise CorruptState(what, f"the epochs {part.first} to {part.last} of its backlog do not follow", MEND)
+            raise ValueError(f"the epochs {part.first} to {part.last} of its backlog do not follow")

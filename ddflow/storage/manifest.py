@@ -35,7 +35,7 @@ from msgspec.json import Decoder
 
 from ddflow.aside import aside
 from ddflow.errors import CorruptState, StateRefused, cut
-from ddflow.storage.backlog import Part, check
+from ddflow.storage.backlog import BacklogFile, check
 from ddflow.storage.epochs import (
     REMEDY,
     Attached,
@@ -111,7 +111,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     last: Instant
     since: Instant
     inventories: tuple[Blob, ...]
-    backlog: tuple[Part, ...]
+    backlog: tuple[BacklogFile, ...]
     receipts: tuple[Epoch, ...]
     folder: Path | None
     note: Annotated[str, Meta(max_length=1 << 24)]
@@ -240,8 +240,13 @@ def _checksum(body: bytes, format_: int) -> str:
 def _read(body: bytes) -> Manifest:
     """The manifest of a body.  Raises one of `REFUSALS`."""
     manifest = _DECODER.decode(body)
-    check(manifest.backlog, "its backlog")
-    last = manifest.backlog[-1].last if manifest.backlog else -1
+    check(manifest.backlog)
+    first = manifest.receipts[0].epoch if manifest.receipts else None
+    if manifest.backlog and manifest.backlog[-1].last + 1 != first:
+        raise ValueError(
+            f"its backlog ends with epoch {manifest.backlog[-1].last}, and its first receipt is of {first}"
+        )
+    last = -1
     for receipt in manifest.receipts:
         if not last < receipt.epoch <= manifest.epoch:
             raise ValueError(f"the epochs of its {len(manifest.receipts)} receipts do not ascend to {manifest.epoch}")

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown
-from ddflow.storage.backlog import Backlog, Part
+from ddflow.storage.backlog import Backlog, BacklogFile
 from ddflow.storage.manifest import Epoch, Manifest, at, newest
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
@@ -52,7 +52,7 @@ class Past(NamedTuple):
     number: int
     since: float
     names: set[str]
-    backlog: tuple[Part, ...]
+    backlog: tuple[BacklogFile, ...]
 
 
 class ManifestLog:

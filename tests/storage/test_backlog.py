@@ -9,7 +9,7 @@ import pytest
 
 from ddflow.errors import CorruptState
 from ddflow.storage import backlog as module
-from ddflow.storage.backlog import Backlog, Part, check
+from ddflow.storage.backlog import Backlog, BacklogFile, check
 from ddflow.storage.epochs import Call, Epoch, Output
 from ddflow.storage.fields import encoded
 from ddflow.storage.memory import MemoryStore
@@ -22,7 +22,7 @@ def receipt(number: int) -> Epoch:
     return Epoch(number, (Call("step", number, "0" * 32, number, {}, {"rows": output}, {}),), None, "0" * 32)
 
 
-def names(store: MemoryStore, parts: tuple[Part, ...]) -> set[str]:
+def names(store: MemoryStore, parts: tuple[BacklogFile, ...]) -> set[str]:
     """All files of parts, by a reader of its own."""
     return {blob.name for blob in Backlog(store).files(parts)}
 
@@ -33,8 +33,8 @@ def test_any_commits_and_acknowledgements_keep_what_is_needed(seed: int, monkeyp
     monkeypatch.setattr(module, "FAN", fan)
     monkeypatch.setattr(module, "HELD", 5)
     store, keep = MemoryStore(), chance.choice([1, 2, 8])
-    log, parts, receipts, taken, most = Backlog(store), tuple[Part, ...](), tuple[Epoch, ...](), 0, 0
-    versions: list[tuple[Part, ...]] = []
+    log, parts, receipts, taken, most = Backlog(store), tuple[BacklogFile, ...](), tuple[Epoch, ...](), 0, 0
+    versions: list[tuple[BacklogFile, ...]] = []
     for number in range(1, 400):
         receipts = (*receipts, receipt(number))
         if chance.random() < 0.05:
@@ -58,12 +58,12 @@ def test_any_commits_and_acknowledgements_keep_what_is_needed(seed: int, monkeyp
         mine, theirs = log.only(parts, others)
         ours, all_theirs = names(store, parts), names(store, tuple(others))
         assert mine == ours - all_theirs and all_theirs - ours <= theirs <= all_theirs
-        check(parts, "a test")
+        check(parts)
     assert most <= 2 * fan * 9
 
 
 def test_a_manifest_names_the_logarithm_and_a_commit_writes_a_constant() -> None:
-    store, parts, receipts = MemoryStore(), tuple[Part, ...](), tuple[Epoch, ...]()
+    store, parts, receipts = MemoryStore(), tuple[BacklogFile, ...](), tuple[Epoch, ...]()
     log, sizes = Backlog(store), list[int]()
     for number in range(1, 10_001):
         parts, receipts = log.after(parts, (*receipts, receipt(number)), 8, 0)
@@ -82,27 +82,27 @@ def test_no_receipts_keep_no_backlog() -> None:
     assert parts and log.after(parts, (), 8, 0) == ((), ())
 
 
-def damaged(what: str, receipts: tuple[Epoch, ...]) -> tuple[MemoryStore, Part, str]:
+def damaged(what: str, receipts: tuple[Epoch, ...]) -> tuple[MemoryStore, BacklogFile, str]:
     """A part that is not what it says, and what is said of it."""
     store = MemoryStore()
 
     def put(content: Any) -> Blob:
         return store.put("json", lambda sink: sink.write(content if isinstance(content, bytes) else encoded(content)))
 
-    leaf = Part(put(receipts), 1, 4, 1)
+    leaf = BacklogFile(put(receipts), 1, 4, 1)
     if what == "no records":
-        return store, Part(put(b'[{"epoch":1}]'), 1, 1, 1), "no record of this format"
+        return store, BacklogFile(put(b'[{"epoch":1}]'), 1, 1, 1), "no record of this format"
     if what == "another range":
-        return store, Part(leaf.file, 1, 3, 1), "does not hold the epochs 1 to 3"
+        return store, BacklogFile(leaf.file, 1, 3, 1), "does not hold the epochs 1 to 3"
     if what == "a gap":
-        return store, Part(put((receipts[0], *receipts[2:])), 1, 4, 1), "does not hold the epochs 1 to 4"
+        return store, BacklogFile(put((receipts[0], *receipts[2:])), 1, 4, 1), "does not hold the epochs 1 to 4"
     if what == "nothing":
-        return store, Part(put(()), 1, 4, 1), "does not hold the epochs 1 to 4"
+        return store, BacklogFile(put(()), 1, 4, 1), "does not hold the epochs 1 to 4"
     if what == "a level":
-        return store, Part(put((leaf,)), 1, 4, 3), "names others than below it"
+        return store, BacklogFile(put((leaf,)), 1, 4, 3), "names others than below it"
     if what == "children with a gap":
-        return store, Part(put((leaf, Part(leaf.file, 6, 9, 1))), 1, 9, 2), "do not follow"
-    return store, Part(put((leaf,)), 1, 5, 2), "does not hold the epochs 1 to 5"
+        return store, BacklogFile(put((leaf, BacklogFile(leaf.file, 6, 9, 1))), 1, 9, 2), "do not follow"
+    return store, BacklogFile(put((leaf,)), 1, 5, 2), "does not hold the epochs 1 to 5"
 
 
 @pytest.mark.parametrize(

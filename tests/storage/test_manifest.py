@@ -6,6 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -16,7 +17,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from ddflow.errors import CorruptState, StateRefused, StorageFailed
-from ddflow.storage.backlog import Part
+from ddflow.storage.backlog import BacklogFile
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, FedCalls, Way
 from ddflow.storage.fields import I64, INSTANTS
@@ -61,6 +62,11 @@ FED = Fed(
 )
 
 
+def part(first: int, last: int, level: int = 1) -> BacklogFile:
+    """One of a backlog."""
+    return BacklogFile(blob(8), first, last, level)
+
+
 def typical(number: int = 7) -> Manifest:
     """A manifest with something in every field."""
     outputs = {"totals": Output((blob(3, "arrow"),), 12), "größe": Output((blob(4, "parquet"), blob(5, "parquet")), 1)}
@@ -82,7 +88,7 @@ def typical(number: int = 7) -> Manifest:
         last=41,
         since=NEVER,
         inventories=(blob(1), blob(2)),
-        backlog=(Part(blob(6), 1, 2, 2), Part(blob(7), 3, 3, 1)),
+        backlog=(BacklogFile(blob(6), 1, 2, 2), BacklogFile(blob(7), 3, 3, 1)),
         receipts=(Epoch(4, (), 0, "0c" * 16, 7), Epoch(5, calls, None)),
         folder="out/ü",
         note="commit",
@@ -205,6 +211,17 @@ def sinks(last: int) -> st.SearchStrategy[Delivered]:
     return st.builds(Delivered, kinds, st.just("out.db"), st.just("upsert"), upto, counts, st.just("") | digests)
 
 
+def backlogs(before: int) -> st.SearchStrategy[tuple[BacklogFile, ...]]:
+    """Parts of epochs up to the one before, without a gap."""
+    cuts = st.lists(st.integers(1, max(before - 1, 1)), max_size=4, unique=True).map(lambda cut: [*sorted(cut), before])
+    parts = cuts.flatmap(
+        lambda given: st.tuples(
+            *(st.builds(BacklogFile, blobs, st.just(a), st.just(b - 1), st.integers(1, 16)) for a, b in pairwise(given))
+        )
+    )
+    return parts if before > 1 else st.just(())
+
+
 moments = st.integers(*INSTANTS)
 epochs = st.lists(counts, max_size=3, unique=True).map(sorted)
 receipts = epochs.flatmap(
@@ -242,6 +259,7 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         inventories=st.lists(
             blobs, min_size=given[1] * given[2], max_size=given[1] * given[2], unique_by=lambda each: each.name
         ).map(tuple),
+        backlog=backlogs(given[0][0][0].epoch if given[0][0] else 0),
         receipts=st.just(given[0][0]),
         folder=st.none() | st.text(st.characters(exclude_characters="\0"), max_size=8),
         note=st.text(max_size=8),
@@ -600,6 +618,10 @@ def test_inventories_are_whole_stages_of_partitions() -> None:
         ("folder", "x" * 65_537, "length <= 65536 - at `$.folder`"),
         ("folder", "out/\udce4", "surrogates not allowed"),
         ("epoch", 4, "receipts do not ascend to 4"),
+        ("backlog", (part(1, 3), part(1, 3)), "epochs 1 to 3 of its backlog do not follow"),
+        ("backlog", (part(4, 3),), "epochs 4 to 3 of its backlog do not follow"),
+        ("backlog", (part(1, 2),), "backlog ends with epoch 2, and its first receipt is of 4"),
+        ("backlog", (part(1, 3, 17),), "<= 16 - at `$.backlog[0].level`"),
         ("frontier", CLOSED + 1, "<= 9223372036854775807 - at `$.frontier`"),
         ("inventories", (blob(1), blob(1)), "are the same"),
         ("greatest", {"a": NEVER - 1}, ">= -9223372036854775808 - at `$.greatest[...]`"),
