@@ -16,7 +16,7 @@ epochs, and so has the driver of many partitions (``partitions.driver_epochs``);
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 

@@ -69,7 +69,7 @@ class DriverEpochs(KeptEpochs):
     def parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
         """By partition, where what was gained is large and rows of a key, or equal ones, are in one of them."""
         each = self.each
-        if each is None or len(receipt.calls) != 1 or self.bytes_of(receipt, name) < LARGE:
+        if each is None or len(receipt.calls) != 1 or receipt.size(name) < LARGE:
             return None
         blobs = receipt.calls[0].outputs[name].blobs
         if key != () and len(blobs) > 1:
