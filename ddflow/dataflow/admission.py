@@ -24,6 +24,7 @@ from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.schema import conform, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import DELETED, Decoded, Truncate, decoded, uncut
+from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
@@ -103,7 +104,22 @@ class Admission:
         if DELETED in table.column_names:
             return table
         assert not isinstance(self.bound, BoundDifferences)
-        return decoded(format, table, self.bound.target, first)
+        made = decoded(format, table, self.bound.target, first)
+        if self.bound.spec.null_key == "error" and any(made.rows.column(name).null_count for name in self.key):
+            self._keyed(made, table, first)
+        return made
+
+    def _keyed(self, made: Decoded, given: pa.Table, first: int) -> None:
+        """Raise `NullKey` for an event without its key, by the place of its message."""
+        lacking = np.zeros(made.rows.num_rows, np.bool_)
+        for name in self.key:
+            lacking |= np.asarray(made.rows.column(name).is_null())
+        if self.marks:
+            lacking &= np.asarray(made.rows.column(MARK).is_null())
+        if (rows := np.flatnonzero(lacking)).size:
+            of_rows = self.format is not None and self.format.of_rows
+            where = "" if of_rows else f"first {Messages(given, self.what, first).place(int(made.at[rows[0]]))}"
+            self._null_keys(lacking, where)
 
     def events(self, given: Any) -> pa.RecordBatch:
         """Rows in the columns of events; nothing is copied where they have those, in one chunk.  O(rows) else.
@@ -209,14 +225,14 @@ class Admission:
             )
         return times, least, greatest, ascending
 
-    def _null_keys(self, keyless: Any) -> None:
-        """Raises the error of the binding when that is one."""
+    def _null_keys(self, keyless: Any, where: str = "") -> None:
+        """Raises the error of the binding when that is one.  ``where``: of the first, if its row does not say it."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
             others = " or 'keep'" if self.bound.null_error is NullKey else ""
             raise self.bound.null_error(
                 f"rows for {self.bound.name!r}",
-                f"{self.bound.keyed_by} is null in {rows.size:,} rows, first {rows[:5].tolist()}",
+                f"{self.bound.keyed_by} is null in {rows.size:,} rows, {where or f'first {rows[:5].tolist()}'}",
                 f"mend them, or choose null_key='drop'{others}; nothing was taken in",
             )
 

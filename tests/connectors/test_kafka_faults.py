@@ -1,0 +1,298 @@
+"""Kafka goes away, forgets, delivers again, or is asked for what it has not: each with its end, and nothing lost.
+
+The mock cluster forgets all when its process dies. Positions are beyond its end then, or its topics are gone; what a
+broker keeps cannot be shown with it. It has no compaction either, but forgets the oldest messages of a large partition.
+A proxy gives the cluster one address for good; a cluster says its address in what it answers, so that is rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from kafka_cluster import Cluster
+from tcp_proxy import Proxy
+from test_kafka import flow, held, produced, row
+
+import ddflow as dd
+from ddflow.errors import BadMessage, DdflowError, NullKey, SinkAhead, SinkRefused, SourceChanged, UnreadableInput
+
+MARKER = "Geheimnis7"
+
+
+class Broker:
+    """A cluster behind an address that stays, which can be killed and begun anew."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        self.proxy = Proxy(self._begun(), self._seen)
+
+    def _begun(self) -> tuple[str, int]:
+        host, port = self.cluster.__enter__().split(":")
+        self.named = (host, int(port))
+        return self.named
+
+    def _seen(self, data: bytes) -> bytes:
+        """Its answers, with the address of the proxy in the place of its own."""
+        host, port = self.named
+        name = host.encode()
+        for length in (struct.pack(">h", len(name)), bytes([len(name) + 1])):
+            data = data.replace(
+                length + name + struct.pack(">i", port), length + name + struct.pack(">i", self.proxy.port)
+            )
+        return data
+
+    def __enter__(self) -> Broker:
+        self.proxy.__enter__()
+        return self
+
+    def __exit__(self, *failed: Any) -> None:
+        self.proxy.__exit__()
+        self.cluster.__exit__()
+
+    @property
+    def servers(self) -> str:
+        return f"{self.named[0]}:{self.proxy.port}"
+
+    def killed(self) -> None:
+        """SIGKILL, and another one in its place, which knows nothing."""
+        self.cluster.process.kill()
+        self.cluster.process.communicate()
+        self.proxy.target = self._begun()
+        self.proxy.hang_up()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with Cluster() as servers:
+        yield servers
+
+
+@pytest.fixture
+def topic(tmp_path: Path) -> str:
+    return tmp_path.name
+
+
+def until(held: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 30
+    while not held() and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert held()
+
+
+def test_brokers_that_cannot_be_reached_are_waited_for(broker: Broker, topic: str, tmp_path: Path) -> None:
+    produced(broker.servers, topic, *(row(n, "Bern") for n in range(10)), partition=0)
+    sinks = {"by_city": dd.sinks.kafka(broker.servers, f"{topic}-out", config={"reconnect.backoff.max.ms": 200})}
+    source = dd.sources.kafka(broker.servers, topic, follow=True, config={"reconnect.backoff.max.ms": 200})
+
+    def away() -> None:
+        until(lambda: state_rows(tmp_path) == 10)
+        broker.proxy.refuses = True
+        broker.proxy.hang_up()
+        time.sleep(0.7)
+        broker.proxy.refuses = False
+        produced(broker.servers, topic, *(row(n, "Chur") for n in range(5, 20)), partition=0)
+
+    thread = threading.Thread(target=away)
+    thread.start()
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"rows": source}, sinks, interval="20ms", until="3s")
+        thread.join()
+        engine.run({"rows": dd.sources.kafka(broker.servers, topic)}, sinks)
+        assert held(engine, "by_city") == [("Bern", 5), ("Chur", 15)]
+        assert engine.sync(sinks, dry=True)["by_city"][:2] == (0, 0)
+
+
+def state_rows(tmp_path: Path) -> int:
+    try:
+        return dd.read(tmp_path / "state", "rows").num_rows
+    except DdflowError:
+        return 0
+
+
+def test_a_cluster_that_forgot_is_no_source_any_more(broker: Broker, topic: str, tmp_path: Path) -> None:
+    produced(broker.servers, topic, *(row(n, "Bern") for n in range(10)), partition=0)
+    source, sinks = dd.sources.kafka(broker.servers, topic), {"rows": dd.sinks.sqlite(tmp_path / "out.db", "rows")}
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"rows": source}, sinks)
+        broker.killed()
+        with pytest.raises(UnreadableInput, match=r"there is no such topic; create it, or mend its name"):
+            engine.run({"rows": source}, sinks)
+        produced(broker.servers, topic, row(1, "Chur"), partition=0)
+        with pytest.raises(SourceChanged, match=r"read up to 10, and has 0 to 1; messages in between are lost"):
+            engine.run({"rows": source}, sinks)
+        assert engine.epoch == 1 and len(held(engine)) == 10
+    assert not dd.fsck(tmp_path / "state").problems
+
+
+def test_a_cluster_that_forgets_under_a_run_ends_it(broker: Broker, topic: str, tmp_path: Path) -> None:
+    produced(broker.servers, topic, *(row(n, "Bern") for n in range(10)), partition=0)
+
+    def forgets() -> None:
+        until(lambda: state_rows(tmp_path) == 10)
+        broker.killed()
+        produced(broker.servers, topic, row(1, "Chur"), partition=0)
+
+    thread = threading.Thread(target=forgets)
+    thread.start()
+    source = dd.sources.kafka(broker.servers, topic, follow=True, config={"reconnect.backoff.max.ms": 200})
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises((SourceChanged, UnreadableInput), match=r"lost here: begin a new state|no such topic"):
+            engine.run({"rows": source}, interval="20ms", until="30s")
+        thread.join()
+        assert engine.epoch == 1 and len(held(engine)) == 10
+
+
+def test_messages_that_retention_took_are_missed(servers: str, topic: str, tmp_path: Path) -> None:
+    produced(servers, topic, row(0, "Bern"), partition=0)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"rows": dd.sources.kafka(servers, topic)})
+        producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+        for _ in range(100):
+            producer.produce(topic, json.dumps(row(1, "x" * 100_000)), b"1", partition=0)
+        assert producer.flush(20) == 0
+        with pytest.raises(SourceChanged, match=r"was read up to 1, and has \d+ to 101; .*begin a new state"):
+            engine.run({"rows": dd.sources.kafka(servers, topic)})
+        assert held(engine) == [(0, "Bern")]
+
+
+def test_messages_that_come_again_say_nothing(servers: str, topic: str, tmp_path: Path) -> None:
+    made = dd.Flow()
+    rows = made.upserts("rows", {"id": int, "v": str}, dd.Upsert(key="id"), format=dd.formats.debezium())
+    made.output("rows", rows)
+
+    def change(op: str, id: int, v: str, lsn: int) -> dict[str, Any]:
+        return {"id": id, "op": op, "after": {"id": id, "v": v}, "source": {"lsn": lsn, "table": "t"}}
+
+    feed = [change("c", 1, "a", 1), change("u", 1, "b", 2), change("c", 2, "a", 3)]
+    sinks = {"rows": dd.sinks.parquet(tmp_path / "out", mode="changelog")}
+    with made.open(tmp_path / "state") as engine:
+        for again in (feed, feed, feed[:2], [feed[0]]):
+            produced(servers, topic, *again, partition=1)
+            engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
+        assert held(engine) == [(1, "b"), (2, "a")]
+        assert engine.sync(sinks, dry=True)["rows"][:2] == (0, 0)
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+
+
+def test_a_broken_message_is_named_by_its_offset(servers: str, topic: str, tmp_path: Path) -> None:
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    for value in (json.dumps(row(1, "a")), "{", json.dumps({"city": "no key"}), b"\xff"):
+        producer.produce(topic, value, partition=2)
+    assert producer.flush(10) == 0
+    source = {"rows": dd.sources.kafka(servers, topic)}
+    with flow().open(tmp_path / "state") as engine, pytest.raises(BadMessage, match=f"offset 1 of {topic}/2: .*on_bad"):
+        engine.run(source)
+    dropping, says = flow(dd.formats.plain_json(on_bad="drop")), f"first offset 2 of {topic}/2; mend them, or choose"
+    with dropping.open(tmp_path / "other") as engine, pytest.raises(NullKey, match=says):
+        engine.run(source)
+
+
+def test_a_topic_of_several_tables_feeds_an_input_each(servers: str, topic: str, tmp_path: Path) -> None:
+    made = dd.Flow()
+    for name in ("left", "right"):
+        spec = dd.Upsert(key="id")
+        made.output(name, made.upserts(name, {"id": int}, spec, format=dd.formats.debezium()))
+    for n, table in enumerate(["a", "b", "a", "c"]):
+        change = {"id": n, "op": "c", "after": {"id": n}, "source": {"lsn": n, "schema": "public", "table": table}}
+        produced(servers, topic, change, partition=3)
+    tables = {"public.a": "left", "public.b": "right"}
+    with made.open(tmp_path / "state") as engine:
+        with pytest.raises(
+            BadMessage, match=rf"offset 3 of {topic}/3: it is of the table 'public\.c', .*others='ignore'"
+        ):
+            engine.run({"shop": dd.sources.kafka(servers, topic, tables=tables)})
+        engine.run({"shop": dd.sources.kafka(servers, topic, tables=tables, others="ignore")})
+        assert (held(engine, "left"), held(engine, "right")) == ([(0,), (2,)], [(1,)])
+        with pytest.raises(DdflowError, match="there is no input 'lft'"):
+            engine.run({"shop": dd.sources.kafka(servers, topic, tables={"a": "lft"})})
+
+
+def test_topics_that_are_not_ours_are_refused_and_a_rollback_is_mended(
+    servers: str, topic: str, tmp_path: Path
+) -> None:
+    produced(servers, f"{topic}-theirs", row(1, "x"), partition=0)
+    theirs, ours = ({"by_city": dd.sinks.kafka(servers, f"{topic}-{name}")} for name in ("theirs", "ours"))
+    with flow().open(tmp_path / "state") as engine:
+        for n in range(2):
+            produced(servers, topic, row(n, "Bern"), partition=0)
+            engine.run({"rows": dd.sources.kafka(servers, topic)}, ours)
+        with pytest.raises(SinkRefused, match=r"rows and no record .*; give another table; or .*ddflow sync --adopt"):
+            engine.run({}, theirs)
+        with pytest.raises(SinkRefused, match="it has the output 'by_city'; give each output a table"):
+            engine.run({}, {"rows": ours["by_city"]})
+    dd.rollback(tmp_path / "state", 1)
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(SinkAhead, match=r"epoch 2, which is not in the history .*ddflow sync"):
+            engine.run({}, ours)
+        engine.sync(ours)
+        engine.run({"rows": dd.sources.kafka(servers, topic)}, ours)  # what the rollback took back is read again
+        assert held(engine, "by_city") == [("Bern", 2)]
+        assert engine.sync(ours, dry=True)["by_city"][:2] == (0, 0)
+    with flow().open(tmp_path / "other") as engine:
+        engine.run({"rows": dd.sources.kafka(servers, topic)})
+        with pytest.raises(SinkRefused, match=r"written by the state with the id .*; give each a table"):
+            engine.run({}, ours)
+
+
+def test_a_password_is_shown_nowhere_whatever_fails(
+    servers: str, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr("ddflow.connectors.kafka.WAIT", 0.3)
+    monkeypatch.setattr("ddflow.connectors.kafka_sink.WAIT", 0.3)
+    secret: dict[str, Any] = {"sasl.password": MARKER, "sasl.username": "me", "sasl.mechanisms": "PLAIN"}
+    ssl = {**secret, "security.protocol": "SASL_SSL"}
+    produced(servers, topic, row(1, "a"), partition=0)
+    told = list[str]()
+    with flow().open(tmp_path / "state") as engine:
+        for where, config in (
+            ("127.0.0.1:1", {**secret, "socket.timeout.ms": 100}),
+            (servers, ssl),
+            (servers, {**secret, "no.such": MARKER}),
+            (servers, {**secret, "ssl.key.pem": MARKER, "security.protocol": "SSL"}),
+            (servers, {**secret, "socket.timeout.ms": MARKER}),
+        ):
+            source = dd.sources.kafka(where, topic, config=config)
+            sink = dd.sinks.kafka(where, topic, config=config)
+            told.append(repr(source) + repr(sink) + source.target + sink.target)
+            for call in (
+                lambda source=source: engine.run({"rows": source}, give_up_after="0s"),
+                lambda sink=sink: engine.run({}, {"by_city": sink}, give_up_after="0s"),
+            ):
+                with pytest.raises(DdflowError) as failed:
+                    call()
+                told.append(f"{failed.value} {failed.value!r} {failed.value.args} {failed.getrepr(style='short')}")
+        sinks = {"by_city": dd.sinks.kafka(servers, f"{topic}-out", config=secret)}
+        engine.run({"rows": dd.sources.kafka(servers, topic, config=secret)}, sinks)
+    told += [record.getMessage() + str(record.__dict__) for record in caplog.records]
+    assert len(told) > 15 and not [each for each in told if MARKER in each]
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or MARKER.encode() not in path.read_bytes(), path
+
+
+def test_a_state_of_a_reader_that_was_killed_in_between_reads_on(servers: str, topic: str) -> None:
+    """What is not committed is read again from the same offsets."""
+    produced(servers, topic, *(row(n, "a") for n in range(3)), partition=0)
+    first = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, {"offsets": {"0": 1}})
+    second = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, {"offsets": {"0": 1}})
+    one, two = (opened.poll(1 << 20) for opened in (first, second))
+    assert one is not None and two is not None and one.position == two.position
+    assert one.rows["rows"][0].column("offset").to_pylist() == [1, 2]
+    first.close()
+    second.close()
