@@ -35,6 +35,7 @@ from ddflow.errors import DdflowError
 from ddflow.version import __version__
 
 if TYPE_CHECKING:
+    from ddflow import errors as errors
     from ddflow import exporters as exporters
     from ddflow import plot as plot
     from ddflow import testing as testing
