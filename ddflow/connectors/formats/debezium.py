@@ -19,7 +19,6 @@ or before it where it is the last.
 """
 
 import base64
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -73,14 +72,12 @@ class Debezium(Enveloped):
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""
         made = self._flat(messages, target) if self.flattened else self._nested(messages, target)
-        if not self._suspect(messages):
-            return made
         absent, inside = dict[str, Bools](), made.inside
         for name in target.columns.names:
             if (here := self._unavailable(inside.cells(*made.after, name))).any():
                 absent[name] = here
                 inside = _without(inside, made.after, name, here)
-        return made._replace(inside=inside, absent=absent)
+        return made._replace(inside=inside, absent=absent or None)
 
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the rows after changes, or before."""
@@ -90,7 +87,8 @@ class Debezium(Enveloped):
         """Messages with an envelope."""
         rows = {field.name: shape_of(field.type) for field in target.columns}
         before = {name: rows[name] for name in (*target.key, *target.deciding)}
-        source = dict.fromkeys(SOURCE if target.ordered else SOURCE[4:], TEXT)
+        names = SOURCE[0 if target.ordered else 4 : 5 if self.table is None else None]
+        source = dict.fromkeys(names, TEXT)
         inside = opened(messages.value, {"op": TEXT, "after": rows, "before": before, "source": source})
         codes = _coded(inside.cells("op"), messages.value)
         missing = (codes == UPSERT) & np.asarray(inside.cells("after").is_null())
@@ -114,27 +112,20 @@ class Debezium(Enveloped):
         found = {name: pc.coalesce(*(inside.cells(each).cast(pa.string()) for each in own[name])) for name in own}
         return Envelopes(inside, codes, (), (), found, np.arange(messages.rows))
 
-    def _suspect(self, messages: Messages) -> bool:
-        """Whether a placeholder may be anywhere.  O(bytes), much faster than looking at columns."""
-        value = messages.value
-        if pat.is_struct(value.type):
-            return True
-        data = value.buffers()[2]
-        words = re.escape(self.placeholder.encode()) + b"|" + re.escape(_base64(self.placeholder).rstrip("=").encode())
-        return data is not None and re.search(words, data) is not None
-
     def _unavailable(self, cells: pa.Array) -> Bools:
-        """Which cells are placeholders: as text, as bytes, or as the only one of a list."""
+        """Which cells are placeholders: as text, as bytes, or as the only one of a list.  Few have its length."""
+        here = np.zeros(len(cells), np.bool_)
         if pat.is_list(cells.type) and is_text(cells.type.value_type):
-            single = pc.equal(pc.list_value_length(cells), 1)
-            first = pc.list_element(pc.if_else(single, cells, pa.scalar([None], cells.type)), 0)
-            return self._unavailable(pc.if_else(single, first, pa.scalar(None, first.type)))
-        if is_text(cells.type):
-            known = pa.array([self.placeholder, _base64(self.placeholder)], cells.type)
-            return np.asarray(pc.is_in(cells, known))
-        if pat.is_binary(cells.type):
-            return np.asarray(pc.is_in(cells, pa.array([self.placeholder.encode()], cells.type)))
-        return np.zeros(len(cells), np.bool_)
+            single = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(pc.list_value_length(cells), 1), False)))
+            here[single] = self._unavailable(cells.take(pa.array(single)).flatten())
+        elif is_text(cells.type) or pat.is_binary(cells.type):
+            known = [each.encode() for each in (self.placeholder, _base64(self.placeholder))]
+            lengths = pc.binary_length(cells)
+            long = pc.is_in(lengths, pa.array([len(each) for each in known], lengths.type))
+            if pc.any(long).as_py():
+                rows = np.flatnonzero(np.asarray(long))
+                here[rows] = np.asarray(pc.is_in(cells.take(pa.array(rows)).cast(pa.binary()), pa.array(known)))
+        return here
 
 
 def _coded(operations: pa.Array, value: pa.Array) -> Ints:

@@ -48,7 +48,7 @@ def decimals(
         return cells.cast(pa.float64()).cast(kind)
     if mode == "string":
         return cells.cast(kind)
-    if quoted:
+    if quoted and not _strings(given):
         bare = pc.fill_null(pc.match_substring_regex(given, r"^[-0-9]"), False)  # no JSON string, so no bytes
         if pc.any(bare).as_py():
             none = pa.scalar(None, cells.type)
@@ -62,12 +62,17 @@ def decimals(
 
 def _unquoted(cells: pa.Array, mode: str) -> pa.Array:
     """Strings without their quotes.  Raises `ValueError` for fractions of more digits than readers of JSON keep."""
-    if mode == "string":
+    if mode == "string" and not _strings(cells):
         many = pc.greater(pc.count_substring_regex(cells, "[0-9]"), 15)
         rounded = pc.and_(pc.match_substring_regex(cells, r"^-?[0-9]+[.eE]"), many)
         if pc.any(rounded).as_py():
             raise ValueError("a fraction of more than 15 digits is a double in JSON: write it as a string")
-    return pc.utf8_trim(cells, '"')
+    return pc.ascii_trim(cells, '"')
+
+
+def _strings(cells: pa.Array) -> bool:
+    """Whether all cells are strings of JSON."""
+    return pc.all(pc.starts_with(cells, '"')).as_py() is not False
 
 
 def _variable(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int | None) -> pa.Array:

@@ -31,7 +31,7 @@ from ddflow.errors import cut
 
 UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)
 SOURCE: Final = ("lsn", "file", "pos", "row", "table", "schema", "db")
-"""What may be known of an event's source."""
+"""What may be known of an event's source; the last two only where a table is named."""
 
 
 class Envelopes(NamedTuple):

@@ -1,0 +1,132 @@
+"""Rows, messages and servers of the bench of connectors, made from a seed.
+
+Invariant: every contender of a line has the same bytes, and is compared with rows that were made without it. Orders of
+a shop: a key, and seven columns of the types that feeds have. One event in twenty deletes; an update has no ``before``,
+as of Postgres without a full replica identity. A message is Debezium's for Postgres, of some 600 bytes, without a
+schema around it. Limits: nothing here measures.
+
+>>> events = orders(1_000)
+>>> said = messages(events)["value"]
+>>> 560 < sum(map(len, said.to_pylist())) / 1_000 < 660, digest(last(events)) == digest(events.filter(events["gone"]))
+(True, False)
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "customer": pa.int64(),
+        "city": pa.string(),
+        "status": pa.string(),
+        "amount": pa.decimal128(12, 2),
+        "paid": pa.bool_(),
+        "note": pa.string(),
+        "at": pa.timestamp("us"),
+    }
+)
+GONE = "gone"
+CITIES = ("Aarau", "Basel", "Bern", "Chur", "Genève", "Lugano", "St. Gallen", "Zürich")
+STATUS = ("new", "packed", "sent", "returned")
+BATCH = 100_000
+"""Messages of a batch."""
+BEGAN = 1_700_000_000_000_000
+
+
+def orders(n: int, keys: int | None = None, seed: int = 7) -> pa.Table:
+    """Events: the columns of an order, and ``gone``, true where it is deleted.  ``keys``: n // 2 by default."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, keys or max(n // 2, 1), n)
+    columns = {
+        "id": pa.array(ids),
+        "customer": pa.array(rng.integers(0, 50_000, n)),
+        "city": pa.array(CITIES).take(pa.array(rng.integers(0, len(CITIES), n))),
+        "status": pa.array(STATUS).take(pa.array(rng.integers(0, len(STATUS), n))),
+        "amount": _money(rng.integers(0, 10_000_000, n)),
+        "paid": pa.array(rng.random(n) < 0.5),
+        "note": _joined("leave it at the door, no. ", pa.array(rng.integers(10**9, 10**10, n)).cast(pa.string())),
+        "at": pa.array(BEGAN + np.cumsum(rng.integers(1, 1000, n))).cast(pa.timestamp("us")),
+    }
+    table = pa.table(columns).cast(SCHEMA)
+    return table.append_column(GONE, pa.array(rng.random(n) < 0.05))
+
+
+def _money(cents: Any) -> pa.Array:
+    whole, rest = (pa.array(each).cast(pa.string()) for each in (cents // 100, cents % 100 + 100))
+    return _joined(whole, ".", pc.utf8_slice_codeunits(rest, 1)).cast(SCHEMA.field("amount").type)
+
+
+def _joined(*parts: Any) -> Any:
+    """Texts and columns of texts, one behind the other, by row."""
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def last(events: pa.Table) -> pa.Table:
+    """The rows that are left: of each key its last event, unless that deletes."""
+    ids = events["id"].to_numpy()[::-1]
+    rows = len(ids) - 1 - np.unique(ids, return_index=True)[1]
+    left = events.take(pa.array(np.sort(rows)))
+    return left.filter(pc.invert(left[GONE])).drop_columns(GONE)
+
+
+def messages(events: pa.Table) -> pa.Table:
+    """The events as messages of Debezium, with their keys."""
+    n = events.num_rows
+    gone, first = (np.asarray(each) for each in (events[GONE], pa.array(np.zeros(n, np.bool_))))
+    first = np.zeros(n, np.bool_)
+    first[np.unique(events["id"].to_numpy(), return_index=True)[1]] = True
+    text = {name: pc.cast(events[name].combine_chunks(), pa.string()) for name in ("id", "customer", "amount")}
+    at = pc.cast(events["at"].combine_chunks().cast(pa.int64()), pa.string())
+    paid = pc.if_else(events["paid"].combine_chunks(), "true", "false")
+    city, status, note = (events[name].combine_chunks() for name in ("city", "status", "note"))
+    key = _joined('{"id":', text["id"], "}")
+    row = _joined(
+        *('{"id":', text["id"], ',"customer":', text["customer"], ',"city":"', city, '","status":"', status),
+        *('","amount":"', text["amount"], '","paid":', paid, ',"note":"', note, '","at":', at, "}"),
+    )
+    before, after = pc.if_else(gone, key, "null"), pc.if_else(gone, "null", row)
+    op = pa.array(np.where(gone, "d", np.where(first, "c", "u")))
+    lsn = pa.array(24_000_000 + 56 * np.arange(n)).cast(pa.string())
+    milliseconds = pc.utf8_slice_codeunits(at, 0, 13)
+    number = pa.array(500 + np.arange(n) // 3).cast(pa.string())
+    value = _joined(
+        *('{"before":', before, ',"after":', after, ',"source":{"version":"3.6.3.Final","connector":"postgresql",'),
+        *('"name":"shop","ts_ms":', milliseconds, ',"snapshot":"false","db":"shop","sequence":"[\\"', lsn, '\\",\\"'),
+        *(lsn, '\\"]","ts_us":', at, ',"ts_ns":', at, '000,"schema":"public","table":"orders","txId":', number),
+        *(',"lsn":', lsn, ',"xmin":null},"transaction":null,"op":"', op, '","ts_ms":', milliseconds),
+        *(',"ts_us":', at, ',"ts_ns":', at, "000}"),
+    )
+    return pa.table({"value": value.cast(pa.binary()), "key": key.cast(pa.binary())})
+
+
+def upserted(events: pa.Table) -> str:
+    """What events add up to: the rows of those that do not delete, and the keys of those that do."""
+    gone = pc.sum(events.filter(events[GONE])["id"]).as_py() or 0
+    return f"{digest(events.filter(pc.invert(events[GONE])))} {gone}"
+
+
+def digest(rows: pa.Table) -> str:
+    """How many rows there are, and a sum over them, in any order."""
+    import duckdb
+
+    told = rows.select(SCHEMA.names).cast(SCHEMA)
+    each = f"hash({', '.join(map(repr, SCHEMA.names))})".replace("'", '"')
+    with duckdb.connect() as connection:
+        sums = connection.from_arrow(told).aggregate(f"count(*), coalesce(sum({each}::hugeint), 0)")
+        ((count, total),) = sums.fetchall()
+    return f"{count} {int(total) % 2**64:016x}"
+
+
+def in_csv(rows: pa.Table) -> bytes:
+    """Rows as COPY takes them."""
+    out = io.BytesIO()
+    csv.write_csv(rows, out, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
+    return out.getvalue()
