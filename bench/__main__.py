@@ -30,6 +30,7 @@ NAMES = [
     "operators",
     "noops",
     "tpch",
+    "connectors",
     "large",
     "spark",
 ]  # in the order of bench/README.md

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import machine
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from connectors_work import BATCH, GONE, SCHEMA, digest, in_csv, messages, orders, upserted
 from operators import Clock
 
-sys.path.append(str(machine.ROOT / "tests"))  # where the servers are
+sys.path += [str(machine.ROOT / "tests"), str(machine.ROOT / "examples" / "cdc")]  # where the servers are
 
 TOPIC, SLOT = "orders", "bench"
 A_TRANSACTION = 1_000
@@ -45,6 +45,10 @@ def flow(format: Any = None) -> Any:
     spec = dd.Upsert(key="id", delete=None if format is not None else dd.tombstone(GONE))
     made.output("orders", made.upserts("orders", schema, spec, format=format))
     return made
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ddflow-bench-")
 
 
 def debezium(contender: str, rows: int) -> Sample:
@@ -91,7 +95,7 @@ def _loads(batch: pa.Table) -> list[tuple[Any, ...]]:
 def _columns(found: Any, batch: pa.Table) -> pa.Table:
     """What a contender found as events."""
     if isinstance(found, list):
-        kinds = {"at": pa.int64(), "amount": pa.string()}
+        kinds = {"placed": pa.int64(), "amount": pa.string()}
         row = pa.struct([(field.name, kinds.get(field.name, field.type)) for field in SCHEMA])
         after, before = pa.array([each[2] for each in found], row), [(each[1] or {}).get("id") for each in found]
         gone: Any = pa.array([each[0] == "d" for each in found])
@@ -103,7 +107,7 @@ def _columns(found: Any, batch: pa.Table) -> pa.Table:
         return found.select(SCHEMA.names).append_column(GONE, found["_deleted"])
     cells = {name: pc.struct_field(after, name) for name in SCHEMA.names}
     cells["id"] = pc.coalesce(cells["id"].cast(pa.int64()), before)
-    cells["at"] = cells["at"].cast(pa.int64()).cast(SCHEMA.field("at").type)
+    cells["placed"] = cells["placed"].cast(pa.int64()).cast(SCHEMA.field("placed").type)
     cells["paid"] = cells["paid"].cast(pa.bool_())
     return pa.table(cells).cast(SCHEMA).append_column(GONE, gone)
 
@@ -120,8 +124,10 @@ def kafka(contender: str, rows: int) -> Sample:
         if contender == "ddflow":
             found = _ran(clock, _topic(servers), "debezium", rows)
         else:
-            count, length = clock.timed(lambda: _consume(servers, rows))
-            found = f"{count} {length}"
+            came = clock.timed(lambda: _consume(servers, rows))
+            if came != (rows, size):
+                raise AssertionError(f"{came} messages and bytes came, of {rows} and {size}")
+            found = ""
         return {**clock.sample(rows, found), "bytes": size / rows}
 
 
@@ -168,7 +174,10 @@ def _ran(clock: Clock, source: Any, format: str, rows: int, state: str | None = 
     warm = messages(orders(1_000)) if format == "debezium" else pa.table({"value": pa.array([], pa.string())})
     with flow(how).open() as engine:  # loads kernels
         engine.step({"orders": warm})
-    with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder, flow(how).open(state or f"{folder}/s") as engine:
+    with (
+        _folder() as folder,
+        flow(how).open(state or f"{folder}/state") as engine,
+    ):
         done = clock.timed(lambda: engine.run({"orders": source}, interval="1s"))
         if done.rows != rows:
             raise AssertionError(f"{done.rows} messages came, of {rows}")
@@ -176,15 +185,16 @@ def _ran(clock: Clock, source: Any, format: str, rows: int, state: str | None = 
 
 
 @contextmanager
-def postgres() -> Iterator[Any]:
-    """A server with a table of orders, and its address."""
+def postgres(fsync: bool = False) -> Iterator[Any]:
+    """A server with a table of orders, and a connection to it."""
     import psycopg
-    from postgres_server import Server
+    from local_postgres import LocalPostgres
 
-    with closing(Server()) as server, psycopg.connect(server.url, autocommit=True) as connection:
+    disk = f"-c fsync={'on' if fsync else 'off'}"
+    with LocalPostgres(None, disk) as server, psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(
             "create table orders (id bigint primary key, customer bigint, city text, status text, "
-            "amount numeric(12,2), paid boolean, note text, at timestamp)"
+            "amount numeric(12,2), paid boolean, note text, placed timestamp)"
         )
         yield server, connection
 
@@ -193,7 +203,7 @@ def slot(contender: str, rows: int) -> Sample:
     """What a slot has, to the end of the log."""
     import ddflow as dd
 
-    with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder, postgres() as (server, connection):
+    with _folder() as folder, postgres() as (server, connection):
         source = dd.sources.postgres(server.url, {"public.orders": "orders"}, slot=SLOT, follow=False)
         with flow(dd.formats.wal2json()).open(f"{folder}/state") as engine:
             engine.run({"orders": source})  # the first copy, of nothing
@@ -203,9 +213,13 @@ def slot(contender: str, rows: int) -> Sample:
         received = _received(clock, server, connection, f"{folder}/out")
         if received != changed:
             raise AssertionError(f"{received} changes came, of {changed}")
-        left = connection.execute(f"select {', '.join(SCHEMA.names)} from orders").fetchall()
-        rows_left = pa.Table.from_pylist([dict(zip(SCHEMA.names, each, strict=True)) for each in left], SCHEMA)
-        return clock.sample(changed, digest(rows_left))
+        return clock.sample(changed, digest(stored(connection, "orders")))
+
+
+def stored(connection: Any, table: str) -> pa.Table:
+    """The rows of a table of Postgres."""
+    found = connection.execute(f"select {', '.join(SCHEMA.names)} from {table}").fetchall()
+    return pa.Table.from_pylist([dict(zip(SCHEMA.names, each, strict=True)) for each in found], SCHEMA)
 
 
 def _change(connection: Any, events: pa.Table) -> int:

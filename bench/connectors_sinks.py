@@ -15,23 +15,26 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from statistics import median
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import memory
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from connectors_feeds import flow, postgres
+from connectors_feeds import flow, postgres, stored
 from connectors_work import GONE, SCHEMA, digest, in_csv, last, orders
 from operators import Clock
 
+from ddflow.connectors.attached import OpenSource, Polled, Source
+
 EPOCHS, HELD = 3, 5
 """Epochs that count, behind one that warms up; and epochs' worth of rows that are there before."""
-SMALL, SEEN = 1_000, 30
-"""Changes of a small epoch, and how many such are seen."""
+SMALL, SEEN, WARM = 1_000, 30, 3
+"""Changes of a small epoch, how many such are watched, and behind how many."""
+NEWEST = "select customer from orders where id = %s"
 Sample = dict[str, Any]
 
 
@@ -55,12 +58,282 @@ def _of(ids: Any, gone: Any, number: int) -> pa.Table:
 
 
 def expected(mode: str, rows: int) -> str:
-    """The rows of a target in the end: those that are left, or every row that ever came and went."""
+    """The rows of a target in the end: those that are left; in a changelog each once when it came and when it went."""
     every = pa.concat_tables(list(epochs(rows)))
-    left = last(every)
+    left, came = last(every), every.filter(pc.invert(every[GONE])).drop_columns(GONE)
     if mode == "upsert":
         return digest(left)
-    came, at = list(epochs(rows)), dict[int, int]()
-    first, later = came[0], came[1:]
-    del first, at
-    raise NotImplementedError(later)
+    return digest(pa.concat_tables([came, gone_of(every)]))
+
+
+def gone_of(every: pa.Table) -> pa.Table:
+    """The rows behind which another event of their key comes."""
+    ids = every["id"].to_numpy()[::-1]
+    ends = len(ids) - 1 - np.unique(ids, return_index=True)[1]
+    earlier: Any = np.ones(len(ids), np.bool_)
+    earlier[ends] = False
+    return every.filter(pc.and_(pa.array(earlier), pc.invert(every[GONE]))).drop_columns(GONE)
+
+
+def delivered(target: str, mode: str, contender: str, rows: int) -> Sample:
+    """Epochs into a table."""
+    clock = Clock()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-bench-"))
+        place = TARGETS[target](stack, folder)
+        engine = stack.enter_context(flow().open(f"{folder}/state"))
+        take = _by_run(stack, engine, place.sink(mode)) if contender == "ddflow" else _by_peer(place, mode)
+        memory.settled()
+        with memory.Watch() as watch:
+            for number, events in enumerate(epochs(rows)):
+                updates = engine.step({"orders": events}, time=number)["orders"]
+                call = take(updates, number)
+                if number == 2:
+                    memory.settled()
+                before = memory.pages().private
+                clock.timed(call, counts=number > 1)
+        return {**clock.sample(EPOCHS * rows, digest(place.read())), "peak": max(watch.peak.private - before, 0)}
+
+
+Take = Callable[[pa.Table, int], Callable[[], Any]]
+
+
+def _by_run(stack: ExitStack, engine: Any, sink: Any) -> Take:
+    """What a run does behind a commit."""
+    from ddflow.engine.delivery import Delivery
+    from ddflow.engine.kept_epochs import EngineEpochs
+
+    delivery = stack.enter_context(closing(Delivery(EngineEpochs(engine.calls, "bench"), "orders", sink)))
+
+    def pump() -> None:
+        if not delivery.pump(monotonic()):
+            raise delivery.failing or AssertionError("it was not delivered")
+
+    return lambda updates, number: pump
+
+
+def _by_peer(place: Any, mode: str) -> Take:
+    """The net of an epoch as a table, which is not timed, and the library's own call."""
+    from ddflow.columns.hashing import Secret
+    from ddflow.connectors.modes import changes, with_deletes
+
+    secret = Secret.fresh()
+
+    def take(updates: pa.Table, number: int) -> Callable[[], Any]:
+        made = changes(mode, updates, ("id",), number + 1, secret)
+        if mode == "changelog" or number == 0:
+            rows = made.rows
+            return lambda: place.append(rows)
+        merged = with_deletes(made, ("id",), secret)
+        return lambda: place.merge(merged)
+
+    return take
+
+
+class Delta:
+    """A table of Delta Lake."""
+
+    def __init__(self, stack: ExitStack, folder: str) -> None:
+        self.path = f"{folder}/delta"
+
+    def sink(self, mode: Any) -> Any:
+        import ddflow as dd
+
+        return dd.sinks.delta(self.path, mode=mode)
+
+    def append(self, rows: pa.Table) -> None:
+        import deltalake
+
+        deltalake.write_deltalake(self.path, rows, mode="append")
+
+    def merge(self, rows: pa.Table) -> None:
+        import deltalake
+
+        table = deltalake.DeltaTable(self.path)
+        merge = table.merge(rows, "t.id = s.id", source_alias="s", target_alias="t")
+        new = {name: f"s.{name}" for name in SCHEMA.names}
+        merge = merge.when_matched_delete("s._deleted").when_matched_update(new, "not s._deleted")
+        merge.when_not_matched_insert(new, "not s._deleted").execute()
+
+    def read(self) -> pa.Table:
+        import deltalake
+
+        return deltalake.DeltaTable(self.path).to_pyarrow_table()
+
+
+class DuckDB:
+    """A table of DuckDB, whose file is opened for each epoch."""
+
+    def __init__(self, stack: ExitStack, folder: str) -> None:
+        self.path = f"{folder}/orders.db"
+
+    def sink(self, mode: Any) -> Any:
+        import ddflow as dd
+
+        return dd.sinks.duckdb(self.path, "orders", mode=mode)
+
+    def append(self, rows: pa.Table) -> None:
+        import duckdb
+
+        with duckdb.connect(self.path) as connection:
+            connection.register("came", rows)
+            connection.execute("create table if not exists orders as select * from came limit 0")
+            connection.execute("insert into orders select * from came")
+
+    def merge(self, rows: pa.Table) -> None:
+        import duckdb
+
+        new, values = ", ".join(SCHEMA.names), ", ".join(f"s.{name}" for name in SCHEMA.names)
+        with duckdb.connect(self.path) as connection:
+            connection.register("came", rows)
+            connection.execute(
+                "merge into orders using came s on orders.id = s.id when matched and s._deleted then delete when "
+                f"matched then update set {', '.join(f'{name} = s.{name}' for name in SCHEMA.names)} "
+                f"when not matched and not s._deleted then insert ({new}) values ({values})"
+            )
+
+    def read(self) -> pa.Table:
+        import duckdb
+
+        with duckdb.connect(self.path) as connection:
+            return connection.sql("select * from orders").to_arrow_table()
+
+
+class Iceberg:
+    """A table of Iceberg, in a catalog of SQLite."""
+
+    def __init__(self, stack: ExitStack, folder: str) -> None:
+        self.options = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/lake"}
+
+    def sink(self, mode: Any) -> Any:
+        import ddflow as dd
+
+        return dd.sinks.iceberg("shop.orders", catalog={"name": "bench", **self.options}, mode=mode)
+
+    @property
+    def catalog(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog("bench", **self.options)
+
+    @property
+    def table(self) -> Any:
+        return self.catalog.load_table("shop.orders")
+
+    def append(self, rows: pa.Table) -> None:
+        self.catalog.create_namespace_if_not_exists("shop")
+        self.catalog.create_table_if_not_exists("shop.orders", rows.schema).append(rows)
+
+    def merge(self, rows: pa.Table) -> None:
+        from pyiceberg.expressions import In
+
+        with self.table.transaction() as change:
+            if gone := rows.filter(rows["_deleted"])["id"].to_pylist():
+                change.delete(In("id", gone))
+            change.upsert(rows.filter(pc.invert(rows["_deleted"])).select(SCHEMA.names), join_cols=["id"])
+
+    def read(self) -> pa.Table:
+        return self.table.scan().to_arrow()
+
+
+class Postgres:
+    """A table of Postgres; the peer copies into a staging table, and merges nothing.  ``added``: whether rows are only
+    added; ``epoch``: how often some came."""
+
+    def __init__(self, stack: ExitStack, folder: str) -> None:
+        self.server, self.connection = stack.enter_context(postgres(fsync=True))
+        self.added, self.epoch = False, 0
+        self.connection.execute("create table staging (like orders, _deleted boolean, epoch int)")
+        self.connection.execute("drop table orders")
+
+    def sink(self, mode: Any) -> Any:
+        import ddflow as dd
+
+        return dd.sinks.postgres(self.server.url, "orders", mode=mode)
+
+    def append(self, rows: pa.Table) -> None:
+        self.added = "_change_type" in rows.column_names
+        self.merge(rows.append_column("_deleted", pa.array(np.zeros(rows.num_rows, np.bool_))))
+
+    def merge(self, rows: pa.Table) -> None:
+        self.epoch += 1
+        numbered = rows.select([*SCHEMA.names, "_deleted"])
+        numbered = numbered.append_column("epoch", pa.array(np.full(rows.num_rows, self.epoch)))
+        with self.connection.cursor().copy("copy staging from stdin (format csv)") as copy:
+            copy.write(in_csv(numbered))
+
+    def read(self) -> pa.Table:
+        if self.connection.execute("select to_regclass('orders')").fetchone()[0]:
+            return stored(self.connection, "orders")
+        if self.added:
+            return stored(self.connection, "staging")
+        newest = "(select distinct on (id) * from staging order by id, epoch desc) s where not _deleted"
+        return stored(self.connection, newest)
+
+
+TARGETS: dict[str, Any] = {"delta": Delta, "duckdb": DuckDB, "iceberg": Iceberg, "postgres": Postgres}
+
+
+class Watched(Source):
+    """Few rows at a time, and how long each of them took to be seen."""
+
+    kind = "watched"
+    target = "watched"
+
+    def __init__(self, ask: Callable[[int], int], rows: int) -> None:
+        self.ask, self.rows, self.waits = ask, rows, list[float]()
+
+    def open(self, inputs: Any, position: Any) -> OpenSource:
+        return Watching(self)
+
+
+class Watching(OpenSource):
+    """All rows first; then an epoch, when the one before it is seen."""
+
+    def __init__(self, of: Watched) -> None:
+        self.of, self.given, self.marked, self.committed = of, 0, 0, 0.0
+
+    def poll(self, room: int) -> Polled | None:
+        if self.given > 1 and self.of.ask(self.marked) != 1 - self.given:
+            raise AssertionError(f"epoch {self.given} is not seen behind its delivery")
+        if self.given > WARM:
+            self.of.waits.append((perf_counter() - self.committed) * 1e3)
+        if self.given < WARM + SEEN:
+            self.given += 1
+            return Polled({"orders": self._rows().to_batches()}, self.given)
+        self.given = -1
+        return None
+
+    def _rows(self) -> pa.Table:
+        if self.given == 1:
+            return _of(np.arange(self.of.rows), np.zeros(self.of.rows, np.bool_), 0)
+        ids = np.random.default_rng(self.given).permutation(self.of.rows)[:SMALL]
+        self.marked = int(ids[0])
+        some = _of(ids, np.zeros(ids.size, np.bool_), self.given)
+        return some.set_column(1, "customer", pa.array(np.full(ids.size, 1 - self.given)))
+
+    def acknowledge(self, position: Any) -> None:
+        self.committed = perf_counter()
+
+    @property
+    def ended(self) -> bool:
+        return self.given < 0
+
+    def lag(self) -> str:
+        return ""
+
+
+def visible(rows: int) -> Sample:
+    """Milliseconds from the commit of an epoch of few changes until another connection to Postgres sees it."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-bench-"))
+        place = Postgres(stack, folder)
+        engine = stack.enter_context(flow().open(f"{folder}/state"))
+        source = Watched(lambda id: place.connection.execute(NEWEST, [id]).fetchone()[0], rows)
+        clock = Clock()
+        clock.timed(lambda: engine.run({"orders": source}, {"orders": place.sink("upsert")}, rows=SMALL))
+        mine = digest(engine.read("orders"))
+        if (there := digest(place.read())) != mine:
+            raise AssertionError(f"the table has {there}, the state {mine}")
+        of = source.waits
+        return {**clock.sample(len(of) * SMALL, mine), "step_ms": median(of), "most_ms": max(of)}

@@ -30,7 +30,7 @@ SCHEMA = pa.schema(
         "amount": pa.decimal128(12, 2),
         "paid": pa.bool_(),
         "note": pa.string(),
-        "at": pa.timestamp("us"),
+        "placed": pa.timestamp("us"),
     }
 )
 GONE = "gone"
@@ -53,7 +53,7 @@ def orders(n: int, keys: int | None = None, seed: int = 7) -> pa.Table:
         "amount": _money(rng.integers(0, 10_000_000, n)),
         "paid": pa.array(rng.random(n) < 0.5),
         "note": _joined("leave it at the door, no. ", pa.array(rng.integers(10**9, 10**10, n)).cast(pa.string())),
-        "at": pa.array(BEGAN + np.cumsum(rng.integers(1, 1000, n))).cast(pa.timestamp("us")),
+        "placed": pa.array(BEGAN + np.cumsum(rng.integers(1, 1000, n))).cast(pa.timestamp("us")),
     }
     table = pa.table(columns).cast(SCHEMA)
     return table.append_column(GONE, pa.array(rng.random(n) < 0.05))
@@ -84,13 +84,13 @@ def messages(events: pa.Table) -> pa.Table:
     first = np.zeros(n, np.bool_)
     first[np.unique(events["id"].to_numpy(), return_index=True)[1]] = True
     text = {name: pc.cast(events[name].combine_chunks(), pa.string()) for name in ("id", "customer", "amount")}
-    at = pc.cast(events["at"].combine_chunks().cast(pa.int64()), pa.string())
+    at = pc.cast(events["placed"].combine_chunks().cast(pa.int64()), pa.string())
     paid = pc.if_else(events["paid"].combine_chunks(), "true", "false")
     city, status, note = (events[name].combine_chunks() for name in ("city", "status", "note"))
     key = _joined('{"id":', text["id"], "}")
     row = _joined(
         *('{"id":', text["id"], ',"customer":', text["customer"], ',"city":"', city, '","status":"', status),
-        *('","amount":"', text["amount"], '","paid":', paid, ',"note":"', note, '","at":', at, "}"),
+        *('","amount":"', text["amount"], '","paid":', paid, ',"note":"', note, '","placed":', at, "}"),
     )
     before, after = pc.if_else(gone, key, "null"), pc.if_else(gone, "null", row)
     op = pa.array(np.where(gone, "d", np.where(first, "c", "u")))
