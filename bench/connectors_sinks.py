@@ -130,7 +130,7 @@ def _by_peer(place: Any, mode: str) -> Take:
     return take
 
 
-class Delta:
+class DeltaLake:
     """A table of Delta Lake."""
 
     def __init__(self, stack: ExitStack, folder: str) -> None:
@@ -271,7 +271,7 @@ class Postgres:
         return stored(self.connection, newest)
 
 
-TARGETS: dict[str, Any] = {"delta": Delta, "duckdb": DuckDB, "iceberg": Iceberg, "postgres": Postgres}
+TARGETS: dict[str, Any] = {"delta": DeltaLake, "duckdb": DuckDB, "iceberg": Iceberg, "postgres": Postgres}
 
 
 class Watched(Source):

@@ -32,6 +32,7 @@ add_checked: _Elementwise
 and_: _Elementwise
 and_kleene: _Elementwise
 and_not: _Elementwise
+ascii_trim: _Elementwise
 ascii_trim_whitespace: _Elementwise
 binary_join: _Elementwise
 binary_join_element_wise: _Elementwise
