@@ -11,6 +11,7 @@ DeltaSink(path='s3://lake/by_city', mode='upsert')
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,10 +30,12 @@ from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, Ta
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import with_deletes
 from ddflow.connectors.table_shape import holdable, is_written, new_columns
-from ddflow.errors import MissingExtra, SinkFailed
+from ddflow.errors import MissingExtra, SinkFailed, SpecError
 
 EPOCH: Final = "ddflow.epoch"
 _SIGNED: Final = 1 << 64
+_SECRET: Final = re.compile(r"(?<=//)[^/@]*:[^/@]*@|\?.*")
+"""A password in front of a host, and parameters behind a path."""
 
 
 def library() -> Any:
@@ -58,6 +61,11 @@ class DeltaSink(TableSink):
     mode: Mode = "upsert"
     storage_options: Mapping[str, str] = field(repr=False, default_factory=dict)
     kind: ClassVar[str] = "delta"
+
+    def __post_init__(self) -> None:
+        if "://" in self.path and _SECRET.search(self.path):
+            found = "credentials would be shown with its address"
+            raise SpecError(f"a sink of {_SECRET.sub('', self.path)}", found, "give them as storage_options=")
 
     @property
     def target(self) -> str:

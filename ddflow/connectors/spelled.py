@@ -24,7 +24,7 @@ SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
     "files": lambda where, name, follow, lines: sources.files(where, follow=follow, lines=lines),
     "sqlite": lambda where, name, follow, lines: sources.sqlite(*_table(where, name), follow=follow),
     "duckdb": lambda where, name, follow, lines: sources.duckdb(*_table(where, name), follow=follow),
-    "kafka": lambda where, name, follow, lines: sources.kafka(*_topic(where, name), follow=follow),
+    "kafka": lambda where, name, follow, lines: sources.kafka(**_messages(where, name), follow=follow),
     "postgres": lambda where, name, follow, lines: sources.postgres(**_slot(where, name), follow=follow),
 }
 SINKS: Final[dict[str, Callable[..., TableSink]]] = {
@@ -59,6 +59,30 @@ def _cut(text: str, known: dict[str, Any]) -> tuple[str, str]:
     return kind, where
 
 
+def _messages(where: str, name: str) -> dict[str, Any]:
+    """What `sources.kafka` takes: brokers and a topic, of several tables as of `_slot`, and ``others=ignore``.
+
+    >>> _messages("//b:1/t?others=ignore#orders,crm.people=customers", "shop")["tables"]
+    {'orders': 'orders', 'crm.people': 'customers'}
+    >>> _messages("//b:1/t", "orders")
+    {'servers': 'b:1', 'topic': 't'}
+    """
+    place, _, tables = where.partition("#")
+    place, _, others = place.partition("?others=")
+    servers, topic = _topic(place, name)
+    given: dict[str, Any] = {"servers": servers, "topic": topic}
+    given |= {"tables": _tables(tables, name)} if tables else {}
+    return given | ({"others": others} if others else {})
+
+
+def _tables(text: str, only: str) -> dict[str, str]:
+    """Tables with commas between, each with its input: ``only`` of one, else of its own name, or ``TABLE=INPUT``."""
+    found = dict[str, str]()
+    for table, _, input in (each.partition("=") for each in text.split(",")):
+        found[table] = input or (only if "," not in text else table.rpartition(".")[2])
+    return found
+
+
 def _topic(where: str, name: str) -> tuple[str, str]:
     """Brokers, and a topic behind ``/``, by default of the same name."""
     servers, _, topic = where.removeprefix("//").partition("/")
@@ -86,11 +110,8 @@ def _slot(where: str, name: str) -> dict[str, Any]:
     given = [each for each in query.split("&") if each]
     slots = [each.removeprefix("slot=") for each in given if each.startswith("slot=")]
     rest = "&".join(each for each in given if not each.startswith("slot="))
-    found = dict[str, str]()
-    for table, _, input in (each.partition("=") for each in tables.split(",")):
-        found[table] = input or ("" if "," not in tables else table.rpartition(".")[2])
     url = f"postgresql:{address}?{rest}" if rest else f"postgresql:{address}"
-    return {"url": url, "tables": found} | ({"slot": slots[-1]} if slots else {})
+    return {"url": url, "tables": _tables(tables, "")} | ({"slot": slots[-1]} if slots else {})
 
 
 def _schema(where: str, name: str) -> dict[str, Any]:

@@ -1,0 +1,189 @@
+"""Targets that cannot be written, the same table for each kind of file: what is found, what to do, and nothing changed.
+
+Postgres and Kafka have theirs in ``test_postgres_faults`` and ``test_kafka_faults``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_run import FIRST, SECOND, flow, land, landing, of_sqlite, rows_of
+from typer.testing import CliRunner
+
+import ddflow as dd
+from ddflow.cli import app
+from ddflow.errors import DdflowError, SinkAhead, SinkFailed, SinkRefused, SpecError
+
+KINDS = ("sqlite", "duckdb", "delta", "parquet")
+MARKER = "Geheimnis7"
+OURS = {"id": [1], "city": ["Genf"], "amount": [5]}
+
+
+def sink(kind: str, place: Path, **more: Any) -> Any:
+    """Of a kind; where it has no upserts, a changelog."""
+    if kind in ("sqlite", "duckdb"):
+        return getattr(dd.sinks, kind)(place / "out.db", "t", **more)
+    if kind == "parquet":
+        more.setdefault("mode", "changelog")
+    return getattr(dd.sinks, kind)(place / "out", **more)
+
+
+def theirs(kind: str, place: Path, rows: pa.Table) -> None:
+    """A table that somebody else made."""
+    if kind == "duckdb":
+        with duckdb.connect(place / "out.db") as connection:
+            connection.register("given", rows)
+            connection.execute("create table t as select * from given")
+    elif kind == "sqlite":
+        connection = sqlite3.connect(place / "out.db")
+        types = {pa.int64(): "INTEGER", pa.string(): "TEXT", pa.float64(): "REAL"}
+        connection.execute(f"create table t ({', '.join(f'{f.name} {types[f.type]}' for f in rows.schema)})")
+        marks = ", ".join("?" * rows.num_columns)
+        connection.executemany(f"insert into t values ({marks})", [tuple(row.values()) for row in rows.to_pylist()])
+        connection.commit()
+        connection.close()
+    elif kind == "delta":
+        deltalake.write_deltalake(place / "out", rows)
+    else:
+        (place / "out").mkdir()
+        pq.write_table(rows, place / "out" / "mine.parquet")
+
+
+def there(kind: str, place: Path) -> list[dict[str, Any]]:
+    if kind == "duckdb":
+        with duckdb.connect(place / "out.db") as connection:
+            return connection.sql("from t").to_arrow_table().to_pylist()
+    if kind == "sqlite":
+        return [dict(zip(OURS, row, strict=False)) for row in of_sqlite(place / "out.db", "t")]
+    if kind == "delta":
+        return deltalake.DeltaTable(place / "out").to_pyarrow_table().to_pylist()
+    return pq.read_table(place / "out" / "mine.parquet").to_pylist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_we_did_not_write_are_left_alone(kind: str, tmp_path: Path) -> None:
+    theirs(kind, tmp_path, pa.table(OURS))
+    land(tmp_path / "in", "1.csv", FIRST)
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(SinkRefused, match=r"rows and no record .*; give another table; or .*ddflow sync --adopt"):
+            engine.run(landing(tmp_path), {"orders": sink(kind, tmp_path)})
+        assert engine.epoch == 0 and there(kind, tmp_path)[0]["city"] == "Genf"
+
+
+@pytest.mark.parametrize("kind", ("sqlite", "duckdb", "delta"))
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"id": ["x"], "city": ["Genf"], "amount": [5]}, r"'id' is .*, we write .*; give another table, or change"),
+        ({"city": ["Genf"], "amount": [5]}, r"it lacks the key \['id'\]; give another table"),
+        ({**OURS, "more": ["x"]}, r"columns that we do not write: \['more'\]; give another table, or drop them"),
+    ],
+)
+def test_tables_of_another_shape_are_left_alone(kind: str, tmp_path: Path, columns: Any, says: str) -> None:
+    theirs(kind, tmp_path, pa.table(columns).slice(0, 0))
+    with flow().open(tmp_path / "state") as engine, pytest.raises(SinkRefused, match=says):
+        engine.run({}, {"orders": sink(kind, tmp_path)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_another_state_or_output_are_left_alone(kind: str, tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), {"orders": sink(kind, tmp_path)})
+        with pytest.raises(SinkRefused, match=r"it has the output .*; give each output a table of its own"):
+            engine.run({}, {"by_city": sink(kind, tmp_path)})
+    refused = pytest.raises(SinkRefused, match=r"with the id .*; give each a table")
+    with flow().open(tmp_path / "other") as engine, refused:
+        engine.run(landing(tmp_path), {"orders": sink(kind, tmp_path)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rollback_is_found_and_mended_on_the_shell(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "flow.py"
+    script.write_text("from test_run import flow as made\nflow = made()\n")
+    where = "out.db#t" if kind in ("sqlite", "duckdb") else "out"
+    to = ["--to", f"orders={kind}:{tmp_path}/{where}", "--mode", "orders=changelog"]
+    words = [str(script), "--state", str(tmp_path / "state"), *to]
+    run = ["run", *words, "--from", f"orders=files:{tmp_path}/in/*.csv"]
+    for number, rows in enumerate([FIRST, SECOND]):
+        land(tmp_path / "in", f"{number}.csv", rows)
+        assert shell(run) == ""
+    dd.rollback(tmp_path / "state", 1)
+    assert "epoch 2, which is not in the history of this state, at epoch 1; after a rollback" in shell(run, 1)
+    with flow().open(tmp_path / "state") as engine, pytest.raises(SinkAhead):
+        engine.run({}, {"orders": sink(kind, tmp_path, mode="changelog")})
+    shell(["sync", *words, "--yes"])
+    assert shell(run) == ""
+    with flow().open(tmp_path / "state") as engine:
+        made = sink(kind, tmp_path, mode="changelog")
+        assert engine.sync({"orders": made}, dry=True)["orders"][:2] == (0, 0)
+        assert (4, "Basel", 1) in rows_of(engine, "orders")
+
+
+def shell(words: list[str], code: int = 0) -> str:
+    """What a command says that is an error."""
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == code, done.output
+    return done.output if code else ""
+
+
+def test_a_file_of_duckdb_that_another_process_has_open_is_waited_for(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    sinks = {"orders": sink("duckdb", tmp_path)}
+    holding = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({}, sinks)
+        holder = subprocess.Popen(
+            [sys.executable, "-c", holding, tmp_path / "out.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(SinkFailed, match=r"(?i)lock"):
+            engine.run(landing(tmp_path), sinks, give_up_after="100ms", interval="10ms")
+        assert engine.epoch == 1  # it is in the state, and waits
+        thread = threading.Thread(target=lambda: (time.sleep(0.4), holder.communicate()))
+        thread.start()
+        land(tmp_path / "in", "2.csv", SECOND)
+        assert engine.run(landing(tmp_path), sinks).sinks == {"orders": 2}
+        thread.join()
+        assert sorted(tuple(row.values()) for row in there("duckdb", tmp_path)) == rows_of(engine, "orders")
+
+
+def test_a_secret_of_an_object_store_is_shown_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    options = {
+        **{"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": MARKER, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"},
+        **{"AWS_ALLOW_HTTP": "true", "AWS_REGION": "nowhere", "max_retries": "0", "retry_timeout": "0s"},
+    }
+    land(tmp_path / "in", "1.csv", FIRST)
+    made = dd.sinks.delta("s3://bucket/orders", storage_options=options)
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(DdflowError) as failed:
+            engine.run(landing(tmp_path), {"orders": made}, give_up_after="0s")
+        engine.run({}, {"orders": sink("delta", tmp_path, storage_options=options)})
+    for address in (f"s3://me:{MARKER}@bucket/orders", f"az://box/orders?sig={MARKER}"):
+        with pytest.raises(SpecError, match=r"of (s3|az)://b[a-z]+/orders: credentials .*storage_options=") as refused:
+            dd.sinks.delta(address)
+        assert MARKER not in str(refused.value)
+    told = [repr(made), made.target, repr(failed.value), str(failed.getrepr(style="short"))]
+    told += [record.getMessage() + str(record.__dict__) for record in caplog.records]
+    assert not [each for each in told if MARKER in each]
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or MARKER.encode() not in path.read_bytes(), path
+    for text in (f"oracle://me:{MARKER}@db/x", f"me:{MARKER}@db"):
+        for words in (["--from", f"orders={text}"], ["--to", f"orders={text}"]):
+            script = tmp_path / "flow.py"
+            script.write_text("from test_run import flow as made\nflow = made()\n")
+            done = CliRunner().invoke(app, ["run", str(script), "--state", str(tmp_path / "state"), *words])
+            assert done.exit_code and MARKER not in done.output
