@@ -15,6 +15,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import outside_pages  # noqa: E402 - the folder is on the path from here on
 
+from ddflow.errors.index import GROUPS, classes  # noqa: E402
 from ddflow.version import __version__  # noqa: E402
 
 project = "ddflow"
@@ -61,10 +62,19 @@ CONTENTS = tomllib.loads((HERE / "contents.toml").read_text("utf-8"))
 def read(app, name, source):
     """A page as it is shown: its links set, and what is below it."""
     outside_pages.linked(HERE, name, source)
+    if name == "errors":
+        for title, of in GROUPS.items():
+            shown = "\n".join(f".. autoexception:: ddflow.errors.{each.__name__}" for each in classes(of))
+            source[0] += f"\n## {title}\n\n```{{eval-rst}}\n{shown}\n```\n"
     for caption, pages in CONTENTS.get(name, {}).items():
         head = f":glob:\n:caption: {caption}" if caption else ":glob:"
         shown = "" if name == "measured" else ":hidden:\n"
         source[0] += f"\n\n```{{toctree}}\n{shown}{head}\n\n" + "\n".join(pages) + "\n```\n"
+
+
+def signature(app, what, name, of, options, arguments, result):
+    """What is shown behind a name: nothing for an error, which nobody makes."""
+    return ("", None) if what == "exception" else (arguments, result)
 
 
 def setup(app):
@@ -72,4 +82,5 @@ def setup(app):
     app.add_lexer("csv", TextLexer)
     app.connect("builder-inited", lambda app: outside_pages.write(HERE))
     app.connect("source-read", read)
+    app.connect("autodoc-process-signature", signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

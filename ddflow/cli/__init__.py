@@ -51,6 +51,7 @@ VERBS: Final = (
     "migrate",
     "rescale",
     "evolve",
+    "errors",
     "warmup",
 )
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141

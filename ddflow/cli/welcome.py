@@ -30,6 +30,6 @@ A state that these left (--state): what is in it, an output live, a row's story
     ddflow watch s by_city
     ddflow why s id=17
 
-`ddflow VERB --help` has examples of a verb, `ddflow --help` lists all verbs, and
+`ddflow VERB --help` has examples of a verb, `ddflow --help` lists all, and
 `ddflow --install-completion` lets Tab complete them.
 """

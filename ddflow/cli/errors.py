@@ -1,0 +1,57 @@
+"""``ddflow errors``: what a class of errors means, and what to do.
+
+Invariant: the words are those of the class's docstring, which the site shows as well (`ddflow.errors.index`).
+
+>>> errors("SinkAhead")
+SinkAhead: A target has an epoch that is not in this state's history, or a second process writes to it.
+<BLANKLINE>
+It is so after a rollback, or after a state was restored from an older copy.
+<BLANKLINE>
+What to do: stop the other writer; then `ddflow sync` gives the target the difference.
+"""
+
+import json
+from typing import Annotated
+
+import typer
+
+from ddflow.cli.say import say
+
+
+def errors(
+    name: Annotated[str | None, typer.Argument(help="A class, such as NullKey; all of them without it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say what an error means, and what to do.
+
+    An error that a Python program shows has its class in front, as in `ddflow.errors.NullKey: ...`.
+
+    Examples:
+
+    * `ddflow errors NullKey`
+
+    * `ddflow errors`
+    """
+    from difflib import get_close_matches
+
+    from ddflow.errors import SpecError
+    from ddflow.errors.index import GROUPS, classes, entry
+
+    groups = {title: [entry(each) for each in classes(of)] for title, of in GROUPS.items()}
+    every = {each.name: each for entries in groups.values() for each in entries}
+    name = None if name is None else name.removeprefix("ddflow.errors.")
+    if name is not None and name not in every:
+        near = "".join(f"did you mean {each}? " for each in get_close_matches(name, every, 1))
+        raise SpecError(f"errors {name}", "there is no such class", f"{near}ddflow errors lists them")
+    if as_json:
+        shown = [each._asdict() for each in every.values() if name in (None, each.name)]
+        say(json.dumps(shown if name is None else shown[0]))
+    elif name is not None:
+        each = every[name]
+        say(f"{each.name}: {each.means}\n\n{each.more}\n\nWhat to do: {each.remedy}".replace("``", "`"))
+    else:
+        for title, entries in groups.items():
+            say(title)
+            for each in entries:
+                say(f"  {each.name:<21} {each.means}".replace("``", "`"))
+            say()

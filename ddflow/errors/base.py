@@ -1,0 +1,47 @@
+"""The base of all errors: one message template.
+
+Invariant: a message says what was asked, what was found and what to do, in that order and with the values, so that it
+can be acted on without this package's source. The three parts stay on the exception as fields, for programs. Classes
+are shown as of ``ddflow.errors``, whichever file they stand in.
+
+>>> error = DdflowError("cannot advance to 4", "the frontier is already 7", "times may not go back")
+>>> str(error)
+'cannot advance to 4: the frontier is already 7; times may not go back'
+>>> error.found
+'the frontier is already 7'
+"""
+
+from typing import Any
+
+
+def cut(text: str, most: int = 300) -> str:
+    """What messages repeat of a text that may be of any length: all of it, or its two ends."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
+
+
+class DdflowError(Exception):
+    """The base class of all errors of ddflow.  The message is ``asked: found; remedy``.
+
+    Parameters
+    ----------
+    asked : str
+        What was asked for.
+    found : str
+        What was found.
+    remedy : str
+        What to do about it.
+    """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.__module__ = "ddflow.errors"
+
+    def __init__(self, asked: str, found: str, remedy: str) -> None:
+        super().__init__(asked, found, remedy)
+        self.asked, self.found, self.remedy = asked, found, remedy
+
+    def __str__(self) -> str:
+        return f"{self.asked}: {self.found}; {self.remedy}"
+
+
+DdflowError.__module__ = "ddflow.errors"
