@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ class View:
         self.compared = self.differed = 0
         self.seen: set[int] = set()
         self.at = self.newest = -1
+        self.began, self.said = time.monotonic(), 0.0
 
     def compare(self) -> str:
         """Look, and say what is there."""
@@ -61,47 +63,60 @@ class View:
         behind = "" if at == newest else f", {newest - at:,} behind"
         return f"transaction {at:,} of {newest:,}{behind}: {len(rows)} cities, equal ({1000 * float(age):,.0f} ms old)"
 
+    def watch(self, over: Callable[[], bool], *alive: subprocess.Popen[Any], most: float = 60) -> None:
+        """Compare until that is enough.  Raises `TimeoutError`, `ChildProcessError` where a process has ended."""
+        ends = time.monotonic() + most
+        while not over():
+            line, now = self.compare(), time.monotonic() - self.began
+            if now - self.said >= 1:
+                self.said = now
+                print(f"{now:5.1f} s  {line}", flush=True)
+            if any(each.poll() is not None for each in alive):
+                raise ChildProcessError("the run or the shop has ended")
+            if time.monotonic() > ends:
+                raise TimeoutError("the run is too slow")
+            time.sleep(0.1)
 
-def started(url: str, state: Path, log: Any) -> subprocess.Popen[bytes]:
+
+def started(url: str, place: Path) -> subprocess.Popen[bytes]:
     """The run, as one starts it on a shell."""
     source = f"shop={url}#public.orders,public.customers"
     options = ["--from", source, "--to", f"by_city={url}", "--follow", "--interval", "200ms"]
-    return subprocess.Popen([DDFLOW, "run", HERE / "flow.py", "--state", state, *options], stdout=log, stderr=log)
+    command = [str(DDFLOW), "run", str(HERE / "flow.py"), "--state", str(place / "state"), *options]
+    with (place / "log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
 
 
 def watch(url: str, place: Path, seconds: float) -> int:
-    """Let all run, compare, kill, go on, and say what came of it; the exit code.  ``seconds``: at least so long."""
-    log = (place / "log").open("wb")
-    run, began, said = started(url, place / "state", log), time.monotonic(), 0.0
+    """Let all run, compare, kill, go on, and say what came of it; the exit code.
+
+    ``seconds``: at least so long from when the view is there; in the middle of it comes the kill.
+    """
+    run, view = started(url, place), View(url)
     writer = subprocess.Popen([sys.executable, HERE / "shop.py", url], stdout=subprocess.PIPE, text=True)
-    view, killed_at, done = View(url), None, ""
     try:
-        while not done or view.at < view.newest:
-            now, line = time.monotonic() - began, view.compare()
-            if now - said >= 1:
-                said = now
-                print(f"{now:5.1f} s  {line}", flush=True)
-            if killed_at is None and now >= seconds / 2 and len(view.seen) > 1:
-                run.kill()
-                run.wait()
-                print(f"{now:5.1f} s  kill -9 of the run, which is started again", flush=True)
-                run, killed_at = started(url, place / "state", log), view.at
-            if not done and now >= seconds and killed_at is not None and view.at > killed_at:
-                writer.terminate()
-                done = f"the shop has done: {writer.communicate()[0].strip()}"
-            if run.poll() is not None or now > seconds + 60:
-                print(f"the run {'is too slow' if run.poll() is None else 'has ended'}:", (place / "log").read_text())
-                return 1
-            time.sleep(0.1)
-        print(done)
+        view.watch(lambda: bool(view.seen), run, writer)
+        there = time.monotonic()
+        view.watch(lambda: time.monotonic() > there + seconds / 2 and len(view.seen) > 1, run, writer)
+        run.kill()
+        run.wait()
+        print(f"{time.monotonic() - view.began:5.1f} s  kill -9 of the run, which is started again", flush=True)
+        run, killed_at = started(url, place), view.at
+        view.watch(lambda: time.monotonic() > there + seconds and view.at > killed_at, run, writer)
+        writer.terminate()
+        print(f"the shop has done: {writer.communicate()[0].strip()}")
+        view.compare()
+        view.watch(lambda: view.at == view.newest, run)
         run.terminate()
         run.wait(20)
         return verdict(view)
+    except (TimeoutError, ChildProcessError) as error:
+        print(f"{error}: {(place / 'log').read_text()}")
+        return 1
     finally:
         run.kill()
         writer.kill()
         view.connection.close()
-        log.close()
 
 
 def verdict(view: View) -> int:

@@ -85,14 +85,17 @@ class Pipeline:
         answers = {table: self.postgres.execute(query).fetchall() for table, query in TABLES.items()}
         return [table for table, answer in answers.items() if Counter(answer) != Counter(self.lake(table))]
 
-    def wait(self, over: Callable[[int], bool], most: float = 60) -> int:
-        """Say once a second how far the lake is, until that is enough.  Raises `TimeoutError`, `ChildProcessError`."""
-        ends = time.monotonic() + most
+    def wait(self, over: Callable[[int], bool], most: float = 120) -> int:
+        """Say how far the lake is, until that is enough.  Raises `TimeoutError`, `ChildProcessError`."""
+        ends, said = time.monotonic() + most, ""
         while True:
             orders = self.lake("orders")
             at = max((int(amount) for id, _, amount in orders if id == 0), default=-1)
             (newest,) = self.postgres.execute("select max(transaction) from answers").fetchone() or (0,)
-            self.say(f"the lake has {len(orders):,} orders, at transaction {at:,} of {newest or 0:,}")
+            has = f"the lake has {len(orders):,} orders, at transaction {at:,}" if at >= 0 else "the lake is empty"
+            if has != said:
+                self.say(f"{has}; the shop is at {newest or 0:,}")
+                said = has
             if over(at):
                 return at
             for name, each in self.running.items():
