@@ -120,6 +120,16 @@ class Join(Operator):
         mine, other = ({of: name for name, side, of in self.columns if side == each} for each in (at, 1 - at))
         return {pair[at]: other[pair[1 - at]] for pair in self.on if pair[1 - at] in other} | mine
 
+    def identified_by(self) -> Columns | None:
+        """See `Collection.identified_by`: that of a side whose rows meet one row at most, else those of both."""
+        ids = [of.identified_by() for of in self.inputs]
+        alone = [of is not None and set(of) <= {pair[side] for pair in self.on} for side, of in enumerate(ids)]
+        for sides in ([0] if alone[1] else [], [1] if alone[0] else [], [0, 1]):
+            shown = [self.commuting(side).get(column) for side in sides for column in ids[side] or ()]
+            if sides and None not in shown and not any(ids[side] is None for side in sides):
+                return tuple(dict.fromkeys(map(str, shown)))
+        return None
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: both rows of each pair that is one of these."""
         shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]

@@ -108,6 +108,10 @@ class OrderedAgg(Operator):
         """The groups."""
         return [self.by]
 
+    def identified_by(self) -> Columns | None:
+        """See `Collection.identified_by`: the groups."""
+        return self.by
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: all rows of their groups."""
         return [alike.rows(given[0], wanted, self.by)]
