@@ -98,9 +98,10 @@ class EpochLog:
     ) -> Self:
         """Take hold of a state, or make a new one of so many ``partitions``.  O(plan).
 
-        A new state is published by whoever is first, with his plan, so the plan is compared after that, too.  ``flow``:
-        frozen.  The rest as in `Flow.open`.  Raises `PlanChanged`, `SpecError`, `CorruptState`, what ``fits`` and what
-        the store raises; nothing was made then that was not there, but for a state that is new.
+        A new state is published by whoever is first, with his plan, so the plan is compared after that, too; until
+        something is committed, it may be any.  ``flow``: frozen.  The rest as in `Flow.open`.  Raises `PlanChanged`,
+        `SpecError`, `CorruptState`, what ``fits`` and what the store raises; nothing was made then that was not there,
+        but for a state that is new.
         """
         plan = describe(flow)
         check_types(flow)
@@ -115,7 +116,9 @@ class EpochLog:
                 )
             else:
                 manifest_log = ManifestLog(store, manifest, set(), grace)
-            change = compare(manifest_log.manifest.plan, flow, store.where)
+            change = PlanChange()
+            if manifest_log.manifest.epoch or manifest_log.manifest.inventories:
+                change = compare(manifest_log.manifest.plan, flow, store.where)
             fits(manifest_log.manifest, change, store.where)
             where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])
         return cls(plan, manifest_log, change, where, keep)

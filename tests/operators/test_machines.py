@@ -639,9 +639,9 @@ def test_a_plan_with_tables_is_read_back_and_one_with_functions_needs_its_flow()
 
 def test_a_state_of_another_machine_is_refused() -> None:
     store = MemoryStore()
-    flow_of(SESSIONS).open(store).close()
-    with flow_of(SESSIONS).open(store.writer()):
-        pass
+    flow_of(dd.Machine(SESSION, sessions_columns, limit=9)).open(store).close()
+    with flow_of(SESSIONS).open(store.writer()) as engine:  # nothing was committed, so it may be any plan
+        engine.step({"events": table_of([{"k": 1, "at": 1, "t": 0, "symbol": "coin", "gone": False}])}, 0)
     other = dd.Machine(SESSION, failures_columns)
     for machine in (other, dd.Machine(SESSION, sessions_columns, limit=9)):
         with pytest.raises(PlanChanged, match=r"the machine of input 'events' is .*, and was "):
