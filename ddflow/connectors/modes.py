@@ -73,8 +73,10 @@ def changes(
     """
     if mode == "updates":
         return TableChanges(None, updates, updates.num_rows)
-    if DIFF not in updates.schema.names:
-        return _last(updates, key or (), secret)
+    if DIFF not in updates.schema.names and key is not None:
+        return _last(updates, key, secret)
+    if DIFF not in updates.schema.names:  # events, such as messages that could not be read: each is a row
+        updates = updates.append_column(DIFF, pa.array(np.ones(updates.num_rows, np.int64)))
     of = _net(updates, key, secret)
     schema = shaped(mode, updates.schema)
     if mode == "upsert":

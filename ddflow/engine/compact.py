@@ -4,8 +4,9 @@ Invariant: no read at or after ``since`` changes. After ``forget=True`` no file 
 was deleted or replaced, whatever its type. Such values live in many places beside the newest run: older runs and merges
 half done, the payload of tombstones, the bytes under nulls, released events in a pending file, the stored outputs of
 the last epochs, and earlier versions. So everything is rewritten, and the receipts, scopes and orders of full contents
-are removed (an epoch cannot be given again after that). The result is published twice, because the two newest versions
-always stay. Folders of outputs, copies and caches elsewhere are not searched. The keyed hash of a deleted key stays for
+are removed (an epoch cannot be given again after that). What a sink has yet to take cannot go, so it is refused while
+one lags. The result is published twice, because the two newest versions
+always stay. Folders of outputs, targets of sinks, copies and caches elsewhere are not searched. The keyed hash of a deleted key stays for
 as long as its order does.
 
 >>> import pyarrow as pa, ddflow as dd
@@ -74,10 +75,11 @@ def _refuse(calls: Calls, forget: bool) -> None:
     calls.settled("compact")
     if forget and calls.durable is not None:
         log = calls.durable.log
-        behind = [name for name, sink in log.sinks.items() if sink.epoch < log.epoch]
+        behind = [f"{name!r} has epoch {at.epoch}" for name, at in log.sinks.items() if at.epoch < log.epoch]
         if behind:
-            found = f"the sinks of {behind} have not acknowledged all updates, which are kept for them"
-            raise SpecError("compact(forget=True)", found, "give them these first: engine.run({}, sinks)")
+            found = f"of {log.epoch} epochs, whose updates are kept for its sinks, that of {', that of '.join(behind)}"
+            remedy = "give them these first: engine.run({}, sinks), ddflow run; or forget the sink: engine.detach(name)"
+            raise SpecError("compact(forget=True)", found, remedy)
     if dataflow.owed:
         raise SpecError(
             "compact",

@@ -120,7 +120,7 @@ class Delivery:
         if mode == "upsert" and key is None:
             remedy = "end it with to_upserts(key), a group or a key, or write it with mode='changelog'"
             raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
-        if DIFF not in updates.names and mode not in ("upsert", "updates"):
+        if DIFF not in updates.names and self.name in flow.outputs and mode not in ("upsert", "updates"):
             raise SpecError(asked, "it has upserts already", "write it with mode='upsert'")
         return key, TableShape(self.name, shaped(mode, updates), key if mode == "upsert" else None)
 
@@ -281,8 +281,13 @@ class Delivery:
         )
 
     def difference(self) -> TableChanges:
-        """What the target's table lacks of the rows that are held, and has more.  O(rows of both)."""
+        """What the target's table lacks of the rows that are held, and has more.  O(rows of both).
+
+        Nothing of a side output: what it said of events stays.
+        """
         ours = self._held()
+        if self.name not in self.epochs.flow.outputs:
+            return self._rows(self.epochs.epoch)(ours if self.sink.mode != "updates" else ours.drop_columns([DIFF]))
         theirs = folded(self.sink.mode, self.table.read(), ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))

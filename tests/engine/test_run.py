@@ -21,6 +21,7 @@ import ddflow as dd
 from ddflow.connectors.attached import Polled
 from ddflow.connectors.sources import Source
 from ddflow.errors import (
+    BadMessage,
     SinkAhead,
     SinkFailed,
     SinkRefused,
@@ -641,6 +642,70 @@ def test_messages_of_debezium_by_line(tmp_path: Path) -> None:
             engine.run(source, sinks)
             assert of_sqlite(tmp_path / "out.db", "orders") == rows_of(engine, "orders") == expected[number]
     assert [row[0] for row in of_sqlite(tmp_path / "out.db", "bad")] == [b"no message"]
+
+
+@pytest.mark.parametrize("mode", ["changelog", "retract", "debezium", "updates", "upsert"])
+@pytest.mark.parametrize("kind", ["sqlite", "parquet"])
+def test_messages_that_cannot_be_read_have_a_sink_in_every_mode_without_a_key(
+    tmp_path: Path, kind: str, mode: Any
+) -> None:
+    made = dd.Flow()
+    orders = made.upserts("orders", COLUMNS, dd.Upsert(key="id"), format=dd.formats.plain_json(on_bad="drop"))
+    made.output("orders", orders)
+    place = (tmp_path / "out",) if kind == "parquet" else (tmp_path / "out.db", "bad")
+    if (kind, mode) == ("parquet", "upsert"):
+        mode = "changelog"
+    sinks = {"orders.bad": getattr(dd.sinks, kind)(*place, mode=mode)}
+    source = {"orders": dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True)}
+    (tmp_path / "in").mkdir()
+    with made.open(tmp_path / "state") as engine:
+        if mode == "upsert" and kind == "sqlite":
+            with pytest.raises(SpecError, match="mode='changelog'"):
+                engine.run(source, sinks)
+            return
+        engine.run(source, sinks)
+        for number, lines in enumerate([['{"id": 1}', "no", "no"], ['{"id": 2}'], ["nay", '{"id": 3}']]):
+            (tmp_path / "in" / f"{number}.jsonl").write_text("\n".join(lines))
+            engine.run(source, sinks)
+        done = engine.sync(sinks)
+        assert engine.read("orders").num_rows == 3
+        assert [(each.gone, each.rows) for each in done.values()] == [(0, 0)]
+    if kind == "sqlite":
+        connection = sqlite3.connect(tmp_path / "out.db")
+        names = [row[1] for row in connection.execute("pragma table_info(bad)")]
+        rows = [dict(zip(names, row, strict=True)) for row in connection.execute("select * from bad")]
+        connection.close()
+    else:
+        files = sorted((tmp_path / "out").rglob("*.parquet"))
+        rows = [row for path in files for row in pq.read_table(path).to_pylist()]
+    if mode == "debezium":
+        rows = [json.loads(row["value"])["after"] | json.loads(row["value"])["source"] for row in rows]
+        assert len(rows) == 3
+        return
+    assert [row["message"] for row in rows] == [b"no", b"no", b"nay"]
+    assert all(row["position"] for row in rows) and {row["reason"] for row in rows} == {"it is no JSON"}
+    more = {"changelog": ("_change_type", "insert"), "retract": ("_retract", 0)}.get(mode)
+    assert more is None or {row[more[0]] for row in rows} == {more[1]}
+
+
+def test_a_message_that_cannot_be_read_stops_a_run_and_changes_nothing(tmp_path: Path) -> None:
+    made = dd.Flow()
+    made.output("orders", made.upserts("orders", COLUMNS, dd.Upsert(key="id"), format=dd.formats.plain_json()))
+    source = {"orders": dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True)}
+    sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.jsonl").write_text('{"id": 1}')
+    with made.open(tmp_path / "state") as engine:
+        engine.run(source, sinks)
+    (tmp_path / "in" / "2.jsonl").write_text('{"id": 2}\nno message')
+    before = manifest_of(tmp_path / "state")
+    for _ in range(2):
+        with made.open(tmp_path / "state") as engine, pytest.raises(BadMessage, match="offset 2: it is no JSON"):
+            engine.run(source, sinks)
+        assert manifest_of(tmp_path / "state") == before
+    (tmp_path / "in" / "2.jsonl").write_text('{"id": 2}')
+    with made.open(tmp_path / "state") as engine:
+        assert engine.run(source, sinks).epochs == 1 and engine.read("orders").num_rows == 2
 
 
 def test_what_a_new_output_held_goes_to_its_sink_with_the_next_step(tmp_path: Path) -> None:
