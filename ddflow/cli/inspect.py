@@ -164,6 +164,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
 
 def _attached(found: Mapping[str, Any]) -> Iterator[Section]:
     """Sources and sinks; of a long position its two ends."""
+    from ddflow.dataflow.budget import shown_size
     from ddflow.errors import cut
 
     sources = (
@@ -171,10 +172,10 @@ def _attached(found: Mapping[str, Any]) -> Iterator[Section]:
     )
     yield "Sources", ("input", "kind", "where", "position"), sources
     sinks = (
-        (name, of["kind"], of["target"], of["mode"], of["epoch"], found["epoch"] - of["epoch"])
+        (name, *(of[what] for what in ("kind", "target", "mode", "epoch", "waiting")), shown_size(of["waiting_bytes"]))
         for name, of in found["sinks"].items()
     )
-    yield "Sinks", ("output", "kind", "where", "mode", "has", "waiting"), sinks
+    yield "Sinks", ("output", "kind", "where", "mode", "has", "waiting", "bytes"), sinks
 
 
 def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:

@@ -54,6 +54,8 @@ def migrate(
     The log is replayed as OLD was fed; OLD records that. If `ddflow replace` fed it full files, the log has one file
     for each. If its events were cut into files otherwise, `--full` names the full ones.
 
+    Sources and sinks stay with OLD: NEW has no positions, and its sinks begin with `ddflow sync --adopt`.
+
     The old state is not changed, and NEW must not exist yet. If anything fails, nothing of NEW is left.
 
     Examples:
@@ -100,9 +102,12 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
             "written": done.tables[OUT].num_rows,
             "whole": bool(done.whole or done.new),
             "output": ask.output,
+            "left": done.left,
         }
         if ask.as_json:
             say(json.dumps(about))
         else:
             what = "rows, whole," if about["whole"] else "updates, net,"
             say(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
+            for name in done.left:
+                say(f"{name} stays attached to {old}; to give its target to {new}: ddflow sync --adopt", err=True)

@@ -88,6 +88,7 @@ def _report(state: State, done: Any, as_json: bool) -> None:
                     "version": done.version,
                     "passed": done.passed,
                     "hidden": done.hidden,
+                    "ahead": done.ahead,
                 }
             )
         )
@@ -103,6 +104,11 @@ def _report(state: State, done: Any, as_json: bool) -> None:
         say(f"passed over: {wrong}")
     for path in done.hidden:
         say(f"hidden, of an epoch that is no more: {path}")
+    for name, source in done.manifest.sources.items():
+        say(f"the source {name!r} ({source.target}) is read from its position of epoch {done.manifest.epoch} on")
+    for name, epoch in done.ahead.items():
+        ends = f"may have epochs up to {epoch}, which are no more"
+        say(f"the sink of {name!r} {ends}: ddflow sync gives it the difference")
 
 
 def _plain(version: OldVersion) -> dict[str, Any]:

@@ -5,9 +5,9 @@ was deleted or replaced, whatever its type. Such values live in many places besi
 half done, the payload of tombstones, the bytes under nulls, released events in a pending file, the stored outputs of
 the last epochs, and earlier versions. So everything is rewritten, and the receipts, scopes and orders of full contents
 are removed (an epoch cannot be given again after that). What a sink has yet to take cannot go, so it is refused while
-one lags. The result is published twice, because the two newest versions
-always stay. Folders of outputs, targets of sinks, copies and caches elsewhere are not searched. The keyed hash of a deleted key stays for
-as long as its order does.
+one lags. The result is published twice, because the two newest versions always stay. Folders of outputs, targets of
+sinks, copies and caches elsewhere are not searched. The keyed hash of a deleted key stays for as long as its order
+does.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore

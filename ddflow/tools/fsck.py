@@ -52,7 +52,7 @@ from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.sheets import unfolded
 from ddflow.tools.report import Report
-from ddflow.tools.restored import Examination, Known, Memo, Operators, holds_all, wrongly_fed
+from ddflow.tools.restored import Examination, Known, Memo, Operators, holds_all, wrongly_attached, wrongly_fed
 from ddflow.tools.strangers import NAMED, strangers
 
 Look = Callable[[int], None]
@@ -174,8 +174,12 @@ class _Check:
         flow = self._plan(manifest)
         for found in wrongly_fed(manifest):
             self.report.problem(manifest_file(number), found, number)
+        kept = dict[int, str]()
         for receipt in self._receipts(manifest):
+            kept[receipt.epoch] = receipt.digest
             self._receipt(manifest, receipt, flow)
+        for found in wrongly_attached(manifest, kept):
+            self.report.problem(manifest_file(number), found, number)
         inventories = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.inventories))]
         whole = [each for each in inventories if each is not None]
         if whole and len(whole) == len(inventories):

@@ -32,6 +32,7 @@ from ddflow.errors import DdflowError
 from ddflow.plan.codec import columns, shown
 from ddflow.plan.rebuild import inputs
 from ddflow.plan.record import Record
+from ddflow.storage.backlog import Backlog
 from ddflow.storage.feeding import Fed
 from ddflow.storage.manifest import Epoch, Manifest, at
 from ddflow.storage.opening import State, Trust, opened_store
@@ -58,7 +59,8 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         ``fed``: the last runs of calls alike, and how many of each kind there were before them; ``verdicts``;
         ``outputs``: as text; ``folder``: of output files, and what is whose in it; ``receipts``: of the last epochs;
         ``versions``: the manifests that are kept; ``files``, ``bytes``; ``partitions``, ``stages``: how many, and
-        ``sources``, ``sinks``: what is attached, with positions and the last epochs acknowledged;
+        ``sources``, ``sinks``: what is attached, with positions, the last epochs acknowledged, and how many epochs and
+        bytes wait for each sink;
         ``parts``: of each stage and partition the keys, pending events, files and bytes; ``fed``: by which query in
         batches, and the last of them.
 
@@ -90,12 +92,13 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "stages": max(len(manifest.inventories) // manifest.partitions, 1),
             "parts": [],
             "sources": {name: to_builtins(each) for name, each in manifest.sources.items()},
-            "sinks": {name: to_builtins(each) for name, each in manifest.sinks.items()},
+            "sinks": _sinks(store, manifest),
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
         outputs = Record(manifest.plan, f"the plan of {store.where}").record("outputs")
         out["outputs"] = {name: shown(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
-        named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.inventories)}
+        waiting = Backlog(store).files(manifest.backlog)
+        named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.inventories, *waiting)}
         for place, part in enumerate(manifest.inventories):
             stored = StoredInventory.read(store, part)
             files = {blob.name: blob.length for blob in stored.text.files}
@@ -106,6 +109,19 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         out["files"], out["bytes"] = len(named), sum(named.values())
         out["versions"] = [_version(store, number) for number in reversed(store.numbers())]
         return out
+
+
+def _sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """By output, what is attached, how many epochs wait for it, and the bytes of their updates."""
+    kept = [*Backlog(store).receipts(manifest.backlog), *manifest.receipts] if manifest.sinks else []
+    return {
+        name: to_builtins(sink)
+        | {
+            "waiting": manifest.epoch - sink.epoch,
+            "waiting_bytes": sum(receipt.size(name) for receipt in kept if receipt.epoch > sink.epoch),
+        }
+        for name, sink in manifest.sinks.items()
+    }
 
 
 def iso(milliseconds: int) -> str:

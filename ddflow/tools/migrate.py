@@ -97,6 +97,9 @@ class Migrated:
         Outputs whose columns differ, or that the old state cannot read.  They come out whole.
     gone : list of str
         Outputs that the new plan lacks.
+    left : list of str
+        Sources and sinks of the old state, which stay with it: the new one begins without positions, because its log
+        may end elsewhere, and a target takes epochs of one state; ``ddflow sync --adopt`` gives it to the new one.
     """
 
     tables: dict[str, pa.Table]
@@ -105,6 +108,7 @@ class Migrated:
     new: list[str]
     whole: list[str]
     gone: list[str]
+    left: list[str]
 
 
 def migrate(
@@ -194,6 +198,7 @@ def replay(
                 [n for n in other if n not in old.flow.outputs],
                 [n for n in other if n in old.flow.outputs],
                 [n for n in old.flow.outputs if n not in flow.outputs],
+                [*old.manifest.sources, *old.manifest.sinks],
             )
 
 

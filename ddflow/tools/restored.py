@@ -250,6 +250,22 @@ def wrongly_fed(manifest: Manifest) -> Iterator[str]:
                 yield f"epoch {receipt.epoch} had a {kind}, and it says of no input that it was fed so then"
 
 
+def wrongly_attached(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[str]:
+    """What a manifest says of its sinks, and cannot be true.  ``kept``: the digests of epochs.  O(sinks)."""
+    plan = manifest.plan
+    outputs = {*plan.get("outputs", ())}
+    for name, sink in manifest.sinks.items():
+        if name not in outputs and name.rpartition(".")[0] not in plan.get("inputs", ()):
+            yield f"it has a sink of {name!r}, which is no output of its plan"
+        if sink.written > sink.epoch:
+            yield f"the sink of {name!r} was given epoch {sink.written} and has acknowledged {sink.epoch}"
+        elif kept.get(sink.written, "") not in ("", sink.digest):
+            yield f"the sink of {name!r} was given another epoch {sink.written} than is kept"
+        # Another folder of outputs does not have the epochs that were put in the one before.
+        if manifest.folder is None and sink.epoch < manifest.epoch and sink.epoch + 1 not in kept:
+            yield f"the sink of {name!r} lacks epoch {sink.epoch + 1}, whose updates are not kept"
+
+
 def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     """How many keys are live, and how many are there and deleted.  O(versions).
 

@@ -66,12 +66,16 @@ class RolledBack:
         What is wrong with later versions that were passed over.
     hidden : list of str
         Output files of epochs that are none any more, by the names that they had.
+    ahead : dict of str to int
+        By output, the last epoch that its sink may have and that is none any more: a sink has epochs before a version
+        says so.  Giving more to one that has is `SinkAhead`; ``ddflow sync`` gives it the difference.
     """
 
     manifest: Manifest
     version: int
     passed: list[str]
     hidden: list[str]
+    ahead: dict[str, int]
 
 
 def versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
@@ -121,12 +125,14 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
         numbers = _numbers(store)
         found, passed = _chosen(store, numbers, epoch)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
-        named = {each.folder: each for each in _readable(store)}
-        sinks = [sink for each in named.values() if (sink := owned(store, each, deleting=False)) is not None]
+        named = [*_readable(store)]
+        folders = {each.folder: each for each in named}
+        sinks = [sink for each in folders.values() if (sink := owned(store, each, deleting=False)) is not None]
         made = found
         if found.number != numbers[0]:
             made = _copied(store, found, numbers[0] + 1)
-        return RolledBack(made, found.number, passed, _hidden(store, made, sinks))
+        ahead = {name: each.epoch for each in named for name in each.sinks if each.epoch > made.epoch}
+        return RolledBack(made, found.number, passed, _hidden(store, made, sinks), ahead)
 
 
 def _numbers(store: Store) -> list[int]:
