@@ -181,9 +181,10 @@ def test_a_secret_of_an_object_store_is_shown_nowhere(tmp_path: Path, caplog: py
     assert not [each for each in told if MARKER in each]
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or MARKER.encode() not in path.read_bytes(), path
-    for text in (f"oracle://me:{MARKER}@db/x", f"me:{MARKER}@db"):
+    for text in (f"oracle://me:{MARKER}@db/x", f"me:{MARKER}@db", f"postgres://me:{MARKER}@127.0.0.1:1/x"):
         for words in (["--from", f"orders={text}"], ["--to", f"orders={text}"]):
             script = tmp_path / "flow.py"
             script.write_text("from test_run import flow as made\nflow = made()\n")
-            done = CliRunner().invoke(app, ["run", str(script), "--state", str(tmp_path / "state"), *words])
+            more = ["--state", str(tmp_path / "state"), "--give-up-after", "0s", "--debug"]
+            done = CliRunner().invoke(app, ["run", str(script), *more, *words])
             assert done.exit_code and MARKER not in done.output
