@@ -49,7 +49,7 @@ To = Annotated[
         metavar="OUTPUT=KIND:WHERE",
         show_default=False,
         help="A sink: sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
-        "postgres://HOST/DATABASE#TABLE, delta:FOLDER, parquet:FOLDER. May be repeated.",
+        "postgres://HOST/DATABASE#TABLE, delta:FOLDER, iceberg:NAMESPACE.TABLE, parquet:FOLDER. May be repeated.",
     ),
 ]
 Modes = Annotated[
