@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from time import monotonic
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import pyarrow as pa
 
 from ddflow.connectors.attached import OpenSource, Polled, Source
@@ -113,25 +115,24 @@ class TopicReader(OpenSource):
 
     def poll(self, room: int) -> Polled | None:
         """Messages of all partitions, those of each in their order."""
-        batches, size, moved = list[pa.RecordBatch](), 0, False
+        came, size, before = list[Any](), 0, dict(self.at)
         with self._talking():
             if self.of.follow and monotonic() - self._looked > LOOK:
                 self._looked = monotonic()
                 self._assign("earliest")
-            while size < room:
                 before = dict(self.at)
-                batch = self._batch(self.consumer.consume(AT_ONCE, timeout=0.02 if batches else 0.1))
-                moved |= before != self.at
-                if batch is None:
+            while size < room:
+                some = self.consumer.consume(AT_ONCE, timeout=0.02 if came else 0.1)
+                good = self._good(some)
+                came += good
+                size += sum(map(len, good))
+                if not good:
                     break
-                batches.append(batch)
-                size += batch.nbytes
-        if not moved:
+            batch = self._batch(came)
+        if self.at == before:
             return None
-        return Polled(
-            by_input(batches, self.name, self.of.tables, self.of.others, self.asked),
-            {"offsets": {str(p): n for p, n in self.at.items()}},
-        )
+        rows = by_input([] if batch is None else [batch], self.name, self.of.tables, self.of.others, self.asked)
+        return Polled(rows, {"offsets": {str(p): n for p, n in self.at.items()}})
 
     def acknowledge(self, position: Any) -> None:
         """Tell the group."""
@@ -145,28 +146,32 @@ class TopicReader(OpenSource):
         """Leave."""
         self.consumer.close()
 
-    def _batch(self, came: Sequence[Any]) -> pa.RecordBatch | None:
-        """Messages as columns; None where there are none."""
-        end, good = library().KafkaError._PARTITION_EOF, []
-        for each in came:
-            if each.error() is None:
-                good.append(each)
-            elif each.error().code() == end:
-                self.at[each.partition()] = max(self.at[each.partition()], each.offset())
-            else:
-                raise library().KafkaException(each.error())
+    def _good(self, came: Sequence[Any]) -> Sequence[Any]:
+        """The messages among what came.  An end of a partition moves its offset; other errors are raised."""
+        kafka = library()
+        wrong = [at for at, error in enumerate(map(kafka.Message.error, came)) if error is not None]
+        for each in (came[at] for at in wrong):
+            if each.error().code() != kafka.KafkaError._PARTITION_EOF:
+                raise kafka.KafkaException(each.error())
+            self.at[each.partition()] = max(self.at[each.partition()], each.offset())
+        return [each for each in came if each.error() is None] if wrong else came
+
+    def _batch(self, good: Sequence[Any]) -> pa.RecordBatch | None:
+        """Messages as columns, without a line of Python for each; None where there are none."""
         if not good:
             return None
-        partitions, offsets = [each.partition() for each in good], [each.offset() for each in good]
-        for partition, offset in zip(partitions, offsets, strict=True):
-            self.at[partition] = max(self.at[partition], offset + 1)
+        of, n = library().Message, len(good)
+        partitions, offsets = (np.fromiter(map(each, good), np.int64, n) for each in (of.partition, of.offset))
+        for partition in np.unique(partitions).tolist():
+            self.at[partition] = max(self.at[partition], int(offsets[partitions == partition].max()) + 1)
+        times = np.fromiter(map(itemgetter(1), map(of.timestamp, good)), np.int64, n)
         columns: dict[str, pa.Array] = {
-            "value": pa.array([each.value() for each in good], pa.binary()),
-            "key": pa.array([each.key() for each in good], pa.binary()),
-            "topic": pa.array([self.of.topic] * len(good)),
-            "partition": pa.array(partitions, pa.int32()),
-            "offset": pa.array(offsets, pa.int64()),
-            "timestamp": pa.array([each.timestamp()[1] for each in good], pa.timestamp("ms")),
+            "value": pa.array(list(map(of.value, good)), pa.binary()),
+            "key": pa.array(list(map(of.key, good)), pa.binary()),
+            "topic": pa.repeat(self.of.topic, n),
+            "partition": pa.array(partitions.astype(np.int32)),
+            "offset": pa.array(offsets),
+            "timestamp": pa.array(times).cast(pa.timestamp("ms")),
         }
         return pa.record_batch(columns)
 
