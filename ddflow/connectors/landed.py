@@ -1,10 +1,10 @@
-"""Files that land in a folder, followed: how COPY, Firehose and Debezium Server deliver.
+"""Files that land in a folder or a bucket, followed: how COPY, Firehose and Debezium Server deliver.
 
 Invariant: a file's rows are taken once. Finished files are remembered as (name, size, time of the last write), so one
 that comes late is taken whatever its name, and one that changed after it was read is an error; one that is gone is
-forgotten. A file is read when nobody writes to it any more: it was last written, or seen to change, at
-least ``settle`` seconds ago. Without ``follow`` what is there at the beginning is all. Files that are there together
-are taken in the order of their names; a large one over several epochs.
+forgotten. A file is read when nobody writes to it any more: it was last written, or seen to change, at least ``settle``
+seconds ago; an object is put whole, and read at once. Without ``follow`` what is there at the beginning is all. Files
+that are there together are taken in the order of their names; a large one over several epochs.
 
 The position: ``{"done": {name: [size, mtime]}, "at": None or [name, size, mtime, rows], "before": rows}``, the last of
 all finished files, so that the offsets of messages ascend over files; names are relative to the folder in front of the
@@ -19,34 +19,22 @@ pattern, so that a landing folder may be moved.
 ([[{'id': 1}]], ['1.csv'], True)
 """
 
-import glob
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from math import inf
 from time import monotonic, time
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.files.kinds import kind_of
 from ddflow.connectors.files.read_lines import blocks, filled
-from ddflow.connectors.files.source import FileOptions, FilePosition, open_files
+from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
+from ddflow.connectors.landing import Stamp, landing
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
-
-_WILD: Final = re.compile(r"[*?\[]")
-LOOK: Final = 0.2
-"""Seconds between two looks at a folder."""
-
-
-class Stamp(NamedTuple):
-    """A file as it was looked at: bytes, and nanoseconds of its last write."""
-
-    size: int
-    mtime: int
 
 
 @dataclass(frozen=True)
@@ -66,22 +54,12 @@ class LandedFiles(Source):
         if self.tables is not None and not self.lines:
             found = "tables= is of messages, and these are files of rows"
             raise SpecError("dd.sources.files", found, "give lines=True, or a source for each input")
-        if "://" in self.pattern:
-            found = "files of this machine are followed"
-            raise SpecError(f"dd.sources.files({self.pattern.rpartition('@')[2]!r})", found, "give a path or a pattern")
+        landing(self.pattern)
 
     @property
     def target(self) -> str:
         """The pattern."""
-        return os.path.abspath(self.pattern)
-
-    @property
-    def folder(self) -> str:
-        """The folder in front of the pattern."""
-        if os.path.isdir(self.target):
-            return self.target
-        match = _WILD.search(self.target)
-        return os.path.dirname(self.target[: match.start()] if match else self.target)
+        return landing(self.pattern).target
 
     def inputs(self, name: str) -> Sequence[str]:
         """Those of its tables."""
@@ -108,7 +86,8 @@ class FollowedFiles(OpenSource):
         self._reading: Iterator[tuple[pa.RecordBatch, int]] | None = None
         self._seen: dict[str, tuple[Stamp, float]] = {}
         self._ready: list[str] = []
-        self._looked, self._first = -LOOK, True
+        self._looked, self._first = -inf, True
+        self._there = landing(of.pattern)
 
     @property
     def ended(self) -> bool:
@@ -147,11 +126,11 @@ class FollowedFiles(OpenSource):
         """The next batch of the file that is being read, which may thereby be finished."""
         if self._at is None:
             file = self._ready.pop(0)
-            self._at = file, self._stamp(file), 0
+            self._at = file, self._there.stamp(file), 0
         file, stamp, rows = self._at
         self._unchanged(file, stamp)
         if self._reading is None:
-            self._reading = self._rows(file, rows)
+            self._reading = self._rows(file, stamp, rows)
         for batch, after in self._reading:
             self._at = file, stamp, after
             return batch
@@ -160,34 +139,30 @@ class FollowedFiles(OpenSource):
         self.done[file], self._at, self._reading = stamp, None, None
         return None
 
-    def _rows(self, file: str, rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-        path = self._path(file)
+    def _rows(self, file: str, stamp: Stamp, rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         if self.of.lines:
-            yield from _lines(path, rows, self._before)
+            yield from _lines(lambda: self._there.stream(file, stamp), self._path(file), rows, self._before)
             return
-        if not os.path.getsize(path):
+        if not stamp.size:
             return
-        with closing(open_files([path], known=self.schema, how=FileOptions(empty=True))) as source:
-            there = set(source.columns(path).names)
+        place = self._there.place(file, stamp)
+        with closing(FilesSource([place], {}, [], self.schema, FileOptions(empty=True))) as source:
+            there = set(source.columns(place.name).names)
             names = [name for name in self.schema.names if name in there]
-            for batch, position in source.batches(FilePosition(path, rows) if rows else None):
+            for batch, position in source.batches(FilePosition(place.name, rows) if rows else None):
                 if batch.num_rows:
                     yield batch.select(names), position.rows
 
     def _look(self) -> None:
         """What is there and settled, that is not finished yet.  Raises `SourceChanged` for what was."""
-        if monotonic() - self._looked < LOOK:
+        if monotonic() - self._looked < self._there.every:
             return
-        self._looked, now = monotonic(), time()
-        there = dict[str, Stamp]()
-        for path in self._listed():
-            file = os.path.relpath(path, self.of.folder)
-            try:
-                there[file] = self._stamp(file)
-            except FileNotFoundError:
-                continue
-            if file in self.done and self.done[file] != there[file]:
-                raise self._changed(file, self.done[file], there[file])
+        self._looked, now, there = monotonic(), time(), self._there.listed()
+        for file, stamp in there.items():
+            if not self.of.lines:
+                kind_of(self._path(file))
+            if file in self.done and self.done[file] != stamp:
+                raise self._changed(file, self.done[file], stamp)
         self.done = {file: stamp for file, stamp in self.done.items() if file in there}
         for file in sorted(there.keys() - self.done.keys()):
             stamp = there[file]
@@ -195,31 +170,19 @@ class FollowedFiles(OpenSource):
             if seen != stamp:
                 since = now
             self._seen[file] = stamp, since
-            if not self.of.follow or max(now - since, now - stamp.mtime / 1e9) >= self.of.settle:
+            if self._there.settled or not self.of.follow or max(now - since, now - stamp.mtime / 1e9) >= self.of.settle:
                 self._ready.append(file)
                 del self._seen[file]
         self._seen = {file: each for file, each in self._seen.items() if file in there}
         self._first = False
 
-    def _listed(self) -> list[str]:
-        target = self.of.target
-        pattern = os.path.join(target, "*") if os.path.isdir(target) else target
-        found = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
-        if not self.of.lines:
-            for path in found:
-                kind_of(path)
-        return found
-
     def _path(self, file: str) -> str:
-        return os.path.join(self.of.folder, file)
-
-    def _stamp(self, file: str) -> Stamp:
-        stat = os.stat(self._path(file))
-        return Stamp(stat.st_size, stat.st_mtime_ns)
+        """What a file is called."""
+        return self._there.place(file, Stamp(0, 0)).name
 
     def _unchanged(self, file: str, stamp: Stamp) -> None:
         try:
-            now = self._stamp(file)
+            now = self._there.stamp(file)
         except FileNotFoundError:
             found, remedy = "it was deleted while it was read", "put it back as it was"
             raise SourceChanged(f"read {self._path(file)}", found, remedy) from None
@@ -232,10 +195,12 @@ class FollowedFiles(OpenSource):
         return SourceChanged(f"read {self._path(file)}", found, remedy)
 
 
-def _lines(path: str, rows: int, before: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _lines(
+    opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int
+) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The lines of a file as messages, behind so many of them.  ``before``: what is added to their numbers."""
     try:
-        with pa.input_stream(path) as file:
+        with opened() as file:
             for number, lines in blocks(file):
                 values, places = filled(lines.slice(max(rows - number, 0)))
                 after = number + len(lines)

@@ -33,16 +33,17 @@ def files(
     tables: Mapping[str, str] | None = None,
     others: Others = "error",
 ) -> Source:
-    """Files that land in a folder: Parquet, CSV, JSON lines, Arrow, by their names.
+    """Files that land in a folder or in S3: Parquet, CSV, JSON lines, Arrow, by their names.
 
     Parameters
     ----------
     pattern : str or path
-        A file, a folder, or a pattern such as ``"landing/*.csv"``.
+        A file, a folder, or a pattern such as ``"landing/*.csv"`` or ``"s3://bucket/landing/**/*.json.gz"``.  Keys of
+        a bucket come from the environment.
     follow : bool
         Whether to go on with files that come later.  By default the files that are there are all.
     settle : str
-        With ``follow``: how long nobody must have written to a file before it is read.
+        With ``follow``: how long nobody must have written to a file before it is read; objects are put whole.
     lines : bool
         Whether each line is a message, for an input with ``format=``: columns ``value`` and ``offset``.
     tables, others
@@ -56,7 +57,7 @@ def files(
     Raises
     ------
     SpecError
-        For an address, for what is no span, and for ``tables`` without ``lines``.
+        For an address that is not of S3, for what is no span, and for ``tables`` without ``lines``.
 
     Notes
     -----

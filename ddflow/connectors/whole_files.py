@@ -14,13 +14,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from ddflow.connectors.attached import OpenSource, Polled, Source
-from ddflow.connectors.landed import LOOK
 from ddflow.errors import SourceFailed
+
+LOOK: Final = 0.2
+"""Seconds between two looks at a file."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ _CONFLICT = "status code: 409"  # Two at once, of which neither was judged yet.
 
 
 class Found(NamedTuple):
-    """An object as a listing gives it.  ``written``: seconds since 1970, by the server's clock."""
+    """An object as a listing or a look gives it.  ``written``: seconds since 1970, by the server's clock."""
 
     key: str
     length: int
@@ -183,8 +183,12 @@ class Bucket:
 
     def written(self, key: str) -> float:
         """When an object was last written, by the server's clock.  Raises `FileNotFoundError`."""
-        when: float = self._ask(f"look at {key}", self._api.head, self._many, key)["last_modified"].timestamp()
-        return when
+        return self.look(key).written
+
+    def look(self, key: str) -> Found:
+        """How an object looks.  Raises `FileNotFoundError`."""
+        found = self._ask(f"look at {key}", self._api.head, self._many, key)
+        return Found(key, found["size"], found["last_modified"].timestamp())
 
     def lengths(self, keys: builtins.list[str]) -> dict[str, int]:
         """The lengths of those objects that are there.  A request for each, `LOOKS` at a time."""

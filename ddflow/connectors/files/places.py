@@ -166,11 +166,21 @@ class _Joined(io.RawIOBase):
 
 
 class InBucket(Place):
-    """An object in S3, fetched in ranges when they are asked for.  ``length``: its bytes; ``key``: in its bucket."""
+    """An object in S3, fetched in ranges when they are asked for.  ``length``: its bytes; ``key``: in its bucket.
 
-    def __init__(self, bucket: Bucket, key: str, length: int, kind: Kind | None = None) -> None:
+    ``ask``: by which its bytes are asked for, with its name; what the bucket raises becomes what that raises.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        key: str,
+        length: int,
+        kind: Kind | None = None,
+        ask: Callable[..., Any] | None = None,
+    ) -> None:
         super().__init__(f"{bucket.url}/{key}", kind)
-        self._bucket, self._key, self._length = bucket, key, length
+        self._bucket, self._key, self._length, self._asks = bucket, key, length, ask or _asked
 
     def size(self) -> int | None:
         """As the bucket says."""
@@ -178,7 +188,9 @@ class InBucket(Place):
 
     def open(self) -> pa.NativeFile:
         """The object."""
-        ranges = _Ranges(lambda begin, end: _asked(self.name, self._bucket.read, self._key, begin, end), self._length)
+        ranges = _Ranges(
+            lambda begin, end: self._asks(self.name, self._bucket.read, self._key, begin, end), self._length
+        )
         return pa.PythonFile(io.BufferedReader(ranges, PIECE), mode="r")
 
 

@@ -1,0 +1,202 @@
+"""Where files land: a folder of this machine, or objects of a bucket below a prefix; what is there, and how it looks.
+
+Invariant: a pattern means the same in both: `*` and `?` stay within a name, `**` stands for any folders, names with a
+dot in front are hidden. What is there is listed whole each time, because a late name may be any name: in a bucket that
+is a request for each thousand objects below the prefix, every five seconds. An object is put whole, so what is listed
+is settled. Keys of a bucket come from the environment, and no address with a password is taken.
+
+>>> matches("2026/**/*.gz".split("/"), "2026/11/25/10/a.gz".split("/"))
+True
+>>> matches(["*.gz"], [".a.gz"]), matches(["*.gz"], ["2026", "a.gz"])
+(False, False)
+>>> landing("s3://lake/orders/2026/**/*.gz").target, landing("s3://lake/orders/2026/**/*.gz").folder
+('s3://lake/orders/2026/**/*.gz', 'orders/2026')
+"""
+
+import glob
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, ClassVar, Final, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.connectors.files.kinds import Kind
+from ddflow.connectors.files.places import MAGIC, InBucket, Local, Place
+from ddflow.errors import MissingExtra, SourceFailed, SpecError, StateRefused, StorageFailed, UnreadableInput
+from ddflow.storage.object_store import Bucket
+
+_WILD: Final = re.compile(r"[*?\[]")
+_BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/.+")
+
+
+class Stamp(NamedTuple):
+    """A file as it was looked at: bytes, and nanoseconds of its last write; of objects in whole seconds."""
+
+    size: int
+    mtime: int
+
+
+class Landing(ABC):
+    """``target``: the pattern, whole.  Names of files are relative to the ``folder`` in front of the pattern."""
+
+    every: ClassVar[float]
+    """Seconds between two looks."""
+    settled: ClassVar[bool]
+    """Whether what is listed is whole."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    @property
+    @abstractmethod
+    def folder(self) -> str:
+        """That in front of the pattern."""
+
+    @abstractmethod
+    def listed(self) -> dict[str, Stamp]:
+        """What is there, by name.  O(files).  Raises `SourceFailed`, `UnreadableInput`."""
+
+    @abstractmethod
+    def stamp(self, file: str) -> Stamp:
+        """How a file looks now.  Raises `FileNotFoundError`, `SourceFailed`."""
+
+    @abstractmethod
+    def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
+        """A file, to be read."""
+
+    def stream(self, file: str, stamp: Stamp) -> pa.NativeFile:
+        """The bytes of a file, unwrapped as its first ones say, whatever its name is."""
+        raw = self.place(file, stamp).open()
+        first = raw.read(4)
+        raw.seek(0)
+        how = next((how for magic, how in MAGIC.items() if first.startswith(magic)), None)
+        return raw if how is None else pa.CompressedInputStream(raw, how)
+
+
+class FolderLanding(Landing):
+    """A folder of this machine."""
+
+    every, settled = 0.2, False
+
+    @property
+    def folder(self) -> str:
+        """That in front of the pattern."""
+        if os.path.isdir(self.target):
+            return self.target
+        match = _WILD.search(self.target)
+        return os.path.dirname(self.target[: match.start()] if match else self.target)
+
+    def listed(self) -> dict[str, Stamp]:
+        """What is there."""
+        pattern = os.path.join(self.target, "*") if os.path.isdir(self.target) else self.target
+        there = dict[str, Stamp]()
+        for path in glob.glob(pattern, recursive=True):
+            if os.path.isfile(path):
+                file = os.path.relpath(path, self.folder)
+                try:
+                    there[file] = self.stamp(file)
+                except FileNotFoundError:  # gone since
+                    continue
+        return there
+
+    def stamp(self, file: str) -> Stamp:
+        """As the file system says."""
+        stat = os.stat(os.path.join(self.folder, file))
+        return Stamp(stat.st_size, stat.st_mtime_ns)
+
+    def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
+        """The file."""
+        return Local(os.path.join(self.folder, file), kind)
+
+
+class BucketLanding(Landing):
+    """Objects of a bucket."""
+
+    every, settled = 5.0, True
+
+    @cached_property
+    def _bucket(self) -> Bucket:
+        return self._asked(Bucket, "/".join(self.target.split("/")[:3]))  # type: ignore[no-any-return]
+
+    @cached_property
+    def _parts(self) -> tuple[list[str], list[str]]:
+        """The folders in front of the pattern, and its parts."""
+        *folders, last = self.target.split("/")[3:]
+        wild = next((at for at, part in enumerate(folders) if _WILD.search(part)), len(folders))
+        return folders[:wild], [*folders[wild:], last or "*"]
+
+    @property
+    def folder(self) -> str:
+        """That in front of the pattern, in the bucket."""
+        return "/".join(self._parts[0])
+
+    def listed(self) -> dict[str, Stamp]:
+        """What is there below the prefix, and matches."""
+        folder, pattern = self._parts
+        found = self._asked(self._bucket.list, self.folder or None)
+        names = ((each, each.key.split("/")[len(folder) :]) for each in found)
+        return {"/".join(name): _stamp(each) for each, name in names if matches(pattern, name)}
+
+    def stamp(self, file: str) -> Stamp:
+        """As the bucket says."""
+        try:
+            return _stamp(self._bucket.look(self._key(file)))
+        except StorageFailed as error:
+            raise SourceFailed(f"read {self.target}", error.found, "see to the network and the bucket") from None
+
+    def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
+        """The object."""
+        return InBucket(self._bucket, self._key(file), stamp.size, kind, self._fetched)
+
+    def _key(self, file: str) -> str:
+        return f"{self.folder}/{file}" if self.folder else file
+
+    def _fetched(self, address: str, ask: Callable[..., Any], *given: Any) -> Any:
+        del address
+        return self._asked(ask, *given)
+
+    def _asked(self, ask: Callable[..., Any], *given: Any) -> Any:
+        """What a bucket answers; its errors, which speak of a state, as those of a source."""
+        asked = f"read {self.target}"
+        try:
+            return ask(*given)
+        except MissingExtra as error:
+            raise MissingExtra(asked, error.found, error.remedy) from None
+        except StateRefused as error:
+            raise UnreadableInput(asked, error.found, error.remedy) from None
+        except FileNotFoundError as error:
+            raise UnreadableInput(asked, str(error), "check the address") from None
+        except StorageFailed as error:
+            remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
+            raise SourceFailed(asked, error.found, remedy) from None
+
+
+def _stamp(found: Any) -> Stamp:
+    """Of an object: a listing and an answer to HEAD agree in whole seconds."""
+    return Stamp(found.length, int(found.written) * 10**9)
+
+
+def matches(pattern: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether the parts of a name match those of a pattern.  O(parts), for each ``**`` as many times."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        return any(matches(pattern[1:], names[at:]) for at in range(len(names) + 1))
+    if not names or (names[0].startswith(".") and not pattern[0].startswith(".")):
+        return False
+    return fnmatchcase(names[0], pattern[0]) and matches(pattern[1:], names[1:])
+
+
+def landing(pattern: str) -> Landing:
+    """The place that a pattern is of.  Nothing is asked of it.  Raises `SpecError` for an address that is not read."""
+    if "://" not in pattern:
+        return FolderLanding(os.path.abspath(pattern))
+    if not _BUCKET.fullmatch(pattern):
+        shown = pattern.rpartition("@")[2]
+        found = "files of this machine and objects of s3://BUCKET/PREFIX are followed"
+        raise SpecError(f"dd.sources.files({shown!r})", found, "give a path, a pattern, or s3://BUCKET/PREFIX/*")
+    return BucketLanding(pattern)
