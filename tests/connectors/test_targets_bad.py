@@ -170,7 +170,7 @@ def test_a_secret_of_an_object_store_is_shown_nowhere(tmp_path: Path, caplog: py
     made = dd.sinks.delta("s3://bucket/orders", storage_options=options)
     with flow().open(tmp_path / "state") as engine:
         with pytest.raises(DdflowError) as failed:
-            engine.run(landing(tmp_path), {"orders": made}, give_up_after="0s")
+            engine.run(landing(tmp_path), {"orders": made}, give_up_after="0s", interval="1ms")
         engine.run({}, {"orders": sink("delta", tmp_path, storage_options=options)})
     for address in (f"s3://me:{MARKER}@bucket/orders", f"az://box/orders?sig={MARKER}"):
         with pytest.raises(SpecError, match=r"of (s3|az)://b[a-z]+/orders: credentials .*storage_options=") as refused:
@@ -185,6 +185,6 @@ def test_a_secret_of_an_object_store_is_shown_nowhere(tmp_path: Path, caplog: py
         for words in (["--from", f"orders={text}"], ["--to", f"orders={text}"]):
             script = tmp_path / "flow.py"
             script.write_text("from test_run import flow as made\nflow = made()\n")
-            more = ["--state", str(tmp_path / "state"), "--give-up-after", "0s", "--debug"]
+            more = ["--state", str(tmp_path / "state"), "--give-up-after", "0s", "--interval", "1ms", "--debug"]
             done = CliRunner().invoke(app, ["run", str(script), *more, *words])
             assert done.exit_code and MARKER not in done.output
