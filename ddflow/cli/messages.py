@@ -8,16 +8,16 @@ taken in, as `ddflow.Flow.upserts` does with ``format=``.
 (dd.formats.kcat(dd.formats.debezium()), None)
 """
 
-import tempfile
 from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
 
 from ddflow.connectors import formats
-from ddflow.connectors.files import FilesSource, open_files
+from ddflow.connectors.files import FilesSource
 from ddflow.connectors.formats import Format
 from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.row_columns import schema_of
 from ddflow.errors import SpecError
 
 FORMATS: Final[Mapping[str, Format]] = {
@@ -54,8 +54,5 @@ def columns_of(given: FilesSource, asked: str, types: Mapping[str, pa.DataType])
             return pa.schema(list(types.items()))
         told = "its messages do not tell types" if found is None else "the first messages have no row"
         raise SpecError(f"--format {asked}", told, "declare all columns: --types id=int64,city=string")
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
-        file.writelines(f"{row}\n" for row in found.rows.to_pylist())
-        file.flush()
-        guessed = open_files([file.name], {**found.types, **types}).schema
+    guessed = schema_of(found.rows.to_pylist(), {**found.types, **types})
     return pa.schema([field for field in guessed if not field.name.startswith("__")])

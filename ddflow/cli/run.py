@@ -75,6 +75,13 @@ Idle = Annotated[
         "--idle", metavar="SPAN", show_default=False, help="A source that is silent for so long holds no time open."
     ),
 ]
+NewColumns = Annotated[
+    str, typer.Option("--evolve", metavar="add|stop", help="Take columns that are new at a source, or end the run.")
+]
+Backlog = Annotated[str, typer.Option("--sink-backlog", metavar="SIZE", help="Of updates that may wait for a sink.")]
+Patience = Annotated[
+    str, typer.Option("--give-up-after", metavar="SPAN|never", help="How long failures are tried again.")
+]
 
 
 def run(
@@ -86,14 +93,18 @@ def run(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later, until a signal.")] = False,
     lines: Annotated[bool, typer.Option("--lines", help="Each line of a file is a message of a format.")] = False,
     interval: Annotated[str, typer.Option("--interval", metavar="SPAN", help="Of an epoch.")] = "1s",
+    rows: Annotated[
+        int | None, typer.Option("--rows", metavar="N", show_default=False, help="After so many an epoch ends before.")
+    ] = None,
+    room: Annotated[str, typer.Option("--room", metavar="SIZE", help="Of rows in an epoch, about.")] = "64MB",
+    evolve: NewColumns = "add",
     until: Annotated[
         str | None, typer.Option("--until", metavar="SPAN", show_default=False, help="End after so long.")
     ] = None,
     lateness: Lateness = None,
     idle: Idle = None,
-    give_up_after: Annotated[
-        str, typer.Option("--give-up-after", metavar="SPAN|never", help="How long failures are tried again.")
-    ] = "10min",
+    sink_backlog: Backlog = "1GB",
+    give_up_after: Patience = "10min",
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", show_default=False, help="A budget, such as 512MB.")
     ] = None,
@@ -123,15 +134,20 @@ def run(
     behind: Any = int(lateness) if lateness is not None and lateness.isdigit() else lateness
     patience = None if give_up_after == "never" else give_up_after
     choices: dict[str, Any] = {"memory": memory, "trust": trust}
+    new: Any = evolve
     with given.open(state, **choices) as engine:
         done = engine.run(
             sources,
             targets,
             interval=interval,
+            rows=rows,
             until=until,
             lateness=behind,
             idle=idle,
+            sink_backlog=sink_backlog,
             give_up_after=patience,
+            room=room,
+            evolve=new,
         )
         epoch = engine.epoch
     if as_json:

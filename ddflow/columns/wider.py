@@ -114,10 +114,19 @@ def becomes(field: pa.Field, kind: pa.DataType) -> str:
     how = widening(field.type, kind)
     if how is None:
         return ""
-    command = f"ddflow evolve STATE --types '{field.name}={spelled(kind)}'"
+    command = rewriting(f"{field.name}={spelled(kind)}")
     if how == "read":
         command = f"engine.evolve({{{field.name!r}: {str(kind)!r}}}), or {command}"
     return f"; in a state the column becomes that by {command}"
+
+
+def rewriting(types: str) -> str:
+    """What to type, to have columns of a state widened.
+
+    >>> rewriting("c=double")
+    "ddflow evolve STATE --types 'c=double'"
+    """
+    return f"ddflow evolve STATE --types '{types}'"
 
 
 def _is_text(kind: pa.DataType) -> bool:

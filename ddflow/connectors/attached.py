@@ -16,6 +16,7 @@ What fails for a while raises `SourceFailed` or `SinkFailed`, after which both a
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
@@ -23,13 +24,23 @@ import pyarrow as pa
 Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
 
 
+class Beside(NamedTuple):
+    """A column that a source has and was not asked for.  ``kind``: its type, None while it has no value that tells.
+    ``where``: it was found, for people."""
+
+    kind: pa.DataType | None
+    where: str
+
+
 class Polled(NamedTuple):
     """What a source brought.  ``rows``: by input, in order.  ``position``: after them, plain JSON; None where no epoch
-    may end yet.  ``whole``: inputs whose rows are all that they hold."""
+    may end yet.  ``whole``: inputs whose rows are all that they hold.  ``beside``: by input, the columns that stand
+    beside those of these rows; of messages the format tells them."""
 
     rows: Mapping[str, Sequence[pa.RecordBatch]]
     position: Any
     whole: frozenset[str] = frozenset()
+    beside: Mapping[str, Mapping[str, Beside]] = MappingProxyType({})
 
 
 class OpenSource(ABC):
@@ -76,8 +87,9 @@ class Source(ABC):
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Begin to read.
 
-        ``inputs``: the declared columns of each input that it feeds.  ``position``: that a manifest has; None for the
-        beginning.  Raises `SourceFailed`, `SourceChanged`, `SpecError`.
+        ``inputs``: the columns of each input that it feeds.  One that it has no more is left out of its rows; others
+        are told `beside` them.  ``position``: that a manifest has; None for the beginning.  Raises `SourceFailed`,
+        `SourceChanged`, `SpecError`.
         """
 
 

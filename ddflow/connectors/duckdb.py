@@ -13,7 +13,7 @@ epoch's transaction and closed, so that others can read it in between.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
-from ddflow.connectors.whole_files import FileDatabase
+from ddflow.connectors.whole_files import FileDatabase, split
 from ddflow.errors import MissingExtra, SourceFailed, UnreadableInput
 
 __all__ = ["DuckDBSink", "DuckDBSource", "TableChanges", "TargetRecord"]
@@ -43,14 +43,16 @@ class DuckDBSource(FileDatabase):
 
     kind: ClassVar[str] = "duckdb"
 
-    def rows(self, schema: pa.Schema) -> pa.Table:
-        """The columns of a schema."""
+    def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
+        """See `FileDatabase`."""
         duckdb = driver()
-        names = ", ".join(SqlTable.quoted(name) for name in schema.names)
         try:
             with duckdb.connect(self.path, read_only=True) as connection:
-                rows: pa.Table = connection.sql(f"select {names} from {self.selected}").to_arrow_table()
-                return rows
+                there = connection.sql(f"select * from {self.selected} limit 0").to_arrow_table().schema
+                schema, others = split(schema, there.names, all_of_it)
+                names = ", ".join(SqlTable.quoted(name) for name in schema.names)
+                rows = connection.sql(f"select {names} from {self.selected}").to_arrow_table()
+                return rows.rename_columns(schema.names), {name: there.field(name).type for name in others}
         except duckdb.Error as error:
             # No such table or column: waiting does not help.
             kind = UnreadableInput if isinstance(error, duckdb.ProgrammingError) else SourceFailed

@@ -28,7 +28,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.columns.wider import rewriting
+from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.files.kinds import kind_of
 from ddflow.connectors.files.read_lines import blocks, filled
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
@@ -84,6 +85,7 @@ class FollowedFiles(OpenSource):
             file, size, mtime, rows = position["at"]
             self._at = file, Stamp(size, mtime), rows
         self._reading: Iterator[tuple[pa.RecordBatch, int]] | None = None
+        self._beside: dict[str, Beside] = {}
         self._seen: dict[str, tuple[Stamp, float]] = {}
         self._ready: list[str] = []
         self._looked, self._first = -inf, True
@@ -104,15 +106,18 @@ class FollowedFiles(OpenSource):
         if self._at is None and not self._ready and not self.ended:
             self._look()
         batches, size = list[pa.RecordBatch](), 0
-        while size < room and (self._at is not None or self._ready):
-            batch = self._next()
+        beside = None
+        while size < room and self._begun():
+            if batches and beside is not None and self._beside.keys() != beside.keys():
+                break  # what is told of these rows is not true of the next
+            beside, batch = self._beside, self._next()
             if batch is not None and batch.num_rows:
                 batches.append(batch)
                 size += batch.nbytes
         if not batches:
             return None
-        asked = f"read {self.of.target}"
-        return Polled(by_input(batches, self.name, self.of.tables, self.of.others, asked), self._position())
+        rows = by_input(batches, self.name, self.of.tables, self.of.others, f"read {self.of.target}")
+        return Polled(rows, self._position(), beside={} if self.of.lines else {self.name: beside or {}})
 
     def close(self) -> None:
         """Let go of the file that is being read."""
@@ -122,15 +127,21 @@ class FollowedFiles(OpenSource):
         at = None if self._at is None else [self._at[0], *self._at[1], self._at[2]]
         return {"done": {file: list(stamp) for file, stamp in self.done.items()}, "at": at, "before": self._before}
 
-    def _next(self) -> pa.RecordBatch | None:
-        """The next batch of the file that is being read, which may thereby be finished."""
-        if self._at is None:
+    def _begun(self) -> bool:
+        """Whether a file is being read; the next one, where there is one."""
+        if self._at is None and self._ready:
             file = self._ready.pop(0)
             self._at = file, self._there.stamp(file), 0
+        if self._at is not None and self._reading is None:
+            self._unchanged(*self._at[:2])
+            self._reading = self._rows(*self._at)
+        return self._at is not None
+
+    def _next(self) -> pa.RecordBatch | None:
+        """The next batch of the file that is being read, which may thereby be finished."""
+        assert self._at is not None and self._reading is not None
         file, stamp, rows = self._at
         self._unchanged(file, stamp)
-        if self._reading is None:
-            self._reading = self._rows(file, stamp, rows)
         for batch, after in self._reading:
             self._at = file, stamp, after
             return batch
@@ -140,18 +151,21 @@ class FollowedFiles(OpenSource):
         return None
 
     def _rows(self, file: str, stamp: Stamp, rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """What follows so many rows of a file; sets what stands beside it."""
+        self._beside = {}
         if self.of.lines:
-            yield from _lines(lambda: self._there.stream(file, stamp), self._path(file), rows, self._before)
-            return
+            return _lines(lambda: self._there.stream(file, stamp), self._path(file), rows, self._before)
         if not stamp.size:
-            return
+            return iter(())
         place = self._there.place(file, stamp)
-        with closing(FilesSource([place], {}, [], self.schema, FileOptions(empty=True))) as source:
-            there = set(source.columns(place.name).names)
-            names = [name for name in self.schema.names if name in there]
-            for batch, position in source.batches(FilePosition(place.name, rows) if rows else None):
-                if batch.num_rows:
-                    yield batch.select(names), position.rows
+        source = FilesSource([place], {}, [], self.schema, FileOptions(empty=True, declare=rewriting))
+        there = source.columns(place.name)
+        self._beside = {
+            field.name: Beside(None if field.name in source.blank else field.type, file)
+            for field in there
+            if field.name not in self.schema.names
+        }
+        return _selected(source, [name for name in self.schema.names if name in there.names], place.name, rows)
 
     def _look(self) -> None:
         """What is there and settled, that is not finished yet.  Raises `SourceChanged` for what was."""
@@ -193,6 +207,14 @@ class FollowedFiles(OpenSource):
         found = f"it had {was.size:,} bytes when it was read, has {now.size:,} now, and its time of writing differs"
         remedy = "restore it as it was, and give what is new a name of its own"
         return SourceChanged(f"read {self._path(file)}", found, remedy)
+
+
+def _selected(source: FilesSource, names: list[str], path: str, rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Some columns of a file, behind so many rows."""
+    with closing(source):
+        for batch, position in source.batches(FilePosition(path, rows) if rows else None):
+            if batch.num_rows:
+                yield batch.select(names), position.rows
 
 
 def _lines(

@@ -15,20 +15,21 @@ that sorts as they do: decimals, dates and times in ISO form; booleans are 0 and
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.wider import becomes
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
-from ddflow.connectors.whole_files import FileDatabase
-from ddflow.errors import SinkFailed, SourceFailed, UnreadableInput
+from ddflow.connectors.whole_files import FileDatabase, split
+from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
 __all__ = ["SQLiteSink", "SQLiteSource", "TableChanges", "TargetRecord"]
 
@@ -39,18 +40,48 @@ class SQLiteSource(FileDatabase):
 
     kind: ClassVar[str] = "sqlite"
 
-    def rows(self, schema: pa.Schema) -> pa.Table:
-        """The columns of a schema."""
-        names = ", ".join(SqlTable.quoted(name) for name in schema.names)
+    def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
+        """See `FileDatabase`."""
         try:
-            with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
+            with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, isolation_level=None)) as connection:
+                connection.execute("begin")
+                described = connection.execute(f"select * from {self.selected} limit 0").description
+                schema, others = split(schema, [each[0] for each in described], all_of_it)
+                names = ", ".join(SqlTable.quoted(name) for name in schema.names)
                 found = connection.execute(f"select {names} from {self.selected}").fetchall()
+                beside = {name: self._kind(connection, name) for name in others}
         except sqlite3.Error as error:
             # "no such table", "no such column": waiting does not help.
             kind = UnreadableInput if str(error).startswith("no such") else SourceFailed
             raise kind(f"read {self.target}", str(error), "see to the database") from None
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
-        return pa.table([_typed(each, field.type) for each, field in zip(columns, schema, strict=True)], schema=schema)
+        arrays = [_declared(each, field, self.target) for each, field in zip(columns, schema, strict=True)]
+        return pa.table(arrays, schema=schema), beside
+
+    def _kind(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
+        """The type of a column that nobody declared here: that of all its values, else as its table declares it."""
+        column = SqlTable.quoted(name)
+        there = {each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.selected}")}
+        if there - {"null"}:
+            return next((kind for kinds, kind in _VALUES.items() if there - {"null"} <= kinds), pa.string())
+        asked = "select type from pragma_table_info(?) where name = ?"
+        given = next(iter(connection.execute(asked, [self.table, name])), ("",))[0].upper()
+        return next((kind for words, kind in _DECLARED.items() if any(word in given for word in words)), None)
+
+
+_VALUES: Final = {
+    frozenset(["integer"]): pa.int64(),
+    frozenset(["integer", "real"]): pa.float64(),
+    frozenset(["blob"]): pa.binary(),
+}
+"""By the classes of values that a column has; others are text."""
+_DECLARED: Final = {
+    ("INT",): pa.int64(),
+    ("CHAR", "CLOB", "TEXT"): pa.string(),
+    ("BLOB",): pa.binary(),
+    ("REAL", "FLOA", "DOUB"): pa.float64(),
+}
+"""By what is in a declared type, as SQLite reads them."""
 
 
 def _typed(values: Any, kind: pa.DataType) -> pa.Array:
@@ -58,6 +89,8 @@ def _typed(values: Any, kind: pa.DataType) -> pa.Array:
     try:
         if pat.is_boolean(kind):
             return pa.array([None if value is None else bool(value) for value in values], kind)
+        if pat.is_integer(kind) and any(isinstance(value, float) and not value.is_integer() for value in values):
+            raise ValueError(f"{next(value for value in values if isinstance(value, float))} is no whole number")
         if pat.is_nested(kind):
             return pa.array([None if value is None else json.loads(value) for value in values], kind)
         if kind == pa.uint64():
@@ -68,9 +101,18 @@ def _typed(values: Any, kind: pa.DataType) -> pa.Array:
             return pa.array(values, pa.string()).cast(kind)
         return pa.array(values, kind)
     except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
-        raise SourceFailed(
-            f"read values as {kind}", str(error), "declare the column's type as its values are"
-        ) from None
+        raise SchemaMismatch(f"read values as {kind}", str(error), "declare the type as its values are") from None
+
+
+def _declared(values: Any, field: pa.Field, target: str) -> pa.Array:
+    """Values of SQLite as a column is declared.  Raises `SchemaMismatch`."""
+    try:
+        return _typed(values, field.type)
+    except SchemaMismatch as error:
+        kinds = {str: pa.string(), bytes: pa.binary(), float: pa.float64(), int: pa.int64()}
+        wide = next(kind for of, kind in kinds.items() if any(isinstance(value, of) for value in values))
+        remedy = f"{error.remedy}{becomes(field, wide)}"
+        raise SchemaMismatch(f"column {field.name!r} of {target}", f"{error.asked}: {error.found}", remedy) from None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A database in a file as a source: its rows are all that an input holds, read again when the file changed.
 
 Invariant: the position is the file's size and time of the last write, taken before it is read; so rows that come while
-it is read are read the next time. Nothing is locked but by the database's own reader.
+it is read are read the next time. Nothing is locked but by the database's own reader. A column that is gone is left out
+of the rows; at the first read it is an error, because then it was never there.
 
 >>> FileDatabase.stamped("/no/such/file")
 Traceback (most recent call last):
@@ -11,14 +12,14 @@ ddflow.errors.SourceFailed: read /no/such/file: there is no such file; check the
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.errors import SourceFailed
 
 LOOK: Final = 0.2
@@ -39,8 +40,11 @@ class FileDatabase(Source):
         return f"{os.path.abspath(self.path)}#{self.table}"
 
     @abstractmethod
-    def rows(self, schema: pa.Schema) -> pa.Table:
-        """The columns of a schema, by name.  Raises `SourceFailed`."""
+    def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
+        """The columns of a schema, by name, as far as they are there or, with ``all_of_it``, all; and the others.
+
+        Raises `SourceFailed`, `UnreadableInput`.
+        """
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "WholeFile":
         """Begin to read."""
@@ -91,6 +95,18 @@ class WholeFile(OpenSource):
         self._asked = True
         if stamp == self.position:
             return None
-        rows = self.of.rows(self.schema)
-        self.position = stamp
-        return Polled({self.name: rows.to_batches()}, stamp, frozenset([self.name]))
+        rows, others = self.of.rows(self.schema, all_of_it=self.position is None)
+        self.position, where = stamp, self.of.target
+        beside = {name: Beside(kind, where) for name, kind in others.items()}
+        return Polled({self.name: rows.to_batches()}, stamp, frozenset([self.name]), {self.name: beside})
+
+
+def split(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
+    """Of a schema what is read where some columns are there, and which of them are beside it.  Case does not count.
+
+    >>> split(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
+    (id: int64, ['new'])
+    """
+    have, asked = ({name.casefold() for name in names} for names in (there, schema.names))
+    read = [field for field in schema if all_of_it or field.name.casefold() in have]
+    return pa.schema(read), [name for name in there if name.casefold() not in asked]

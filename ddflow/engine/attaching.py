@@ -14,7 +14,7 @@ ddflow.errors.SpecError: the source 'peple': there is no input 'peple'; ...
 
 from abc import ABC
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.engine.calls import Calls
@@ -42,6 +42,7 @@ class Attaching(ABC):
         sink_backlog: str | int = "1GB",
         give_up_after: str | None = "10min",
         room: str | int = "64MB",
+        evolve: Literal["add", "stop"] = "add",
     ) -> RunDone:
         """Follow sources, commit what comes with their positions, and give each epoch to the sinks.
 
@@ -68,6 +69,9 @@ class Attaching(ABC):
             How long a source or a sink that fails is tried again; None: for ever.
         room : str or int
             Bytes of rows in an epoch, about.
+        evolve : {"add", "stop"}
+            What to do about a column that a source did not have when it was first read: end the epoch before it and
+            take it in, as `evolve` does, or end the run there.
 
         Returns
         -------
@@ -82,14 +86,16 @@ class Attaching(ABC):
             For a target that this state cannot write, or that has an epoch of another history.
         SourceFailed, SinkFailed
             For what failed for ``give_up_after``; the state is whole.
-        SourceChanged, DdflowError
-            For a source that is not as it was; what `step` raises.
+        SourceChanged, SchemaMismatch, DdflowError
+            For a source that is not as it was; for a column that is new, with ``evolve="stop"``, or wider; what `step`
+            and `evolve` raise.
 
         Notes
         -----
-        A state goes on keeping updates for a sink that is not given any more, until you `detach` it.
+        A state goes on keeping updates for a sink that is not given any more, until you `detach` it.  A flow need not
+        declare a column that a run took in, to open the state again.
         """
-        options = RunOptions(interval, rows, until, lateness, idle, sink_backlog, give_up_after, room)
+        options = RunOptions(interval, rows, until, lateness, idle, sink_backlog, give_up_after, room, evolve)
         engine: Any = self
         return RunLoop(engine, sources or {}, sinks or {}, options, shows=True).run()
 

@@ -94,6 +94,7 @@ class Commits:
             trust=options.trust,
             grace=options.grace,
             secret=options.secret,
+            catches_up=True,
         )
         durable = cls(log)
         durable.batch_store.lazy = options.verify == "lazy"

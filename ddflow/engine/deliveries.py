@@ -77,6 +77,11 @@ class Deliveries:
             if self.patience is not None and each.failing is not None and monotonic() - each.since >= self.patience:
                 raise each.failing
 
+    def reshaped(self) -> None:
+        """Go on with the columns that outputs have now, behind the commit that has them."""
+        for each in self.each.values():
+            each.reshaped()
+
     def make_room(self) -> None:
         """Pump while too much waits.  Raises as `pump` does, and what has failed for too long."""
         while self.full():

@@ -101,6 +101,13 @@ class Delivery:
             self._table.close()
             self._table = None
 
+    def reshaped(self) -> None:
+        """Go on with the columns that the output has now."""
+        key, shape = self._shaped()
+        if shape != self.shape:
+            self.close()
+            self.key, self.shape = key, shape
+
     def _known(self) -> Delivered | None:
         """What the state says of this sink."""
         known = self.epochs.log.sinks.get(self.name)

@@ -49,6 +49,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         flow = runnable(flow, options)
         self.durable = Commits.open(flow, options) if options.state is not None else None
         try:
+            flow = flow if self.durable is None else self.durable.log.flow
             super().__init__(new_dataflow(flow, options, self.durable))
             if self.durable is not None:
                 recover(self.durable, self.dataflow)

@@ -44,7 +44,7 @@ from ddflow.errors import (
     StorageFull,
 )
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.compatibility import PlanChange, caught_up, compare
 from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
@@ -68,17 +68,18 @@ Fits = Callable[[Manifest, PlanChange, str], None]
 
 
 class EpochLog:
-    """``manifest_log``: the state's manifests. ``change``: what the plan has that the state has not yet. ``outputs``:
-    where they go. ``keep``: how many epochs can be given again. `open` makes it."""
+    """``flow``: the state's plan, as it was opened. ``manifest_log``: its manifests. ``change``: what the plan has that
+    the state has not. ``outputs``: where they go. ``keep``: how many epochs can be given again. `open` makes it."""
 
-    def __init__(
-        self, plan: dict[str, Any], manifest_log: ManifestLog, change: PlanChange, outputs: Outputs, keep: int
-    ) -> None:
-        self.plan, self.manifest_log, self.change, self.outputs, self.keep = plan, manifest_log, change, outputs, keep
-        self.fingerprint = fingerprint(plan)
+    def __init__(self, flow: Plan, manifest_log: ManifestLog, change: PlanChange, outputs: Outputs, keep: int) -> None:
+        self.flow, self.manifest_log, self.change, self.outputs, self.keep = flow, manifest_log, change, outputs, keep
+        self.plan = describe(flow)
+        self.fingerprint = fingerprint(self.plan)
         manifest = manifest_log.manifest
         self.sources, self.sinks = dict(manifest.sources), dict(manifest.sinks)
         """What is attached to the state, as the next version says it."""
+        self.added = dict(manifest.added)
+        """By input, the columns that it got from its source."""
         self._tidy = False
         """Whether what others left was looked at."""
 
@@ -95,19 +96,22 @@ class EpochLog:
         grace: float = GRACE,
         keep: int = KEPT,
         secret: Secret | None = None,
+        catches_up: bool = False,
     ) -> Self:
         """Take hold of a state, or make a new one of so many ``partitions``.  O(plan).
 
         A new state is published by whoever is first, with his plan, so the plan is compared after that, too; until
-        something is committed, it may be any.  ``flow``: frozen.  The rest as in `Flow.open`.  Raises `PlanChanged`,
-        `SpecError`, `CorruptState`, what ``fits`` and what the store raises; nothing was made then that was not there,
-        but for a state that is new.
+        something is committed, it may be any.  ``flow``: frozen.  ``catches_up``: whether it may lack columns that the
+        state got from its sources.  The rest as in `Flow.open`.  Raises `PlanChanged`, `SpecError`, `CorruptState`,
+        what ``fits`` and what the store raises; nothing was made then that was not there, but for a state that is new.
         """
-        plan = describe(flow)
         check_types(flow)
         store = open_store(state, trust=trust)
         with on_failure(store.close):
             manifest = newest(store)
+            if manifest is not None and catches_up:
+                flow = caught_up(manifest.plan, flow, manifest.added, store.where)
+            plan = describe(flow)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
             where = Outputs.open(outputs, store, manifest, schemas, trust)
             if manifest is None:
@@ -121,7 +125,7 @@ class EpochLog:
                 change = compare(manifest_log.manifest.plan, flow, store.where)
             fits(manifest_log.manifest, change, store.where)
             where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])
-        return cls(plan, manifest_log, change, where, keep)
+        return cls(flow, manifest_log, change, where, keep)
 
     def check(self, flow: Plan) -> None:
         """Raise `SpecError` for columns that files of a state, or its sink, cannot have.  O(columns)."""
@@ -243,6 +247,7 @@ class EpochLog:
             folder=self.outputs.path or before.folder,
             sources=dict(self.sources),
             sinks=dict(self.sinks),
+            added=dict(self.added),
             **state,
         )
         new = replace(new, past=carried(before.past, self._before, before.epoch, new.oldest))

@@ -3,33 +3,53 @@
 Invariant: what is `taken` since the last epoch ends where an epoch may end; rows behind that wait in the inlet, and are
 read again when the source fails in between. `committed` follows the epoch, and only then is the source told.
 
+A column that a source has and an input does not declare was left out on purpose where it stands beside the first rows;
+the committed position remembers which those are. One that comes later is new (`news`): what was polled with it is not
+taken, and is read again when the input has the column, so no value of it is missing. A column without a value that
+tells its type waits for one: until then it is null either way.
+
 >>> inlet = Inlet("people", None, {}, None)
->>> inlet.moved
-False
+>>> inlet.moved, inlet.news
+(False, {})
 """
 
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any, Final
 
-from ddflow.connectors.attached import OpenSource, Polled
-from ddflow.errors import SourceFailed
+import pyarrow as pa
+
+from ddflow.connectors.attached import Beside, OpenSource, Polled
+from ddflow.connectors.formats.base import messages_of
+from ddflow.errors import SchemaMismatch, SourceFailed
+from ddflow.plan.binding import Binding
+from ddflow.storage.epochs import Attached
 
 PAUSES: Final = (0.05, 30.0)
 """Seconds before the second attempt, and at most before a later one."""
 
 
 class Inlet:
-    """``of``: the source, attached as ``name``, for inputs with their ``schemas``, from a ``position`` on."""
+    """``of``: the source, attached as ``name``, for inputs that are ``bounds``, from where ``before`` says on."""
 
-    def __init__(self, name: str, of: Any, schemas: Any, position: Any) -> None:
-        self.name, self.of, self.schemas = name, of, schemas
-        self.position = self.committed = position
+    def __init__(self, name: str, of: Any, bounds: Mapping[str, Binding], before: Attached | None) -> None:
+        self.name, self.of, self.bounds = name, of, bounds
+        self.position = self.committed = None if before is None else before.position
+        self.left_out: dict[str, tuple[str, ...]] = {} if before is None else dict(before.left_out)
+        """By input, the columns that stood beside the first rows."""
+        self.news: dict[str, dict[str, Beside]] = {}
+        """By input, the columns that are new; until they are `evolved` nothing more is read."""
         self.taken, self._open = list[Polled](), list[Polled]()
         self.failing: SourceFailed | None = None
         self.since = self._again = self._pause = 0.0
         self.heard = monotonic()
         """When rows came last."""
         self._source: OpenSource | None = None
+
+    @property
+    def schemas(self) -> dict[str, pa.Schema]:
+        """By input, the columns that it is read in."""
+        return {name: bound.schema for name, bound in self.bounds.items()}
 
     @property
     def moved(self) -> bool:
@@ -50,10 +70,17 @@ class Inlet:
         """What is there and was not taken, for people."""
         return self.failing.found if self.failing is not None else "" if self._source is None else self._source.lag()
 
+    def attached(self) -> Attached:
+        """What the next manifest says of the source."""
+        return Attached(self.of.kind, self.of.target, self.position, self.left_out)
+
     def poll(self, room: int) -> Polled | None:
-        """What came; None for nothing, also while the source fails.  Raises as `OpenSource.poll`."""
+        """What came; None for nothing, also while the source fails, and before a column that is new.
+
+        Raises as `OpenSource.poll`.
+        """
         now = monotonic()
-        if self.failing is not None and now < self._again:
+        if self.news or (self.failing is not None and now < self._again):
             return None
         try:
             if self._source is None:
@@ -69,11 +96,48 @@ class Inlet:
         self.failing = None
         if found is not None:
             self.heard = now
+            self._look(found)
+            if self.news:
+                self._open = []
+                return None
             self._open.append(found)
             if found.position is not None:
                 self.taken += self._open
                 self._open, self.position = [], found.position
         return found
+
+    def _look(self, found: Polled) -> None:
+        """Note which columns of what came are left out, and which are new."""
+        for name, bound in self.bounds.items():
+            if name in found.beside:
+                fresh = self._fresh(name, found.beside[name])
+                self._note(name, {column: found.beside[name][column] for column in fresh})
+            format = bound.format
+            for batch in found.rows.get(name, ()) if format is not None else ():
+                assert format is not None
+                messages = messages_of(format, pa.Table.from_batches([batch]), repr(name))
+                shown = format.columns(messages)
+                fresh = self._fresh(name, shown) if shown else []
+                kinds = format.kinds(messages, fresh) if fresh else {}
+                self._note(name, {each: Beside(kinds.get(each), messages.place(shown[each])) for each in fresh})
+
+    def _fresh(self, name: str, there: Mapping[str, Any]) -> list[str]:
+        """Of columns that are there those that are new; none at the first look."""
+        beside = [column for column in there if column not in self.bounds[name].schema.names]
+        left_out = self.left_out.setdefault(name, tuple(beside))
+        return [column for column in beside if column not in left_out]
+
+    def _note(self, name: str, columns: Mapping[str, Beside]) -> None:
+        told = {column: each for column, each in columns.items() if each.kind is not None}
+        if told:
+            self.news[name] = {**told, **self.news.get(name, {})}
+
+    def evolved(self, bounds: Mapping[str, Binding]) -> None:
+        """Go on, behind a commit, with inputs that have other columns."""
+        changed = {name: bounds[name] for name in self.bounds} != self.bounds
+        self.bounds, self.news = {name: bounds[name] for name in self.bounds}, {}
+        if changed:
+            self.close()
 
     def commit(self) -> None:
         """What was taken is committed."""
@@ -86,3 +150,15 @@ class Inlet:
         if self._source is not None:
             self._source.close()
             self._source = None
+
+
+def found(columns: Mapping[str, Beside]) -> str:
+    """Columns that are new, in words."""
+    return ", ".join(f"the column {name!r} ({each.kind}), first in {each.where}" for name, each in columns.items())
+
+
+def refused(news: Mapping[str, Mapping[str, Beside]]) -> SchemaMismatch:
+    """The error of a run that takes no columns by itself.  ``news``: those that came, by input."""
+    name, columns = next(iter(news.items()))
+    remedy = "declare it in the flow, which then takes it from here on, or run with evolve='add'; the state is whole"
+    return SchemaMismatch(f"read the source of {name!r}", f"there is {found(columns)}, which is new", remedy)

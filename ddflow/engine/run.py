@@ -16,8 +16,6 @@ were not committed when something else failed goes no further. A first SIGTERM o
 (1, 2, 'end', [{'city': 'Bern', 'count': 2, '_diff': 1}])
 """
 
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,12 +31,12 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.commit_timer import CommitTimer
 from ddflow.engine.deliveries import NAP, Deliveries
 from ddflow.engine.delivery import Delivery
-from ddflow.engine.inlet import Inlet
+from ddflow.engine.inlet import Inlet, found, refused
 from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run_options import RunOptions
+from ddflow.engine.signals import on_signal
 from ddflow.errors import SpecError
 from ddflow.metrics import LOG
-from ddflow.storage.epochs import Attached
 from ddflow.terminal import Line
 from ddflow.time import NEVER, shown
 
@@ -59,6 +57,9 @@ class Stepping(Protocol):
 
     def replace(self, name: str, table: Any, /) -> Step:
         """See `Engine.replace`."""
+
+    def evolve(self, columns: Any, /) -> None:
+        """See `Engine.evolve`."""
 
 
 @dataclass
@@ -106,6 +107,8 @@ class RunLoop:
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
         self.outlets = Deliveries(each, how.most, how.patience)
         self._stop: Literal["signal", "time"] | None = None
+        self._evolved = False
+        """Whether the next commit publishes other columns."""
 
     def _inlet(self, name: str, source: Source) -> Inlet:
         known = self.dataflow.admissions
@@ -118,8 +121,7 @@ class RunLoop:
         if before is not None and before.kind != source.kind:
             found = f"its position is one of {before.kind}, and this is {source.kind}"
             raise SpecError(f"the source {name!r}", found, "attach the one that it was, or a new state")
-        schemas = {each: known[each].bound.schema for each in source.inputs(name)}
-        return Inlet(name, source, schemas, None if before is None else before.position)
+        return Inlet(name, source, {each: known[each].bound for each in source.inputs(name)}, before)
 
     def _lateness(self) -> dict[str, int]:
         """By input, how far behind the greatest time seen times close; none in epoch mode.  Raises `SpecError`."""
@@ -140,7 +142,7 @@ class RunLoop:
         self._began = began
         with ExitStack() as stack:
             stack.enter_context(self._commits())
-            stack.enter_context(self._signals())
+            stack.enter_context(on_signal(self._signalled))
             for close in (*(each.close for each in self.inlets), self.outlets.close):
                 stack.callback(close)
             stack.callback(self.line.close)
@@ -152,10 +154,12 @@ class RunLoop:
                 if not full:
                     self._gather(began, ends)
                     self._epoch()
-                drained = self.outlets.pump()
+                    self._evolve()
+                # Before the commit a table would have columns that the state may yet lose.
+                drained = not self._evolved and self.outlets.pump()
                 self._tell()
                 self._give_up()
-                over = all(each.ended and not each.moved for each in self.inlets)
+                over = all(each.ended and not each.moved and not each.news for each in self.inlets)
                 if self._stop is not None or (over and drained):
                     break
                 if full or over:
@@ -182,35 +186,16 @@ class RunLoop:
             timer.settle(self.calls.epoch)
             self.calls.timer = timer
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first signal ends the run behind its epoch; a second one, as it would have."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-        def stop(number: int, frame: Any) -> None:
-            self._stop = "signal"
-            for each, handler in before.items():
-                signal.signal(each, handler)
-
-        for number in before:
-            signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _signalled(self) -> None:
+        self._stop = "signal"
 
     def _gather(self, began: float, ends: float | None) -> None:
         """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""
         until, size, rows = monotonic() + self.how.every, 0, 0
         while True:
             now = monotonic()
-            over = (
-                self._stop is not None or now >= until or size >= self.how.bytes or rows >= (self.how.rows or 1 << 62)
-            )
+            full = size >= self.how.bytes or rows >= (self.how.rows or 1 << 62)
+            over = full or self._stop is not None or now >= until or any(each.news for each in self.inlets)
             polled = [each for each in self.inlets if each.within or not over]
             if not polled:
                 return
@@ -240,13 +225,34 @@ class RunLoop:
             return
         if self.log is not None:
             for inlet in moved:
-                self.log.sources[inlet.name] = Attached(inlet.of.kind, inlet.of.target, inlet.position)
+                self.log.sources[inlet.name] = inlet.attached()
             with self.dataflow.guard.use("run"):
                 self.calls.flush()
         for inlet in moved:
             inlet.commit()
+        if self._evolved:
+            self._evolved = False
+            self.outlets.reshaped()
         self.done.epochs += 1
         LOG.info("epoch %d: %d rows of %s", self.calls.epoch, self.done.rows - before, [each.name for each in moved])
+
+    def _evolve(self) -> None:
+        """Take in columns that are new in sources, behind the epoch before them.  Raises `SchemaMismatch`."""
+        news = {name: columns for inlet in self.inlets for name, columns in inlet.news.items()}
+        if not news:
+            return
+        self.outlets.pump()
+        if self.how.evolve == "stop":
+            raise refused(news)
+        self.engine.evolve({name: {c: each.kind for c, each in columns.items()} for name, columns in news.items()})
+        for name, columns in news.items():
+            LOG.info("epoch %d: %r gets %s", self.calls.epoch + 1, name, found(columns))
+            if self.log is not None:
+                self.log.added[name] = (*self.log.added.get(name, ()), *columns)
+        bounds = {name: admission.bound for name, admission in self.dataflow.admissions.items()}
+        for inlet in self.inlets:
+            inlet.evolved(bounds)
+        self._evolved = True
 
     def _take(self, inlet: Inlet) -> None:
         """The calls of what a source gave: a step for batches of the same columns, full contents by themselves."""

@@ -13,7 +13,7 @@ ddflow.errors.SpecError: interval= soon: that is no span of time; write a number
 import datetime
 from dataclasses import dataclass
 from time import time
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -38,11 +38,15 @@ class RunOptions:
     sink_backlog: str | int = "1GB"
     give_up_after: str | None = "10min"
     room: str | int = "64MB"
+    evolve: Literal["add", "stop"] = "add"
 
     def __post_init__(self) -> None:
         _ = self.every, self.ends(), self.left_out, self.patience, self.most, self.bytes
         if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
             raise SpecError(f"rows={self.rows!r}", "that is no number of rows", "give a whole number, 1 or more")
+        if self.evolve not in ("add", "stop"):
+            remedy = "use 'add', to take columns that are new, or 'stop'"
+            raise SpecError(f"evolve={self.evolve!r}", "that is no way to take columns", remedy)
 
     @property
     def every(self) -> float:

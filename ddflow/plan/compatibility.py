@@ -22,7 +22,7 @@ open it with the plan that it was made by, or make a new state of the log with d
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from ddflow.columns.wider import spelled, widening
 from ddflow.errors import PlanChanged, cut
+from ddflow.plan.bind import own_columns
 from ddflow.plan.binding import Spec
 from ddflow.plan.codec import describe, shown
 from ddflow.plan.evolve import evolved, unlike
@@ -136,6 +137,27 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
         raise PlanChanged(asked, ", and ".join(refused[:MOST]) + more, remedy)
     return change
+
+
+def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:
+    """``flow`` with the columns that a state's inputs got from their sources, where it does not declare them.
+
+    ``added``: those, by input.  Columns of both stand as in the state, if the others do.  O(plans).
+    """
+    schemas = dict[str, pa.Schema]()
+    for name, (there, _) in inputs(old, where).items():
+        if name not in flow.inputs:
+            continue
+        bound = flow.inputs[name].bound
+        mine, moves = bound.schema, {*added.get(name, ()), *own_columns(bound.format)}
+        fixed = [column for column in mine.names if column in there.names and column not in moves]
+        if fixed != [column for column in there.names if column in mine.names and column not in moves]:
+            continue  # which `compare` refuses
+        known = {field.name: field for field in mine}
+        fields = [known.pop(f.name, f) for f in there if f.name in known or f.name in moves]
+        schemas[name] = pa.schema([*fields, *known.values()])
+    schemas = {name: schema for name, schema in schemas.items() if schema != flow.inputs[name].bound.schema}
+    return evolved(flow, schemas)[0] if schemas else flow
 
 
 def _command(change: PlanChange, where: str) -> str:

@@ -93,11 +93,13 @@ class Feed(Strict, frozen=True):
 
 class Attached(Strict, frozen=True):
     """A source of a state.  ``kind`` and ``target``: what it is and where, without credentials.  ``position``: how far
-    it was read, as JSON that the source alone understands."""
+    it was read, as JSON that the source alone understands.  ``left_out``: by input that rows came for, the columns that
+    stood beside the first of them and are not read."""
 
     kind: Name
     target: Path
     position: Any
+    left_out: dict[str, tuple[str, ...]] = {}  # noqa: RUF012 - of a struct, which copies it
 
 
 class Delivered(Strict, frozen=True):

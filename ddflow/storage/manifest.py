@@ -96,7 +96,8 @@ class Manifest(Strict, frozen=True, kw_only=True):
     event time there ever was; what a state of one engine keeps in its inventory.  ``feed``: who feeds it in batches.
     ``fed``: by input that was ever named in a call, how it was fed.  ``past``: the columns that ``receipts`` were given
     with, where the plan has others now; ascending by epoch.  ``sources``: by the name that they were attached by, with
-    the position that the rows of this epoch end at.  ``sinks``: by output.
+    the position that the rows of this epoch end at.  ``sinks``: by output.  ``added``: by input, the columns that it
+    got by itself from a source, which a flow need not declare.
     """
 
     id: Hex
@@ -124,6 +125,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     past: tuple[PastColumns, ...]
     sources: dict[str, Attached]
     sinks: dict[str, Delivered]
+    added: dict[str, tuple[str, ...]] = {}  # noqa: RUF012 - of a struct, which copies it
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of its own receipts, in order."""

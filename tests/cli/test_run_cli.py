@@ -62,6 +62,18 @@ def test_an_input_without_a_source_is_named() -> None:
     assert run(*WORDS).stderr.startswith("no source feeds people\n")
 
 
+def test_a_new_column_is_taken_or_ends_the_run() -> None:
+    to = ("--to", "orders=sqlite:out.db", "--rows", "1", "--room", "1MB", "--sink-backlog", "10MB")
+    run(*WORDS, *to)
+    Path("in/2.csv").write_text("id,city,amount\n3,Chur,7\n")
+    assert "there is the column 'amount' (int64), first in 2.csv" in refused(*WORDS, *to, "--evolve", "stop")
+    assert rows("out.db", "orders") == [(1, "Bern"), (2, "Bern")]
+    run(*WORDS, *to)
+    assert rows("out.db", "orders") == [(1, "Bern", None), (2, "Bern", None), (3, "Chur", 7)]
+    said = run("sync", "flow.py", "--state", "state", "--to", "orders=sqlite:out.db").stdout
+    assert "0 would be deleted, 0 added" in said
+
+
 def test_sync_says_before_it_does() -> None:
     run(*WORDS, "--to", "by_city=sqlite:out.db")
     connection = sqlite3.connect("out.db")

@@ -108,7 +108,7 @@ class FilesSource:
     """`PositionedRows` of files; `open_files` makes them.
 
     ``files``: their names, in the order they are read.  ``rows``: how many there are in all, where the files can tell
-    without being read.  ``changes``: which columns come up and go.
+    without being read.  ``changes``: which columns come up and go.  ``blank``: those without a value to guess by.
     """
 
     def __init__(
@@ -186,6 +186,7 @@ class FilesSource:
         self._of = {name: file for name, file in self._of.items() if name not in known}
         untold = [name for name in columns if name not in types]
         heads = [reader.head([name for name in untold if name in there]) for reader, there in self._looked()]
+        self.blank = {name for name in untold if all(head.get(name, ANY) == ANY for head in heads)}
         schema = pa.schema([(name, types.get(name) or self._guessed(name, heads)) for name in columns])
         schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
         for reader, there in self._looked():

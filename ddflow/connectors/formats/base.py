@@ -16,16 +16,19 @@ the format says means nothing. A format is a value: it is in the plan, as JSON, 
 [{'line': 'a', '_deleted': False}, {'line': 'b', '_deleted': False}]
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from ddflow.columns.schema import one_chunk, plain
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
+from ddflow.connectors.formats.row_columns import Path, columns_at, guessed, struct_at
 from ddflow.errors import BadMessage, SpecError
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -136,6 +139,34 @@ class Format:
         """The upserts of some messages.  O(bytes).  Those that cannot be read are marked in ``bad``."""
         raise NotImplementedError
 
+    @property
+    def row_path(self) -> Path | None:
+        """Where the row is in a message; None where that cannot be said of all."""
+        return None
+
+    def columns(self, messages: Messages) -> dict[str, int]:
+        """The columns that the rows in some messages have, each with the first message that has it.  O(bytes)."""
+        return {} if self.row_path is None else columns_at(self.own(messages), self.row_path)
+
+    def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
+        """The types of some of the `columns`: of those that have one, or a value that tells it.  O(bytes).
+
+        Raises `SchemaMismatch` where values of a column have no type in common.
+        """
+        value = self.own(messages)
+        if pat.is_struct(value.type):
+            return {f.name: f.type for f in struct_at(value.type, self.row_path or ()) if f.name in names}
+        found = self.examples(value.drop_null())
+        if found is None:
+            return {}
+        return guessed(found.rows, [each for each in names if each not in found.types], messages.what) | {
+            name: kind for name, kind in found.types.items() if name in names
+        }
+
+    def own(self, messages: Messages) -> pa.Array:
+        """The values of messages, null in those that are of other tables.  O(1), O(bytes) where a table is named."""
+        return messages.value
+
     def examples(self, values: pa.Array) -> Examples | None:
         """What the values of some messages show of the rows within; None where they do not tell.  O(bytes)."""
         del values
@@ -170,9 +201,7 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
     Raises `BadMessage` for one that cannot be read, unless such are dropped; `SchemaMismatch` for what is no table of
     messages.
     """
-    if format.of_rows:
-        given = as_values(given)
-    messages = Messages(given, target.what, first)
+    messages = messages_of(format, given, target.what, first)
     bad = BadMessages(messages.rows)
     if messages.broken.any():
         bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
@@ -189,6 +218,11 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
             "mend the source, or give the format on_bad='drop'; nothing was taken in",
         )
     return _with_bad(made, at, messages, bad, target)
+
+
+def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
+    """A table of messages, or of the rows that a format takes for them.  As `Messages`."""
+    return Messages(as_values(given) if format.of_rows else given, what, first)
 
 
 def as_values(given: pa.Table) -> pa.Table:

@@ -19,6 +19,7 @@ or before it where it is the last.
 """
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -45,9 +46,11 @@ from ddflow.connectors.formats.enveloped import (
 from ddflow.connectors.formats.examples import Examples, shown
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
+from ddflow.connectors.formats.row_columns import Path
 from ddflow.errors import SpecError
 
 _CODES: Final = {"c": UPSERT, "u": UPSERT, "r": UPSERT, "d": DELETE, "m": NOTHING, "t": TRUNCATE}
+_FLAT: Final = tuple(f"__{prefix}{name}" for name in SOURCE for prefix in ("", "source_"))
 UNAVAILABLE: Final = "__debezium_unavailable_value"
 
 
@@ -79,6 +82,31 @@ class Debezium(Enveloped):
                 inside = _without(inside, made.after, name, here)
         return made._replace(inside=inside, absent=absent or None)
 
+    @property
+    def row_path(self) -> Path:
+        """See `Format`."""
+        return () if self.flattened else ("after",)
+
+    def columns(self, messages: Messages) -> dict[str, int]:
+        """See `Format`."""
+        found = super().columns(messages)
+        return {name: row for name, row in found.items() if not (self.flattened and name.startswith("__"))}
+
+    def sources(self, messages: Messages) -> dict[str, pa.Array]:
+        """See `Enveloped`."""
+        if self.flattened:
+            return self._sources(opened(messages.value, dict.fromkeys(_FLAT, TEXT)), SOURCE[4:])
+        inside = opened(messages.value, {"source": dict.fromkeys(SOURCE[4:], TEXT)})
+        return {name: inside.cells("source", name) for name in SOURCE[4:]}
+
+    @staticmethod
+    def _sources(inside: Inside, names: Sequence[str]) -> dict[str, pa.Array]:
+        """What flattened messages say of their source."""
+        return {
+            name: pc.coalesce(*(inside.cells(f"__{prefix}{name}").cast(pa.string()) for prefix in ("", "source_")))
+            for name in names
+        }
+
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the rows after changes, or before."""
         return shown(values, ["$"]) if self.flattened else shown(values, ["$.after", "$.before"], ("after",))
@@ -99,8 +127,7 @@ class Debezium(Enveloped):
     def _flat(self, messages: Messages, target: Target) -> Envelopes:
         """Messages that are the row after a change, with ``__`` columns of the envelope."""
         rows: dict[str, Any] = {field.name: shape_of(field.type) for field in target.columns}
-        own = {name: [f"__{name}", f"__source_{name}"] for name in SOURCE}
-        shape = dict.fromkeys([*(each for two in own.values() for each in two), "__deleted", "__op"], TEXT) | rows
+        shape = dict.fromkeys([*_FLAT, "__deleted", "__op"], TEXT) | rows
         inside = opened(messages.value, shape)
         codes = np.full(messages.rows, UPSERT)
         operations = inside.cells("__op")
@@ -109,8 +136,7 @@ class Debezium(Enveloped):
             codes = np.where(np.asarray(operations.is_valid()), told, codes)
         codes[np.asarray(pc.fill_null(pc.equal(inside.cells("__deleted").cast(pa.string()), "true"), False))] = DELETE
         codes[np.asarray(inside.body.is_null())] = TOMBSTONE
-        found = {name: pc.coalesce(*(inside.cells(each).cast(pa.string()) for each in own[name])) for name in own}
-        return Envelopes(inside, codes, (), (), found, np.arange(messages.rows))
+        return Envelopes(inside, codes, (), (), self._sources(inside, SOURCE), np.arange(messages.rows))
 
     def _unavailable(self, cells: pa.Array) -> Bools:
         """Which cells are placeholders: as text, as bytes, or as the only one of a list.  Few have its length."""

@@ -81,23 +81,23 @@ def opened(value: pa.Array, shape: Mapping[str, Any]) -> Inside:
         names = {field.name for field in value.type}
         body = at_path(value, ["payload"]) if {"schema", "payload"} <= names else value
         return Inside(body, np.zeros(n, bool), (), False)
-    wrapped = _wrapped(value)
-    if not wrapped.any():
+    around = wrapped(value)
+    if not around.any():
         return Inside(*objects(value, shape), ())
-    inner = np.flatnonzero(wrapped)
+    inner = np.flatnonzero(around)
     of = value if inner.size == n else value.take(pa.array(inner))
     body, wrong = objects(of, {"payload": shape})
     body = at_path(body, ["payload"])
     known = tuple((inner[rows], schema) for rows, schema in schemas(of))
     if inner.size == n:
         return Inside(body, wrong, known)
-    bare = np.flatnonzero(~wrapped)
+    bare = np.flatnonzero(~around)
     plain, broken = objects(value.take(pa.array(bare)), shape)
     back = np.argsort(np.concatenate([inner, bare]))
     return Inside(pa.concat_arrays([body, plain]).take(pa.array(back)), np.concatenate([wrong, broken])[back], known)
 
 
-def _wrapped(value: pa.Array) -> Bools:
+def wrapped(value: pa.Array) -> Bools:
     """Which messages have a schema around them.  O(n), and fast where they begin alike, with the name of a row."""
     at = pc.index(value.is_valid(), True).as_py()
     begins = _ROW.match(value[at].as_py()) if at >= 0 else None

@@ -78,6 +78,18 @@ class Enveloped(Format):
         """How cells are written where no schema says it."""
         return CellForm(decimals=self.decimals, binary=self.binary)
 
+    def sources(self, messages: Messages) -> dict[str, pa.Array]:
+        """The table of each message, by ``table``, ``schema`` and ``db``.  O(bytes)."""
+        raise NotImplementedError
+
+    def own(self, messages: Messages) -> pa.Array:
+        """See `Format`."""
+        value = messages.value
+        if self.table is None or not len(value):
+            return value
+        here = pa.array(self._of_table(self.sources(messages)))
+        return value if pc.all(here).as_py() else value.take(pc.if_else(here, np.arange(len(value)), None))
+
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """The events of messages.  Those that cannot be read are marked in ``bad``."""
         raise NotImplementedError

@@ -13,6 +13,8 @@ position that Maxwell writes with ``output_binlog_position``, else the offset, a
 [{'id': 1, 'v': 'x', '_row': 0}, {'id': 2, 'v': None, '_row': 1}]
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -36,6 +38,8 @@ from ddflow.connectors.formats.enveloped import (
 from ddflow.connectors.formats.examples import Examples, shown
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
+from ddflow.connectors.formats.row_columns import Path
+from ddflow.connectors.formats.sql_types import of_sql
 
 _MAXWELL: Final = {"insert": UPSERT, "update": UPSERT, "bootstrap-insert": UPSERT, "delete": DELETE} | dict.fromkeys(
     [
@@ -67,6 +71,12 @@ class Maxwell(Enveloped):
     hidden: ClassVar[str] = "it was not written"
     unknown: ClassVar[str] = "it is no event of Maxwell: it lacks a known 'type', or 'data'"
 
+    row_path: ClassVar[Path] = ("data",)
+
+    def sources(self, messages: Messages) -> dict[str, pa.Array]:
+        """See `Enveloped`."""
+        return _sources(messages)
+
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the rows after changes, or of deletes."""
         return shown(values, ["$.data"])
@@ -95,6 +105,19 @@ class Canal(Enveloped):
     kind: ClassVar[str] = "canal"
     hidden: ClassVar[str] = "it was not written"
     unknown: ClassVar[str] = "it is no event of Canal: it lacks a known 'type', or 'data'"
+    row_path: ClassVar[Path] = ("data", 0)
+
+    def sources(self, messages: Messages) -> dict[str, pa.Array]:
+        """See `Enveloped`."""
+        return _sources(messages)
+
+    def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
+        """See `Format`: as MySQL calls them."""
+        out, first = dict[str, pa.DataType](), self.columns(messages)
+        for name in names:
+            types = json.loads(messages.value[first[name]].as_py()).get("mysqlType")
+            out[name] = of_sql(str(types.get(name, ""))) if isinstance(types, dict) else pa.string()
+        return out
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""
@@ -122,6 +145,12 @@ class Canal(Enveloped):
         source = {"row": pa.array(place).cast(pa.string()), "table": inside.cells("table")}
         source |= dict.fromkeys(("schema", "db"), inside.cells("database"))
         return _with_old(Envelopes(inside, codes[of], ("data",), ("old",), source, of), target)
+
+
+def _sources(messages: Messages) -> dict[str, pa.Array]:
+    """The table of each message."""
+    inside = opened(messages.value, dict.fromkeys(("table", "database"), TEXT))
+    return {"table": inside.cells("table"), **dict.fromkeys(("schema", "db"), inside.cells("database"))}
 
 
 def _unfolded(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.Array:

@@ -30,6 +30,7 @@ from ddflow.connectors.formats.examples import Examples, shown
 from ddflow.connectors.formats.keys import key_cells
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.positions import POSITION
+from ddflow.connectors.formats.row_columns import Path
 from ddflow.connectors.frames import to_table
 from ddflow.errors import BadMessage, cut
 
@@ -47,6 +48,8 @@ class PlainJson(Format):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._choose(decimals=MODES, binary=BINARIES)
+
+    row_path: ClassVar[Path] = ()
 
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the messages themselves."""

@@ -16,6 +16,8 @@ Messages of begin, commit and of users say nothing.
 {'id': 1, 'v': None, '_position': 11, '_row': 0, '_deleted': True}
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -40,6 +42,8 @@ from ddflow.connectors.formats.enveloped import (
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.mysql_feeds import coded
 from ddflow.connectors.formats.parse import QUOTED, TEXT, Bools, computed, objects
+from ddflow.connectors.formats.row_columns import distinct
+from ddflow.connectors.formats.sql_types import of_sql
 
 _CODES: Final = {
     **{"I": UPSERT, "U": UPSERT, "D": DELETE, "T": TRUNCATE, "B": NOTHING, "C": NOTHING, "M": NOTHING},
@@ -56,6 +60,14 @@ _SHAPE: Final[dict[str, Any]] = {
 }
 _NUMBER: Final = r'"value":(-?[0-9][0-9.eE+-]*)'
 """A bare number, as version 2 writes it; within a string there would be a backslash in front of a quote."""
+_COLUMNS: Final = """
+    case when json_exists(v, '$.change')
+    then to_json(list_distinct(list_transform(json_extract(v, '$.change[*]'), lambda c:
+        [c->'$.schema', c->'$.table', c->'$.columnnames', c->'$.columntypes'])))::varchar
+    when len(json_extract(v, '$.columns[*].name')) > 0
+    then to_json([[v->'$.schema', v->'$.table', to_json(json_extract(v, '$.columns[*].name')),
+        to_json(json_extract(v, '$.columns[*].type'))]])::varchar end"""
+"""The schema, table, names and types of columns in a message."""
 _LSN: Final = (
     "cast('0x' || split_part(v, '/', 1) as bigint) * 4294967296 + cast('0x' || split_part(v, '/', 2) as bigint)"
 )
@@ -90,6 +102,26 @@ class Wal2Json(Enveloped):
     unknown: ClassVar[str] = "it is no event of wal2json: it lacks a known 'action', or 'change'"
     hidden: ClassVar[str] = "the source did not write it"
     keyless: ClassVar[str] = ": the replica identity of its table must give the key"
+
+    def columns(self, messages: Messages) -> dict[str, int]:
+        """See `Format`."""
+        return {name: row for name, (row, _) in self._told(messages).items()}
+
+    def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
+        """See `Format`: as Postgres calls them."""
+        told = self._told(messages)
+        return {name: of_sql(told[name][1]) for name in names}
+
+    def _told(self, messages: Messages) -> dict[str, tuple[int, str]]:
+        """By column the first message that has it, and its type there."""
+        found = dict[str, tuple[int, str]]()
+        for text, row in distinct(messages.value, _COLUMNS) if is_text(messages.value.type) else ():
+            for schema, table, names, types in json.loads(text):
+                source = {"table": [table], "schema": [schema], "db": [None]}
+                if self.table is None or self._of_table({n: pa.array(c, pa.string()) for n, c in source.items()})[0]:
+                    for name, kind in zip(names or (), types or [""] * len(names or ()), strict=True):
+                        found.setdefault(str(name), (row, str(kind)))
+        return found
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""

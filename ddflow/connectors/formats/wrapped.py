@@ -13,6 +13,7 @@ later, so a changed key leaves nothing behind, in whichever order the two come.
 [{'id': 1, 'v': 'x', '_position': 7, '_deleted': False}]
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -27,9 +28,11 @@ from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, objects
 from ddflow.connectors.formats.plain import misfit
 from ddflow.connectors.formats.positions import POSITION, ROW, whole
+from ddflow.connectors.formats.row_columns import Path
 from ddflow.errors import SchemaMismatch, SpecError
 
 _LINE: Final = dict.fromkeys(("topic", "partition", "offset", "key", "payload"), TEXT)
+_FEED: Final = ("_change_type", "_commit_version", "_commit_timestamp")
 _CHANGES: Final = ("insert", "update_postimage", "update_preimage", "delete")
 
 
@@ -71,6 +74,18 @@ class Kcat(Format):
         cuts = tuple(each._replace(row=int(good[each.row])) for each in made.truncates)
         return made._replace(at=at, truncates=cuts)
 
+    def columns(self, messages: Messages) -> dict[str, int]:
+        """See `Format`: of the messages within."""
+        return self.of.columns(self._within(messages))
+
+    def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
+        """See `Format`: of the messages within."""
+        return self.of.kinds(self._within(messages), names)
+
+    def _within(self, messages: Messages) -> Messages:
+        lines, _ = objects(messages.value, _LINE)
+        return Messages(pa.table({"value": pc.struct_field(lines, "payload")}), messages.what, messages.first)
+
     def examples(self, values: pa.Array) -> Examples | None:
         """See `Format`: of the messages within."""
         return self.of.examples(pc.struct_field(objects(values, _LINE)[0], "payload").drop_null())
@@ -91,6 +106,11 @@ class DeltaFeed(Format):
     kind: ClassVar[str] = "delta_cdf"
     order: ClassVar[Any] = ((POSITION, pa.int64()), (ROW, pa.int64()))
     of_rows: ClassVar[bool] = True
+    row_path: ClassVar[Path] = ()
+
+    def columns(self, messages: Messages) -> dict[str, int]:
+        """See `Format`."""
+        return {name: row for name, row in super().columns(messages).items() if name not in _FEED}
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""

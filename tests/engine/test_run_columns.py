@@ -1,0 +1,303 @@
+"""Columns that come, go and widen at a source of a run: state and targets go along, or the run says why."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ddflow as dd
+from ddflow.connectors.attached import OpenSink, TableShape
+from ddflow.connectors.sources import Source
+from ddflow.connectors.sqlite import SQLiteSink
+from ddflow.errors import BadMessage, PlanChanged, SchemaMismatch, SinkFailed, SpecError
+
+COLUMNS = {"id": pa.int64(), "city": pa.string()}
+
+
+def flow(format: Any = None, **more: Any) -> dd.Flow:
+    """Orders as they are, and how many a city has."""
+    made = dd.Flow()
+    orders = made.upserts("orders", COLUMNS | more, dd.Upsert(key="id"), format=format)
+    made.output("orders", orders)
+    made.output("by_city", orders.count("city"))
+    return made
+
+
+def rows_of(place: Path, table: str = "orders") -> list[dict[str, Any]]:
+    """What a table of a SQLite file holds, sorted."""
+    connection = sqlite3.connect(place)
+    connection.row_factory = sqlite3.Row
+    try:
+        return sorted(map(dict, connection.execute(f"select * from {table}").fetchall()), key=str)
+    finally:
+        connection.close()
+
+
+class Place:
+    """A folder with a state, what lands beside it, and a target."""
+
+    def __init__(self, folder: Path, source: Source | None = None) -> None:
+        self.folder = folder
+        (folder / "in").mkdir(parents=True)
+        self.source = source or dd.sources.files(folder / "in" / "*")
+
+    def land(self, name: str, text: str) -> None:
+        (self.folder / "in" / name).write_text(text)
+
+    def run(self, of: dd.Flow | None = None, **options: Any) -> Any:
+        sinks: dict[str, Any] = {
+            "orders": dd.sinks.sqlite(self.folder / "out.db", "orders"),
+            "by_city": dd.sinks.sqlite(self.folder / "out.db", "by_city"),
+        }
+        with (of or flow()).open(self.folder / "state") as engine:
+            return engine.run({"orders": self.source}, sinks, **options)
+
+    def orders(self) -> list[dict[str, Any]]:
+        return rows_of(self.folder / "out.db")
+
+    def held(self) -> list[dict[str, Any]]:
+        return sorted(dd.read(self.folder / "state", "orders").drop_columns(["_diff"]).to_pylist(), key=str)
+
+
+def test_a_new_column_ends_the_epoch_and_comes_to_the_targets(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.land("1.csv", "id,city,secret\n1,Bern,s\n2,Chur,t\n")
+    place.land("2.csv", "id,city,secret\n3,Bern,s\n")
+    place.land("3.csv", "id,secret,city,amount\n4,s,Bern,7\n")
+    place.land("4.csv", "id,city\n2,Bern\n")
+    done = place.run()
+    assert done.epochs == 2
+    assert done.rows == 5
+    amounts = {1: None, 2: None, 3: None, 4: 7}
+    assert place.orders() == place.held() == [{"id": i, "city": "Bern", "amount": n} for i, n in amounts.items()]
+    assert rows_of(tmp_path / "out.db", "by_city") == [{"city": "Bern", "count": 4}]
+    with flow().open(tmp_path / "state") as engine:
+        assert engine.output_schema("orders").names == ["id", "city", "amount", "_time", "_diff"]
+        attached = engine.durable.log.manifest_log.manifest.sources["orders"]  # type: ignore[union-attr]
+        assert attached.left_out == {"orders": ("secret",)}
+
+
+def test_one_file_at_a_time_is_as_all_together(tmp_path: Path) -> None:
+    files = {
+        "1.csv": "id,city,left\n1,Bern,x\n",
+        "2.jsonl": '{"id": 2, "city": "Chur", "left": "y", "n": 1.5}\n',
+        "3.csv": "id,city,left,on,n\n3,Chur,,2024-02-29,\n",
+    }
+    together, apart = Place(tmp_path / "together"), Place(tmp_path / "apart")
+    for name, text in files.items():
+        together.land(name, text)
+        apart.land(name, text)
+        apart.run()
+    together.run()
+    assert together.orders() == apart.orders()
+    assert together.held() == apart.held()
+    assert together.held()[2] == {"id": 3, "city": "Chur", "n": None, "on": together.held()[2]["on"]}
+    assert str(together.held()[2]["on"]) == "2024-02-29"
+
+
+def test_a_column_without_a_value_waits_for_one(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.land("1.csv", "id,city\n1,Bern\n")
+    place.land("2.csv", "id,city,amount\n2,Bern,\n")
+    place.run()
+    assert place.orders()[0].keys() == {"id", "city"}
+    place.land("3.csv", "id,city,amount\n3,Bern,1.5\n")
+    place.run()
+    assert [row["amount"] for row in place.orders()] == [None, None, 1.5]
+
+
+def test_stop_names_the_column_and_where_it_came(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.land("1.csv", "id,city\n1,Bern\n")
+    place.land("2.csv", "id,city,amount\n2,Bern,7\n")
+    with pytest.raises(
+        SchemaMismatch, match=r"column 'amount' \(int64\), first in 2.csv, which is new; .*evolve='add'"
+    ):
+        place.run(evolve="stop")
+    assert place.orders() == place.held() == [{"id": 1, "city": "Bern"}]
+    assert place.run(flow(amount=pa.int64()), evolve="stop").rows == 1
+    assert [row["amount"] for row in place.orders()] == [None, 7]
+    with flow().open() as engine, pytest.raises(SpecError, match="evolve='never'"):
+        engine.run({"orders": place.source}, evolve="never")  # type: ignore[arg-type]
+
+
+def test_a_flow_may_lack_what_a_run_took_in_and_declare_more(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.land("1.csv", "id,city\n1,Bern\n")
+    place.land("2.csv", "id,city,amount\n2,Bern,7\n")
+    place.run()
+    place.land("3.csv", "id,city,amount\n3,Bern,8\n")
+    place.run()
+    place.land("4.csv", "id,city,amount\n3,Bern,8\n")
+    place.run(flow(amount=pa.int64(), note=pa.string()))
+    assert place.held()[2] == {"id": 3, "city": "Bern", "amount": 8, "note": None}
+    with pytest.raises(PlanChanged, match="'note' of input 'orders' is missing"):
+        place.run()
+    with pytest.raises(PlanChanged, match=r"column 'amount' of input 'orders' is date32.*, and was int64"):
+        place.run(flow(amount=pa.date32()))
+
+
+def sqlite_table(place: Path) -> tuple[Source, Callable[[str], Any]]:
+    def write(text: str) -> None:
+        connection = sqlite3.connect(place / "in.db")
+        connection.executescript(text)
+        connection.close()
+
+    return dd.sources.sqlite(place / "in.db", "orders"), write
+
+
+def duckdb_table(place: Path) -> tuple[Source, Callable[[str], Any]]:
+    def write(text: str) -> None:
+        with duckdb.connect(place / "in.duckdb") as connection:
+            connection.execute(text)
+
+    return dd.sources.duckdb(place / "in.duckdb", "orders"), write
+
+
+TABLES = {"sqlite": sqlite_table, "duckdb": duckdb_table}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_columns_of_a_database_come_and_go(tmp_path: Path, kind: str) -> None:
+    source, write = TABLES[kind](tmp_path)
+    place = Place(tmp_path, source)
+    write("create table orders (id bigint, City text, secret text); insert into orders values (1, 'Bern', 's')")
+    place.run()
+    write("alter table orders add column amount double; update orders set amount = 1.5")
+    place.run()
+    assert place.orders() == [{"id": 1, "city": "Bern", "amount": 1.5}]
+    write("alter table orders drop column city; alter table orders add column note text; update orders set note = 'x'")
+    place.run()
+    assert place.orders() == [{"id": 1, "city": None, "amount": 1.5, "note": "x"}]
+    assert rows_of(tmp_path / "out.db", "by_city") == [{"city": None, "count": 1}]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_wider_column_ends_the_run_and_names_the_command(tmp_path: Path, kind: str) -> None:
+    source, write = TABLES[kind](tmp_path)
+    place = Place(tmp_path, source)
+    write("create table orders (id bigint, city text, n bigint); insert into orders values (1, 'Bern', 5)")
+    place.run(flow(n=pa.int32()))
+    before = place.held()
+    write("drop table orders; create table orders (id bigint, city text, n double)")
+    write("insert into orders values (1, 'Bern', 2.5)")
+    with pytest.raises(SchemaMismatch, match="ddflow evolve STATE --types 'n=double'"):
+        place.run(flow(n=pa.int32()))
+    assert place.held() == before
+    dd.evolve(tmp_path / "state", {"n": "double"})
+    with flow(n=pa.float64()).open(tmp_path / "state") as engine:
+        engine.run({"orders": source})
+    assert place.held() == [{"id": 1, "city": "Bern", "n": 2.5}]
+
+
+def test_a_wider_column_of_files_names_the_command(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    pq.write_table(
+        pa.table({"id": [1], "city": ["Bern"], "n": pa.array([5], pa.int32())}), tmp_path / "in" / "1.parquet"
+    )
+    place.run(flow(n=pa.int32()))
+    for values, command in (([2**40], "'n=int64'"), ([2.5], "'n=double'")):
+        pq.write_table(pa.table({"id": [2], "city": ["Bern"], "n": values}), tmp_path / "in" / "2.parquet")
+        with pytest.raises(SchemaMismatch, match=f"ddflow evolve STATE --types {command}"):
+            place.run(flow(n=pa.int32()))
+    (tmp_path / "in" / "2.parquet").unlink()
+    place.land("2.csv", "id,city,n\n2,Bern,x\n")
+    with pytest.raises(SchemaMismatch, match="ddflow evolve STATE --types 'n=string'"):
+        place.run(flow(n=pa.int32()))
+    assert [row["n"] for row in place.held()] == [5]
+
+
+class Flaky(SQLiteSink):
+    """A target that cannot be reached while there is a file."""
+
+    def open(self, shape: TableShape) -> OpenSink:
+        if Path(f"{self.path}.down").exists():
+            raise SinkFailed(f"open {self.target}", "it is down", "wait")
+        return super().open(shape)
+
+
+def test_a_target_that_was_away_gets_the_epochs_of_both_shapes(tmp_path: Path) -> None:
+    place, sink = Place(tmp_path), Flaky(str(tmp_path / "out.db"), "orders", "changelog")
+    place.land("1.csv", "id,city\n1,Bern\n")
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"orders": place.source}, {"orders": sink})
+        (tmp_path / "out.db.down").touch()
+        place.land("2.csv", "id,city\n2,Bern\n")
+        with pytest.raises(SinkFailed):
+            engine.run({"orders": place.source}, {"orders": sink}, give_up_after="0s")
+        place.land("3.csv", "id,city,amount\n1,Chur,7\n")
+        with pytest.raises(SinkFailed):
+            engine.run({"orders": place.source}, {"orders": sink}, give_up_after="0.2s")
+    (tmp_path / "out.db.down").unlink()
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"orders": place.source}, {"orders": sink})
+    found = [(row["id"], row["amount"], row["_change_type"], row["_commit_version"]) for row in place.orders()]
+    assert sorted(found, key=lambda row: (row[3], row[2])) == [
+        (1, None, "insert", 1),
+        (2, None, "insert", 2),
+        (1, 7, "update_postimage", 3),
+        (1, None, "update_preimage", 3),
+    ]
+
+
+def message(op: str, after: dict[str, Any] | None, lsn: int, table: str = "orders") -> str:
+    return json.dumps({"op": op, "before": {"id": 1}, "after": after, "source": {"lsn": lsn, "table": table}})
+
+
+def test_messages_get_columns_in_the_batch_in_which_they_come(tmp_path: Path) -> None:
+    place = Place(tmp_path, dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True))
+    debezium = dd.formats.debezium(table="orders")
+    bern = {"city": "Bern", "secret": "s"}
+    lines = [message("c", {"id": i} | bern, i) for i in range(1, 4)]
+    place.land("1.jsonl", "\n".join(lines))
+    more = [message("u", {"id": 1, "amount": None} | bern, 5), message("u", {"id": 2, "amount": 7.5} | bern, 6)]
+    more += [message("c", {"id": 3, "other": 1}, 7, "others"), message("d", None, 8)]
+    place.land("2.jsonl", "\n".join(more))
+    place.run(flow(debezium))
+    assert (
+        place.orders()
+        == place.held()
+        == [
+            {"id": 2, "city": "Bern", "amount": 7.5},
+            {"id": 3, "city": "Bern", "amount": None},
+        ]
+    )
+    place.land("3.jsonl", message("u", {"id": 2, "amount": 8, "note": "x"} | bern, 9))
+    with pytest.raises(SchemaMismatch, match=r"column 'note' \(string\), first in offset 7"):
+        place.run(flow(debezium), evolve="stop")
+    place.run(flow(debezium))
+    place.run(flow(debezium, amount=pa.float64(), note=pa.string()))
+    assert place.orders()[0] == {"id": 2, "city": "Bern", "amount": 8.0, "note": "x"}
+
+
+def test_columns_of_connects_schema_have_its_types(tmp_path: Path) -> None:
+    place = Place(tmp_path, dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True))
+
+    def line(row: dict[str, Any], lsn: int) -> str:
+        kinds = {"id": {"type": "int64"}, "city": {"type": "string"}}
+        kinds |= {"on": {"type": "int32", "name": "io.debezium.time.Date"}} if "on" in row else {}
+        fields = [{"field": name} | kind for name, kind in kinds.items()]
+        schema = {"type": "struct", "fields": [{"field": "after", "type": "struct", "fields": fields}]}
+        return json.dumps({"schema": schema, "payload": {"op": "c", "after": row, "source": {"lsn": lsn}}})
+
+    place.land("1.jsonl", line({"id": 1, "city": "Bern"}, 1) + "\n" + line({"id": 2, "city": "Bern", "on": None}, 2))
+    place.run(flow(dd.formats.debezium()))
+    place.land("2.jsonl", line({"id": 3, "city": "Bern", "on": 19675}, 3))
+    place.run(flow(dd.formats.debezium()))
+    assert [str(row["on"]) for row in place.held()] == ["None", "None", "2023-11-14"]
+
+
+def test_a_column_whose_values_have_no_type_in_common_is_an_error(tmp_path: Path) -> None:
+    place = Place(tmp_path, dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True))
+    place.land("1.jsonl", json.dumps({"id": 1, "city": "Bern"}))
+    place.land("2.jsonl", "\n".join(json.dumps({"id": 2, "n": value}) for value in (1, {"a": 1})))
+    with pytest.raises((SchemaMismatch, BadMessage), match="'n'"):
+        place.run(flow(dd.formats.plain_json()))
