@@ -75,6 +75,10 @@ Idle = Annotated[
         "--idle", metavar="SPAN", show_default=False, help="A source that is silent for so long holds no time open."
     ),
 ]
+Rows = Annotated[
+    int | None, typer.Option("--rows", metavar="N", show_default=False, help="After so many an epoch ends before.")
+]
+Until = Annotated[str | None, typer.Option("--until", metavar="SPAN", show_default=False, help="End after so long.")]
 NewColumns = Annotated[
     str, typer.Option("--evolve", metavar="add|stop", help="Take columns that are new at a source, or end the run.")
 ]
@@ -93,14 +97,10 @@ def run(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later, until a signal.")] = False,
     lines: Annotated[bool, typer.Option("--lines", help="Each line of a file is a message of a format.")] = False,
     interval: Annotated[str, typer.Option("--interval", metavar="SPAN", help="Of an epoch.")] = "1s",
-    rows: Annotated[
-        int | None, typer.Option("--rows", metavar="N", show_default=False, help="After so many an epoch ends before.")
-    ] = None,
+    rows: Rows = None,
     room: Annotated[str, typer.Option("--room", metavar="SIZE", help="Of rows in an epoch, about.")] = "64MB",
     evolve: NewColumns = "add",
-    until: Annotated[
-        str | None, typer.Option("--until", metavar="SPAN", show_default=False, help="End after so long.")
-    ] = None,
+    until: Until = None,
     lateness: Lateness = None,
     idle: Idle = None,
     sink_backlog: Backlog = "1GB",
