@@ -70,9 +70,11 @@ class OpenSource(ABC):
 
 
 class Source(ABC):
-    """Where rows come from, as it is declared.  ``kind``: one word, in manifests."""
+    """Where rows come from, as it is declared.  ``kind``: one word, in manifests.  ``positions``: the type of its
+    positions, as msgspec reads them."""
 
     kind: ClassVar[str]
+    positions: ClassVar[Any] = Any
 
     @property
     @abstractmethod

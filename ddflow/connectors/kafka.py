@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 from time import monotonic
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,12 @@ def library() -> Any:
     return confluent_kafka
 
 
+class TopicPosition(TypedDict):
+    """The next offset of each partition."""
+
+    offsets: dict[str, int]
+
+
 @dataclass(frozen=True)
 class KafkaTopic(Source):
     """See `dd.sources.kafka`."""
@@ -55,6 +61,7 @@ class KafkaTopic(Source):
     tables: Mapping[str, str] | None = None
     others: Others = "error"
     kind: ClassVar[str] = "kafka"
+    positions: ClassVar[Any] = TopicPosition
 
     def __post_init__(self) -> None:
         check(self.tables, self.others, "dd.sources.kafka")

@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from math import inf
 from time import monotonic, time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import pyarrow as pa
 
@@ -38,6 +38,14 @@ from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
 
 
+class FilesPosition(TypedDict):
+    """See the header."""
+
+    done: dict[str, tuple[int, int]]
+    at: tuple[str, int, int, int] | None
+    before: int
+
+
 @dataclass(frozen=True)
 class LandedFiles(Source):
     """See `dd.sources.files`."""
@@ -49,6 +57,7 @@ class LandedFiles(Source):
     tables: Mapping[str, str] | None = None
     others: Others = "error"
     kind: ClassVar[str] = "files"
+    positions: ClassVar[Any] = FilesPosition
 
     def __post_init__(self) -> None:
         check(self.tables, self.others, "dd.sources.files")

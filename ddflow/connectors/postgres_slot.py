@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +45,12 @@ _SLOTS: Final = (
 )
 
 
+class SlotPosition(TypedDict):
+    """The end of a commit in Postgres' log."""
+
+    lsn: str
+
+
 @dataclass(frozen=True)
 class PostgresTables(Source):
     """See `dd.sources.postgres`.  ``tables``: the input of each table; "" for the one that it is attached as."""
@@ -54,6 +60,7 @@ class PostgresTables(Source):
     slot: str
     follow: bool
     kind: ClassVar[str] = "postgres"
+    positions: ClassVar[Any] = SlotPosition
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.slot) or len(self.slot) > LONGEST:

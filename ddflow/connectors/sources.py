@@ -6,6 +6,8 @@ stands in its own file (``landed``, ``sqlite``, ``duckdb``, ``postgres_slot``, `
 
 >>> files("landing/*.csv").kind
 'files'
+>>> misread("postgres", {"lsn": 7})
+'Expected `str`, got `int` - at `$.lsn`'
 """
 
 from collections.abc import Mapping
@@ -13,12 +15,15 @@ from datetime import datetime
 from os import PathLike, fspath
 from typing import Any
 
+from msgspec import ValidationError, convert
+
 from ddflow.connectors.attached import Source
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.landed import LandedFiles
 from ddflow.connectors.postgres_slot import PostgresTables
 from ddflow.connectors.routes import Others
 from ddflow.connectors.sqlite import SQLiteSource
+from ddflow.errors import cut
 from ddflow.time import seconds
 
 __all__ = ["Source", "duckdb", "files", "kafka", "postgres", "sqlite"]
@@ -218,3 +223,15 @@ def kafka(
     'kafka'
     """
     return KafkaTopic(servers, topic, start, follow, dict(config or {}), group, tables, others)
+
+
+def misread(kind: str, position: Any) -> str | None:
+    """Why what a manifest says is no position of a kind of source; None where it is one.  O(its size)."""
+    known: dict[str, Any] = {
+        each.kind: each.positions for each in (LandedFiles, KafkaTopic, PostgresTables, SQLiteSource)
+    }
+    try:
+        convert(position, known.get(kind, Any))
+    except ValidationError as error:
+        return cut(str(error))
+    return None

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -33,6 +33,7 @@ class FileDatabase(Source):
     path: str
     table: str
     follow: bool = False
+    positions: ClassVar[Any] = list[int]
 
     @property
     def target(self) -> str:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret, Words, identities, partition_of
 from ddflow.columns.rows import gather
+from ddflow.connectors.sources import misread
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.engine.checkpoint import MEND, Inventories
@@ -251,8 +252,11 @@ def wrongly_fed(manifest: Manifest) -> Iterator[str]:
 
 
 def wrongly_attached(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[str]:
-    """What a manifest says of its sinks, and cannot be true.  ``kept``: the digests of epochs.  O(sinks)."""
+    """What a manifest says of what is attached, and cannot be true.  ``kept``: the digests of epochs.  O(those)."""
     plan = manifest.plan
+    for name, source in manifest.sources.items():
+        if (why := misread(source.kind, source.position)) is not None:
+            yield f"the position of the source {name!r} is none of {source.kind}: {why}"
     outputs = {*plan.get("outputs", ())}
     for name, sink in manifest.sinks.items():
         if name not in outputs and name.rpartition(".")[0] not in plan.get("inputs", ()):

@@ -18,8 +18,10 @@ from ddflow.engine.delivery import Delivery
 from ddflow.errors import SinkAhead, SinkRefused
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state
 from ddflow.partitions.rescale import rescale
+from ddflow.storage import backlog
 from ddflow.storage.manifest import newest
 from ddflow.storage.opening import open_store, opened_store
+from ddflow.tools.fsck import fsck
 
 COLUMNS = {"id": pa.int64(), "city": pa.string(), "amount": pa.int64()}
 DAYS = [
@@ -134,6 +136,19 @@ def test_epochs_are_kept_until_sinks_have_them(place: Place) -> None:
     place.check()
     place.day(DAYS[2])
     assert [each.epoch for each in place.manifest().receipts] == list(range(8, 16))
+
+
+def test_a_driver_keeps_a_long_backlog_in_files_of_its_own(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "FAN", 2)
+    place.day(DAYS[0])
+    for n in range(19):
+        place.day([(n, "Thun", n)], pumped=False)
+    manifest = place.manifest()
+    assert [(each.first, each.last) for each in manifest.backlog] == [(2, 9), (10, 11)] and manifest.oldest == 2
+    place.day(DAYS[1])
+    place.check()
+    place.day(DAYS[2])
+    assert place.manifest().backlog == () and fsck(place.state).ok
 
 
 def test_a_late_sink_gets_what_there_is(place: Place) -> None:

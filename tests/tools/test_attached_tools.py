@@ -100,17 +100,27 @@ def test_fsck_looks_at_what_waits_and_at_what_sinks_say(place: Path) -> None:
     state = place / "state"
     assert fsck(state).ok
     manifest = newest_of(state)
+    orders = manifest.sources["orders"]
     wrong = {
         "no output of its plan": {"other": replace(manifest.sinks["counts"], epoch=12)},
         "was given epoch 3 and has acknowledged 1": {"counts": replace(manifest.sinks["counts"], written=3)},
         "was given another epoch 12": {"orders": replace(manifest.sinks["orders"], digest="0" * 32)},
         "lacks epoch 1, whose updates are not kept": {"counts": replace(manifest.sinks["counts"], epoch=0, written=0)},
     }
-    for number, (words, sink) in enumerate(wrong.items()):
+    positions = {
+        "none of files: Expected `int`, got `null` - at `$.before`": ("files", orders.position | {"before": None}),
+        "none of kafka: Object missing required field `offsets`": ("kafka", {}),
+        "none of postgres: Expected `str`, got `int` - at `$.lsn`": ("postgres", {"lsn": 7}),
+        "none of sqlite: Expected `array`, got `null`": ("sqlite", None),
+    }
+    for number, (words, sink) in enumerate([*wrong.items(), *((words, {}) for words in positions)]):
         copy = place / f"copy {number}"
         shutil.copytree(state, copy)
         store = LocalStore(copy)
         new = replace(manifest, number=manifest.number + 1, sinks=manifest.sinks | sink, previous="")
+        if words in positions:
+            kind, position = positions[words]
+            new = replace(new, sources={"orders": replace(orders, kind=kind, position=position)})
         if "epoch 12" in words:  # a version in which the receipt of that epoch has its digest
             signed = replace(manifest.receipts[-1], digest=manifest.sinks["orders"].digest, written=1)
             new = replace(new, receipts=(*manifest.receipts[:-1], signed))
@@ -175,3 +185,14 @@ def test_verify_export_and_why_read_a_state_with_them(place: Path) -> None:
     assert "holds (id=12, city='Bern')" in said("why", state, 12)
     said("export", state, "orders", "-o", place / "out.parquet")
     assert (place / "out.parquet").exists()
+
+
+def test_why_names_the_offset_of_the_message_that_won(tmp_path: Path) -> None:
+    made = dd.Flow()
+    made.output("orders", made.upserts("orders", COLUMNS, dd.Upsert(key="id"), format=dd.formats.plain_json()))
+    (tmp_path / "in").mkdir()
+    for number, city in enumerate(("Bern", "Chur")):
+        (tmp_path / "in" / f"{number}.jsonl").write_text(f'{{"id": 7}}\n{{"id": 1, "city": "{city}"}}\n')
+    with made.open(tmp_path / "state") as engine:
+        engine.run({"orders": dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True)})
+    assert "(id=1, city='Chur'), by order (_position=3)" in said("why", tmp_path / "state", 1)
