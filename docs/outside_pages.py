@@ -1,7 +1,8 @@
 """Pages of the site that lie outside of its folder, and the links to and from them.
 
 A link to a Markdown file or a notebook of the repository leads to a page that is made of it, under ``_outside``; a link
-to anything else that the site does not show, such as a test, becomes its text.  A page under ``_outside`` is written
+to anything else that the site does not show, such as a test, becomes its text. A name such as ``dd.Upsert`` or
+``NullKey`` leads to the reference.  A page under ``_outside`` is written
 only when it differs, so that a second build reads only what changed.
 """
 
@@ -11,10 +12,14 @@ import os
 import re
 from pathlib import Path
 
+from ddflow import errors
+
 OUTSIDE = "_outside"
 SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/results/*.md", "notebooks/*.ipynb")
 """What is made a page; ``README.md`` is the front page of the forge, ``index.md`` that of the site."""
 LINK = re.compile(r"(?<!\\)(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+NAME = re.compile(rf"(?<![\[`\w])`(dd(?:\.\w+)+|{'|'.join(errors.__all__)})`(?![\]`])")
+"""A name of the reference, as it stands in a page's text."""
 PICTURES = (".png", ".svg")
 FENCE = re.compile(r"^(`{3,}|~{3,})")
 
@@ -55,6 +60,7 @@ def linked(docs: Path, name: str, source: list[str]) -> None:
             lines[-1] = f"\0{line}"  # code, which has no links
     text = "\n".join(lines)
     text = LINK.sub(lambda found: _set(docs, page, written, found), text)
+    text = "\n".join(line if line[:1] in ("\0", "#") else NAME.sub(_named, line) for line in text.split("\n"))
     source[0] = text.replace("\0", "")
 
 
@@ -76,6 +82,13 @@ def _set(docs: Path, page: Path, written: Path, found: re.Match[str]) -> str:
         if target.suffix not in (".md", ".ipynb") or not there.exists():
             return text
     return f"{picture}[{text}]({os.path.relpath(there, page.parent)}{part or ''})"
+
+
+def _named(found: re.Match[str]) -> str:
+    """A name that leads to the reference, where that has it."""
+    name = found[1]
+    full = name.replace("dd.", "ddflow.", 1) if name.startswith("dd.") else f"ddflow.errors.{name}"
+    return f"{{py:obj}}`{name} <{full}>`"
 
 
 def notebook(text: str) -> str:
