@@ -60,7 +60,7 @@ golden: setup ## record anew what users see: public names, help texts, answers
 	$(RUN)/python tests/test_outside.py
 
 notebooks: setup ## run the notebooks and keep their output
-	$(RUN)/python tests/test_notebooks.py
+	PYTHONPATH=examples/cdc $(RUN)/python tests/test_notebooks.py
 
 release: setup ## build the wheel and the sdist into dist/, and try them in fresh environments
 	$(RUN)/python .ci/package.py --keep dist

@@ -49,6 +49,9 @@ class Picture(str):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        return f"<Picture: SVG of {len(self):,} characters>"
+
     def _repr_svg_(self) -> str:
         return str(self)
 
