@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from lives import Lives, Story, killed_at_calls, killed_at_moments, replayed
 from pyiceberg.catalog import load_catalog
+from test_run import manifest_of
 
 import ddflow as dd
 from ddflow.engine.delivery import Delivery
@@ -75,6 +76,14 @@ for name in ("cities", "cities_log", "cities_lake", "cities_ice"):
         os.utime(part, (1e9, 1e9))  # long ago, so nobody waits for its writer
         part.rename(file)
         self.number += 1
+
+    def lived(self) -> None:
+        """Files that the state has are taken away, so that later lives have no more calls than the first."""
+        manifest = manifest_of(self.place / "state")
+        sources = {} if manifest is None else manifest.sources  # it died before there was one
+        for source in sources.values():
+            for name in source.position["done"]:
+                (self.place / "in" / name).unlink(missing_ok=True)
 
     def look(self) -> None:
         orders = {(i, *rest) for i, rest in self.model.items()}
