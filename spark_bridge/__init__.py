@@ -11,15 +11,15 @@ carries which.  ``running`` makes frames of a plan and a batch, which ``ran`` gi
 ``streaming`` of a plan and streams; with a state, each epoch is a ``job``, whose tasks keep parts of the state open in
 a ``part_cache`` and tell ``errors`` to the driver, whose ``delivering`` gives epochs to sinks; ``stats`` and
 ``monitoring`` say what it took.  ``rescaling`` changes how many partitions a state has, and widens its columns.
-``input`` reads a state back, as ``reading`` and ``following`` do.  ``session`` has settings, and starts a local session
-where one is asked for by name: none is ever made behind the caller's back; ``daemon`` makes workers start fast,
-``java`` finds a Java.  Importing this imports nothing of Spark.  docs/spark.md
-has the rest.
+``source`` reads a state back, as ``reading`` and ``following`` do; ``kafka`` reads topics where Spark has no jar for
+it, and ``decoding`` makes rows of messages.  ``session`` has settings, and starts a local session where one is asked
+for by name: none is ever made behind the caller's back; ``daemon`` makes workers start fast, ``java`` finds a Java.
+Importing this imports nothing of Spark.  docs/spark.md has the rest.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
-['DdflowSource', 'Listener', 'arrow_schema', 'configure', 'ensure_java', 'evolve', 'explain', 'rescale', 'run', \
-'schema', 'sql', 'stage', 'stream', 'sync']
+['DdflowSource', 'KafkaSource', 'Listener', 'arrow_schema', 'configure', 'decode', 'ensure_java', 'evolve', \
+'explain', 'rescale', 'run', 'schema', 'sql', 'stage', 'stream', 'sync']
 """
 
 import importlib
@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any
 from ddflow.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from spark_bridge.decoding import decode
     from spark_bridge.delivering import sync
     from spark_bridge.java import ensure_java
+    from spark_bridge.kafka import KafkaSource
     from spark_bridge.monitoring import Listener
     from spark_bridge.querying import explain, sql
     from spark_bridge.rescaling import evolve, rescale
@@ -41,9 +43,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DdflowSource": "source",
+    "KafkaSource": "kafka",
     "Listener": "monitoring",
     "arrow_schema": "types",
     "configure": "session",
+    "decode": "decoding",
     "ensure_java": "java",
     "evolve": "rescaling",
     "explain": "querying",
@@ -58,9 +62,11 @@ _HOMES = {
 
 __all__ = [
     "DdflowSource",
+    "KafkaSource",
     "Listener",
     "arrow_schema",
     "configure",
+    "decode",
     "ensure_java",
     "evolve",
     "explain",

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from spark_session import frame_of
 
 import ddflow as dd
 import spark_bridge
+from ddflow.connectors.formats.base import decoded
 
 pytestmark = pytest.mark.together("spark")
 
@@ -80,3 +83,47 @@ def test_what_cannot_be_read_stops_the_run(spark: SparkSession, tmp_path: Path) 
         spark_bridge.run(flow_of(), {"t": frame_of(spark, cut)}, state=state)
     with pytest.raises(dd.errors.SchemaMismatch, match="there is no column 'value'"):
         spark_bridge.run(flow_of(), {"t": frame_of(spark, pa.table({"id": [1]}))}, state=state)
+
+
+def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_path: Path) -> None:
+    """As a batch and as a stream; and a flow of such rows is that of the messages."""
+    came, format = messages(0, 60), dd.formats.debezium(on_bad="drop")
+    given = (format, COLUMNS, dd.Upsert(key="id"))
+    rows = spark_bridge.decode(frame_of(spark, came.slice(0, 25), came.slice(25)), *given, keep=["partition", "offset"])
+    assert rows.columns == ["id", "v", "d", "_position", "_row", "_deleted", "_bad", "partition", "offset"]
+    found = rows.toArrow()
+    bound = flow_of(on_bad="drop").inputs["t"].bound
+    expected = decoded(format, came, bound.target, 0)
+    assert counted(found.select(bound.schema.names[:6])) == counted(expected.rows.select(bound.schema.names[:6]))
+    assert sorted(found["offset"].to_pylist()) == sorted(came["offset"].take(pa.array(expected.at)).to_pylist())
+    assert {row["_bad"]["reason"] for row in found.to_pylist() if row["_bad"]} == {"it is no JSON"}
+    # A stream of the same messages, into a flow of rows.
+    pq.write_table(came, (tmp_path / "in.parquet"))
+    reader = spark.readStream.schema("value binary, key string, topic string, partition int, offset long")
+    stream = spark_bridge.decode(reader.parquet(str(tmp_path)), *given)
+    good = stream.where("_bad is null").drop("_bad")
+    flow = dd.Flow()
+    latest = dd.Upsert(key="id", order_by=["_position", "_row"], delete=dd.tombstone("_deleted"))
+    flow.output("by_v", flow.upserts("t", spark_bridge.arrow_schema(good), latest).count("v"))
+    state = str(tmp_path / "state")
+    query = spark_bridge.stream(flow, good, state=state, partitions=2, trigger={"availableNow": True}).start()
+    query.awaitTermination()
+    with flow_of(on_bad="drop").open() as engine:
+        engine.step({"t": came})
+        assert counted(dd.read(state, "by_v")) == counted(engine.read("by_v"))
+
+
+def test_what_cannot_be_decoded_is_said_before_a_job_or_by_it(spark: SparkSession) -> None:
+    format, spec = dd.formats.debezium(), dd.Upsert(key="id")
+    good = frame_of(spark, messages(0, 3))
+    with pytest.raises(dd.errors.SchemaMismatch, match="there is no column 'value'"):
+        spark_bridge.decode(frame_of(spark, pa.table({"id": [1]})), format, COLUMNS, spec)
+    with pytest.raises(dd.errors.SpecError, match="there is no such column; did you mean 'offset'"):
+        spark_bridge.decode(good, format, COLUMNS, spec, keep=["ofset"])
+    with pytest.raises(dd.errors.SpecError, match=r"give one of dd\.formats"):
+        spark_bridge.decode(good, "debezium", COLUMNS, spec)
+    cut = frame_of(spark, pa.table({"value": ['{"op": "t", "source": {"lsn": 1}}']}))
+    with pytest.raises(PySparkException, match="it is a truncate"):
+        spark_bridge.decode(cut, format, COLUMNS, spec).collect()
+    with pytest.raises(PySparkException, match=r"offset \d+ of shop/\d: it is no JSON"):
+        spark_bridge.decode(frame_of(spark, messages(0, 20)), format, COLUMNS, spec).collect()

@@ -1,0 +1,135 @@
+"""A frame of messages as a frame of rows: what a change feed says, for whoever wants it before a flow, or without one.
+
+Invariant: rows are those that an input with the same ``format=`` is given: decoded by the same code, in tasks, batch
+for batch, in the order of their messages. Nothing is folded: a key has as many rows as it has events, and a delete is a
+row. A message that cannot be read fails the job, unless the format drops such. Runs nothing; a frame that is a stream
+stays one.
+
+>>> import ddflow as dd
+>>> names = decoded_schema(dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")).names
+>>> names
+['id', 'city', '_position', '_row', '_deleted']
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from ddflow.columns.names import did_you_mean
+from ddflow.connectors.formats.base import Format, Target, decoded, uncut
+from ddflow.connectors.formats.messages import Messages
+from ddflow.engine.flow import Flow
+from ddflow.errors import SpecError
+from ddflow.plan.bind import Bound
+from ddflow.plan.spec import Upsert
+from spark_bridge.errors import noted
+from spark_bridge.job import mapped
+from spark_bridge.tasks import Batches, travelling
+from spark_bridge.types import arrow_schema, spark_schema
+
+NAME: Final = "messages"
+"""What errors call the input."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Messages in, rows out, in types that travel.  ``names``: of the columns that come.  ``beside``: those that go
+    along.  O(bytes).  Raises `BadMessage`."""
+
+    format: Format
+    target: Target
+    names: tuple[str, ...]
+    beside: tuple[str, ...]
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        first = 0
+        with noted():
+            for batch in batches:
+                given = pa.Table.from_batches([batch.rename_columns(list(self.names))])
+                made = uncut(decoded(self.format, given, self.target, first), self.target.what)
+                rows, at = made.rows, pa.array(made.at)
+                for name in self.beside:
+                    rows = rows.append_column(name, given.column(name).take(at))
+                first += given.num_rows
+                yield from travelling(rows, NAME)
+
+
+def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep: Sequence[str] = ()) -> DataFrame:
+    """The rows of messages: what a Debezium topic or another change feed says.
+
+    A flow needs it not: ``flow.upserts(..., format=)`` takes the messages themselves.
+
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+        Messages: ``value`` (binary, text or a struct) and, where there are, ``key``, ``topic``, ``partition``,
+        ``offset``, ``timestamp``; a batch or a stream, such as ``spark.readStream.format("kafka")`` gives.
+    format : Format
+        One of ``dd.formats``.
+    schema
+        The columns that rows have, as `Flow.upserts` takes them.
+    spec : Upsert
+        Its key.  Without ``order_by`` the rows get columns that order events, which the format knows.
+    keep : sequence of str
+        Columns of the messages that rows have, too, such as ``["topic", "partition", "offset"]``.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        The columns of ``schema``; ``_position`` and, in most formats, ``_row``, by which events of a key are ordered;
+        ``_deleted``, true where only the key is there; ``_absent``, the cells that an event lacks, for a format with
+        ``unavailable=True``; ``_bad``, for one with ``on_bad="drop"``; and those to ``keep``.
+
+    Raises
+    ------
+    SpecError, SchemaMismatch, NotArrow
+        For what does not fit: spec, format and schema; the columns of ``frame``; what is no DataFrame.
+    MissingExtra
+        Without pandas (for PySpark).
+
+    Notes
+    -----
+    O(bytes), in tasks.  A message that cannot be read, and a truncate, fail the job with `BadMessage` inside Spark's
+    error: a truncate deletes rows that only a state knows.
+
+    Examples
+    --------
+    ::
+
+        feed = spark.readStream.format("kafka").option("subscribe", "shop.public.orders")...load()
+        rows = spark_bridge.decode(feed, dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id"))
+        latest = dd.Upsert(key="id", order_by=["_position", "_row"], delete=dd.tombstone("_deleted"))
+        flow.upserts("orders", spark_bridge.arrow_schema(rows), latest)
+    """
+    given, bound = arrow_schema(frame), _bound(format, schema, spec)
+    assert bound.format is not None
+    if not bound.format.of_rows:
+        Messages(given.empty_table(), repr(NAME), 0)
+    for name in keep:
+        if name not in given.names:
+            raise SpecError(f"keep {name!r} of messages", "there is no such column", did_you_mean(name, given.names))
+        if name in bound.schema.names:
+            raise SpecError(f"keep {name!r} of messages", "rows have a column of that name", "rename it in the rows")
+    kept = pa.schema([given.field(name) for name in keep])
+    columns = spark_schema(pa.schema([*bound.schema, *kept]), "rows of messages")
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(given))))  # Spark minds case, dots and quotes
+    return mapped(numbered, Decode(bound.format, bound.target, tuple(given.names), tuple(keep)), columns)
+
+
+def decoded_schema(format: Format, schema: Any, spec: Upsert) -> pa.Schema:
+    """The columns that rows of messages have, without those to keep.  Raises `SpecError`."""
+    return _bound(format, schema, spec).schema
+
+
+def _bound(format: Any, schema: Any, spec: Any) -> Bound:
+    """What an input of such messages is.  Raises `SpecError`."""
+    if not isinstance(format, Format):
+        raise SpecError("decode messages", f"the format is {format!r:.99}", "give one of dd.formats")
+    flow = Flow()
+    flow.upserts(NAME, schema, spec, format=format)
+    bound = flow.inputs[NAME].bound
+    assert isinstance(bound, Bound)
+    return bound

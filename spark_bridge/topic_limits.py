@@ -1,0 +1,36 @@
+"""Topics of Kafka as a stream of so many messages a batch, and up to what is there now: what Spark asks from 4.2 on.
+
+Invariant: as in ``topics``; and no batch has more messages than it may. A query that is to take what is available ends
+where the topics ended when it asked.
+
+>>> LimitedTopics(Topics([], {}), 100).getDefaultReadLimit()
+ReadMaxRows(max_rows=100)
+"""
+
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from spark_bridge.topics import Offsets, Topics, TopicStream, shares
+
+
+class LimitedTopics(TopicStream, SupportsTriggerAvailableNow):
+    """``most``: messages of a batch, None for all there are."""
+
+    def __init__(self, topics: Topics, most: int | None) -> None:
+        super().__init__(topics)
+        self.most = most
+        self._target: Offsets | None = None
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """How many messages a batch has."""
+        return ReadAllAvailable() if self.most is None else ReadMaxRows(self.most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Go no further than what is there now."""
+        self._target = self.topics.now()
+
+    def latestOffset(self, start: Offsets | None = None, limit: Any = None) -> Offsets:
+        """Where the next batch ends.  O(partitions)."""
+        end = self.topics.now(start) if self._target is None else self._target
+        return end if start is None or not isinstance(limit, ReadMaxRows) else shares(start, end, limit.max_rows)

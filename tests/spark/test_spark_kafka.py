@@ -1,0 +1,148 @@
+"""Kafka on Spark without Spark's jar: topics read by tasks, and a topic and a table of Postgres as sinks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from kafka_cluster import Cluster
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import ddflow as dd
+import spark_bridge
+from ddflow.connectors.kafka import KafkaTopic, TopicReader
+
+pytestmark = pytest.mark.together("spark")
+
+COLUMNS = {"id": pa.int64(), "city": pa.string()}
+
+
+@pytest.fixture(scope="module")
+def servers(spark: SparkSession) -> Iterator[str]:
+    spark.dataSource.register(spark_bridge.KafkaSource)
+    with Cluster() as servers:
+        yield servers
+
+
+def produced(servers: str, topic: str, *rows: dict[str, Any], number: int = 4) -> None:
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    for row in rows:
+        producer.produce(topic, json.dumps(row), str(row["id"]), partition=row["id"] % number)
+    assert producer.flush(10) == 0
+
+
+def flow() -> dd.Flow:
+    made = dd.Flow()
+    rows = made.upserts("rows", COLUMNS, dd.Upsert(key="id"), format=dd.formats.plain_json())
+    made.output("rows", rows)
+    made.output("by_city", rows.count("city", name="n"))
+    return made
+
+
+def reader(spark: SparkSession, servers: str, topic: str, **options: Any) -> Any:
+    made = spark.readStream if options.pop("stream", True) else spark.read
+    made = made.format("ddflow-kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+    for name, value in options.items():
+        made = made.option(name, value)
+    return made
+
+
+def people(*numbers: int, city: str = "Bern") -> list[dict[str, Any]]:
+    return [{"id": n, "city": city} for n in numbers]
+
+
+def held(state: str, name: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values())[:-1] for row in dd.read(state, name).to_pylist())
+
+
+def in_topic(servers: str, topic: str) -> dict[str, str | None]:
+    """What a topic holds by its keys."""
+    source = TopicReader(KafkaTopic(servers, topic, "earliest", False), topic, {}, False)
+    found: dict[str, str | None] = {}
+    while not source.ended:
+        polled = source.poll(1 << 20)
+        for batch in polled.rows.get(topic, ()) if polled else ():
+            for row in batch.to_pylist():
+                found[row["key"].decode()] = row["value"] and row["value"].decode()
+    source.close()
+    return found
+
+
+def test_a_topic_is_a_batch_and_a_stream_into_a_topic(spark: SparkSession, servers: str, tmp_path: Path) -> None:
+    produced(servers, "in", *people(*range(10)))
+    batch = reader(spark, servers, "in", stream=False).load().toArrow()
+    assert batch.column_names == ["key", "value", "topic", "partition", "offset", "timestamp"]
+    assert sorted(json.loads(value)["id"] for value in batch["value"].to_pylist()) == list(range(10))
+    some = json.dumps({"in": {"0": 2, "1": -1}})
+    rest = reader(spark, servers, "in", stream=False, startingOffsets=some, endingOffsets='{"in": {"3": 1}}').load()
+    assert sorted(json.loads(row.value)["id"] for row in rest.collect()) == [2, 3, 6, 8]
+    state, sinks = str(tmp_path / "state"), {"by_city": dd.sinks.kafka(servers, "out")}
+
+    def run(most: int) -> list[int]:
+        feed = reader(spark, servers, "in", startingOffsets="earliest", maxOffsetsPerTrigger=most).load()
+        query = spark_bridge.stream(
+            flow(), feed, state=state, partitions=2, sinks=sinks, trigger={"availableNow": True}
+        ).start()
+        query.awaitTermination()
+        return [each.rows["rows"] for each in query.ddflow.stats()]
+
+    assert run(6) == [6, 4]
+    produced(servers, "in", *people(1, 2, 11, city="Chur"))
+    assert run(100) == [3]
+    assert held(state, "by_city") == [("Bern", 8), ("Chur", 3)]
+    found = {key: value and json.loads(value) for key, value in in_topic(servers, "out").items()}
+    assert found == {f'{{"city":"{city}"}}': {"city": city, "n": n} for city, n in held(state, "by_city")}
+
+
+def test_what_cannot_be_read_is_said(spark: SparkSession, servers: str) -> None:
+    for options, says in (
+        ({"startingOffsets": "soon"}, "that is no place in a topic"),
+        ({"failOnDataLoss": "false"}, "there is no such option"),
+        ({"maxOffsetsPerTrigger": "5"}, "it is of the other kind of query"),
+        ({"kafka.sasl.password": "hush", "startingOffsets": '{"none": {"0": 99}}'}, "there is no such topic"),
+    ):
+        with pytest.raises(PySparkException) as failed:
+            reader(spark, servers, "none", stream=False, **options).load().collect()
+        assert says in str(failed.value) and "hush" not in str(failed.value), options
+    produced(servers, "short", *people(4))
+    with pytest.raises(PySparkException, match="partition 0 was read up to 99, and has 0 to 1"):
+        reader(spark, servers, "short", stream=False, startingOffsets='{"short": {"0": 99}}').load().collect()
+
+
+def test_a_table_of_postgres_gets_each_epoch_once(spark: SparkSession, tmp_path: Path) -> None:
+    """As of an epoch that its server took and did not answer."""
+    psycopg = pytest.importorskip("psycopg")
+    from postgres_server import Server, programs
+
+    if programs() is None:
+        return
+    rows = [people(*range(6)), people(1, 2, city="Chur"), people(3, city="Genf")]
+    with ExitStack() as stack:
+        server = Server()
+        stack.callback(server.close)
+        state = str(tmp_path / "state")
+        sinks = {
+            "by_city": dd.sinks.postgres(server.url, "by_city"),
+            "rows": dd.sinks.postgres(server.url, "log", mode="changelog"),
+        }
+        for number, given in enumerate(rows):
+            frame = spark.createDataFrame([(json.dumps(row),) for row in given], "value string")
+            if number == 2:
+                server.stop()
+                with pytest.raises(dd.errors.SinkFailed):
+                    spark_bridge.run(flow(), frame, state=state, sinks=sinks, give_up_after="100ms")
+                server.start()
+                frame = frame.limit(0)
+            ran = spark_bridge.run(flow(), frame, 2 if number == 0 else None, state=state, sinks=sinks)
+        assert ran.sinks == {"by_city": 4, "rows": 4}
+        with psycopg.connect(server.url) as connection:
+            assert sorted(connection.execute("select * from by_city").fetchall()) == held(state, "by_city")
+            log = connection.execute("select id, _change_type, _commit_version from log").fetchall()
+        assert len(log) == 6 + 2 * 2 + 2 and {version for _, _, version in log} == {1, 2, 3}
