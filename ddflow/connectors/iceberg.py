@@ -19,7 +19,7 @@ IcebergSink(table='shop.by_city', mode='upsert')
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import among
 from ddflow.connectors.table_shape import holdable, is_written, new_columns, refused
@@ -139,6 +139,41 @@ class IcebergTable(OpenSink):
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
+        rows, gone = changes.rows.cast(self.schema), changes.gone
+
+        def change(table: Any, update: Any) -> None:
+            if gone is None:
+                with update.merge_append() as snapshot:
+                    self._add(table, snapshot, itertools.count(), rows)
+            else:
+                with update.overwrite() as snapshot:
+                    self._replace(table, snapshot, gone, rows)
+
+        self._commit(change, now, before)
+
+    def staging(self) -> Staging | None:
+        """Files of its own, where the table has no partitions."""
+        with self._talking("ask"):
+            table = self._table()
+            assert table is not None, "it was prepared"
+            if not table.spec().is_unpartitioned():
+                return None
+            files = IcebergFiles(table.metadata.model_dump_json(), self.schema, self.place, dict(table.io.properties))
+        return Staging(files, self._append)
+
+    def _append(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
+        """Add files that were written elsewhere."""
+
+        def change(table: Any, update: Any) -> None:
+            of = library().io.pyarrow.parquet_file_to_data_file
+            with update.merge_append() as snapshot:
+                for path in (path for each in fragments for path in msgspec.json.decode(each, type=list[str])):
+                    snapshot.append_data_file(of(table.io, table.metadata, path))
+
+        self._commit(change, now, before)
+
+    def _commit(self, change: Callable[[Any, Any], None], now: TargetRecord, before: TargetRecord | None) -> None:
+        """One snapshot with the record, if it is not there."""
         with self._talking("write"):
             table = self._table()
             assert table is not None, "it was prepared"
@@ -148,15 +183,9 @@ class IcebergTable(OpenSink):
             once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
             table.metadata = table.metadata.model_copy(update={"properties": once})
             said = {RECORD: msgspec.json.encode(now).decode()}
-            rows, begun = changes.rows.cast(self.schema), table.transaction()
+            begun = table.transaction()
             begun.set_properties(said)
-            update = begun.update_snapshot(snapshot_properties=said)
-            if changes.gone is None:
-                with update.merge_append() as snapshot:
-                    self._add(table, snapshot, itertools.count(), rows)
-            else:
-                with update.overwrite() as snapshot:
-                    self._replace(table, snapshot, changes.gone, rows)
+            change(table, begun.update_snapshot(snapshot_properties=said))
             begun.commit_transaction()
 
     def read(self) -> pa.Table:
@@ -226,14 +255,39 @@ class IcebergTable(OpenSink):
             raise SinkFailed(f"{asked} {self.place}", self._hushed(error), "see to the catalog") from None
 
     def _hushed(self, error: Exception) -> str:
-        """The first line of a message, without values of the catalog's properties."""
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        said, known = lines[0], self.of.properties | (getattr(self._catalog, "properties", None) or {})
-        for value in sorted(map(str, known.values()), key=len, reverse=True):
-            password = urlsplit(value).password if "://" in value else None
-            for secret in (value, password):
-                said = said.replace(secret, "...") if secret and len(secret) > 3 else said
-        return f"{type(error).__name__}: {said}"
+        return hushed(error, self.of.properties | (getattr(self._catalog, "properties", None) or {}))
+
+
+@dataclass(frozen=True)
+class IcebergFiles:
+    """Writes rows to files of a table that no snapshot has.  ``metadata``: the table's."""
+
+    metadata: str
+    schema: pa.Schema
+    place: str
+    properties: Mapping[str, str] = field(repr=False)
+
+    def __call__(self, rows: pa.Table) -> bytes:
+        of = library()
+        try:
+            metadata = of.table.metadata.TableMetadataUtil.parse_raw(self.metadata)
+            there = of.io.load_file_io(dict(self.properties), metadata.location)
+            made = of.io.pyarrow._dataframe_to_data_files(metadata, rows.cast(self.schema), there)
+            return msgspec.json.encode([each.file_path for each in made])
+        except Exception as error:  # stores raise what their clients do
+            found = hushed(error, self.properties)
+            raise SinkFailed(f"stage files of {self.place}", found, "see to the table's store") from None
+
+
+def hushed(error: Exception, known: Mapping[str, Any]) -> str:
+    """The first line of a message, without values of properties."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    said = lines[0]
+    for value in sorted(map(str, known.values()), key=len, reverse=True):
+        password = urlsplit(value).password if "://" in value else None
+        for secret in (value, password):
+            said = said.replace(secret, "...") if secret and len(secret) > 3 else said
+    return f"{type(error).__name__}: {said}"
 
 
 def library() -> Any:
@@ -244,6 +298,7 @@ def library() -> Any:
         import pyiceberg.exceptions
         import pyiceberg.expressions
         import pyiceberg.io.pyarrow
+        import pyiceberg.table.metadata
     except ImportError:
         found, remedy = "pyiceberg is not installed", "pip install 'ddflow[iceberg]'"
         raise MissingExtra("write a table of Iceberg", found, remedy) from None

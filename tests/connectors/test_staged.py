@@ -1,4 +1,4 @@
-"""Files of a table of Delta Lake that many stage and one commits: nobody sees them before, and none counts twice."""
+"""Files of a lake table that many stage and one commits: nobody sees them before, and none counts twice."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import deltalake
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 
 import ddflow as dd
-from ddflow.connectors.attached import TableShape, TargetRecord
+from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
 from ddflow.errors import SinkAhead
 
 
@@ -47,3 +48,30 @@ def test_a_table_of_others_options_is_given_whole_epochs(tmp_path: Path) -> None
     opened = dd.sinks.delta(tmp_path / "t", mode="changelog").open(shape)
     opened.prepare()
     assert opened.staging() is None
+
+
+def test_files_of_iceberg_are_one_snapshot(tmp_path: Path) -> None:
+    given = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    sink = dd.sinks.iceberg("shop.t", catalog=given, mode="changelog")
+    shape = TableShape("t", pa.schema({"id": pa.int64(), "city": pa.string(), "u": pa.uint32()}), None)
+    opened = sink.open(shape)
+    opened.prepare()
+    staging = opened.staging()
+    assert staging is not None and "warehouse" not in repr(staging.stage).split("metadata=")[0]
+    rows = [pa.table({"id": [n, None], "city": ["ü", None], "u": [2**32 - 1, 0]}).cast(shape.schema) for n in range(3)]
+    fragments = [deepcopy(staging.stage)(each) for each in rows]
+    staging.stage(rows[0])  # in vain
+    assert opened.read().num_rows == 0
+    first = TargetRecord("0" * 32, "t", 1, "f" * 32)
+    for _ in range(2):  # the answer was lost
+        staging.append(fragments, first, None)
+    table = load_catalog("default", **given).load_table("shop.t")
+    assert opened.written() == first and len(table.snapshots()) == 1
+    assert sorted(opened.read().to_pylist(), key=str) == sorted(pa.concat_tables(rows).to_pylist(), key=str)
+    # Its statistics are those of files that the library writes itself.
+    found = table.scan(row_filter="id = 2").plan_files()
+    assert [each.file.record_count for each in found] == [2]
+    with pytest.raises(SinkAhead):
+        staging.append(fragments, first._replace(epoch=3), first._replace(epoch=2))
+    opened.write(TableChanges(None, rows[0], 2), first._replace(epoch=2), first)
+    assert opened.read().num_rows == 8
