@@ -19,7 +19,7 @@ def lacking() -> dict[str, str]:
     if missing():
         lacks |= dict.fromkeys(DECODED, INSTALL)
     if programs() is None:
-        lacks |= dict.fromkeys(["connectors/test_postgres.py", *CAPTURED], INSTALL)
+        lacks |= dict.fromkeys(["connectors/test_postgres.py", "spark/test_spark_postgres.py", *CAPTURED], INSTALL)
     return lacks
 
 

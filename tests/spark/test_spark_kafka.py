@@ -1,10 +1,9 @@
-"""Kafka on Spark without Spark's jar: topics read by tasks, and a topic and a table of Postgres as sinks."""
+"""Kafka on Spark without Spark's jar: topics read by tasks, and a topic as a sink."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -114,35 +113,3 @@ def test_what_cannot_be_read_is_said(spark: SparkSession, servers: str) -> None:
     produced(servers, "short", *people(4))
     with pytest.raises(PySparkException, match="partition 0 was read up to 99, and has 0 to 1"):
         reader(spark, servers, "short", stream=False, startingOffsets='{"short": {"0": 99}}').load().collect()
-
-
-def test_a_table_of_postgres_gets_each_epoch_once(spark: SparkSession, tmp_path: Path) -> None:
-    """As of an epoch that its server took and did not answer."""
-    psycopg = pytest.importorskip("psycopg")
-    from postgres_server import Server, programs
-
-    if programs() is None:
-        return
-    rows = [people(*range(6)), people(1, 2, city="Chur"), people(3, city="Genf")]
-    with ExitStack() as stack:
-        server = Server()
-        stack.callback(server.close)
-        state = str(tmp_path / "state")
-        sinks = {
-            "by_city": dd.sinks.postgres(server.url, "by_city"),
-            "rows": dd.sinks.postgres(server.url, "log", mode="changelog"),
-        }
-        for number, given in enumerate(rows):
-            frame = spark.createDataFrame([(json.dumps(row),) for row in given], "value string")
-            if number == 2:
-                server.stop()
-                with pytest.raises(dd.errors.SinkFailed):
-                    spark_bridge.run(flow(), frame, state=state, sinks=sinks, give_up_after="100ms")
-                server.start()
-                frame = frame.limit(0)
-            ran = spark_bridge.run(flow(), frame, 2 if number == 0 else None, state=state, sinks=sinks)
-        assert ran.sinks == {"by_city": 4, "rows": 4}
-        with psycopg.connect(server.url) as connection:
-            assert sorted(connection.execute("select * from by_city").fetchall()) == held(state, "by_city")
-            log = connection.execute("select id, _change_type, _commit_version from log").fetchall()
-        assert len(log) == 6 + 2 * 2 + 2 and {version for _, _, version in log} == {1, 2, 3}
