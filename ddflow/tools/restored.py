@@ -266,7 +266,8 @@ def wrongly_attached(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[st
         elif kept.get(sink.written, "") not in ("", sink.digest):
             yield f"the sink of {name!r} was given another epoch {sink.written} than is kept"
         # Another folder of outputs does not have the epochs that were put in the one before.
-        if manifest.folder is None and sink.epoch < manifest.epoch and sink.epoch + 1 not in kept:
+        oldest = manifest.epoch + 1 if manifest.oldest is None else manifest.oldest
+        if manifest.folder is None and sink.epoch < manifest.epoch and sink.epoch + 1 < oldest:
             yield f"the sink of {name!r} lacks epoch {sink.epoch + 1}, whose updates are not kept"
 
 
