@@ -38,13 +38,25 @@ _SECRET: Final = re.compile(r"(?<=//)[^/@]*:[^/@]*@|\?.*")
 """A password in front of a host, and parameters behind a path."""
 
 
+def place_of(path: str) -> str:
+    """A table's address."""
+    return path if "://" in path else os.path.abspath(path)
+
+
+def no_secret(path: str) -> None:
+    """Raise `SpecError` for an address with credentials."""
+    if "://" in path and _SECRET.search(path):
+        found = "credentials would be shown with its address"
+        raise SpecError(f"a table at {_SECRET.sub('', path)}", found, "give them as storage_options=")
+
+
 def library() -> Any:
     """The library.  Raises `MissingExtra`."""
     try:
         import deltalake
     except ImportError:
         found, remedy = "deltalake is not installed", "pip install 'ddflow[delta]'"
-        raise MissingExtra("write a table of Delta Lake", found, remedy) from None
+        raise MissingExtra("speak to Delta Lake", found, remedy) from None
     return deltalake
 
 
@@ -63,14 +75,12 @@ class DeltaSink(TableSink):
     kind: ClassVar[str] = "delta"
 
     def __post_init__(self) -> None:
-        if "://" in self.path and _SECRET.search(self.path):
-            found = "credentials would be shown with its address"
-            raise SpecError(f"a sink of {_SECRET.sub('', self.path)}", found, "give them as storage_options=")
+        no_secret(self.path)
 
     @property
     def target(self) -> str:
         """Its address."""
-        return self.path if "://" in self.path else os.path.abspath(self.path)
+        return place_of(self.path)
 
     def open(self, shape: TableShape) -> OpenSink:
         """Nothing is read yet."""

@@ -15,13 +15,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.formats.base import ABSENT, BAD, DELETED
-from ddflow.connectors.formats.positions import POSITION, ROW
+from ddflow.connectors.formats.base import DELETED, OWN
+from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.postgres import driver
 from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 
-OWN: Final = (POSITION, ROW, DELETED, ABSENT, BAD)
-"""The columns that the format adds."""
 COLUMNS: Final = """
     select a.attname, format_type(a.atttypid, null), c.relreplident,
         exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)

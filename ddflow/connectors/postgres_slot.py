@@ -27,9 +27,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.parse import TEXT, objects
 from ddflow.connectors.postgres import address, driver, shown
-from ddflow.connectors.postgres_catalog import COLUMNS, OWN, SourceTable, cell, literal, look, table_of, worded
+from ddflow.connectors.postgres_catalog import COLUMNS, SourceTable, cell, literal, look, table_of, worded
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 COPYING: Final = "_copying"

@@ -1,8 +1,8 @@
 """Sources of `ddflow.Engine.run`: ``dd.sources``.
 
 Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. What each is
-stands in its own file (``landed``, ``sqlite``, ``duckdb``, ``postgres_slot``, ``kafka``); what is asked of all, in
-``attached``. A library that one needs is imported when it is opened.
+stands in its own file (``landed``, ``sqlite``, ``duckdb``, ``postgres_slot``, ``kafka``, ``delta_feed``); what is asked
+of all, in ``attached``. A library that one needs is imported when it is opened.
 
 >>> files("landing/*.csv").kind
 'files'
@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import ValidationError, convert
 
 from ddflow.connectors.attached import Source
+from ddflow.connectors.delta_feed import DeltaFeed
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.landed import LandedFiles
 from ddflow.connectors.postgres_slot import PostgresTables
@@ -26,7 +27,7 @@ from ddflow.connectors.sqlite import SQLiteSource
 from ddflow.errors import cut
 from ddflow.time import seconds
 
-__all__ = ["Source", "duckdb", "files", "kafka", "postgres", "sqlite"]
+__all__ = ["Source", "delta", "duckdb", "files", "kafka", "postgres", "sqlite"]
 
 
 def files(
@@ -165,6 +166,52 @@ def postgres(url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow",
     'postgres'
     """
     return PostgresTables(url, {tables: ""} if isinstance(tables, str) else dict(tables), slot, follow)
+
+
+def delta(
+    path: str | PathLike[str],
+    *,
+    start: int | datetime | None = None,
+    follow: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+) -> Source:
+    """A table of Delta Lake: its rows at one version, then what each later version changed.  Needs the extra ``delta``.
+
+    Parameters
+    ----------
+    path : str or path
+        Its folder or address.
+    start : int or datetime, optional
+        The version whose rows come first, for a state that has read nothing yet; a datetime, with a time zone: the
+        newest of then.  By default the newest.
+    follow : bool
+        Whether to go on with later versions.  By default the newest one when it is opened is the last.
+    storage_options : mapping of str to str, optional
+        As deltalake takes them; never shown or kept.
+
+    Returns
+    -------
+    Source
+        For ``sources=``, of an input with ``format=dd.formats.delta_cdf()``, or of one of differences with
+        ``diff=dd.delta_cdf``.
+
+    Raises
+    ------
+    SpecError
+        For a start that is none, when it is attached: for an input that takes rows.
+
+    Notes
+    -----
+    Turn the feed on: ``delta.enableChangeDataFeed = true``.  Without it whole files that a version took away and added
+    are read.  Versions that were vacuumed, or cleaned from the log, before they were read are `SourceChanged`.
+    Deletion vectors and mapped columns are refused.
+
+    Examples
+    --------
+    >>> delta("lake/orders", follow=True).kind
+    'delta'
+    """
+    return DeltaFeed(fspath(path), start, follow, dict(storage_options or {}))
 
 
 def kafka(

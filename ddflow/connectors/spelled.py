@@ -24,6 +24,7 @@ SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
     "files": lambda where, name, follow, lines: sources.files(where, follow=follow, lines=lines),
     "sqlite": lambda where, name, follow, lines: sources.sqlite(*_table(where, name), follow=follow),
     "duckdb": lambda where, name, follow, lines: sources.duckdb(*_table(where, name), follow=follow),
+    "delta": lambda where, name, follow, lines: sources.delta(where, follow=follow),
     "kafka": lambda where, name, follow, lines: sources.kafka(**_messages(where, name), follow=follow),
     "postgres": lambda where, name, follow, lines: sources.postgres(**_slot(where, name), follow=follow),
 }

@@ -28,6 +28,7 @@ from ddflow.columns.schema import one_chunk, plain
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
+from ddflow.connectors.formats.positions import POSITION, ROW
 from ddflow.connectors.formats.row_columns import Path, columns_at, guessed, struct_at
 from ddflow.errors import BadMessage, SpecError
 
@@ -38,6 +39,8 @@ BAD: Final = "_bad"
 """The column of events that says what was no event, where such messages are dropped."""
 ABSENT: Final = "_absent"
 """The column of events that names the cells that they do not have, where a format may leave some out."""
+OWN: Final = (POSITION, ROW, DELETED, ABSENT, BAD)
+"""The columns that a format adds."""
 BAD_TYPE: Final = pa.struct({"message": pa.binary(), "position": pa.string(), "reason": pa.string()})
 OnBad = Literal["stop", "drop"]
 

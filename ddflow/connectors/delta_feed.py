@@ -1,0 +1,244 @@
+"""Delta Lake as a source: the rows of a table at one version, then what each later version changed.
+
+Invariant: a row is in the copy or in the feed of a later version, never in both, and a version's changes are in one
+epoch. The copy may take several epochs: its files are read in the order of their names, and the position says how many
+rows were taken. Within a version what left comes before what came, so an input of upserts ends with the right rows. The
+position names the table by its id, so one that was made anew is not taken for the one before.
+
+Rows have the feed's columns: ``_change_type`` (``insert`` in the copy), ``_commit_version``, ``_commit_timestamp``. A
+table without ``delta.enableChangeDataFeed`` is read as well, since its feed follows from the files that came and went:
+right, but of whole files, and only where no version both changed the table's settings and took files away. The
+library's feed does not read deletion vectors and mapped columns, so tables with them are refused. The position:
+``{"table": id, "version": n, "rows": None or how many of the copy}``.
+
+>>> DeltaFeed("s3://lake/orders", None, True, {"secret": "hush"})
+DeltaFeed(path='s3://lake/orders', start=None, follow=True)
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from time import monotonic
+from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import one_batch, one_chunk, plain
+from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.delta import library, no_secret, place_of
+from ddflow.connectors.formats.base import DELETED, OWN
+from ddflow.connectors.formats.positions import POSITION
+from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
+from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
+
+LOOK: Final = 0.5
+"""Seconds between two looks for a new version."""
+SPAN: Final = 64
+"""Versions that are read at once, at most."""
+_FEED: Final = (CHANGE, VERSION, WRITTEN)
+_OFF: Final = "does not have change data enabled"
+_READ: Final = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+"""What a table may ask of its readers."""
+_GONE: Final = ("not found", "No such file", "Invalid table version", "No files in log segment", "is not available")
+"""What the library says of what was vacuumed, or cleaned from the log."""
+_AGAIN: Final = "what came since then is lost here: begin a new state, with a new copy"
+
+
+@dataclass(frozen=True)
+class DeltaFeed(Source):
+    """See `dd.sources.delta`."""
+
+    path: str
+    start: int | datetime | None = None
+    follow: bool = False
+    storage_options: Mapping[str, str] = field(repr=False, default_factory=dict)
+    kind: ClassVar[str] = "delta"
+
+    def __post_init__(self) -> None:
+        no_secret(self.path)
+        aware = not isinstance(self.start, datetime) or self.start.tzinfo is not None
+        if not aware or isinstance(self.start, bool) or (isinstance(self.start, int) and self.start < 0):
+            remedy = "give the number of a version, or a datetime with a time zone"
+            raise SpecError(f"dd.sources.delta(start={self.start!r})", "that is no version", remedy)
+
+    @property
+    def target(self) -> str:
+        """Its address."""
+        return place_of(self.path)
+
+    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
+        """Look at the table, and begin behind the position, or with a copy."""
+        ((name, schema),) = inputs.items()
+        return FeedReader(self, name, schema, position)
+
+
+class FeedReader(OpenSource):
+    """``of``: the table that is read, for an input of a ``name`` and a ``schema``."""
+
+    def __init__(self, of: DeltaFeed, name: str, schema: pa.Schema, position: Any) -> None:
+        self.of, self.name, self.asked = of, name, f"read {of.target} for {name!r}"
+        if not {POSITION, DELETED} <= set(schema.names) and CHANGE not in schema.names:
+            remedy = "give it format=dd.formats.delta_cdf(), or declare '_change_type' for diff=dd.delta_cdf"
+            raise SpecError(self.asked, "it takes rows, and the feed says in '_change_type' what left and came", remedy)
+        self.table = self._opened(None)
+        self.names = self._checked(schema)
+        declared = schema.names if CHANGE in schema.names else (CHANGE, VERSION)
+        self.beside = [name for name in _FEED if name in declared]
+        """The columns of the feed that the input takes."""
+        self.stamp = schema.field(WRITTEN).type if WRITTEN in schema.names else pa.timestamp("ms", "UTC")
+        self.id, self.until = str(self.table.metadata().id), self.table.version()
+        self._copying: Iterator[pa.RecordBatch] | None = None
+        self._looked, self._span = monotonic(), 1
+        self.rows: int | None = 0
+        """How many of the copy were taken; None behind it."""
+        if position is None:
+            self.at = self.until if of.start is None else self._opened(of.start).version()
+            return
+        self.at, self.rows = position["version"], position["rows"]
+        if position["table"] != self.id or self.at > self.until:
+            found = f"it is at version {self.until}, and the state has version {self.at}: was it restored?"
+            if position["table"] != self.id:
+                found = "another table is there now"
+            raise SourceChanged(self.asked, found, "begin a new state, with a new copy")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the version was read that was the newest when it was opened."""
+        return not self.of.follow and self.rows is None and self.at >= self.until
+
+    def lag(self) -> str:
+        """The versions that are there."""
+        n = self.until - self.at
+        return "copying" if self.rows is not None else f"{n:,} version{'s'[: n != 1]}" if n else ""
+
+    def poll(self, room: int) -> Polled | None:
+        """Some of the copy, or the changes of whole versions."""
+        batches, size = list[pa.RecordBatch](), 0
+        while self.rows is not None and size < room:
+            self._copying = self._copying or self._copied(self.rows)
+            with self._talking():
+                batch = next(self._copying, None)
+            if batch is None:
+                self.rows, self._copying = None, None
+            else:
+                batches, size, self.rows = [*batches, batch], size + batch.nbytes, self.rows + batch.num_rows
+        if not batches and self.rows is None:
+            if self.at >= self.until and self.of.follow and monotonic() - self._looked >= LOOK:
+                with self._talking():
+                    self.table.update_incremental()
+                self._looked, self.until = monotonic(), self.table.version()
+            while not batches and self.at < self.until:
+                batches = self._changed(room)
+        position = {"table": self.id, "version": self.at, "rows": self.rows}
+        return Polled({self.name: batches}, position) if batches else None
+
+    def _opened(self, version: Any) -> Any:
+        """The table at a version, or the newest.  Raises `UnreadableInput`, `SourceChanged`."""
+        of, options = library(), dict(self.of.storage_options)
+        with self._talking():
+            if not of.DeltaTable.is_deltatable(self.of.target, storage_options=options):
+                raise UnreadableInput(self.asked, "there is no table of Delta Lake", "see to the address")
+            table = of.DeltaTable(self.of.target, storage_options=options)
+            if version is not None:
+                table.load_as_version(version)
+            return table
+
+    def _checked(self, schema: pa.Schema) -> list[str]:
+        """The columns that are read.  Raises `UnreadableInput`."""
+        protocol, there = self.table.protocol(), [each.name for each in self.table.schema().fields]
+        odd = set(protocol.reader_features or ()) - _READ
+        if self.table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+            odd.add("columnMapping")
+        if odd:
+            remedy = "turn it off, and purge the table: reorg table ... apply (purge)"
+            raise UnreadableInput(self.asked, f"its feed is not read with {sorted(odd)}", remedy)
+        names = [name for name in schema.names if name not in (*OWN, *_FEED)]
+        for name in names:
+            if name not in there:
+                raise UnreadableInput(self.asked, f"it has no column {name!r}", did_you_mean(name, there))
+        return names
+
+    def _copied(self, taken: int) -> Iterator[pa.RecordBatch]:
+        """The rows of the table at the version, behind so many."""
+        table = self._opened(self.at)
+        yield from self._inserted(table, table.file_uris(), taken)
+
+    def _inserted(self, table: Any, files: Any, taken: int) -> Iterator[pa.RecordBatch]:
+        """The rows of some files of a version as the feed has them, by the names of the files."""
+        dataset, paths = table.to_pyarrow_dataset(), {urlsplit(each).path.rpartition("/")[2] for each in files}
+        names = [name for name in self.names if name in dataset.schema.names]
+        # That of a table at an older version counts back from the newest one.
+        history = self._opened(None).history()
+        said = (each.get("timestamp") for each in history if each.get("version") == table.version())
+        at = pa.array([next(said, None)], pa.timestamp("ms")).cast(self.stamp)
+        beside = {CHANGE: pa.array(["insert"]), VERSION: pa.array([table.version()]), WRITTEN: at}
+        for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
+            if fragment.path.rpartition("/")[2] not in paths:
+                continue
+            rows = fragment.count_rows()
+            if rows <= taken:
+                taken -= rows
+                continue
+            for batch in fragment.to_batches(schema=dataset.schema, columns=names):
+                here = batch.slice(min(taken, batch.num_rows))
+                taken -= batch.num_rows - here.num_rows
+                if here.num_rows:
+                    more = [beside[name].take(pa.array(np.zeros(here.num_rows, np.int64))) for name in self.beside]
+                    yield pa.record_batch([*here.columns, *more], names=[*names, *self.beside])
+
+    def _changed(self, room: int) -> list[pa.RecordBatch]:
+        """The changes of the next versions; of more when they are small."""
+        first, last = self.at + 1, min(self.at + self._span, self.until)
+        with self._talking():
+            try:
+                read = self.table.load_cdf(first, last, columns=[*self.names, *_FEED]).read_all()
+            except library().exceptions.DeltaError as error:
+                if _OFF not in str(error):
+                    raise
+                read, last = None, first
+        batches = self._derived(first) if read is None else [self._ordered(pa.table(read))]
+        size = sum(batch.nbytes for batch in batches)
+        self._span = max(self._span // 2, 1) if size > room // 2 else min(self._span * 2, SPAN)
+        self.at = last
+        return [batch for batch in batches if batch.num_rows]
+
+    def _derived(self, version: int) -> list[pa.RecordBatch]:
+        """What a version added that also changed the table's settings or columns, where there is no feed."""
+        now, before = self._opened(version), self._opened(version - 1)
+        files, old = set(now.file_uris()), set(before.file_uris())
+        if old - files:
+            found = f"version {version} took files away, and has no change feed"
+            remedy = "begin a new state behind it (start=), and turn the feed on: delta.enableChangeDataFeed = true"
+            raise UnreadableInput(self.asked, found, remedy)
+        with self._talking():
+            return list(self._inserted(now, files - old, 0))
+
+    def _ordered(self, rows: pa.Table) -> pa.RecordBatch:
+        """Changes by version, and within one what left before what came, in the columns that the input takes."""
+        rows = pa.table([plain(one_chunk(each)) for each in rows.columns], names=rows.schema.names)
+        version, at = rows.column(VERSION).cast(pa.int64()), rows.column(WRITTEN).cast(self.stamp)
+        came = pc.is_in(rows.column(CHANGE), pa.array(["insert", "update_postimage"]))
+        order = np.lexsort((np.asarray(came), np.asarray(version)))
+        rows = rows.drop_columns([VERSION, WRITTEN]).append_column(VERSION, version).append_column(WRITTEN, at)
+        rows = rows.select([*self.names, *self.beside])
+        return one_batch(rows.take(pa.array(order)))
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        """What the library raises, as ours."""
+        try:
+            yield
+        except Exception as error:
+            # The library's readers raise plain ones.
+            if not isinstance(error, (library().exceptions.DeltaError, OSError)) and type(error) is not Exception:
+                raise
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if isinstance(error, FileNotFoundError) or any(each in str(error) for each in _GONE):
+                found = f"a version that was not read yet is gone, or is none: {said}"
+                raise SourceChanged(self.asked, found, _AGAIN) from None
+            raise SourceFailed(self.asked, said, "see to the table") from None
