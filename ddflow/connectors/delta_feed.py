@@ -11,8 +11,8 @@ right, but of whole files, and only where no version both changed the table's se
 library's feed does not read deletion vectors and mapped columns, so tables with them are refused. The position:
 ``{"table": id, "version": n, "rows": None or how many of the copy}``.
 
->>> DeltaFeed("s3://lake/orders", None, True, {"secret": "hush"})
-DeltaFeed(path='s3://lake/orders', start=None, follow=True)
+>>> FollowedTable("s3://lake/orders", None, True, {"secret": "hush"})
+FollowedTable(path='s3://lake/orders', start=None, follow=True)
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,7 +50,7 @@ _AGAIN: Final = "what came since then is lost here: begin a new state, with a ne
 
 
 @dataclass(frozen=True)
-class DeltaFeed(Source):
+class FollowedTable(Source):
     """See `dd.sources.delta`."""
 
     path: str
@@ -80,7 +80,7 @@ class DeltaFeed(Source):
 class FeedReader(OpenSource):
     """``of``: the table that is read, for an input of a ``name`` and a ``schema``."""
 
-    def __init__(self, of: DeltaFeed, name: str, schema: pa.Schema, position: Any) -> None:
+    def __init__(self, of: FollowedTable, name: str, schema: pa.Schema, position: Any) -> None:
         self.of, self.name, self.asked = of, name, f"read {of.target} for {name!r}"
         if not {POSITION, DELETED} <= set(schema.names) and CHANGE not in schema.names:
             remedy = "give it format=dd.formats.delta_cdf(), or declare '_change_type' for diff=dd.delta_cdf"
@@ -213,7 +213,7 @@ class FeedReader(OpenSource):
         files, old = set(now.file_uris()), set(before.file_uris())
         if old - files:
             found = f"version {version} took files away, and has no change feed"
-            remedy = "begin a new state behind it (start=), and turn the feed on: delta.enableChangeDataFeed = true"
+            remedy = "begin a new state behind it (start=), and turn its feed on, the property enableChangeDataFeed"
             raise UnreadableInput(self.asked, found, remedy)
         with self._talking():
             return list(self._inserted(now, files - old, 0))

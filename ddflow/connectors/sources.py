@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import ValidationError, convert
 
 from ddflow.connectors.attached import Source
-from ddflow.connectors.delta_feed import DeltaFeed
+from ddflow.connectors.delta_feed import FollowedTable
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.landed import LandedFiles
 from ddflow.connectors.postgres_slot import PostgresTables
@@ -211,7 +211,7 @@ def delta(
     >>> delta("lake/orders", follow=True).kind
     'delta'
     """
-    return DeltaFeed(fspath(path), start, follow, dict(storage_options or {}))
+    return FollowedTable(fspath(path), start, follow, dict(storage_options or {}))
 
 
 def kafka(

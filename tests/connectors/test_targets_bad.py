@@ -19,6 +19,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog import load_catalog
 from test_run import FIRST, SECOND, flow, land, landing, of_sqlite, rows_of
 from typer.testing import CliRunner
 
@@ -27,14 +28,21 @@ from ddflow.cli import app
 from ddflow.errors import DdflowError, SinkAhead, SinkFailed, SinkRefused, SpecError
 
 KINDS = ("sqlite", "duckdb", "delta", "parquet")
+LAKES = (*KINDS, "iceberg")
 MARKER = "Geheimnis7"
 OURS = {"id": [1], "city": ["Genf"], "amount": [5]}
+
+
+def catalog_at(place: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}/lake"}
 
 
 def sink(kind: str, place: Path, **more: Any) -> Any:
     """Of a kind; where it has no upserts, a changelog."""
     if kind in ("sqlite", "duckdb"):
         return getattr(dd.sinks, kind)(place / "out.db", "t", **more)
+    if kind == "iceberg":
+        return dd.sinks.iceberg("shop.t", catalog=catalog_at(place), **more)
     if kind == "parquet":
         more.setdefault("mode", "changelog")
     return getattr(dd.sinks, kind)(place / "out", **more)
@@ -56,6 +64,10 @@ def theirs(kind: str, place: Path, rows: pa.Table) -> None:
         connection.close()
     elif kind == "delta":
         deltalake.write_deltalake(place / "out", rows)
+    elif kind == "iceberg":
+        catalog = load_catalog("default", **catalog_at(place))
+        catalog.create_namespace("shop")
+        catalog.create_table("shop.t", rows.schema).append(rows)
     else:
         (place / "out").mkdir()
         pq.write_table(rows, place / "out" / "mine.parquet")
@@ -69,10 +81,12 @@ def there(kind: str, place: Path) -> list[dict[str, Any]]:
         return [dict(zip(OURS, row, strict=False)) for row in of_sqlite(place / "out.db", "t")]
     if kind == "delta":
         return deltalake.DeltaTable(place / "out").to_pyarrow_table().to_pylist()
+    if kind == "iceberg":
+        return load_catalog("default", **catalog_at(place)).load_table("shop.t").scan().to_arrow().to_pylist()
     return pq.read_table(place / "out" / "mine.parquet").to_pylist()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LAKES)
 def test_rows_that_we_did_not_write_are_left_alone(kind: str, tmp_path: Path) -> None:
     theirs(kind, tmp_path, pa.table(OURS))
     land(tmp_path / "in", "1.csv", FIRST)
@@ -82,7 +96,7 @@ def test_rows_that_we_did_not_write_are_left_alone(kind: str, tmp_path: Path) ->
         assert engine.epoch == 0 and there(kind, tmp_path)[0]["city"] == "Genf"
 
 
-@pytest.mark.parametrize("kind", ("sqlite", "duckdb", "delta"))
+@pytest.mark.parametrize("kind", ("sqlite", "duckdb", "delta", "iceberg"))
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
@@ -97,7 +111,7 @@ def test_tables_of_another_shape_are_left_alone(kind: str, tmp_path: Path, colum
         engine.run({}, {"orders": sink(kind, tmp_path)})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LAKES)
 def test_tables_of_another_state_or_output_are_left_alone(kind: str, tmp_path: Path) -> None:
     land(tmp_path / "in", "1.csv", FIRST)
     with flow().open(tmp_path / "state") as engine:
@@ -173,9 +187,11 @@ def test_a_secret_of_an_object_store_is_shown_nowhere(tmp_path: Path, caplog: py
             engine.run(landing(tmp_path), {"orders": made}, give_up_after="0s", interval="1ms")
         engine.run({}, {"orders": sink("delta", tmp_path, storage_options=options)})
     for address in (f"s3://me:{MARKER}@bucket/orders", f"az://box/orders?sig={MARKER}"):
-        with pytest.raises(SpecError, match=r"of (s3|az)://b[a-z]+/orders: credentials .*storage_options=") as refused:
-            dd.sinks.delta(address)
-        assert MARKER not in str(refused.value)
+        for attached in (dd.sinks.delta, dd.sources.delta):
+            found = r"at (s3|az)://b[a-z]+/orders: credentials .*storage_options="
+            with pytest.raises(SpecError, match=found) as refused:
+                attached(address)
+            assert MARKER not in str(refused.value)
     told = [repr(made), made.target, repr(failed.value), str(failed.getrepr(style="short"))]
     told += [record.getMessage() + str(record.__dict__) for record in caplog.records]
     assert not [each for each in told if MARKER in each]
