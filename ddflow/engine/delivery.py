@@ -34,6 +34,7 @@ from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape,
 from ddflow.connectors.modes import changes, folded, netted, shaped
 from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
+from ddflow.metrics import LOG
 from ddflow.operators.updates import time_column
 from ddflow.storage.epochs import Delivered, Epoch
 from ddflow.time import NEVER
@@ -235,6 +236,8 @@ class Delivery:
                 self.at = receipt.epoch
                 self._acknowledge()
         except SinkFailed as error:
+            if self.failing is None:
+                LOG.warning("the sink of %r fails, and is tried again: %s", self.name, error)
             self.since = now if self.failing is None else self.since
             self._pause = PAUSES[0] if self.failing is None else min(2 * self._pause, PAUSES[1])
             self.failing, self._again = error, now + self._pause

@@ -22,6 +22,7 @@ import pyarrow as pa
 from ddflow.connectors.attached import Beside, OpenSource, Polled
 from ddflow.connectors.formats.base import messages_of
 from ddflow.errors import SchemaMismatch, SourceFailed
+from ddflow.metrics import LOG
 from ddflow.plan.binding import Binding
 from ddflow.storage.epochs import Attached
 
@@ -87,6 +88,8 @@ class Inlet:
                 self._source = self.of.open(self.schemas, self.position)
             found = self._source.poll(room)
         except SourceFailed as error:
+            if self.failing is None:
+                LOG.warning("the source %r fails, and is tried again: %s", self.name, error)
             self.since = now if self.failing is None else self.since
             self._pause = PAUSES[0] if self.failing is None else min(2 * self._pause, PAUSES[1])
             self.failing, self._again = error, now + self._pause

@@ -459,20 +459,26 @@ class Failing(Source):
         """Nothing."""
 
 
-def test_sources_are_tried_again_and_epochs_end_where_they_may(tmp_path: Path) -> None:
+def test_sources_are_tried_again_and_epochs_end_where_they_may(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with flow().open(tmp_path / "state") as engine:
         with pytest.raises(SourceFailed):
             engine.run({"orders": Failing(100)}, give_up_after="100ms")
         source = Failing(2)
         done = engine.run({"orders": source}, rows=1)
         assert (done.rows, done.epochs, source.acknowledged) == (4, 2, [2, 4])
+        said = "the source 'orders' fails, and is tried again: read nowhere: it does not answer; wait"
+        assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [said] * 2  # once a failure
         with pytest.raises(SpecError, match="its position is one of failing"):
             engine.run(landing(tmp_path))
         with pytest.raises(SpecError, match="there is no input"):
             engine.run({"order": Failing(0)})
 
 
-def test_a_failing_sink_is_tried_again_and_stops_the_input_when_too_much_waits(tmp_path: Path) -> None:
+def test_a_failing_sink_is_tried_again_and_stops_the_input_when_too_much_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     land(tmp_path / "in", "1.csv", FIRST)
     sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")}
     with flow().open(tmp_path / "state") as engine:
@@ -491,6 +497,7 @@ def test_a_failing_sink_is_tried_again_and_stops_the_input_when_too_much_waits(t
             with pytest.raises(SinkFailed):
                 engine.run(landing(tmp_path), sinks, give_up_after="300ms", interval="10ms", sink_backlog="1")
             assert engine.epoch == 1  # nothing was taken in
+            assert caplog.text.count("the sink of 'orders' fails, and is tried again") == 2
         finally:
             connector.sqlite3.connect = real  # type: ignore[attr-defined]
         lock.execute("rollback")
