@@ -10,7 +10,7 @@ import base64
 import json
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -214,7 +214,11 @@ def test_with_connects_schema_around_some() -> None:
     wrapped = {"schema": schema, "payload": change("c", {"id": 1, "v": "in"}, lsn=1)}
     turned = {"payload": change("c", {"id": 3, "v": "turned"}, lsn=1), "schema": schema}
     bare = change("c", {"id": 2, "v": "out"}, lsn=2)
-    assert [row["v"] for row in fed(wrapped, bare, turned)] == ["in", "out", "turned"]
+    for some in permutations([wrapped, bare, turned]):
+        assert [row["v"] for row in fed(*some)] == ["in", "out", "turned"]
+    flat = {"id": pa.int64(), "schema": pa.string()}
+    rows = [{"schema": "a", "id": 1}, {"id": 2, "schema": "b"}]
+    assert fed(*rows, columns=flat, format=dd.formats.debezium(flattened=True)) == [{"id": 1, "schema": "a"}, rows[1]]
 
 
 def test_flattened() -> None:

@@ -62,7 +62,7 @@ def decimals(
 
 def _unquoted(cells: pa.Array, mode: str) -> pa.Array:
     """Strings without their quotes.  Raises `ValueError` for fractions of more digits than readers of JSON keep."""
-    if mode == "string" and not _strings(cells):
+    if mode == "string" and not _strings(cells) and (pc.max(pc.binary_length(cells)).as_py() or 0) > 15:
         many = pc.greater(pc.count_substring_regex(cells, "[0-9]"), 15)
         rounded = pc.and_(pc.match_substring_regex(cells, r"^-?[0-9]+[.eE]"), many)
         if pc.any(rounded).as_py():
