@@ -44,6 +44,9 @@ def test_every_link_leads_to_a_file_of_the_repository() -> None:
         for to in re.findall(r"\]\(([^)#\s]+)", code.sub("", page.read_text("utf-8"))):
             if "://" not in to and not (page.parent / to).exists():
                 lost.append(f"{page.relative_to(root)}: {to}")
+    for notebook in (root / "notebooks").glob("*.ipynb"):
+        links = re.findall(r"\]\((\.\.[^)#\s]+)", notebook.read_text("utf-8"))
+        lost += [f"{notebook.name}: {to}" for to in links if not (notebook.parent / to).exists()]
     assert len(pages) > 50 and lost == []
 
 
