@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 CLIENT = """
@@ -28,11 +30,12 @@ people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upse
 flow.output("by_city", people.project(["city"]).count())
 state = os.path.join(place, "state")
 first = spark.createDataFrame([(1, "Bern"), (2, "Bern")], "id bigint, city string")
-ran = spark_bridge.run(flow, {"people": first}, state=state, partitions=2)
+sinks = {"by_city": dd.sinks.sqlite(os.path.join(place, "out.db"), "by_city")}
+ran = spark_bridge.run(flow, {"people": first}, state=state, partitions=2, sinks=sinks)
 out = [["run", ran.epoch, ran["by_city"].toArrow().to_pylist()]]
 pq.write_table(pa.table({"id": [1, 3], "city": ["Chur", "Bern"]}), os.path.join(place, "in", "1.parquet"))
 more = spark.readStream.schema("id bigint, city string").parquet(os.path.join(place, "in"))
-query = spark_bridge.stream(flow, {"people": more}, state=state, trigger={"availableNow": True}).start()
+query = spark_bridge.stream(flow, {"people": more}, state=state, trigger={"availableNow": True}, sinks=sinks).start()
 query.awaitTermination()
 out.append(["stream", dd.Snapshot.open(state).epoch, dd.read(state, "by_city").to_pylist()])
 bad = spark.createDataFrame([(None, "Chur")], "id bigint, city string")
@@ -65,3 +68,5 @@ def test_runs_and_streams_go_through_a_server(tmp_path: Path) -> None:
         {"city": "Chur", "count": 1, "_diff": 1},
     ]
     assert refused[:2] == ["refused", "NullKey"]
+    with closing(sqlite3.connect(tmp_path / "out.db")) as connection:
+        assert sorted(connection.execute("select * from by_city")) == [("Bern", 2), ("Chur", 1)]
