@@ -6,12 +6,14 @@
 json_build_object('name', 'at', 'value', "at"::text)
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean
@@ -61,8 +63,11 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def look(connection: Any, table: SourceTable, declared: pa.Schema) -> None:
-    """Whether a table can feed its input.  Raises `UnreadableInput`, `SpecError`."""
+def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> list[str]:
+    """Whether a table can feed its input; the columns that it has no more.  Raises `UnreadableInput`, `SpecError`.
+
+    ``first``: whether it never did, so that it must have all columns.
+    """
     asked = f"read the table {table.schema}.{table.name} for {table.input!r}"
     with worded(asked):
         found = connection.execute(COLUMNS, [table.quoted]).fetchall()
@@ -70,9 +75,12 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema) -> None:
         raise UnreadableInput(asked, "there is no such table", "write its schema in front: public.orders")
     if not {POSITION, DELETED} <= set(declared.names):
         raise SpecError(asked, "it takes rows, and changes come as messages", "give it format=dd.formats.wal2json()")
-    kinds = {name: kind for name, kind, _, _ in found}
+    kinds, gone = {name: kind for name, kind, _, _ in found}, list[str]()
     for column in declared:
         if column.name in OWN:
+            continue
+        if column.name not in kinds and not first:
+            gone.append(column.name)
             continue
         if column.name not in kinds:
             raise UnreadableInput(asked, f"it has no column {column.name!r}", did_you_mean(column.name, kinds))
@@ -83,6 +91,22 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema) -> None:
     if identity == "n" or (identity == "d" and not keyed):
         remedy = f"give it a primary key, or: alter table {table.quoted} replica identity full"
         raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
+    return gone
+
+
+def without(text: pa.Array, gone: Sequence[str]) -> pa.Array:
+    """Messages of wal2json in which columns that their table has no more are null, where they are not there.
+
+    An update that lacks a column would say that it stayed as it was.  O(bytes) a column.
+
+    >>> without(pa.array(['{"action":"U","columns":[{"name":"id","type":"integer","value":1}]}']), ["n"]).to_pylist()
+    ['{"action":"U","columns":[{"name":"n","value":null},{"name":"id","type":"integer","value":1}]}']
+    """
+    for name in gone:
+        cell_ = f'{{"name":{json.dumps(name, ensure_ascii=False)},'
+        nulled = pc.replace_substring(text, '"columns":[', f'"columns":[{cell_}"value":null}},', max_replacements=1)
+        text = pc.if_else(pc.match_substring(text, cell_), text, nulled)
+    return text
 
 
 @contextmanager

@@ -26,11 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.parse import TEXT, objects
+from ddflow.connectors.formats.sql_types import of_sql
 from ddflow.connectors.postgres import address, driver, shown
-from ddflow.connectors.postgres_catalog import COLUMNS, SourceTable, cell, literal, look, table_of, worded
+from ddflow.connectors.postgres_catalog import COLUMNS, SourceTable, cell, literal, look, table_of, without, worded
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 COPYING: Final = "_copying"
@@ -88,7 +89,7 @@ class PostgresTables(Source):
             connection = psycopg.connect(**address(self.url, f"the source {self.slot!r}"), autocommit=True)
         try:
             for table in tables:
-                look(connection, table, inputs[table.input])
+                look(connection, table, inputs[table.input], first=position is None)
             return Slot(self, connection, tables, inputs, position)
         except BaseException:
             connection.close()
@@ -112,6 +113,7 @@ class Slot(OpenSource):
         """The connection that holds the snapshot while rows are copied."""
         self._waits = self._broken = False
         self._copy: Iterator[Polled] | None = None
+        self._beside: dict[str, dict[str, Beside]] = {}
         with worded(self.asked):
             if position is None:
                 self._begin()
@@ -203,10 +205,12 @@ class Slot(OpenSource):
             kinds = {name: kind for name, kind, _, _ in run(COLUMNS, [table.quoted]).fetchall()}
             head = {"action": "I", "lsn": begins, "schema": table.schema, "table": table.name}
             parts = [f"'{name}', {literal(value)}" for name, value in head.items()]
+            others = {name: Beside(of_sql(kind), table.quoted) for name, kind in kinds.items() if name not in own}
+            beside = self._beside = {**self._beside, table.input: {**self._beside.get(table.input, {}), **others}}
             cells = (cell(name, kinds[name]) for name in own)
             query = f"select '', json_build_object({', '.join(parts)}, 'columns', json_build_array({', '.join(cells)}))"
             for rows in self._streamed(f"{query} from {table.quoted}"):
-                yield Polled({table.input: [_messages(rows.column("data"))]}, None)
+                yield Polled({table.input: [_messages(rows.column("data"))]}, None, beside=beside)
         run("commit")
 
     def _copied(self) -> Polled:
@@ -215,7 +219,7 @@ class Slot(OpenSource):
         if found is not None:
             return found
         self._copy, self._waits = None, True
-        return Polled({}, {"lsn": text_of(self.at)})
+        return Polled({}, {"lsn": text_of(self.at)}, beside=self._beside)
 
     def _resume(self, position: str) -> None:
         """Go on behind a position.  Raises `SourceChanged` where the slot is gone, or was moved on by others."""
@@ -250,10 +254,11 @@ class Slot(OpenSource):
         peeked = f"pg_logical_slot_peek_changes({literal(self.of.slot)}, null, {most}, {given})"
         rows: dict[str, list[pa.RecordBatch]] = {}
         last = None
+        gone = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
         for some in self._streamed(f"select lsn, data from {peeked}"):
             ends = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
             last = ends.column("lsn")[-1].as_py() if ends.num_rows else last
-            self._route(some.column("data"), rows)
+            self._route(some.column("data"), gone, rows)
         if last is None:
             self.at = now if not self.of.follow or now - self.at > STILL else self.at
             still = self.at < now
@@ -264,20 +269,23 @@ class Slot(OpenSource):
         self._waits = True
         return Polled(rows, {"lsn": text_of(self.at)})
 
-    def _route(self, data: pa.ChunkedArray, rows: dict[str, list[pa.RecordBatch]]) -> None:
+    def _route(
+        self, data: pa.ChunkedArray, gone: Mapping[SourceTable, Sequence[str]], rows: dict[str, list[pa.RecordBatch]]
+    ) -> None:
         """Give each message to the input of its table; those of begin and commit to none."""
         text = _messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
         if not len(text):
             return
         if len(self.tables) == 1:
-            rows.setdefault(self.tables[0].input, []).append(pa.record_batch({"value": text}))
+            (table,) = self.tables
+            rows.setdefault(table.input, []).append(pa.record_batch({"value": without(text, gone[table])}))
             return
         told, _ = objects(text, {"schema": TEXT, "table": TEXT})
         schemas, names = (pc.struct_field(told, each) for each in ("schema", "table"))
         for table in self.tables:
             here = pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name))
             if (some := text.filter(here)) is not None and len(some):
-                rows.setdefault(table.input, []).append(pa.record_batch({"value": some}))
+                rows.setdefault(table.input, []).append(pa.record_batch({"value": without(some, gone[table])}))
 
     def _streamed(self, query: str) -> Iterator[pa.Table]:
         """What a query gives, by COPY: the columns ``lsn`` and ``data``."""

@@ -24,7 +24,7 @@ import ddflow as dd
 from ddflow.connectors.kafka_sink import TopicWriter
 from ddflow.engine.delivery import Delivery
 from ddflow.engine.kept_epochs import EngineEpochs
-from ddflow.errors import SinkAhead, SinkFailed, SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.errors import SchemaMismatch, SinkAhead, SinkFailed, SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 NUMBERS = itertools.count()
 
@@ -76,6 +76,25 @@ def test_all_partitions_are_read_and_gone_on_with(servers: str, topic: str, tmp_
     with flow().open(tmp_path / "state") as engine:
         assert engine.run({"rows": dd.sources.kafka(servers, topic)}).rows == 3
         assert held(engine, "by_city") == [("Bern", 98), ("Chur", 1), (None, 1)]
+
+
+def test_a_new_column_goes_through_to_a_lake(servers: str, topic: str, tmp_path: Path) -> None:
+    import deltalake
+
+    def run(*rows: dict[str, Any], **more: Any) -> Any:
+        lines = [{"op": "c", "after": row, "source": {"table": topic}} for row in rows]
+        produced(servers, topic, *({"id": row["id"]} | line for row, line in zip(rows, lines, strict=True)))
+        source = {"rows": dd.sources.kafka(servers, topic)}
+        with flow(dd.formats.debezium()).open(tmp_path / "state") as engine:
+            return engine.run(source, {"rows": dd.sinks.delta(tmp_path / "lake")}, **more)
+
+    run({"id": 1, "city": "Bern", "left": 1})
+    with pytest.raises(SchemaMismatch, match=f"'n' .int64., first in offset [0-9]+ of {topic}"):
+        run({"id": 2, "city": "Bern", "left": 1, "n": 7}, evolve="stop")
+    assert run({"id": 3, "city": "Chur", "left": 1}).rows == 2
+    found = deltalake.DeltaTable(tmp_path / "lake").to_pyarrow_table().sort_by("id")
+    assert found.select(["id", "n"]).to_pylist() == [{"id": 1, "n": None}, {"id": 2, "n": 7}, {"id": 3, "n": None}]
+    assert "left" not in found.column_names
 
 
 def test_a_state_begins_where_it_is_told(servers: str, topic: str) -> None:

@@ -66,7 +66,7 @@ _COLUMNS: Final = """
         [c->'$.schema', c->'$.table', c->'$.columnnames', c->'$.columntypes'])))::varchar
     when len(json_extract(v, '$.columns[*].name')) > 0
     then to_json([[v->'$.schema', v->'$.table', to_json(json_extract(v, '$.columns[*].name')),
-        to_json(json_extract(v, '$.columns[*].type'))]])::varchar end"""
+        to_json(list_transform(json_extract(v, '$.columns[*]'), lambda c: c->'$.type'))]])::varchar end"""
 """The schema, table, names and types of columns in a message."""
 _LSN: Final = (
     "cast('0x' || split_part(v, '/', 1) as bigint) * 4294967296 + cast('0x' || split_part(v, '/', 2) as bigint)"
