@@ -194,10 +194,10 @@ def _net(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> Net:
 
 def _numbered(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
     """For each key the number of the first row that has it."""
-    high, low = identities(keys.combine_chunks(), secret, n)
-    words: Any = high if not low.size else np.rec.fromarrays([high, low])
-    _, first, inverse = np.unique(words, return_index=True, return_inverse=True)
-    return first[inverse.ravel()].astype(np.int64)
+    by = sort(*identities(keys.combine_chunks(), secret, n))
+    out: Ints = np.empty(by.permutation.size, np.int64)
+    out[by.permutation] = np.repeat(by.permutation[by.starts[:-1]], np.diff(by.starts))
+    return out
 
 
 def _repeated(rows: pa.Table, diffs: Ints) -> pa.Table:
