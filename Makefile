@@ -34,11 +34,12 @@ check: setup lint ## a minute: lint, types, kernels, doctests, and the laws on a
 test: setup ## lint and every test but those of a soak: kernels three ways, properties, doctests, Spark, notebooks
 	@.ci/test $(WORKERS)
 
-lint: setup ## style, formatting and types
+lint: setup ## style, formatting, types and spelling
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports --no-logo --cache-dir .ruff_cache/imports
+	$(RUN)/codespell
 
 docs: setup ## the site, in docs/_build/html; without the network, and a warning is an error
 	$(RUN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
