@@ -35,7 +35,7 @@ def diff(ask: Ask) -> None:
 
     * `ddflow diff monday.csv tuesday.csv --key id --filter "status = 'paid'" --project city,amount`
 
-    * `ddflow diff visits.csv --key user --order-by at --merge visits=sum --merge tags=union`
+    * `ddflow diff visits.jsonl --key user --order-by at --merge visits=sum --merge tags=union`
 
     * `ddflow diff readings/ --key sensor,metric --time at --lateness 10min --late drop -o diffs.arrow`
 
@@ -43,7 +43,7 @@ def diff(ask: Ask) -> None:
 
     * `zcat feed.gz | ddflow diff - --format jsonl --key id -o -`
 
-    * `ddflow diff wednesday.csv --state state/orders --key id -o wednesday.parquet`
+    * `ddflow diff wednesday.csv --state state/orders --key id --order-by updated_at -o wednesday.parquet`
     """
     from ddflow.cli.once import run
 

@@ -49,7 +49,7 @@ def export(
 
     * `ddflow export state/orders -o exported/`
 
-    * `ddflow export state/orders by_city -o cities.csv --as-of 41`
+    * `ddflow export state/shop by_city -o cities.csv --as-of 2`
     """
     from ddflow.connectors.files import open_output
     from ddflow.engine.snapshot import Snapshot

@@ -30,7 +30,7 @@ def replace(ask: Ask) -> None:
 
     * `ddflow replace day1.csv day2.csv day3.csv --key id -o changes.parquet`
 
-    * `ddflow replace eu.csv --key id --scope "region = 'EU'" --state state/orders -o changes.parquet`
+    * `ddflow replace eu.csv --key id --scope "region = 'EU'" --state state/places -o changes.parquet`
 
     * `ddflow replace packages/ --key name --noop-ignore checked_at -o changes.jsonl`
     """

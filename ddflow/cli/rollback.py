@@ -53,7 +53,7 @@ def rollback(
 
     * `ddflow rollback state/orders --list`
 
-    * `ddflow rollback state/orders --to-epoch 41 --yes`
+    * `ddflow rollback state/orders --to-epoch 1 --yes`
     """
     from ddflow.tools import rollback as tool
 

@@ -115,12 +115,14 @@ def run(
 
     Examples:
 
-    * `ddflow run flow.py --state state --from 'orders=files:landing/*.csv' --to by_city=duckdb:shop.duckdb`
+    * `ddflow run flow.py --state state/shop --from 'orders=files:landing/*.csv' --to by_city=duckdb:shop.duckdb`
 
-    * `ddflow run flow.py --state state --from 'orders=files:landing/*.csv' --follow --to by_city=sqlite:shop.db#cities`
+    * `ddflow run flow.py --state state/shop --from 'orders=files:landing/*.csv' --follow
+      --to by_city=sqlite:shop.db#cities`
 
-    * `ddflow run flow.py --state state --from 'shop=postgres://me@db/shop?slot=by_city#orders,customers' --follow --to
-      by_city=postgres://me@db/shop` (several tables, which feed the inputs of their names; `TABLE=INPUT` for another)
+    * `ddflow run live.py --state state/live --from 'shop=postgres://me@db/shop?slot=by_city#orders,customers' --follow
+      --to by_city=postgres://me@db/shop` (several tables, which feed the inputs of their names; `TABLE=INPUT` for
+      another)
     """
     from ddflow.connectors.spelled import spelled_source
 

@@ -53,9 +53,9 @@ def sync(
 
     Examples:
 
-    * `ddflow sync flow.py --state state --to by_city=duckdb:shop.duckdb`
+    * `ddflow sync flow.py --state state/shop --to by_city=duckdb:shop.duckdb`
 
-    * `ddflow sync flow.py --state state --to by_city=duckdb:shop.duckdb --adopt --yes`
+    * `ddflow sync flow.py --state state/shop --to by_city=duckdb:shop.duckdb --adopt --yes`
     """
     targets, given = sinks(to, mode), loaded(flow)
     if not targets and not detach:

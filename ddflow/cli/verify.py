@@ -62,7 +62,7 @@ def verify(
 
     * `ddflow verify state/shop orders/ --input orders --json`
 
-    * `ddflow verify state/orders full.csv monday.csv tuesday.csv --full full.csv`
+    * `ddflow verify state/places full.csv monday.csv tuesday.csv --full full.csv`
     """
     from ddflow.cli.log import input_of, log_of, streamed
     from ddflow.cli.progress import watching

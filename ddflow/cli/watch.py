@@ -41,9 +41,9 @@ def watch(
 
     Examples:
 
-    * `ddflow watch state by_city --by 'total desc'`
+    * `ddflow watch state/shop by_city --by 'revenue desc'`
 
-    * `ddflow watch state by_city --once`
+    * `ddflow watch state/shop by_city --once`
     """
     from rich.live import Live
 

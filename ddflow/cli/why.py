@@ -68,9 +68,9 @@ def why(
 
     * `ddflow why state/orders 7`
 
-    * `ddflow why state/orders id=7,region=EU orders/ --json`
+    * `ddflow why state/stock sku=7,store=Bern stock/ --json`
 
-    * `ddflow why state/orders by_city city=Bern --as-of 41`
+    * `ddflow why state/shop by_city city=Bern --as-of 2`
     """
     from ddflow.cli.export import time_of
     from ddflow.cli.log import FilesLog, input_of, key_of, log_of, values_of
