@@ -63,8 +63,8 @@ def changed(rows: list[dict[str, Any]]) -> Counter[Any]:
     """What a change log adds up to."""
     found: Counter[Any] = Counter()
     for row in rows:
-        kind, _ = row.pop("_change_type"), row.pop("_commit_version")
-        found[tuple(row.values())] += -1 if kind in ("delete", "update_preimage") else 1
+        values = tuple(value for name, value in row.items() if not name.startswith("_"))
+        found[values] += -1 if row["_change_type"] in ("delete", "update_preimage") else 1
     return Counter({row: n for row, n in found.items() if n})
 
 
