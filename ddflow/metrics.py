@@ -40,20 +40,20 @@ class SinkLag(NamedTuple):
 class SourceLag(NamedTuple):
     """How far a source of `Engine.run` is behind what is there.
 
-    >>> str(SourceLag(1200, "messages")), str(SourceLag(1, "files")), str(SourceLag(0, "bytes"))
-    ('1,200 messages', '1 file', '')
+    >>> str(SourceLag(1200, "messages")), str(SourceLag(1, "files")), str(SourceLag(81920, "bytes")), str(SourceLag())
+    ('1,200 messages', '1 file', '82 kB', '')
     """
 
-    amount: int
-    unit: str
-    """"messages", "files" or "bytes": what the amount counts."""
+    amount: int = 0
+    unit: str = "messages"
+    """What the amount counts, a plural: "messages", "files", "bytes"."""
     failing: bool = False
     """Whether its last attempt failed."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.amount:,} {self.unit if self.amount != 1 else self.unit.removesuffix('s')}" if self.amount else ""
-        )
+        if self.unit == "bytes":
+            return f"{self.amount / 1000:,.0f} kB" if self.amount >= 1000 else ""
+        return counted(self.amount, self.unit.removesuffix("s")) if self.amount else ""
 
 
 class CallMetrics(NamedTuple):

@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,8 @@ from ddflow.errors import SpecError
 if TYPE_CHECKING:
     import ddflow as dd
     from ddflow.connectors.attached import TableSink
+    from ddflow.engine.run import RunDone
+    from ddflow.exporters.to_prometheus import PrometheusExporter
 
 FlowFile = Annotated[
     str,
@@ -88,6 +91,17 @@ Patience = Annotated[
 ]
 
 
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        show_default=False,
+        help="Serve figures for Prometheus at /metrics, to this machine unless HOST is 0.0.0.0.",
+    ),
+]
+
+
 def run(
     flow: FlowFile,
     state: OwnState,
@@ -108,6 +122,7 @@ def run(
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", show_default=False, help="A budget, such as 512MB.")
     ] = None,
+    metrics: Metrics = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
 ) -> None:
@@ -135,7 +150,7 @@ def run(
         say(f"no source feeds {', '.join(unfed)}", err=True)
     behind: Any = int(lateness) if lateness is not None and lateness.isdigit() else lateness
     patience = None if give_up_after == "never" else give_up_after
-    choices: dict[str, Any] = {"memory": memory, "trust": trust}
+    choices: dict[str, Any] = {"memory": memory, "trust": trust, "metrics": metrics and _served(flow, metrics)}
     new: Any = evolve
     with given.open(state, **choices) as engine:
         done = engine.run(
@@ -152,12 +167,24 @@ def run(
             evolve=new,
         )
         epoch = engine.epoch
+    _done(epoch, done, as_json)
+
+
+def _done(epoch: int, done: "RunDone", as_json: bool) -> None:
+    """Say what was done."""
     if as_json:
         say(json.dumps({"epoch": epoch} | vars(done)))
         return
     has = "".join(f", {name} has {at:,}" for name, at in done.sinks.items())
     rate = f"{done.rows:,} rows in {done.epochs:,} epochs, {done.updates:,} updates in {done.seconds:.2f} s"
     say(f"{rate}; epoch {epoch:,}{has} ({done.stopped})", err=True)
+
+
+def _served(flow: str, where: str) -> "PrometheusExporter":
+    """What takes the figures of a flow's file, and serves them."""
+    from ddflow import exporters
+
+    return exporters.prometheus(Path(flow.partition(":")[0]).stem, serve=where)
 
 
 def sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, TableSink]":

@@ -21,6 +21,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
+from ddflow.metrics import SourceLag
+
 Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
 
 
@@ -59,8 +61,8 @@ class OpenSource(ABC):
         """Whether nothing will come any more."""
 
     @abstractmethod
-    def lag(self) -> str:
-        """What it knows to be there and has not given, for people; "" for nothing."""
+    def lag(self) -> SourceLag:
+        """What it knows to be there and has not given."""
 
     def acknowledge(self, position: Any) -> None:  # noqa: B027 - most have nobody to tell
         """A position is committed: what is before it need not be kept.  Never called ahead of a commit."""

@@ -35,6 +35,7 @@ from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.metrics import SourceLag
 
 LOOK: Final = 0.5
 """Seconds between two looks for a new version."""
@@ -111,10 +112,9 @@ class FeedReader(OpenSource):
         """Whether the version was read that was the newest when it was opened."""
         return not self.of.follow and self.rows is None and self.at >= self.until
 
-    def lag(self) -> str:
+    def lag(self) -> SourceLag:
         """The versions that are there."""
-        n = self.until - self.at
-        return "copying" if self.rows is not None else f"{n:,} version{'s'[: n != 1]}" if n else ""
+        return SourceLag(max(self.until - self.at, 0), "versions")
 
     def poll(self, room: int) -> Polled | None:
         """Some of the copy, or the changes of whole versions."""

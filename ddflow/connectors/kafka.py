@@ -23,6 +23,7 @@ import pyarrow as pa
 from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import MissingExtra, SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.metrics import SourceLag
 
 WAIT: Final = 10.0
 """Seconds that an answer of a broker may take."""
@@ -111,14 +112,14 @@ class TopicReader(OpenSource):
         """Whether all was read that was there when it was opened."""
         return not self.of.follow and all(self.at[each] >= until for each, until in self.until.items())
 
-    def lag(self) -> str:
+    def lag(self) -> SourceLag:
         """The messages that are there and were not read, as far as is known."""
         behind, kafka = 0, library()
         for partition, offset in self.at.items():
             with suppress(kafka.KafkaException):
                 high = self.consumer.get_watermark_offsets(kafka.TopicPartition(self.of.topic, partition), cached=True)
                 behind += max(0, high[1] - offset) if high else 0
-        return f"{behind:,} messages" if behind else ""
+        return SourceLag(behind, "messages")
 
     def poll(self, room: int) -> Polled | None:
         """Messages of all partitions, those of each in their order."""

@@ -36,6 +36,7 @@ from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSourc
 from ddflow.connectors.landing import Stamp, landing
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
+from ddflow.metrics import SourceLag
 
 
 class FilesPosition(TypedDict):
@@ -105,10 +106,9 @@ class FollowedFiles(OpenSource):
         """Whether all was taken that was there."""
         return not self.of.follow and not self._first and self._at is None and not self._ready
 
-    def lag(self) -> str:
+    def lag(self) -> SourceLag:
         """The files that are ready."""
-        n = len(self._ready) + (self._at is not None)
-        return f"{n:,} file{'s'[: n != 1]}" if n else ""
+        return SourceLag(len(self._ready) + (self._at is not None), "files")
 
     def poll(self, room: int) -> Polled | None:
         """Batches of as many files as there is room for."""

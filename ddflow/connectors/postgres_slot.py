@@ -33,6 +33,7 @@ from ddflow.connectors.formats.sql_types import of_sql
 from ddflow.connectors.postgres import address, driver, shown
 from ddflow.connectors.postgres_catalog import COLUMNS, SourceTable, cell, literal, look, table_of, without, worded
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.metrics import SourceLag
 
 COPYING: Final = "_copying"
 BLOCK: Final = 4 << 20
@@ -126,12 +127,11 @@ class Slot(OpenSource):
         """Whether all was read that was committed when it was opened."""
         return not self.of.follow and not self._waits and self._copy is None and self.at >= self._until
 
-    def lag(self) -> str:
+    def lag(self) -> SourceLag:
         """The bytes of the log behind the position."""
         with suppress(SourceFailed, UnreadableInput), worded(self.asked):
-            size = self._now() - self.at
-            return f"{size / 1024:,.0f} kB of log" if size >= 1024 else ""
-        return ""
+            return SourceLag(max(self._now() - self.at, 0), "bytes")
+        return SourceLag(0, "bytes")
 
     def poll(self, room: int) -> Polled | None:
         """Some of the copy, or whole transactions; nothing until the last ones are committed."""

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.errors import SourceFailed
+from ddflow.metrics import SourceLag
 
 LOOK: Final = 0.2
 """Seconds between two looks at a file."""
@@ -84,9 +85,9 @@ class WholeFile(OpenSource):
         """Whether it was looked at, and will not be again."""
         return self._asked and not self.of.follow
 
-    def lag(self) -> str:
+    def lag(self) -> SourceLag:
         """Nothing is known of it."""
-        return ""
+        return SourceLag(0, "files")
 
     def poll(self, room: int) -> Polled | None:
         """All rows, where the file is not as it was."""

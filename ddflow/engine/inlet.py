@@ -22,7 +22,7 @@ import pyarrow as pa
 from ddflow.connectors.attached import Beside, OpenSource, Polled
 from ddflow.connectors.formats.base import messages_of
 from ddflow.errors import SchemaMismatch, SourceFailed
-from ddflow.metrics import LOG
+from ddflow.metrics import LOG, SourceLag
 from ddflow.plan.binding import Binding
 from ddflow.storage.epochs import Attached
 
@@ -67,9 +67,10 @@ class Inlet:
         """Whether nothing will come any more."""
         return self._source is not None and self.failing is None and self._source.ended
 
-    def lag(self) -> str:
-        """What is there and was not taken, for people."""
-        return self.failing.found if self.failing is not None else "" if self._source is None else self._source.lag()
+    def lag(self) -> SourceLag:
+        """What is there and was not taken."""
+        known = SourceLag() if self._source is None else self._source.lag()
+        return known._replace(failing=self.failing is not None)
 
     def attached(self) -> Attached:
         """What the next manifest says of the source."""

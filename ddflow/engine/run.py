@@ -34,11 +34,11 @@ from ddflow.engine.delivery import Delivery
 from ddflow.engine.inlet import Inlet, found, refused
 from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run_options import RunOptions
+from ddflow.engine.run_report import RunReport
 from ddflow.engine.signals import on_signal
 from ddflow.errors import SpecError
 from ddflow.metrics import LOG
-from ddflow.terminal import Line
-from ddflow.time import NEVER, shown
+from ddflow.time import NEVER
 
 
 class Stepping(Protocol):
@@ -98,7 +98,7 @@ class RunLoop:
         shows: bool,
     ) -> None:
         self.engine, self.calls, self.dataflow, self.how = engine, engine.calls, engine.calls.dataflow, how
-        self.done, self.line, self._began = RunDone(), Line(shows), monotonic()
+        self.done, self._began = RunDone(), monotonic()
         self.log = None if self.calls.durable is None else self.calls.durable.log
         self.fed: dict[str, str] = {}
         """By input, the name of its source."""
@@ -106,6 +106,7 @@ class RunLoop:
         self.late = self._lateness()
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
         self.outlets = Deliveries(each, how.most, how.patience)
+        self.report = RunReport(self.calls, self.inlets, self.outlets, shows)
         self._stop: Literal["signal", "time"] | None = None
         self._evolved = False
         """Whether the next commit publishes other columns."""
@@ -145,7 +146,7 @@ class RunLoop:
             stack.enter_context(on_signal(self._signalled))
             for close in (*(each.close for each in self.inlets), self.outlets.close):
                 stack.callback(close)
-            stack.callback(self.line.close)
+            stack.callback(self.report.close)
             self.outlets.pump()  # before the first epoch: a sink may refuse
             while True:
                 if ends is not None and monotonic() - began >= ends:
@@ -157,7 +158,7 @@ class RunLoop:
                     self._evolve()
                 # Before the commit a table would have columns that the state may yet lose.
                 drained = not self._evolved and self.outlets.pump()
-                self._tell()
+                self.report.tell(self.done.rows, self._holder())
                 self._give_up()
                 over = all(each.ended and not each.moved and not each.news for each in self.inlets)
                 if self._stop is not None or (over and drained):
@@ -165,6 +166,7 @@ class RunLoop:
                 if full or over:
                     sleep(NAP)
             self._acknowledge()
+            self.report.publish()
         self.done.stopped, self.done.seconds = self._stop or "end", monotonic() - began
         self.done.sinks = self.outlets.at
         return self.done
@@ -316,18 +318,3 @@ class RunLoop:
         """Say in the state what the sinks have."""
         if self.calls.durable is not None:
             self.calls.durable.acknowledge(self.dataflow)
-
-    def _tell(self) -> None:
-        """One line for whoever looks."""
-        if not self.line.due:
-            return
-        took = max(monotonic() - self._began, 1e-3)
-        parts = [f"epoch {self.calls.epoch:,}", f"{self.done.rows:,} rows, {self.done.rows / took:,.0f} rows/s"]
-        parts += [f"{each.name}: {lag}" for each in self.inlets if (lag := each.lag())]
-        holder = self._holder()
-        if holder is not None:
-            parts.append(f"frontier {shown(self.dataflow.frontier)}, held by {holder[0]}")
-        for name, outlet in self.outlets.each.items():
-            failing = "" if outlet.failing is None else f" ({outlet.failing.found})"
-            parts.append(f"{name} has {outlet.at:,}{failing}")
-        self.line.show(", ".join(parts))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from test_cli import DDFLOW, refused, run
@@ -144,3 +147,28 @@ def test_a_line_on_a_terminal() -> None:
     assert process.wait(60) == 0
     text = said.decode()
     assert "epoch 1, 2 rows" in text and "by_city has 1" in text and "(time)" in text
+
+
+def test_metrics_are_served_while_it_runs() -> None:
+    port = free_port()
+    words = ["--to", "by_city=sqlite:shop.db", "--follow", "--interval", "20ms", "--metrics", str(port)]
+    child = subprocess.Popen([DDFLOW, *WORDS, *words], stderr=subprocess.DEVNULL)
+    try:
+        page, wanted = "", 'ddflow_sink_lag_epochs{flow="flow",output="by_city"} 0.0'
+        for _ in range(600):
+            if wanted in page and 'ddflow_epoch{flow="flow"} 1.0' in page:
+                break
+            time.sleep(0.1)
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                page = answer.read().decode()
+        assert wanted in page and 'ddflow_source_lag{flow="flow",source="orders",unit="files"} 0.0' in page
+        assert 'ddflow_rows_total{flow="flow",input="orders"}' in page
+    finally:
+        child.terminate()
+    assert child.wait(30) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,77 @@
+"""How a run goes, for who looks: a line on the terminal, and records for metrics.
+
+Invariant: it asks sources and sinks what they know and changes nothing. The line is written five times a second at
+most; a record is published behind each epoch, once a second while nothing comes, and at the end.
+
+>>> import ddflow as dd, tempfile, pathlib
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> seen = []
+>>> with tempfile.TemporaryDirectory() as place, flow.open(metrics=seen.append) as engine:
+...     _ = (pathlib.Path(place) / "1.csv").write_text("id\\n1\\n")
+...     _ = engine.run({"people": dd.sources.files(f"{place}/*.csv")})
+>>> seen[-1].kind, seen[-1].sources
+('run', {'people': SourceLag(amount=0, unit='files', failing=False)})
+"""
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Final
+
+from ddflow.engine.calls import Calls
+from ddflow.engine.deliveries import Deliveries
+from ddflow.engine.inlet import Inlet
+from ddflow.metrics import CallMetrics, SinkLag, publish
+from ddflow.terminal import Line
+from ddflow.time import shown
+
+EVERY: Final = 1.0
+"""Seconds between two records while there are no epochs."""
+
+
+class RunReport:
+    """Of a run of an engine with some ``calls``.  ``shows``: whether a line on the terminal tells how it goes."""
+
+    def __init__(self, calls: Calls, inlets: Sequence[Inlet], outlets: Deliveries, shows: bool) -> None:
+        self.calls, self.inlets, self.outlets = calls, inlets, outlets
+        self.line, self._began = Line(shows), monotonic()
+        self._published, self._epoch = self._began, -1
+
+    def close(self) -> None:
+        """End the line."""
+        self.line.close()
+
+    def tell(self, rows: int, holder: tuple[str, int] | None) -> None:
+        """Show and publish what is due.  ``rows``: taken in so far.  ``holder``: as `RunLoop` has it."""
+        if self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY:
+            self.publish()
+        if self.line.due:
+            self.line.show(self._text(rows, holder))
+
+    def publish(self) -> None:
+        """A record of what waits, for whoever takes the figures of calls."""
+        now, self._epoch = monotonic(), self.calls.epoch
+        seconds, self._published = now - self._published, now
+        if not self.calls.listeners:
+            return
+        sinks = {
+            name: SinkLag(each.waiting, each.waiting_bytes(), each.failing is not None)
+            for name, each in self.outlets.each.items()
+        }
+        sources, dataflow = {each.name: each.lag() for each in self.inlets}, self.calls.dataflow
+        call = CallMetrics("run", dataflow.frontier, self._epoch, seconds, {}, dataflow.pending, {})
+        publish(self.calls.listeners, call._replace(sources=sources, sinks=sinks))
+
+    def _text(self, rows: int, holder: tuple[str, int] | None) -> str:
+        """One line."""
+        took = max(monotonic() - self._began, 1e-3)
+        parts = [f"epoch {self.calls.epoch:,}", f"{rows:,} rows, {rows / took:,.0f} rows/s"]
+        for each in self.inlets:
+            lag = str(each.lag()) if each.failing is None else each.failing.found
+            parts += [f"{each.name}: {lag}"] if lag else []
+        if holder is not None:
+            parts.append(f"frontier {shown(self.calls.dataflow.frontier)}, held by {holder[0]}")
+        for name, outlet in self.outlets.each.items():
+            failing = "" if outlet.failing is None else f" ({outlet.failing.found})"
+            parts.append(f"{name} has {outlet.at:,}{failing}")
+        return ", ".join(parts)
