@@ -1,10 +1,10 @@
 """The command line: one verb a file, loaded when it is asked for.
 
 Invariant: a verb either ends well (0) or says what is wrong in one message on stderr and ends with the code for it,
-without a traceback: 1 what ddflow refuses, 2 wrong usage, 70 a bug of ours, 130 interrupted, 141 whoever read our
-output has gone. ``--debug``, anywhere in the line, adds the traceback and changes nothing else. ``ddflow --version``
-must not wait for Arrow and a compiler, so nothing heavy is imported here nor at the top of a verb's file; and the guard
-must stand around every verb, so that none can forget it. No verb's work is done here.
+without a traceback: 1 what ddflow refuses, 2 wrong usage, 70 a bug of ours, 130 interrupted, 141 the reader of the
+output has gone, 143 terminated. ``--debug``, anywhere in the line, adds the traceback and changes nothing else.
+``ddflow --version`` must not wait for Arrow and a compiler, so nothing heavy is imported here nor at the top of a
+verb's file; and the guard must stand around every verb, so that none can forget it. No verb's work is done here.
 
 A verb ``v`` is a function ``v`` in ``ddflow/cli/v.py``, with its options as Typer annotations.
 
@@ -150,7 +150,7 @@ def root(
     """Upsert streams in, difference streams out.
 
     Exit codes: 0 done, 1 refused (the message says what was asked, what was found, what to do), 2 wrong usage,
-    70 a bug in ddflow, 130 interrupted, 141 the reader of the output has gone.
+    70 a bug in ddflow, 130 interrupted, 141 the reader of the output has gone, 143 terminated.
     """
     if context.invoked_subcommand is None:
         say(TEXT)

@@ -74,6 +74,7 @@ def compare(
     * `ddflow compare old.parquet new.parquet --key id,region --ignore updated_at -o changes.parquet`
     """
     from ddflow.cli.plan import names
+    from ddflow.cli.progress import watching
     from ddflow.cli.reading import how
     from ddflow.connectors.files.types import parse_types
     from ddflow.errors import DdflowError
@@ -81,7 +82,9 @@ def compare(
 
     try:
         files = how(format, delimiter, null, encoding)
-        done = comparison(before, after, names(key), names(ignore or []), parse_types(types or ()), files)
+        columns = names(key), names(ignore or []), parse_types(types or ())
+        with watching("reading") as tick:
+            done = comparison(before, after, *columns, files, tick)
         for note in done.notes:
             say(note, err=True)
         if output is not None or not as_json:

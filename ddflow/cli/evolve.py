@@ -62,12 +62,14 @@ def evolve(
 
     * `ddflow evolve state/outages --types outage_id=string,customers=double`
     """
+    from ddflow.cli.progress import watching
     from ddflow.connectors.files.types import parse_types
     from ddflow.partitions.evolve import evolve
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}
     given: Any = parse_types(types)
-    done = evolve(state, given if input is None else {input: given}, **choices)
+    with watching("rewriting") as tick:
+        done = evolve(state, given if input is None else {input: given}, **choices, look=tick)
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
         return

@@ -51,6 +51,7 @@ def export(
 
     * `ddflow export state/shop by_city -o cities.csv --as-of 2`
     """
+    from ddflow.cli.progress import watching
     from ddflow.connectors.files import open_output
     from ddflow.engine.snapshot import Snapshot
     from ddflow.tools.export import contents
@@ -64,8 +65,10 @@ def export(
         paths = {name: _path(name, output, len(wanted)) for name in wanted}
         opened = {name: stack.enter_context(open_output(paths[name], read[name][0], overwrite)) for name in wanted}
         for name in wanted:
-            for table in read[name][1]:
-                opened[name].write(table)
+            with watching(f"writing {name}") as tick:
+                for table in read[name][1]:
+                    opened[name].write(table)
+                    tick(table.num_rows)
             done.append({"name": name, "rows": opened[name].written, "file": str(paths[name])})
         epoch = snapshot.epoch
     if as_json:

@@ -24,6 +24,7 @@ from uuid import UUID
 import pyarrow as pa
 import typer
 
+from ddflow.cli.progress import Tick, watching
 from ddflow.cli.reading import rows_of
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files
@@ -69,14 +70,16 @@ def log_of(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> F
     return given
 
 
-def streamed(given: FilesSource, full: Sequence[str] | None, scope: str | None) -> Iterator[Any]:
+def streamed(
+    given: FilesSource, full: Sequence[str] | None, scope: str | None, shown: Tick = lambda rows: None
+) -> Iterator[Any]:
     """A reader for each file, to be read one after the other, in a mark where that is full contents.
 
-    ``full``, ``scope``: as in `marked`.
+    ``full``, ``scope``: as in `marked`.  ``shown``: called with the number of rows read since its last call.
     """
     for part in marked(given.files, full, scope):
         file = part.rows if isinstance(part, Full) else part
-        rows = pa.RecordBatchReader.from_batches(given.columns(file), rows_of(given, file))
+        rows = pa.RecordBatchReader.from_batches(given.columns(file), rows_of(given, file, lambda rows, _: shown(rows)))
         yield replace(part, rows=rows) if isinstance(part, Full) else rows
 
 
@@ -137,10 +140,13 @@ def value_in(text: str, kind: pa.DataType, asked: str) -> Any:
 
 
 class FilesLog:
-    """Files as a log, which are read again as often as it is gone through.  ``how``: as `streamed` takes it."""
+    """Files as a log, which are read again as often as it is gone through, with progress on a terminal.
 
-    def __init__(self, *how: Any) -> None:
-        self.how = how
+    ``given``, ``full``, ``scope``: as in `streamed`."""
+
+    def __init__(self, given: FilesSource, full: Sequence[str] | None, scope: str | None) -> None:
+        self.how = given, full, scope
 
     def __iter__(self) -> Iterator[Any]:
-        return streamed(*self.how)
+        with watching("reading the log") as tick:
+            yield from streamed(*self.how, tick)

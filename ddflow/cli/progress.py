@@ -26,9 +26,16 @@ def progress(total: int | None, hidden: bool = False) -> AbstractContextManager[
     )
 
 
-def watching(doing: str, total: int | None, unit: Callable[[int], str]) -> AbstractContextManager[Tick]:
+def rows(amount: int) -> str:
+    """A number of rows, as it is written."""
+    return f"{amount:,} rows"
+
+
+def watching(
+    doing: str, total: int | None = None, unit: Callable[[int], str] = rows, hidden: bool = False
+) -> AbstractContextManager[Tick]:
     """Show how much was read, while the block runs.  ``unit``: how an amount is written."""
-    return _drawn(lambda: doing, total, lambda rate, read: f"{doing}: {unit(read)}, {unit(rate)}/s")
+    return _drawn(lambda: doing, total, lambda rate, read: f"{doing}: {unit(read)}, {unit(rate)}/s", hidden)
 
 
 @contextmanager
@@ -41,7 +48,8 @@ def _drawn(
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"))
+    # A name in it is no markup.
+    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
     done, began = [0, 0], perf_counter()
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(begin(), total=total)

@@ -42,10 +42,12 @@ def rescale(
 
     * `ddflow rescale state/orders --partitions 1 --memory 2GB`
     """
+    from ddflow.cli.progress import watching
     from ddflow.partitions.rescale import rescale
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}
-    done = rescale(state, partitions, **choices)
+    with watching("moving") as tick:
+        done = rescale(state, partitions, **choices, look=tick)
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
     elif done.before == done.partitions:

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     import ddflow as dd
+    from ddflow.cli.progress import Tick
     from ddflow.cli.show import Piped, Preview
     from ddflow.connectors.files import FileOutput, FilesSource
 
@@ -112,9 +114,9 @@ def sql(
     rows = flow.output(OUT, flow.sql(query))
     schema = rows.updates_schema(flow.time_type) if diff else rows.schema
     read = 0
-    with flow.open() as engine, _target(output, schema, overwrite) as out:
+    with flow.open() as engine, _target(output, schema, overwrite) as out, _shown(given, out) as tick:
         for time, files in enumerate(zip_longest(*(source.files for source in given.values())), 1):
-            readers, counts = _readers(given, files)
+            readers, counts = _readers(given, files, tick)
             step = engine.step(readers, time=time)
             read += sum(counts)
             if diff:
@@ -174,7 +176,19 @@ def _spec(options: dict[str, str]) -> "dd.Upsert":
     return dd.Upsert(key=names([options["key"]]), order_by=order, delete=delete)
 
 
-def _readers(given: "dict[str, FilesSource]", files: Sequence[str | None]) -> tuple[dict[str, Any], list[int]]:
+def _shown(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":
+    """The rows read so far, unless rows of the answer go to the same terminal."""
+    from ddflow.cli.progress import watching
+    from ddflow.cli.show import Piped
+
+    counts = [source.rows for source in given.values()]
+    total = sum(n or 0 for n in counts) if None not in counts else None
+    return watching("reading", total, hidden=isinstance(out, Piped) and sys.stdout.isatty())
+
+
+def _readers(
+    given: "dict[str, FilesSource]", files: Sequence[str | None], shown: "Tick"
+) -> tuple[dict[str, Any], list[int]]:
     """The next file of each table that has one, and how many rows each gave."""
     import pyarrow as pa
 
@@ -188,6 +202,7 @@ def _readers(given: "dict[str, FilesSource]", files: Sequence[str | None]) -> tu
 
         def tick(rows: int, updates: int, place: int = place) -> None:
             counts[place] += rows
+            shown(rows)
 
         out[name] = pa.RecordBatchReader.from_batches(source.columns(file), rows_of(source, file, tick))
     return out, counts

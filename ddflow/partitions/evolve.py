@@ -28,6 +28,7 @@ import pyarrow as pa
 from ddflow.columns.widening import Inexact
 from ddflow.errors import PlanChanged, SchemaMismatch, SpecError
 from ddflow.partitions.rescale import Rescaled, Rescaler
+from ddflow.partitions.rescale_rows import Look
 from ddflow.partitions.rescale_task import task
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.plan.evolve import evolved_to
@@ -118,6 +119,7 @@ def evolve(
     flow: Plan | None = None,
     trust: Trust = "owner",
     memory: str | int | None = None,
+    look: Look = lambda rows: None,
 ) -> Evolved:
     """Rewrite a state into a new version of the same epoch, some of whose columns are wider.
 
@@ -134,6 +136,8 @@ def evolve(
         As in `Flow.open`.
     memory : str or int, optional
         What may be taken, such as "1GB".
+    look : callable
+        For progress: called with the number of rows written since its last call.
 
     Returns
     -------
@@ -160,5 +164,5 @@ def evolve(
     with Rescaler.open(state, None, trust=trust, memory=memory, plans=evolution.plans) as rescaler:
         with inexact(rescaler.store.where):
             for stage, number in rescaler.tasks:
-                rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store))
+                rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store, look))
         return evolution.done(rescaler.finish(rescaler.made))

@@ -40,6 +40,7 @@ from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, Pl
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import by_level
 from ddflow.partitions.move import Move
+from ddflow.partitions.rescale_rows import Look
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.partitions.shares import joined
 from ddflow.partitions.stages import Stages, cut, uncut
@@ -225,16 +226,23 @@ class Rescaler:
 
 
 def rescale(
-    state: State, partitions: int, *, flow: Plan | None = None, trust: Trust = "owner", memory: str | int | None = None
+    state: State,
+    partitions: int,
+    *,
+    flow: Plan | None = None,
+    trust: Trust = "owner",
+    memory: str | int | None = None,
+    look: Look = lambda rows: None,
 ) -> Rescaled:
     """Split or join a state's partitions, all in this process.  O(bytes of the state).
 
-    The rest as in `Rescaler.open`.  Raises what that raises, what `Rescaler.finish` does, and `StorageFull` and
-    `StorageFailed`: it did not happen.
+    ``look``: for progress, called with the number of rows written since its last call.  The rest as in
+    `Rescaler.open`.  Raises what that raises, what `Rescaler.finish` does, and `StorageFull` and `StorageFailed`: it
+    did not happen.
     """
     with Rescaler.open(state, partitions, flow=flow, trust=trust, memory=memory) as rescaler:
         for stage, number in rescaler.tasks:
-            rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store))
+            rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store, look))
         return rescaler.finish(rescaler.made)
 
 

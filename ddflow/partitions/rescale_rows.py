@@ -43,6 +43,8 @@ from ddflow.trace.run import Run
 
 Opened = tuple[Arrangement, Made, pa.Schema]
 """A new arrangement, what hashes its rows, and the columns that identify them."""
+Look = Callable[[int], None]
+"""For progress: called with the number of rows written since its last call."""
 FILE: Final = 1 << 19
 """Versions that fill a file."""
 WAITING: Final = 512 << 20
@@ -56,8 +58,10 @@ class MovedRows:
     ``targets``: the new partitions that have keys in common with it.  ``added``: the files that were written.
     ``versions``: how many they hold.  ``held``: what must be referred to for the files to stay."""
 
-    def __init__(self, batch_store: BatchStore, home: BatchStore | None, move: Move, number: int) -> None:
-        self.batch_store, self.home, self.move, self.number = batch_store, home, move, number
+    def __init__(
+        self, batch_store: BatchStore, home: BatchStore | None, move: Move, number: int, look: Look = lambda rows: None
+    ) -> None:
+        self.batch_store, self.home, self.move, self.number, self.look = batch_store, home, move, number, look
         self.targets = overlapping(number, move.start.partitions, move.partitions)
         self.secret, self.added = Secret(*move.start.secret), list[Blob]()
         self.versions = 0
@@ -175,6 +179,7 @@ class _ShareWriter:
         self.rows.held.append(kept)
         self.rows.added.append(kept.blob)
         self.rows.versions += len(batch)
+        self.rows.look(len(batch))
         self.written.append(BatchRecord(kept.blob, len(batch), None, layout, 0))
 
     def record(self, old: Arrangement, description: Description) -> ArrangementRecord:

@@ -46,7 +46,7 @@ from ddflow.operators.inputs import opened_input
 from ddflow.operators.upsert.events import Events
 from ddflow.partitions.move import Move
 from ddflow.partitions.receipt import AGAIN, STAGES
-from ddflow.partitions.rescale_rows import MovedRows, Opened, grouped, without_versions
+from ddflow.partitions.rescale_rows import Look, MovedRows, Opened, grouped, without_versions
 from ddflow.partitions.stages import Stages, placed, told_by
 from ddflow.plan.binding import Binding
 from ddflow.plan.codec import node_ids
@@ -96,17 +96,20 @@ class Moved(Strict, frozen=True):
 _DECODER: Final = Decoder(Moved)
 
 
-def task(cut: Stages, move: Move, stage: int, number: int, store: Store | None = None) -> Moved:
+def task(
+    cut: Stages, move: Move, stage: int, number: int, store: Store | None = None, look: Look = lambda rows: None
+) -> Moved:
     """Share out one old partition of a stage.  O(bytes of it), in memory that of a piece and of what waits for files,
     or that of ``start.memory``.
 
-    ``store``: the state's, where it is open here.  Raises `StateRefused` where it cannot be seen, `CorruptState`,
+    ``store``: the state's, where it is open here.  ``look``: called with the number of rows written since its last
+    call.  Raises `StateRefused` where it cannot be seen, `CorruptState`,
     `StorageFull`, `StorageFailed`; what was written is deleted then.
     """
     began = perf_counter_ns()
     own = move.start.version.opened("rescale", readonly=False) if store is None else store
     try:
-        made = _Task(cut, move, stage, number, own).made()
+        made = _Task(cut, move, stage, number, own, look).made()
         if store is None:
             own.sync()
     finally:
@@ -117,11 +120,11 @@ def task(cut: Stages, move: Move, stage: int, number: int, store: Store | None =
 
 
 class _Task:
-    def __init__(self, cut: Stages, move: Move, stage: int, number: int, store: Store) -> None:
+    def __init__(self, cut: Stages, move: Move, stage: int, number: int, store: Store, look: Look) -> None:
         self.cut, self.move, self.stage, self.number = cut, move, stage, number
         self.batch_store, self.secret = BatchStore(store), Secret(*move.start.secret)
         self.home = None if move.start.memory is None else self.batch_store
-        self.rows = MovedRows(self.batch_store, self.home, move, number)
+        self.rows = MovedRows(self.batch_store, self.home, move, number, look)
         self.old = StoredInventory.read(store, move.start.inventories[stage][number])
         self.ids = node_ids(cut.flow)
         self.before: dict[str, Collection] = {}

@@ -19,7 +19,7 @@ on one side and as text on the other is text on both.
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ KINDS: Final = ("removed", "added", "changed")
 SIDES: Final = ("before", "after")
 SUFFIXES: Final = tuple(f"_{side}" for side in SIDES)
 _ROWS: Final = "rows"
+Look = Callable[[int], None]
 
 
 class Comparison(NamedTuple):
@@ -117,11 +118,14 @@ def comparison(
     ignore: Any = (),
     types: Mapping[str, pa.DataType] | None = None,
     how: FileOptions = AS_USUAL,
+    look: Look = lambda rows: None,
 ) -> Comparison:
-    """What `compare` returns, and what it says besides.  ``types``, ``how``: of files.  As `compare`."""
+    """What `compare` returns, and what it says besides.  ``types``, ``how``: of files.  As `compare`.
+
+    ``look``: for progress, called with the number of rows read of files since its last call."""
     keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
     rows = zip((before, after), SIDES, strict=True)
-    both = [_read(given, types or {}, how, f"the rows {side}") for given, side in rows]
+    both = [_read(given, types or {}, how, f"the rows {side}", look) for given, side in rows]
     _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
     both = [table.drop_columns([name for name in left_out if name in table.column_names]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
@@ -135,10 +139,13 @@ def comparison(
     return Comparison(_compared(both, schema, keys), notes, (both[0].num_rows, both[1].num_rows))
 
 
-def _read(given: Any, types: Mapping[str, Any], how: FileOptions, what: str) -> pa.Table:
+def _read(
+    given: Any, types: Mapping[str, Any], how: FileOptions, what: str, look: Look = lambda rows: None
+) -> pa.Table:
     """Rows in normal types."""
     if isinstance(given, str | os.PathLike):
-        given = of_files(open_files([os.fspath(given)], types=types, how=how))
+        rows = of_files(open_files([os.fspath(given)], types=types, how=how))
+        given = pa.RecordBatchReader.from_batches(rows.schema, _seen(rows, look))
     table = to_table(given, what, pa.schema([]))
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -147,6 +154,12 @@ def _read(given: Any, types: Mapping[str, Any], how: FileOptions, what: str) -> 
         pa.chunked_array([plain(c) for c in column.chunks], normal_type(column.type)) for column in table.columns
     ]
     return pa.table(dict(zip(names, columns, strict=True)))
+
+
+def _seen(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        look(batch.num_rows)
+        yield batch
 
 
 def _check_known(names: Iterable[str], option: str, known: list[str]) -> None:

@@ -80,7 +80,7 @@ FILES = {
     "readings/1.csv": "sensor,metric,at,value\n1,heat,2024-01-01 08:00:00,20.5\n1,heat,2024-01-01 08:05:00,21.0\n",
     "packages/1.csv": "name,version,checked_at\na,1,2024-01-01\n",
     "packages/2.csv": "name,version,checked_at\na,1,2024-01-02\n",
-    "outages.csv": "id,meter,customers\n1,70,3\n",
+    "outages.csv": "id,outage_id,customers\n1,70,3\n",
     "flow.py": f"{FLOW}orders, customers = inputs()\n{OUTPUTS}",
     "live.py": f"{FLOW}orders, customers = inputs(format=dd.formats.wal2json())\n{OUTPUTS}",
 }

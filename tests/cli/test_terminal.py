@@ -194,6 +194,33 @@ def test_no_verb_lets_a_control_character_through(words: list[str], code: int, s
     shown(*(word.format(**named) for word in words), code=code)
 
 
+KEYED = ["--key", "id"]
+READING = {
+    "diff": ["orders.csv", *KEYED, "-o", "out.csv"],
+    "count": ["orders.csv", *KEYED, "-o", "out.csv"],
+    "replace": ["orders.csv", *KEYED, "-o", "out.csv"],
+    "sql": ["select count(*) n from t", "t=orders.csv:key=id", "-o", "out.csv"],
+    "compare": ["orders.csv", "orders.csv", *KEYED],
+    "verify": ["state", "orders.csv"],
+    "why": ["state", "1", "orders.csv"],
+    "migrate": ["state", "new", "orders.csv", *KEYED, "--filter", "n > 1", "-o", "out.csv"],
+    "export": ["state", "-o", "folder"],
+    "fsck": ["state"],
+    "rescale": ["state", "--partitions", "3"],
+    "evolve": ["state", "--types", "n=double"],
+}
+
+
+@pytest.mark.parametrize("verb", READING)
+def test_a_verb_that_reads_much_shows_how_much_and_how_fast(verb: str, shown: Callable[..., str]) -> None:
+    Path("orders.csv").write_text("id,n\n1,10\n2,20\n")
+    flow = dd.Flow()
+    flow.output("[/out]", flow.upserts("[/in]", {"id": int, "n": int}, dd.Upsert("id")))
+    with flow.open("state") as engine:
+        engine.step({"[/in]": {"id": [1, 2], "n": [10, 20]}})
+    assert re.search(r"[1-9][\d,.]* (rows|events|[KM]?B), [1-9][\d,.]* [KM]?\w+/s", shown(verb, *READING[verb]))
+
+
 def test_the_demo_of_a_repository_with_evil_names(tmp_path: Path) -> None:
     repo = Repo.new(tmp_path / f"repo{EVIL}")
     for change in "12":
