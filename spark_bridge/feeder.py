@@ -28,7 +28,7 @@ from ddflow.time import CLOSED
 from spark_bridge.delivering import Outlets, SinkOptions
 from spark_bridge.errors import noted
 from spark_bridge.job import Job, StateOptions, context_of
-from spark_bridge.monitoring import ACCOUNTS, Account, log
+from spark_bridge.monitoring import ACCOUNTS, Account, report
 from spark_bridge.ran import ran
 from spark_bridge.stats import EpochStats
 
@@ -60,7 +60,8 @@ class Feeder:
 
     def __getstate__(self) -> dict[str, Any]:
         mine = dict.fromkeys(("stop", "_job", "_outlets", "_lock", "_thread"))
-        return {**self.__dict__, **mine, "account": Account()}
+        options = self.options._replace(metrics=None)  # which takes figures in this process
+        return {**self.__dict__, **mine, "account": Account(), "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -157,8 +158,11 @@ class Feeder:
         """Report what was committed: to the account, the log and the caller's function."""
         batch = EpochStats.of(committed, number)
         self.account.add(batch)
-        log(job.name, batch)
-        self.pump(session)
+        try:
+            self.pump(session)
+        finally:
+            lags = {} if self._outlets is None else self._outlets.of.lags()
+            report(job.name, batch, self.options.metrics, lags)
         if self.then is not None:
             self.then(ran(job, session, committed, self.at), committed.epoch)
 

@@ -36,6 +36,7 @@ from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
 from ddflow.kernels import background
 from ddflow.kernels.compile import cache_directory
+from ddflow.metrics import Metrics
 from ddflow.partitions.chunks import PACKED, added, chunk_limits, chunk_schema
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
@@ -75,7 +76,7 @@ class StateOptions(NamedTuple):
     Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``part_cache``: a size,
     what a worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's
     pages and the log call it, by default its inputs.  ``keep``: how many epochs can be replayed, and followed.
-    ``checkpoint``: of the query, for messages."""
+    ``checkpoint``: of the query, for messages.  ``metrics``: as in `Flow.open`."""
 
     state: str
     partitions: int | None
@@ -87,6 +88,7 @@ class StateOptions(NamedTuple):
     name: str | None = None
     keep: int = KEEP
     checkpoint: str | None = None
+    metrics: Metrics | None = None
 
 
 class Job:

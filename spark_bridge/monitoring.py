@@ -15,11 +15,12 @@ query waits for it.
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from ddflow.metrics import Metrics, SinkLag, publish
 from spark_bridge.stats import NOTHING, EpochStats, QueryStats, summed
 
 KEPT: Final = 100
@@ -129,7 +130,12 @@ ACCOUNTS: Final = Accounts()
 """Of this process."""
 
 
-def log(name: str, batch: EpochStats) -> None:
-    """One line to the log ``ddflow.spark``, at INFO; the record's ``ddflow`` has it in Spark's words.  O(names)."""
+def report(name: str, batch: EpochStats, metrics: Metrics | None, sinks: Mapping[str, SinkLag]) -> None:
+    """One line to the log ``ddflow.spark``, at INFO; the record's ``ddflow`` has it in Spark's words.  O(names).
+
+    ``metrics``: takes the figures of an epoch that is new.  ``sinks``: what they lack.
+    """
+    if metrics is not None and not batch.replayed:
+        publish([metrics], batch.call(sinks))
     if LOG.isEnabledFor(logging.INFO):
         LOG.info("%s: %s", name, batch, extra={"ddflow": {"name": name, **batch.progress()}})

@@ -32,7 +32,7 @@ from ddflow.plan.codec import behind
 from ddflow.plan.plan import Plan
 from spark_bridge.delivering import Outlets, SinkOptions
 from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
-from spark_bridge.monitoring import log
+from spark_bridge.monitoring import report
 from spark_bridge.ran import Ran, ran
 from spark_bridge.stats import EpochStats
 from spark_bridge.tasks import OnlyStage, RunStage
@@ -290,8 +290,10 @@ def run_into(
             committed = job.epoch(session, packed, close=close, epoch=epoch)
         else:
             committed = job.again(session, packed, before)
-        log(job.name, EpochStats.of(committed, None))
-        outlets.drain()
+        try:
+            outlets.drain()
+        finally:
+            report(job.name, EpochStats.of(committed, None), options.metrics, outlets.of.lags())
         return ran(job, session, committed, outlets.of.at)
     finally:
         if outlets is not None:

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
+from ddflow.metrics import CallMetrics, SinkLag
 from ddflow.partitions.merged_receipts import ROWS
 from ddflow.partitions.receipt import Committed
 from ddflow.storage.manifest import Epoch, newest
@@ -99,6 +100,23 @@ class EpochStats(NamedTuple):
         """Microseconds by stage, those that are known.  O(1)."""
         names = DRIVER | {name: name for name in TASKS}
         return {stage: self.figures[name] for stage, name in names.items() if name in self.figures}
+
+    def call(self, sinks: Mapping[str, SinkLag]) -> CallMetrics:
+        """The same as exporters of `Flow.open` take it.  ``sinks``: what they lack.  O(names)."""
+        seconds = {stage: micros / 1e6 for stage, micros in self.stages.items() if stage in DRIVER}
+        return CallMetrics(
+            "epoch",
+            self.frontier,
+            self.epoch,
+            sum(seconds.values()),
+            self.counts,
+            self.pending,
+            self.updates,
+            self.rows,
+            seconds.get("commit", 0.0),
+            bytes={"all parts": self.figures["memory"]} if "memory" in self.figures else {},
+            sinks=sinks,
+        )
 
     def progress(self) -> dict[str, Any]:
         """The same in the words of Spark's ``StreamingQueryProgress``, as ``json.dumps`` takes it.  O(names)."""

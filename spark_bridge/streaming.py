@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from ddflow.connectors.attached import TableSink
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
+from ddflow.metrics import Metrics
 from ddflow.storage.closing import on_failure
 from spark_bridge.delivering import SinkOptions
 from spark_bridge.errors import translated
@@ -52,6 +53,7 @@ def stream(
     sinks: Mapping[str, TableSink] | None = None,
     sink_backlog: str | int = "1GB",
     give_up_after: str | None = "10min",
+    metrics: Metrics | None = None,
 ) -> Stream:
     """Make a query that feeds streaming DataFrames into a state, one epoch a batch.  Call its `Stream.start`.
 
@@ -77,6 +79,8 @@ def stream(
         Of the query, for Spark's pages and the log.  By default its inputs.
     sinks, sink_backlog, give_up_after
         As in `Engine.run`.
+    metrics : callable, optional
+        Takes the `ddflow.metrics.CallMetrics` of each new epoch, in the driver; not on Spark Connect.
 
     Returns
     -------
@@ -94,15 +98,20 @@ def stream(
     """
     place = check_address(state, outputs)
     frames = by_input(flow, frames)
-    if not frames:
-        raise SpecError("stream into a state", "no DataFrame is given", "give one for an input at least")
-    columns = {input: checked(flow, input, frame, streaming=True) for input, frame in frames.items()}
+    columns = _streaming(flow, frames)
     checkpoint = checkpoint or _checkpoint(place)
     _check_close(flow, trigger, close)
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
-    options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint)
+    options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint, metrics)
     feeder = Feeder(flow, columns, options, then, SinkOptions.of(sinks, give_up_after, sink_backlog))
     return Stream(feeder, frames, checkpoint, trigger, name, close)
+
+
+def _streaming(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tuple[str, ...]]:
+    """By input, the declared columns that its stream has.  Raises as `stream`."""
+    if not frames:
+        raise SpecError("stream into a state", "no DataFrame is given", "give one for an input at least")
+    return {input: checked(flow, input, frame, streaming=True) for input, frame in frames.items()}
 
 
 def _check_close(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> None:

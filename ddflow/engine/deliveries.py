@@ -29,6 +29,7 @@ from ddflow.engine.delivery import Delivery
 from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.engine.run_options import EPOCHS
 from ddflow.errors import SpecError
+from ddflow.metrics import SinkLag
 
 NAP: Final = 0.01
 """Seconds between two looks for something to do."""
@@ -61,6 +62,13 @@ class Deliveries:
     def waiting(self) -> bool:
         """Whether an epoch waits for a sink."""
         return any(each.waiting for each in self.each.values())
+
+    def lags(self) -> dict[str, SinkLag]:
+        """By output, what its sink has yet to take.  O(epochs since the last call)."""
+        return {
+            name: SinkLag(each.waiting, each.waiting_bytes(), each.failing is not None)
+            for name, each in self.each.items()
+        }
 
     def pump(self) -> bool:
         """Give each what it lacks; whether none lacks anything.  O(updates).  Raises `SinkAhead`, `SinkRefused`."""

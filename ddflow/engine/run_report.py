@@ -21,7 +21,7 @@ from typing import Final
 from ddflow.engine.calls import Calls
 from ddflow.engine.deliveries import Deliveries
 from ddflow.engine.inlet import Inlet
-from ddflow.metrics import CallMetrics, SinkLag, publish
+from ddflow.metrics import CallMetrics, publish
 from ddflow.terminal import Line
 from ddflow.time import shown
 
@@ -54,13 +54,9 @@ class RunReport:
         seconds, self._published = now - self._published, now
         if not self.calls.listeners:
             return
-        sinks = {
-            name: SinkLag(each.waiting, each.waiting_bytes(), each.failing is not None)
-            for name, each in self.outlets.each.items()
-        }
         sources, dataflow = {each.name: each.lag() for each in self.inlets}, self.calls.dataflow
         call = CallMetrics("run", dataflow.frontier, self._epoch, seconds, {}, dataflow.pending, {})
-        publish(self.calls.listeners, call._replace(sources=sources, sinks=sinks))
+        publish(self.calls.listeners, call._replace(sources=sources, sinks=self.outlets.lags()))
 
     def _text(self, rows: int, holder: tuple[str, int] | None) -> str:
         """One line."""

@@ -12,11 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.sql import SparkSession
 from test_spark_stream import FIRST, SECOND, THIRD, Fed
 
 import ddflow as dd
 import spark_bridge
+from ddflow.metrics import SinkLag
 from spark_bridge import monitoring, stats, streaming
 from spark_bridge.monitoring import Account, Accounts
 from spark_bridge.stats import EpochStats, QueryStats
@@ -223,5 +225,19 @@ def test_progress_without_an_epoch_is_passed_on_as_that() -> None:
 
 def test_one_line_a_batch_costs_nothing_where_nobody_reads_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="ddflow.spark"):
-        monitoring.log("orders", batch(1))
+        monitoring.report("orders", batch(1), None, {})
     assert caplog.messages == []
+
+
+def test_exporters_take_the_figures_of_an_epoch_once() -> None:
+    registry = CollectorRegistry()
+    exporter, lags = dd.exporters.prometheus("orders", registry=registry), {"by_city": SinkLag(2, 500)}
+    one = batch(1)._replace(rows={"orders": 3})
+    for each in (one, one._replace(replayed=True)):
+        monitoring.report("orders", each, exporter, lags)
+    page = generate_latest(registry).decode()
+    for input, rows in one.rows.items():
+        assert f'ddflow_rows_total{{flow="orders",input="{input}"}} {float(rows)}' in page
+    assert f'ddflow_epoch{{flow="orders"}} {float(one.epoch)}' in page
+    assert 'ddflow_sink_lag_epochs{flow="orders",output="by_city"} 2.0' in page
+    assert 'ddflow_call_seconds_count{flow="orders",kind="epoch"} 1.0' in page
