@@ -77,10 +77,8 @@ def stream(
         Let this query continue a state that another one has fed.
     name : str, optional
         Of the query, for Spark's pages and the log.  By default its inputs.
-    sinks, sink_backlog, give_up_after
-        As in `Engine.run`.
-    metrics : callable, optional
-        Takes the `ddflow.metrics.CallMetrics` of each new epoch, in the driver; not on Spark Connect.
+    sinks, sink_backlog, give_up_after, metrics
+        As in `Engine.run`, and in `Flow.open`: of each new epoch, in the driver; not on Spark Connect.
 
     Returns
     -------
