@@ -1,0 +1,115 @@
+"""What readers read: links lead to a heading, named files exist, sentences are short, and some words are not used.
+
+`codespell` holds the spelling (``make lint``).  Code is no prose: it is taken out first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    *(page for page in ROOT.glob("docs/**/*.md") if not {"_build", "_outside"} & {*page.parts}),
+    *(page for pattern in ("*.md", "examples/**/*.md", "notebooks/*.ipynb") for page in ROOT.glob(pattern)),
+]
+REFERENCE = {
+    *(f"docs/{name}.md" for name in ("cli", "design", "formats", "performance", "reliability", "semantics", "spark")),
+    *("docs/sql.md", "docs/testing.md", "CHANGELOG.md"),
+}
+"""Pages that list: their sentences may be long."""
+LONGEST = 40
+WORDS = re.compile(r"\b(?:who[e]ver|to[l]d|let g[o])\b", re.IGNORECASE)
+BLOCK = re.compile(r"^ *(`{3,})[^\n]*\n.*?^ *\1 *$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED = re.compile(r"`([a-z_]+(?:/[\w*-]+)+)(\.[a-z_]\w*)?`")
+"""A file of the repository, or of the package, in a text; with a name in it, or with its ending."""
+WHERE = (ROOT, ROOT / "ddflow", ROOT / "ddflow" / "connectors")
+FOREIGN = ".rs"
+"""Of files of other projects."""
+ENDINGS = {".py", ".md", ".json", ".jsonl", ".sql", ".toml", ".ipynb", ".yaml", ".txt", ".svg"}
+
+
+@cache
+def text(page: Path) -> str:
+    """A page without its blocks of code."""
+    found = page.read_text("utf-8")
+    if page.suffix == ".ipynb":
+        cells = json.loads(found)["cells"]
+        found = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return BLOCK.sub("", found)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """What a link may name in a page: headings as a forge spells them."""
+    heads = (LINK.sub("]", head) for head in re.findall(r"^#+ (.+)$", text(page), re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in heads}
+
+
+def sentences(page: Path) -> list[str]:
+    """Those of paragraphs and lists; tables, titles and code are none."""
+    plain = INLINE.sub("code", LINK.sub("]", text(page)))
+    parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", plain)
+    lines = ([line for line in part.splitlines() if not re.match(r"\s*[|#:]| {4}", line)] for part in parts)
+    return [*chain.from_iterable(re.split(r"(?<=[.!?])\s+", " ".join(" ".join(part).split())) for part in lines)]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def test_every_link_leads_to_a_file_and_a_heading_of_it() -> None:
+    lost, seen = [], 0
+    for page in PAGES:
+        for to in LINK.findall(INLINE.sub("", text(page))):
+            path, _, part = to.partition("#")
+            if "://" in to or to.startswith("mailto:"):
+                continue
+            seen += 1
+            target = page.parent / path if path else page
+            found = target.exists() and (not part or target.suffix not in (".md", ".ipynb") or part in anchors(target))
+            lost += [] if found else [f"{name(page)}: {to}"]
+    assert len(PAGES) > 60 and seen > 200 and lost == []
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    """``trace/batch`` may stand for ``ddflow/trace/batch.py``, and ``trace/batch.Batch`` for a name in it."""
+    tops = {path.name for folder in (ROOT, ROOT / "ddflow") for path in folder.iterdir() if path.is_dir()}
+    lost, seen = [], 0
+    for page in PAGES:
+        for path, rest in NAMED.findall(text(page)):
+            if path.split("/")[0] not in tops or rest == FOREIGN:
+                continue
+            seen += 1
+            ending = rest if rest in ENDINGS else ""
+            found = [*chain.from_iterable(where.glob(path + end) for where in WHERE for end in (ending, ".py"))]
+            if not found or (rest and not ending and not any(rest[1:] in each.read_text("utf-8") for each in found)):
+                lost.append(f"{name(page)}: {path}{rest}")
+    assert seen > 100 and lost == []
+
+
+def test_sentences_are_short_where_they_explain() -> None:
+    long = [
+        f"{name(page)}: {words} words: {sentence[:60]}"
+        for page in PAGES
+        if name(page) not in REFERENCE
+        for sentence in sentences(page)
+        if (words := len(sentence.split())) > LONGEST
+    ]
+    assert long == []
+
+
+def test_guides_speak_to_their_reader() -> None:
+    guides = [*ROOT.glob("docs/guides/*.md"), *ROOT.glob("docs/tutorials/*.md")]
+    silent = [name(page) for page in guides if not re.search(r"\byour?\b", text(page), re.IGNORECASE)]
+    assert len(guides) > 5 and silent == []
+
+
+def test_words_that_are_ours_alone_are_not_used() -> None:
+    found = [f"{name(page)}: {word}" for page in PAGES for word in WORDS.findall(INLINE.sub("", text(page)))]
+    assert found == []
