@@ -120,7 +120,9 @@ class Inlet:
             for batch in found.rows.get(name, ()) if format is not None else ():
                 assert format is not None
                 messages = messages_of(format, pa.Table.from_batches([batch]), repr(name))
-                shown = format.columns(messages)
+                # At the first look all count; behind it those that are neither declared nor left out.
+                known = {*bound.schema.names, *self.left_out[name]} if name in self.left_out else ()
+                shown = format.columns(messages, known)
                 fresh = self._fresh(name, shown) if shown else []
                 kinds = format.kinds(messages, fresh) if fresh else {}
                 self._note(name, {each: Beside(kinds.get(each), messages.place(shown[each])) for each in fresh})

@@ -16,7 +16,7 @@ the format says means nothing. A format is a value: it is in the plan, as JSON, 
 [{'line': 'a', '_deleted': False}, {'line': 'b', '_deleted': False}]
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
@@ -29,7 +29,7 @@ from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
 from ddflow.connectors.formats.positions import POSITION, ROW
-from ddflow.connectors.formats.row_columns import Path, columns_at, guessed, struct_at
+from ddflow.connectors.formats.row_columns import Own, Path, columns_at, guessed, struct_at
 from ddflow.errors import BadMessage, SpecError
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -147,16 +147,27 @@ class Format:
         """Where the row is in a message; None where that cannot be said of all."""
         return None
 
-    def columns(self, messages: Messages) -> dict[str, int]:
-        """The columns that the rows in some messages have, each with the first message that has it.  O(bytes)."""
-        return {} if self.row_path is None else columns_at(self.own(messages), self.row_path)
+    def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
+        """The columns that the rows in some messages have, but for those known, each with the first that has it.
+
+        O(bytes).
+        """
+        path = self.row_path
+        return {} if path is None else columns_at(messages.value, path, known, self.owner(messages.value))
+
+    def owner(self, value: pa.Array) -> Own | None:
+        """What says which of some messages are of the table that was named; None where none was.  O(1)."""
+        del value
+        return None
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """The types of some of the `columns`: of those that have one, or a value that tells it.  O(bytes).
 
         Raises `SchemaMismatch` where values of a column have no type in common.
         """
-        value = self.own(messages)
+        value, own = messages.value, self.owner(messages.value)
+        if own is not None:
+            value = value.filter(pa.array(own(np.arange(len(value)))))
         if pat.is_struct(value.type):
             return {f.name: f.type for f in struct_at(value.type, self.row_path or ()) if f.name in names}
         found = self.examples(value.drop_null())
@@ -165,10 +176,6 @@ class Format:
         return guessed(found.rows, [each for each in names if each not in found.types], messages.what) | {
             name: kind for name, kind in found.types.items() if name in names
         }
-
-    def own(self, messages: Messages) -> pa.Array:
-        """The values of messages, null in those that are of other tables.  O(1), O(bytes) where a table is named."""
-        return messages.value
 
     def examples(self, values: pa.Array) -> Examples | None:
         """What the values of some messages show of the rows within; None where they do not tell.  O(bytes)."""

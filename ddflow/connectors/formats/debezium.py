@@ -19,7 +19,7 @@ or before it where it is the last.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -87,16 +87,16 @@ class Debezium(Enveloped):
         """See `Format`."""
         return () if self.flattened else ("after",)
 
-    def columns(self, messages: Messages) -> dict[str, int]:
+    def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
         """See `Format`."""
-        found = super().columns(messages)
+        found = super().columns(messages, known)
         return {name: row for name, row in found.items() if not (self.flattened and name.startswith("__"))}
 
-    def sources(self, messages: Messages) -> dict[str, pa.Array]:
+    def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """See `Enveloped`."""
         if self.flattened:
-            return self._sources(opened(messages.value, dict.fromkeys(_FLAT, TEXT)), SOURCE[4:])
-        inside = opened(messages.value, {"source": dict.fromkeys(SOURCE[4:], TEXT)})
+            return self._sources(opened(value, dict.fromkeys(_FLAT, TEXT)), SOURCE[4:])
+        inside = opened(value, {"source": dict.fromkeys(SOURCE[4:], TEXT)})
         return {name: inside.cells("source", name) for name in SOURCE[4:]}
 
     @staticmethod

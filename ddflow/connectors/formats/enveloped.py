@@ -27,6 +27,7 @@ from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
 from ddflow.connectors.formats.plain import misfit
 from ddflow.connectors.formats.positions import POSITION, ROW, filled, positions
+from ddflow.connectors.formats.row_columns import Own
 from ddflow.errors import cut
 
 UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)
@@ -78,17 +79,13 @@ class Enveloped(Format):
         """How cells are written where no schema says it."""
         return CellForm(decimals=self.decimals, binary=self.binary)
 
-    def sources(self, messages: Messages) -> dict[str, pa.Array]:
+    def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """The table of each message, by ``table``, ``schema`` and ``db``.  O(bytes)."""
         raise NotImplementedError
 
-    def own(self, messages: Messages) -> pa.Array:
+    def owner(self, value: pa.Array) -> Own | None:
         """See `Format`."""
-        value = messages.value
-        if self.table is None or not len(value):
-            return value
-        here = pa.array(self._of_table(self.sources(messages)))
-        return value if pc.all(here).as_py() else value.take(pc.if_else(here, np.arange(len(value)), None))
+        return None if self.table is None else lambda rows: self._of_table(self.sources(value.take(pa.array(rows))))
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """The events of messages.  Those that cannot be read are marked in ``bad``."""

@@ -73,9 +73,9 @@ class Maxwell(Enveloped):
 
     row_path: ClassVar[Path] = ("data",)
 
-    def sources(self, messages: Messages) -> dict[str, pa.Array]:
+    def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """See `Enveloped`."""
-        return _sources(messages)
+        return _sources(value)
 
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the rows after changes, or of deletes."""
@@ -107,9 +107,9 @@ class Canal(Enveloped):
     unknown: ClassVar[str] = "it is no event of Canal: it lacks a known 'type', or 'data'"
     row_path: ClassVar[Path] = ("data", 0)
 
-    def sources(self, messages: Messages) -> dict[str, pa.Array]:
+    def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """See `Enveloped`."""
-        return _sources(messages)
+        return _sources(value)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: as MySQL calls them."""
@@ -147,9 +147,9 @@ class Canal(Enveloped):
         return _with_old(Envelopes(inside, codes[of], ("data",), ("old",), source, of), target)
 
 
-def _sources(messages: Messages) -> dict[str, pa.Array]:
+def _sources(value: pa.Array) -> dict[str, pa.Array]:
     """The table of each message."""
-    inside = opened(messages.value, dict.fromkeys(("table", "database"), TEXT))
+    inside = opened(value, dict.fromkeys(("table", "database"), TEXT))
     return {"table": inside.cells("table"), **dict.fromkeys(("schema", "db"), inside.cells("database"))}
 
 

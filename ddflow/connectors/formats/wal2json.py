@@ -17,7 +17,7 @@ Messages of begin, commit and of users say nothing.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -41,8 +41,8 @@ from ddflow.connectors.formats.enveloped import (
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.mysql_feeds import coded
-from ddflow.connectors.formats.parse import QUOTED, TEXT, Bools, computed, objects
-from ddflow.connectors.formats.row_columns import distinct
+from ddflow.connectors.formats.parse import QUOTED, TEXT, Bools, computed, objects, parsed, quoted
+from ddflow.connectors.formats.row_columns import Lists
 from ddflow.connectors.formats.sql_types import of_sql
 
 _CODES: Final = {
@@ -60,6 +60,10 @@ _SHAPE: Final[dict[str, Any]] = {
 }
 _NUMBER: Final = r'"value":(-?[0-9][0-9.eE+-]*)'
 """A bare number, as version 2 writes it; within a string there would be a backslash in front of a quote."""
+_NAMES: Final = tuple(
+    f"to_json(json_extract(v, {quoted(path)}))::varchar" for path in ("$.columns[*].name", "$.change[*].columnnames")
+)
+"""The names of columns in a message, of any table, by version."""
 _COLUMNS: Final = """
     case when json_exists(v, '$.change')
     then to_json(list_distinct(list_transform(json_extract(v, '$.change[*]'), lambda c:
@@ -103,19 +107,30 @@ class Wal2Json(Enveloped):
     hidden: ClassVar[str] = "the source did not write it"
     keyless: ClassVar[str] = ": the replica identity of its table must give the key"
 
-    def columns(self, messages: Messages) -> dict[str, int]:
+    def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
         """See `Format`."""
-        return {name: row for name, (row, _) in self._told(messages).items()}
+        if not is_text(messages.value.type):
+            return {}
+        value, found, left = messages.value, list[Ints](), np.arange(messages.rows)
+        for path in _NAMES:
+            names, _ = parsed(value if left.size == messages.rows else value.take(pa.array(left)), path)
+            found.append(left[Lists(names, known).rows])
+            left = left[np.asarray(pc.fill_null(pc.equal(names, "[]"), False))]
+        rows = np.sort(np.concatenate(found))
+        told = self._told(value.take(pa.array(rows))) if rows.size else {}
+        return {name: int(rows[row]) for name, (row, _) in told.items() if name not in known}
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: as Postgres calls them."""
-        told = self._told(messages)
+        told = self._told(messages.value)
         return {name: of_sql(told[name][1]) for name in names}
 
-    def _told(self, messages: Messages) -> dict[str, tuple[int, str]]:
+    def _told(self, value: pa.Array) -> dict[str, tuple[int, str]]:
         """By column the first message that has it, and its type there."""
         found = dict[str, tuple[int, str]]()
-        for text, row in distinct(messages.value, _COLUMNS) if is_text(messages.value.type) else ():
+        texts = parsed(value, _COLUMNS)[0]
+        for text in pc.unique(texts.drop_null()).to_pylist():
+            row = int(pc.index(texts, text).as_py())
             for schema, table, names, types in json.loads(text):
                 source = {"table": [table], "schema": [schema], "db": [None]}
                 if self.table is None or self._of_table({n: pa.array(c, pa.string()) for n, c in source.items()})[0]:

@@ -13,7 +13,7 @@ later, so a changed key leaves nothing behind, in whichever order the two come.
 [{'id': 1, 'v': 'x', '_position': 7, '_deleted': False}]
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -25,7 +25,7 @@ from ddflow.connectors.formats.base import BadMessages, Format, Target, Upserts
 from ddflow.connectors.formats.cells import CellForm, cells_as
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.parse import TEXT, objects
+from ddflow.connectors.formats.parse import TEXT, objects, parsed
 from ddflow.connectors.formats.plain import misfit
 from ddflow.connectors.formats.positions import POSITION, ROW, whole
 from ddflow.connectors.formats.row_columns import Path
@@ -74,17 +74,17 @@ class Kcat(Format):
         cuts = tuple(each._replace(row=int(good[each.row])) for each in made.truncates)
         return made._replace(at=at, truncates=cuts)
 
-    def columns(self, messages: Messages) -> dict[str, int]:
+    def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
         """See `Format`: of the messages within."""
-        return self.of.columns(self._within(messages))
+        return self.of.columns(self._within(messages), known)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: of the messages within."""
         return self.of.kinds(self._within(messages), names)
 
     def _within(self, messages: Messages) -> Messages:
-        lines, _ = objects(messages.value, _LINE)
-        return Messages(pa.table({"value": pc.struct_field(lines, "payload")}), messages.what, messages.first)
+        payload, _ = parsed(messages.value, "json_extract_string(v, '$.payload')")
+        return Messages(pa.table({"value": payload}), messages.what, messages.first)
 
     def examples(self, values: pa.Array) -> Examples | None:
         """See `Format`: of the messages within."""
@@ -108,9 +108,9 @@ class DeltaFeed(Format):
     of_rows: ClassVar[bool] = True
     row_path: ClassVar[Path] = ()
 
-    def columns(self, messages: Messages) -> dict[str, int]:
+    def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
         """See `Format`."""
-        return {name: row for name, row in super().columns(messages).items() if name not in _FEED}
+        return {name: row for name, row in super().columns(messages, known).items() if name not in _FEED}
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
