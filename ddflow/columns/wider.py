@@ -8,6 +8,8 @@ wider type does not hold (``widening``). Floats and times are never text, becaus
 ('read', 'rewrite', None)
 """
 
+import shlex
+from decimal import Decimal, InvalidOperation
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -127,6 +129,39 @@ def rewriting(types: str) -> str:
     "ddflow evolve STATE --types 'c=double'"
     """
     return f"ddflow evolve STATE --types '{types}'"
+
+
+def located(text: str, state: str, input: str = "") -> str:
+    """A text in which `rewriting` stands, for a state that is known.  ``input``: where the state has several.
+
+    >>> located(rewriting("c=double"), "my state", "orders")
+    "ddflow evolve 'my state' --input orders --types 'c=double'"
+    """
+    of = f" --input {shlex.quote(input)}" if input else ""
+    return text.replace(rewriting("")[:-2], f"ddflow evolve {shlex.quote(state)}{of} --types ")
+
+
+def holding(kind: pa.DataType, value: str) -> pa.DataType | None:
+    """The type that a column is widened to for a value, which is written as in JSON; None where it may not be.
+
+    >>> holding(pa.int32(), "3000000000"), holding(pa.int32(), "1.5"), holding(pa.decimal128(4, 2), "123.5")
+    (DataType(int64), DataType(double), Decimal128Type(decimal128(5, 2)))
+    """
+    wide = pa.string()
+    try:
+        _, digits, exponent = (number := Decimal(value)).as_tuple()
+    except InvalidOperation:
+        exponent = "n"
+    if isinstance(exponent, int):
+        if pat.is_decimal(kind):
+            scale = max(kind.scale, -exponent)
+            precision = max(kind.precision - kind.scale, len(digits) + exponent) + scale
+            wide = pa.decimal128(precision, scale) if precision <= 38 else wide
+        elif number != number.to_integral_value():
+            wide = pa.float64()
+        else:
+            wide = pa.int64() if -(2**63) <= number < 2**63 else pa.decimal128(38, 0)
+    return None if widening(kind, wide) is None else wide
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
+from ddflow.columns.wider import located
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import Calls
@@ -36,7 +37,7 @@ from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run_options import RunOptions
 from ddflow.engine.run_report import RunReport
 from ddflow.engine.signals import on_signal
-from ddflow.errors import SpecError
+from ddflow.errors import DdflowError, SpecError
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
 
@@ -188,6 +189,18 @@ class RunLoop:
             timer.settle(self.calls.epoch)
             self.calls.timer = timer
 
+    @contextmanager
+    def _located(self, inlet: Inlet) -> Iterator[None]:
+        """What an error says to type names the state, and the input where it has several."""
+        try:
+            yield
+        except DdflowError as error:
+            if self.log is not None:
+                several = inlet.bounds if len(self.dataflow.admissions) > 1 else ()
+                name = next((name for name in several if len(several) == 1 or repr(name) in error.asked), "")
+                error.remedy = located(error.remedy, self.log.manifest_log.store.where, name)
+            raise
+
     def _signalled(self) -> None:
         self._stop = "signal"
 
@@ -203,7 +216,8 @@ class RunLoop:
                 return
             came = False
             for each in polled:
-                found = each.poll(max(self.how.bytes - size, 1 << 16))
+                with self._located(each):
+                    found = each.poll(max(self.how.bytes - size, 1 << 16))
                 if found is not None:
                     batches = [batch for given in found.rows.values() for batch in given]
                     size, rows = size + sum(b.nbytes for b in batches), rows + sum(b.num_rows for b in batches)
@@ -221,7 +235,8 @@ class RunLoop:
         """Take in what was gathered, and commit it with its positions."""
         moved, before = [each for each in self.inlets if each.moved], self.done.rows
         for inlet in moved:
-            self._take(inlet)
+            with self._located(inlet):
+                self._take(inlet)
         advanced = self._advance()
         if not moved and not advanced:
             return

@@ -189,7 +189,7 @@ def test_a_wider_column_ends_the_run_and_names_the_command(tmp_path: Path, kind:
     before = place.held()
     write("drop table orders; create table orders (id bigint, city text, n double)")
     write("insert into orders values (1, 'Bern', 2.5)")
-    with pytest.raises(SchemaMismatch, match="ddflow evolve STATE --types 'n=double'"):
+    with pytest.raises(SchemaMismatch, match=f"ddflow evolve {tmp_path}/state --types 'n=double'"):
         place.run(flow(n=pa.int32()))
     assert place.held() == before
     dd.evolve(tmp_path / "state", {"n": "double"})
@@ -206,11 +206,11 @@ def test_a_wider_column_of_files_names_the_command(tmp_path: Path) -> None:
     place.run(flow(n=pa.int32()))
     for values, command in (([2**40], "'n=int64'"), ([2.5], "'n=double'")):
         pq.write_table(pa.table({"id": [2], "city": ["Bern"], "n": values}), tmp_path / "in" / "2.parquet")
-        with pytest.raises(SchemaMismatch, match=f"ddflow evolve STATE --types {command}"):
+        with pytest.raises(SchemaMismatch, match=f"ddflow evolve {tmp_path}/state --types {command}"):
             place.run(flow(n=pa.int32()))
     (tmp_path / "in" / "2.parquet").unlink()
     place.land("2.csv", "id,city,n\n2,Bern,x\n")
-    with pytest.raises(SchemaMismatch, match="ddflow evolve STATE --types 'n=string'"):
+    with pytest.raises(SchemaMismatch, match=f"ddflow evolve {tmp_path}/state --types 'n=string'"):
         place.run(flow(n=pa.int32()))
     assert [row["n"] for row in place.held()] == [5]
 
@@ -301,3 +301,94 @@ def test_a_column_whose_values_have_no_type_in_common_is_an_error(tmp_path: Path
     place.land("2.jsonl", "\n".join(json.dumps({"id": 2, "n": value}) for value in (1, {"a": 1})))
     with pytest.raises((SchemaMismatch, BadMessage), match="'n'"):
         place.run(flow(dd.formats.plain_json()))
+
+
+# By format: of a version of a row of a table, the message, or what it takes to make one.
+ROW = {"id": 2, "city": "Chur"}
+
+
+def listed(row: dict[str, Any]) -> list[dict[str, Any]]:
+    kinds = {"id": "bigint", "amount": "numeric(9,2)"}
+    return [{"name": name, "type": kinds.get(name, "text"), "value": value} for name, value in row.items()]
+
+
+def change(row: dict[str, Any], table: str) -> dict[str, Any]:
+    kinds = [each["type"] for each in listed(row)]
+    names = {"columnnames": [*row], "columntypes": kinds, "columnvalues": [*row.values()]}
+    return {"kind": "insert", "schema": "public", "table": table} | names
+
+
+def cased(row: dict[str, Any], table: str) -> dict[str, Any]:
+    kinds = {"id": "bigint", "amount": "decimal(9,2)"}
+    data = [dict.fromkeys(row) | {"id": "1", "city": "Bern"}, {name: str(value) for name, value in row.items()}]
+    types = {name: kinds.get(name, "text") for name in row}
+    return {"database": "shop", "table": table, "type": "INSERT", "isDdl": False, "data": data, "mysqlType": types}
+
+
+Told = Callable[[dict[str, Any], str], dict[str, Any]]
+SAID: dict[str, tuple[Any, Told, str]] = {
+    "debezium": (dd.formats.debezium, lambda row, table: json.loads(message("c", row, 5, table)), "double"),
+    "maxwell": (
+        dd.formats.maxwell,
+        lambda row, table: {"database": "shop", "table": table, "type": "insert", "data": row},
+        "double",
+    ),
+    "canal": (dd.formats.canal, cased, "decimal128(9, 2)"),
+    "wal2json 2": (
+        dd.formats.wal2json,
+        lambda row, table: {"action": "I", "schema": "public", "table": table, "columns": listed(row)},
+        "decimal128(9, 2)",
+    ),
+    "wal2json 1": (
+        dd.formats.wal2json,
+        lambda row, table: {"change": [change({"id": 9, "city": "x"}, "others"), change(row, table)]},
+        "decimal128(9, 2)",
+    ),
+    "kcat": (
+        lambda **of: dd.formats.kcat(dd.formats.debezium(**of)),
+        lambda row, table: {"topic": "t", "offset": 1, "payload": message("c", row, 5, table)},
+        "double",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_each_format_says_which_columns_are_new_in_its_table(tmp_path: Path, kind: str) -> None:
+    made, told, shown = SAID[kind]
+    place = Place(tmp_path, dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True))
+    first = [(ROW | {"amount": 1, "of": 2}, "others"), (ROW | {"secret": 1}, "orders")]
+    # A table of others has a row in the very columns that come to ours later; ours gets one in place of another.
+    then = [(ROW | {"amount": 1, "of": 2}, "others"), (ROW | {"amount": 7.5}, "orders"), (ROW, "orders")]
+    then += [(ROW | {"id": 3, "amount": 7.5}, "orders")]
+    for number, some in enumerate((first, then)):
+        place.land(f"{number}.jsonl", "\n".join(json.dumps(told(*each)) for each in some))
+        if number:
+            with pytest.raises(SchemaMismatch) as error:
+                place.run(flow(made(table="orders")), evolve="stop")
+            assert f"column 'amount' ({shown}), first in" in str(error.value)
+        place.run(flow(made(table="orders")))
+    held = {row["id"]: row["amount"] for row in place.held()}
+    assert {2: held[2], 3: float(held[3])} == {2: None, 3: 7.5}
+    assert place.held()[0].keys() == {"id", "city", "amount"}
+
+
+def test_a_wider_column_of_messages_names_the_command_for_its_input(tmp_path: Path) -> None:
+    made = flow(dd.formats.debezium(), n=pa.int32(), price=pa.decimal128(4, 2))
+    made.output("others", made.upserts("others", {"id": int}, dd.Upsert(key="id")))
+    place = Place(tmp_path, dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True))
+    place.land("1.jsonl", message("c", ROW | {"n": 1}, 1))
+    place.run(made)
+    before = place.held()
+    for cell, command in (
+        ({"n": 3_000_000_000}, "; if the column .*: ddflow evolve {}/state --input orders --types 'n=int64'"),
+        ({"n": 1.5}, "--types 'n=double'"),
+        ({"n": "x"}, "--types 'n=string'"),
+        ({"price": "123.5"}, r"--types 'price=decimal\(5,2\)'"),
+    ):
+        place.land("2.jsonl", message("c", ROW | cell, 2))
+        with pytest.raises(BadMessage, match=command.format(tmp_path)):
+            place.run(made)
+        assert place.held() == before
+    place.land("2.jsonl", message("c", ROW | {"id": "x"}, 2))
+    with pytest.raises(BadMessage, match=r"nothing was taken in$"):
+        place.run(made)

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.schema import one_chunk, plain
+from ddflow.columns.wider import holding, rewriting, spelled
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
@@ -97,6 +98,8 @@ class BadMessages:
     def __init__(self, rows: int) -> None:
         self.mask: Bools = np.zeros(rows, np.bool_)
         self.reasons: dict[int, str] = {}
+        self.narrow: dict[int, tuple[pa.Field, str]] = {}
+        """Of messages with a value that does not fit its column: both."""
 
     def mark(self, rows: Any, reason: Any) -> None:
         """Mark messages, by number.  ``reason``: a text, or a function of the place among ``rows``."""
@@ -225,9 +228,20 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
         raise BadMessage(
             f"messages for {target.what}",
             f"{messages.place(row)}: {bad.reasons[row]}{more}",
-            "mend the source, or give the format on_bad='drop'; nothing was taken in",
+            f"mend the source, or give the format on_bad='drop'; nothing was taken in{_wider(bad, row, target)}",
         )
     return _with_bad(made, at, messages, bad, target)
+
+
+def _wider(bad: BadMessages, row: int, target: Target) -> str:
+    """What to do besides where a column may have become wider at its source."""
+    if row not in bad.narrow:
+        return ""
+    field, value = bad.narrow[row]
+    wide = None if field.name in target.key else holding(field.type, value)
+    if wide is None:
+        return ""
+    return f"; if the column became wider at its source: {rewriting(f'{field.name}={spelled(wide)}')}"
 
 
 def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:

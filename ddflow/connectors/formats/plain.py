@@ -106,8 +106,9 @@ def misfit(cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessa
 
     def reason(n: int) -> str:
         cell = cells[int(rows[n])].as_py()
-        shown = cut(repr(cell.strip('"') if isinstance(cell, str) else cell), 80)
-        return f"column {field.name!r} is {shown}, which is no {field.type}"
+        cell = cell.strip('"') if isinstance(cell, str) else cell
+        bad.narrow[int(at[rows[n]])] = (field, str(cell))
+        return f"column {field.name!r} is {cut(repr(cell), 80)}, which is no {field.type}"
 
     bad.mark(at[rows], reason)
 

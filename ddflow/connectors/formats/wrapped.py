@@ -70,6 +70,7 @@ class Kcat(Format):
         made = self.of.upserts(within, target, found)
         for row, reason in found.reasons.items():
             bad.mark([good[row]], f"{within.place(row)}: {reason}")
+        bad.narrow |= {int(good[row]): narrow for row, narrow in found.narrow.items()}
         at = good if made.at is None else good[made.at]
         cuts = tuple(each._replace(row=int(good[each.row])) for each in made.truncates)
         return made._replace(at=at, truncates=cuts)
