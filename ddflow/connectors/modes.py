@@ -30,7 +30,7 @@ from ddflow.columns.names import DELETED, DIFF, TIME
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.connectors.attached import Mode, TableChanges
-from ddflow.connectors.change_messages import MESSAGES, Net, messages, rows_of
+from ddflow.connectors.change_messages import MESSAGES, Net, in_order, messages, rows_of
 from ddflow.errors import CountOverflow, NotUnique
 from ddflow.kernels.accumulate import net
 
@@ -88,22 +88,17 @@ def changes(
         rows = of.rows.take(pa.array(order)).append_column(RETRACT, pa.array(of.diffs[order] < 0))
         rows = _repeated(rows.select(schema.names), of.diffs[order])
         return TableChanges(None, rows.cast(schema), order.size)
-    order = np.lexsort((of.diffs > 0, of.keys))
-    keys, diffs = of.keys[order], of.diffs[order]
-    kinds: Any = (diffs > 0).astype(np.int64)
+    of = in_order(of)
+    kinds: Any = (of.diffs > 0).astype(np.int64)
     if key is not None:
-        first: Any = np.ones(keys.size, bool)
-        first[1:] = keys[1:] != keys[:-1]
-        number = np.cumsum(first) - 1
-        signs: Any = np.zeros((number[-1] + 1 if keys.size else 0, 2), bool)
-        signs[number, kinds] = True
-        kinds += 2 * signs.all(1)[number]
-    rows = of.rows.take(pa.array(order))
-    rows = rows.append_column(CHANGE, pa.array(np.array(KINDS, object)[kinds], pa.string()))
-    rows = rows.append_column(VERSION, pa.array(np.full(keys.size, epoch)))
+        signs: Any = np.zeros((kinds.size, 2), bool)
+        signs[of.keys, kinds] = True
+        kinds += 2 * signs.all(1)[of.keys]
+    rows = of.rows.append_column(CHANGE, pa.array(KINDS).take(pa.array(kinds)))
+    rows = rows.append_column(VERSION, pa.array(np.full(kinds.size, epoch)))
     at = pa.array([written], pa.timestamp("ms", "UTC")).cast(schema.field(WRITTEN).type)
-    rows = rows.append_column(WRITTEN, at.take(pa.array(np.zeros(keys.size, np.int64))))
-    return TableChanges(None, _repeated(rows, diffs).cast(schema), order.size)
+    rows = rows.append_column(WRITTEN, at.take(pa.array(np.zeros(kinds.size, np.int64))))
+    return TableChanges(None, _repeated(rows, of.diffs).cast(schema), kinds.size)
 
 
 def folded(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
@@ -168,14 +163,12 @@ def _last(upserts: pa.Table, key: Sequence[str], secret: Secret) -> TableChanges
 
 
 def _upserts(of: Net, key: Sequence[str], schema: pa.Schema) -> TableChanges:
-    there = np.flatnonzero(of.diffs > 0)
-    again = np.unique(of.keys[there], return_index=True)[1]
-    if again.size < there.size or (of.diffs[there] > 1).any():
-        twice = there[np.setdiff1d(np.arange(there.size), again)] if again.size < there.size else there
+    there, every = np.flatnonzero(of.diffs > 0), np.arange(of.diffs.size)
+    times = np.bincount(of.keys[there], of.diffs[there], every.size)
+    if (twice := np.flatnonzero(times > 1)).size:
         row = of.rows.slice(int(twice[0]), 1).select(list(key)).to_pylist()[0]
         raise NotUnique("write an epoch as upserts", f"the key {row} has several rows", "choose another mode, or key")
-    first = np.unique(of.keys, return_index=True)[1]
-    gone = of.rows.select(list(key)).take(pa.array(np.sort(first)))
+    gone = of.rows.select(list(key)).take(pa.array(np.flatnonzero(of.keys == every)))
     return TableChanges(gone, of.rows.take(pa.array(there)).cast(schema), of.diffs.size)
 
 
@@ -187,9 +180,12 @@ def _net(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> Net:
     written, refused = net(by.permutation, by.starts, np.zeros(n, np.int32), diffs, ranks, places, sums)
     if refused >= 0:
         raise CountOverflow("add up an epoch", "a sum of diffs leaves int64", "write it in mode 'updates'")
-    order = np.argsort(places[:written], kind="stable")
-    rows, sums = rows.take(pa.array(places[:written][order])).combine_chunks(), sums[:written][order]
-    return Net(rows, sums, np.arange(written) if key is None else _numbered(rows.select(list(key)), secret, written))
+    if written < n:
+        diffs = np.zeros(n, np.int64)
+        diffs[places[:written]] = sums[:written]
+        kept = np.flatnonzero(diffs)
+        rows, diffs = rows.take(pa.array(kept)).combine_chunks(), diffs[kept]
+    return Net(rows, diffs, np.arange(written) if key is None else _numbered(rows.select(list(key)), secret, written))
 
 
 def _numbered(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
