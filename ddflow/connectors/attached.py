@@ -92,7 +92,7 @@ class Source(ABC):
         """Begin to read.
 
         ``inputs``: the columns of each input that it feeds.  One that it has no more is left out of its rows; others
-        are told `beside` them.  ``position``: that a manifest has; None for the beginning.  Raises `SourceFailed`,
+        are named `beside` them.  ``position``: that a manifest has; None for the beginning.  Raises `SourceFailed`,
         `SourceChanged`, `SpecError`.
         """
 

@@ -238,7 +238,7 @@ def kafka(
     follow : bool
         Whether to go on with what comes later.  By default what is there when it is opened is all.
     group : str, optional
-        A consumer group that is told, after each commit, how far the state is, for whoever watches its lag.
+        A consumer group that gets the state's offsets after each commit, so that its lag can be watched.
     tables : mapping of str to str, optional
         Where messages of several tables are in the topic, of Debezium, Maxwell, Canal or wal2json: the input of each,
         ``{"public.orders": "orders"}``.

@@ -120,7 +120,7 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
     # What an operator says of itself; those with one input whose rows may stay where they are need say little.
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """What it was told, as JSON.  ``formulas``: writes expressions, see `ddflow.plan.formulas.Formulas.add`."""
+        """Its arguments, as JSON.  ``formulas``: writes expressions, see `ddflow.plan.formulas.Formulas.add`."""
         return {}
 
     @classmethod
