@@ -25,6 +25,8 @@ from ddflow.terminal import counted
 
 LOG: Final = logging.getLogger("ddflow")
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+Look = Callable[[int], None]
+"""For progress: called with the number of rows, events or bytes that were done since its last call."""
 
 
 class SinkLag(NamedTuple):

@@ -55,6 +55,8 @@ def rollback(
 
     * `ddflow rollback state/orders --to-epoch 1 --yes`
     """
+    from ddflow.cli.progress import watching
+    from ddflow.dataflow.budget import shown_size
     from ddflow.tools import rollback as tool
 
     choices: dict[str, Any] = {"trust": trust}
@@ -73,7 +75,9 @@ def rollback(
             say(_line(each), err=True)
         where = "the last whole version before the newest" if to_epoch is None else f"epoch {to_epoch}"
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
-    _report(state, tool.rollback(state, to_epoch, **choices), as_json)
+    with watching("reading and copying", None, shown_size) as tick:
+        done = tool.rollback(state, to_epoch, **choices, look=tick)
+    _report(state, done, as_json)
 
 
 def _report(state: State, done: Any, as_json: bool) -> None:

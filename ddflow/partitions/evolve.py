@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from ddflow.columns.widening import Inexact
 from ddflow.errors import PlanChanged, SchemaMismatch, SpecError
+from ddflow.metrics import Look
 from ddflow.partitions.rescale import Rescaled, Rescaler
-from ddflow.partitions.rescale_rows import Look
 from ddflow.partitions.rescale_task import task
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.plan.evolve import evolved_to

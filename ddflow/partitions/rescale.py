@@ -37,10 +37,10 @@ from msgspec.structs import replace
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
 from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
+from ddflow.metrics import Look
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import by_level
 from ddflow.partitions.move import Move
-from ddflow.partitions.rescale_rows import Look
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.partitions.shares import joined
 from ddflow.partitions.stages import Stages, cut, uncut

@@ -27,6 +27,7 @@ from msgspec.structs import replace as changed
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities, partition_of
 from ddflow.columns.rows import Rows, gather
 from ddflow.columns.schema import one_batch
+from ddflow.metrics import Look
 from ddflow.partitions.key_ranges import overlapping
 from ddflow.partitions.move import Move
 from ddflow.storage.batch_store import BatchStore
@@ -43,8 +44,6 @@ from ddflow.trace.run import Run
 
 Opened = tuple[Arrangement, Made, pa.Schema]
 """A new arrangement, what hashes its rows, and the columns that identify them."""
-Look = Callable[[int], None]
-"""For progress: called with the number of rows written since its last call."""
 FILE: Final = 1 << 19
 """Versions that fill a file."""
 WAITING: Final = 512 << 20

@@ -19,7 +19,7 @@ on one side and as text on the other is text on both.
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ from ddflow.connectors.files.places import STDIN, listed
 from ddflow.connectors.frames import of_files, to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DuplicateKeys, SchemaMismatch, SpecError
+from ddflow.metrics import Look
 from ddflow.plan.spec import Upsert
 
 CHANGE: Final = "_change"
@@ -44,7 +45,6 @@ KINDS: Final = ("removed", "added", "changed")
 SIDES: Final = ("before", "after")
 SUFFIXES: Final = tuple(f"_{side}" for side in SIDES)
 _ROWS: Final = "rows"
-Look = Callable[[int], None]
 
 
 class Comparison(NamedTuple):

@@ -20,7 +20,7 @@ checksums do not say that what was written is right, which is looked at last (``
 [(True, ' checksum')]
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import cast
@@ -34,6 +34,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories
 from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import DdflowError, SpecError
+from ddflow.metrics import Look
 from ddflow.operators.inputs import opened_input
 from ddflow.partitions.stages import placed, told_by
 from ddflow.plan.codec import fingerprint, node_ids
@@ -54,9 +55,6 @@ from ddflow.storage.sheets import unfolded
 from ddflow.tools.report import Report
 from ddflow.tools.restored import Examination, Known, Memo, Operators, holds_all, wrongly_attached, wrongly_fed
 from ddflow.tools.strangers import NAMED, strangers
-
-Look = Callable[[int], None]
-"""Is told how many bytes were read, since the last call."""
 
 
 def fsck(

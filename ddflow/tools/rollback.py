@@ -32,6 +32,7 @@ from ddflow.connectors.protocol import Sink
 from ddflow.engine.garbage import blobs_of
 from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
+from ddflow.metrics import Look
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Epoch, Manifest, at
@@ -88,7 +89,9 @@ def versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
         return [_looked_at(store, number, lengths) for number in _numbers(store)]
 
 
-def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") -> RolledBack:
+def rollback(
+    state: State, epoch: int | None = None, *, trust: Trust = "owner", look: Look = lambda size: None
+) -> RolledBack:
     """Make an older version of a state its newest one.  Any writer of the state is `Fenced` then.
 
     Parameters
@@ -100,6 +103,8 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
         older version of its epoch is whole.  If the newest is of this epoch, and whole, only outputs are hidden.
     trust : {"owner", "group"}
         As in `Flow.open`.
+    look : callable
+        For progress: called with the number of bytes read or copied since its last call.
 
     Returns
     -------
@@ -123,14 +128,14 @@ def rollback(state: State, epoch: int | None = None, *, trust: Trust = "owner") 
     """
     with opened_store(state, trust=trust, readonly=False) as store:
         numbers = _numbers(store)
-        found, passed = _chosen(store, numbers, epoch)
+        found, passed = _chosen(store, numbers, epoch, look)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
         named = [*_readable(store)]
         folders = {each.folder: each for each in named}
         sinks = [sink for each in folders.values() if (sink := owned(store, each, deleting=False)) is not None]
         made = found
         if found.number != numbers[0]:
-            made = _copied(store, found, numbers[0] + 1)
+            made = _copied(store, found, numbers[0] + 1, look)
         ahead = {name: each.epoch for each in named for name in each.sinks if each.epoch > made.epoch}
         return RolledBack(made, found.number, passed, _hidden(store, made, sinks), ahead)
 
@@ -157,7 +162,7 @@ def _looked_at(store: Store, number: int, lengths: dict[str, int]) -> OldVersion
     return OldVersion(number, manifest, f"missing or cut: {', '.join(sorted(wrong))}" if wrong else None)
 
 
-def _chosen(store: Store, numbers: list[int], epoch: int | None) -> tuple[Manifest, list[str]]:
+def _chosen(store: Store, numbers: list[int], epoch: int | None, look: Look) -> tuple[Manifest, list[str]]:
     """The version to go back to, every file of which was read; what is wrong with those passed over."""
     passed: list[str] = []
     most: int | None = None
@@ -174,6 +179,7 @@ def _chosen(store: Store, numbers: list[int], epoch: int | None) -> tuple[Manife
             for blob in blobs_of(store, manifest):
                 if inside(blob):
                     store.map(blob)
+                    look(blob.length)
         except CorruptState as error:
             passed.append(f"manifest {number}, of epoch {manifest.epoch}: {error.asked}: {error.found}")
             most = manifest.epoch if most is None else most
@@ -191,13 +197,14 @@ def _chosen(store: Store, numbers: list[int], epoch: int | None) -> tuple[Manife
     )
 
 
-def _copied(store: Store, old: Manifest, number: int) -> Manifest:
+def _copied(store: Store, old: Manifest, number: int, look: Look) -> Manifest:
     """Publish a manifest that says what an old one does, of copies of its files.  O(bytes)."""
     made: dict[str, Blob] = {}
     try:
         for blob in [*blobs_of(store, old)]:
             if blob.name not in made and blob.name.endswith(".arrow"):
                 made[blob.name] = _copy(store, blob)
+                look(blob.length)
         parts = tuple(_rewritten(store, part, made) for part in old.inventories)
         made |= {blob.name: blob for blob in parts}
         reader = Backlog(store)

@@ -21,7 +21,7 @@ input 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the s
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -37,6 +37,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable
+from ddflow.metrics import Look
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
@@ -49,8 +50,6 @@ from ddflow.tools.recount import recounted
 
 FIRST: Final = 10
 """How many rows that differ are named."""
-Look = Callable[[int], None]
-"""Is told how many events of a log were read, since the last call."""
 
 
 @dataclass(frozen=True)

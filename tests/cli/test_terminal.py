@@ -206,6 +206,7 @@ READING = {
     "migrate": ["state", "new", "orders.csv", *KEYED, "--filter", "n > 1", "-o", "out.csv"],
     "export": ["state", "-o", "folder"],
     "fsck": ["state"],
+    "rollback": ["state", "--yes"],
     "rescale": ["state", "--partitions", "3"],
     "evolve": ["state", "--types", "n=double"],
 }
@@ -217,7 +218,8 @@ def test_a_verb_that_reads_much_shows_how_much_and_how_fast(verb: str, shown: Ca
     flow = dd.Flow()
     flow.output("[/out]", flow.upserts("[/in]", {"id": int, "n": int}, dd.Upsert("id")))
     with flow.open("state") as engine:
-        engine.step({"[/in]": {"id": [1, 2], "n": [10, 20]}})
+        for _ in range(2):
+            engine.step({"[/in]": {"id": [1, 2], "n": [10, 20]}})
     assert re.search(r"[1-9][\d,.]* (rows|events|[KM]?B), [1-9][\d,.]* [KM]?\w+/s", shown(verb, *READING[verb]))
 
 
