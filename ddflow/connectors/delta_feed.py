@@ -7,20 +7,22 @@ position names the table by its id, so one that was made anew is not taken for t
 
 Rows have the feed's columns: ``_change_type`` (``insert`` in the copy), ``_commit_version``, ``_commit_timestamp``. A
 table without ``delta.enableChangeDataFeed`` is read as well, since its feed follows from the files that came and went:
-right, but of whole files, and only where no version both changed the table's settings and took files away. The
-library's feed does not read deletion vectors and mapped columns, so tables with them are refused. The position:
-``{"table": id, "version": n, "rows": None or how many of the copy}``.
+right, but of whole files. So is a version that took columns away, or changed a type, because the rows that left had the
+columns before it. Rows have the declared columns that their version has, and the others are told `beside` them; a
+column that came and went between two looks was never there. The library's feed does not read deletion vectors and
+mapped columns, so tables with them are refused. The position: ``{"table": id, "version": n, "rows": None or how many of
+the copy}``.
 
 >>> FollowedTable("s3://lake/orders", None, True, {"secret": "hush"})
 FollowedTable(path='s3://lake/orders', start=None, follow=True)
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypedDict
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -28,13 +30,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import one_batch, one_chunk, plain
-from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
+from ddflow.columns.wider import becomes, widening
+from ddflow.columns.widening import Inexact, widened
+from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.delta import library, no_secret, place_of
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
-from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.errors import SchemaMismatch, SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.metrics import SourceLag
 
 LOOK: Final = 0.5
@@ -45,9 +49,20 @@ _FEED: Final = (CHANGE, VERSION, WRITTEN)
 _OFF: Final = "does not have change data enabled"
 _READ: Final = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 """What a table may ask of its readers."""
-_GONE: Final = ("not found", "No such file", "Invalid table version", "No files in log segment", "is not available")
+_GONE: Final = (
+    *("not found", "No such file", "Invalid table version", "No files in log segment", "is not available"),
+    "LogSegment end version",
+)
 """What the library says of what was vacuumed, or cleaned from the log."""
 _AGAIN: Final = "what came since then is lost here: begin a new state, with a new copy"
+
+
+class FeedPosition(TypedDict):
+    """See the header."""
+
+    table: str
+    version: int
+    rows: int | None
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,7 @@ class FollowedTable(Source):
     follow: bool = False
     storage_options: Mapping[str, str] = field(repr=False, default_factory=dict)
     kind: ClassVar[str] = "delta"
+    positions: ClassVar[Any] = FeedPosition
 
     def __post_init__(self) -> None:
         no_secret(self.path)
@@ -86,26 +102,35 @@ class FeedReader(OpenSource):
         if not {POSITION, DELETED} <= set(schema.names) and CHANGE not in schema.names:
             remedy = "give it format=dd.formats.delta_cdf(), or declare '_change_type' for diff=dd.delta_cdf"
             raise SpecError(self.asked, "it takes rows, and the feed says in '_change_type' what left and came", remedy)
-        self.table = self._opened(None)
-        self.names = self._checked(schema)
+        self.schema, self.table = schema, self._opened(None)
         declared = schema.names if CHANGE in schema.names else (CHANGE, VERSION)
-        self.beside = [name for name in _FEED if name in declared]
+        self.feed = [name for name in _FEED if name in declared]
         """The columns of the feed that the input takes."""
+        self.names = [name for name in schema.names if name not in (*OWN, *_FEED)]
         self.stamp = schema.field(WRITTEN).type if WRITTEN in schema.names else pa.timestamp("ms", "UTC")
-        self.id, self.until = str(self.table.metadata().id), self.table.version()
+        self.id = str(self.table.metadata().id)
+        self._seen()
         self._copying: Iterator[pa.RecordBatch] | None = None
         self._looked, self._span = monotonic(), 1
         self.rows: int | None = 0
         """How many of the copy were taken; None behind it."""
         if position is None:
             self.at = self.until if of.start is None else self._opened(of.start).version()
-            return
-        self.at, self.rows = position["version"], position["rows"]
-        if position["table"] != self.id or self.at > self.until:
-            found = f"it is at version {self.until}, and the state has version {self.at}: was it restored?"
-            if position["table"] != self.id:
-                found = "another table is there now"
-            raise SourceChanged(self.asked, found, "begin a new state, with a new copy")
+        else:
+            self.at, self.rows = position["version"], position["rows"]
+            if position["table"] != self.id or self.at > self.until:
+                found = f"it is at version {self.until}, and the state has version {self.at}: was it restored?"
+                if position["table"] != self.id:
+                    found = "another table is there now"
+                raise SourceChanged(self.asked, found, "begin a new state, with a new copy")
+        self.columns = self.newest
+        """Those of the table at the version that it is at; the newest where its log was cleaned."""
+        with suppress(SourceChanged):
+            self.columns = self._columns(self.at)
+        there = {*self.columns.names, *self.newest.names}
+        for name in self.names if position is None else ():
+            if name not in there:
+                raise UnreadableInput(self.asked, f"it has no column {name!r}", did_you_mean(name, sorted(there)))
 
     @property
     def ended(self) -> bool:
@@ -131,11 +156,16 @@ class FeedReader(OpenSource):
             if self.at >= self.until and self.of.follow and monotonic() - self._looked >= LOOK:
                 with self._talking():
                     self.table.update_incremental()
-                self._looked, self.until = monotonic(), self.table.version()
+                self._looked = monotonic()
+                self._seen()
             while not batches and self.at < self.until:
                 batches = self._changed(room)
-        position = {"table": self.id, "version": self.at, "rows": self.rows}
-        return Polled({self.name: batches}, position) if batches else None
+        if not batches:
+            return None
+        position, where = FeedPosition(table=self.id, version=self.at, rows=self.rows), f"version {self.at:,}"
+        others = (each for each in self.columns if each.name not in (*self.names, *OWN, *_FEED))
+        beside = {each.name: Beside(each.type, where) for each in others}
+        return Polled({self.name: batches}, position, beside={self.name: beside})
 
     def _opened(self, version: Any) -> Any:
         """The table at a version, or the newest.  Raises `UnreadableInput`, `SourceChanged`."""
@@ -148,35 +178,39 @@ class FeedReader(OpenSource):
                 table.load_as_version(version)
             return table
 
-    def _checked(self, schema: pa.Schema) -> list[str]:
-        """The columns that are read.  Raises `UnreadableInput`."""
-        protocol, there = self.table.protocol(), [each.name for each in self.table.schema().fields]
-        odd = set(protocol.reader_features or ()) - _READ
+    def _seen(self) -> None:
+        """Note the newest version, and its columns.  Raises `UnreadableInput` for what it asks of its readers."""
+        odd = set(self.table.protocol().reader_features or ()) - _READ
         if self.table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
             odd.add("columnMapping")
         if odd:
             remedy = "turn it off, and purge the table: reorg table ... apply (purge)"
             raise UnreadableInput(self.asked, f"its feed is not read with {sorted(odd)}", remedy)
-        names = [name for name in schema.names if name not in (*OWN, *_FEED)]
-        for name in names:
-            if name not in there:
-                raise UnreadableInput(self.asked, f"it has no column {name!r}", did_you_mean(name, there))
-        return names
+        self.until, self.newest = self.table.version(), _schema(self.table)
+
+    def _columns(self, version: int) -> pa.Schema:
+        """The columns of the table at a version."""
+        return self.newest if version == self.until else _schema(self._opened(version))
 
     def _copied(self, taken: int) -> Iterator[pa.RecordBatch]:
         """The rows of the table at the version, behind so many."""
         table = self._opened(self.at)
-        yield from self._inserted(table, table.file_uris(), taken)
+        yield from self._listed(table, table.file_uris(), taken)
 
-    def _inserted(self, table: Any, files: Any, taken: int) -> Iterator[pa.RecordBatch]:
-        """The rows of some files of a version as the feed has them, by the names of the files."""
+    def _listed(
+        self, table: Any, files: Any, taken: int, change: str = "insert", version: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of some files of a version as the feed has them, by the names of the files, behind so many.
+
+        ``version``: which one changed them, where that is another."""
         dataset, paths = table.to_pyarrow_dataset(), {urlsplit(each).path.rpartition("/")[2] for each in files}
         names = [name for name in self.names if name in dataset.schema.names]
         # That of a table at an older version counts back from the newest one.
         history = self._opened(None).history()
-        said = (each.get("timestamp") for each in history if each.get("version") == table.version())
+        version = table.version() if version is None else version
+        said = (each.get("timestamp") for each in history if each.get("version") == version)
         at = pa.array([next(said, None)], pa.timestamp("ms")).cast(self.stamp)
-        beside = {CHANGE: pa.array(["insert"]), VERSION: pa.array([table.version()]), WRITTEN: at}
+        beside = {CHANGE: pa.array([change]), VERSION: pa.array([version]), WRITTEN: at}
         for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
             if fragment.path.rpartition("/")[2] not in paths:
                 continue
@@ -188,35 +222,37 @@ class FeedReader(OpenSource):
                 here = batch.slice(min(taken, batch.num_rows))
                 taken -= batch.num_rows - here.num_rows
                 if here.num_rows:
-                    more = [beside[name].take(pa.array(np.zeros(here.num_rows, np.int64))) for name in self.beside]
-                    yield pa.record_batch([*here.columns, *more], names=[*names, *self.beside])
+                    more = [beside[name].take(pa.array(np.zeros(here.num_rows, np.int64))) for name in self.feed]
+                    yield self._fitting(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
 
     def _changed(self, room: int) -> list[pa.RecordBatch]:
-        """The changes of the next versions; of more when they are small."""
+        """The changes of the next versions; of more when they are small, and while the columns stay."""
         first, last = self.at + 1, min(self.at + self._span, self.until)
+        while (columns := self._columns(last)) != self.columns and last > first:
+            last = (first + last) // 2
+        kept = all(each.name in columns.names and columns.field(each.name).type == each.type for each in self.columns)
+        table, read = self.table if columns == self.newest else self._opened(last), None
+        names = [*(name for name in self.names if name in columns.names), *_FEED]
         with self._talking():
             try:
-                read = self.table.load_cdf(first, last, columns=[*self.names, *_FEED]).read_all()
+                read = table.load_cdf(first, last, columns=names).read_all() if kept else None
             except library().exceptions.DeltaError as error:
                 if _OFF not in str(error):
                     raise
-                read, last = None, first
+                last = first
         batches = self._derived(first) if read is None else [self._ordered(pa.table(read))]
         size = sum(batch.nbytes for batch in batches)
         self._span = max(self._span // 2, 1) if size > room // 2 else min(self._span * 2, SPAN)
-        self.at = last
+        self.at, self.columns = last, self._columns(last)
         return [batch for batch in batches if batch.num_rows]
 
     def _derived(self, version: int) -> list[pa.RecordBatch]:
-        """What a version added that also changed the table's settings or columns, where there is no feed."""
+        """What a version changed, by its files: without a feed, and where its columns are not those before it."""
         now, before = self._opened(version), self._opened(version - 1)
         files, old = set(now.file_uris()), set(before.file_uris())
-        if old - files:
-            found = f"version {version} took files away, and has no change feed"
-            remedy = "begin a new state behind it (start=), and turn its feed on, the property enableChangeDataFeed"
-            raise UnreadableInput(self.asked, found, remedy)
         with self._talking():
-            return list(self._inserted(now, files - old, 0))
+            left = list(self._listed(before, old - files, 0, "delete", version))
+            return [*left, *self._listed(now, files - old, 0)]
 
     def _ordered(self, rows: pa.Table) -> pa.RecordBatch:
         """Changes by version, and within one what left before what came, in the columns that the input takes."""
@@ -225,8 +261,29 @@ class FeedReader(OpenSource):
         came = pc.is_in(rows.column(CHANGE), pa.array(["insert", "update_postimage"]))
         order = np.lexsort((np.asarray(came), np.asarray(version)))
         rows = rows.drop_columns([VERSION, WRITTEN]).append_column(VERSION, version).append_column(WRITTEN, at)
-        rows = rows.select([*self.names, *self.beside])
-        return one_batch(rows.take(pa.array(order)))
+        rows = rows.select([*(name for name in rows.schema.names if name not in _FEED), *self.feed])
+        return self._fitting(one_batch(rows.take(pa.array(order))))
+
+    def _fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows in the types that are declared, where the table's are wider, or were narrower.
+
+        Raises `SchemaMismatch` for a value that does not fit.
+        """
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name in set(self.names) & set(columns):
+            field, column = self.schema.field(name), plain(columns[name])
+            try:
+                if widening(column.type, field.type) is not None:
+                    columns[name] = widened(column, field.type)
+                elif widening(field.type, column.type) is not None:
+                    if is_text(column.type) and not is_text(field.type):
+                        raise pa.ArrowInvalid(f"it is {column.type}, and {field.type} is declared")
+                    columns[name] = column.cast(field.type)
+            except (pa.ArrowInvalid, Inexact) as error:
+                asked = f"column {name!r} of {self.of.target}"
+                remedy = f"declare the type as the table has it{becomes(field, column.type)}"
+                raise SchemaMismatch(asked, str(error), remedy) from None
+        return pa.record_batch(columns)
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
@@ -242,3 +299,8 @@ class FeedReader(OpenSource):
                 found = f"a version that was not read yet is gone, or is none: {said}"
                 raise SourceChanged(self.asked, found, _AGAIN) from None
             raise SourceFailed(self.asked, said, "see to the table") from None
+
+
+def _schema(table: Any) -> pa.Schema:
+    """The columns of a version."""
+    return pa.schema(table.schema().to_arrow()).remove_metadata()

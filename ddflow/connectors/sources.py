@@ -274,9 +274,10 @@ def kafka(
 
 def misread(kind: str, position: Any) -> str | None:
     """Why what a manifest says is no position of a kind of source; None where it is one.  O(its size)."""
-    known: dict[str, Any] = {
-        each.kind: each.positions for each in (LandedFiles, KafkaTopic, PostgresTables, SQLiteSource)
-    }
+    from ddflow.connectors.duckdb import DuckDBSource
+
+    kinds: list[type[Source]] = [LandedFiles, KafkaTopic, PostgresTables, SQLiteSource, DuckDBSource, FollowedTable]
+    known = {each.kind: each.positions for each in kinds}
     try:
         convert(position, known.get(kind, Any))
     except ValidationError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.errors import SourceChanged, SpecError, UnreadableInput
+from ddflow.connectors.sources import misread
+from ddflow.errors import SchemaMismatch, SourceChanged, SpecError, UnreadableInput
 
 COLUMNS = {"id": pa.int64(), "city": pa.string()}
 FEED = {"delta.enableChangeDataFeed": "true"}
@@ -147,46 +149,107 @@ def test_a_large_copy_takes_several_epochs_and_is_gone_on_with(tmp_path: Path, f
         assert sum(seen[:2]) < 3 * rows
 
 
-@FLOWS
-def test_columns_that_come_later_are_read_when_they_are_declared(tmp_path: Path, flow: Any) -> None:
-    table, source = tmp_path / "t", {"people": dd.sources.delta(tmp_path / "t")}
-    write(table, [(1, "Bern")], configuration=FEED)
-    with flow().open(tmp_path / "state") as engine:
-        engine.run(source, give_up_after="0s")
-        new = pa.table({"id": [2], "city": ["Chur"], "n": [7]})
-        deltalake.write_deltalake(table, new, mode="append", schema_mode="merge")
-        engine.run(source, give_up_after="0s")
-        assert held(engine) == [(1, "Bern"), (2, "Chur")]
-    more = dd.Flow()
-    columns = COLUMNS | {"_change_type": pa.string(), "_commit_version": pa.int64(), "n": pa.int64()}
+def appended(path: Path, **columns: Any) -> None:
+    """Rows that come with other columns, which the table thereby gets."""
+    deltalake.write_deltalake(path, pa.table(columns), mode="append", schema_mode="merge")
+
+
+def rewritten(path: Path, **columns: Any) -> None:
+    """All rows and columns anew."""
+    deltalake.write_deltalake(path, pa.table(columns), mode="overwrite", schema_mode="overwrite")
+
+
+def rows(state: Path) -> list[dict[str, Any]]:
+    """What a state holds, each row once."""
+    found = dd.read(state, "people").to_pylist()
+    assert all(row.pop("_diff") == 1 for row in found)
+    return sorted(found, key=lambda row: row["id"])
+
+
+def declared(flow: Any, **more: Any) -> dd.Flow:
+    """The same flow with further columns."""
+    made = dd.Flow()
     if flow is by_key:
-        columns = COLUMNS | {"n": pa.int64()}
-        people = more.upserts("people", columns, dd.Upsert(key="id"), format=dd.formats.delta_cdf())
+        people = made.upserts("people", COLUMNS | more, dd.Upsert(key="id"), format=dd.formats.delta_cdf())
     else:
-        people = more.updates("people", columns, diff=dd.delta_cdf, keep=True)
-    more.output("people", people)
-    merge_n = pa.table({"id": [1], "city": ["Bern"], "n": [9]})
-    of = deltalake.DeltaTable(table).merge(merge_n, "t.id = s.id", source_alias="s", target_alias="t")
-    of.when_matched_update_all().execute()
-    with more.open(tmp_path / "state") as engine:
-        engine.run(source, give_up_after="0s")
-        found = sorted(tuple(row[name] for name in ("id", "city", "n")) for row in engine.read("people").to_pylist())
-        assert found == [(1, "Bern", 9), (2, "Chur", None)]
+        feed = {"_change_type": pa.string(), "_commit_version": pa.int64()}
+        people = made.updates("people", COLUMNS | feed | more, diff=dd.delta_cdf, keep=True)
+    made.output("people", people)
+    return made
 
 
-def test_without_the_feed_a_version_with_new_settings_may_only_add(tmp_path: Path) -> None:
-    table, source = tmp_path / "t", {"people": dd.sources.delta(tmp_path / "t")}
-    write(table, [(1, "Bern")])
-    with by_key().open(tmp_path / "state") as engine:
+@FLOWS
+@pytest.mark.parametrize("configuration", [FEED, None])
+def test_columns_come_and_go_with_the_table(tmp_path: Path, flow: Any, configuration: Any) -> None:
+    table, state, source = tmp_path / "t", tmp_path / "state", {"people": dd.sources.delta(tmp_path / "t")}
+    first = pa.table({"id": [1, 2], "city": ["Bern", "Chur"], "secret": ["s", "t"]})
+    deltalake.write_deltalake(table, first, configuration=configuration)
+    sinks = {"people": dd.sinks.sqlite(tmp_path / "out.db", "people", **({} if flow is by_key else {"mode": "retract"}))}
+    with flow().open(state) as engine:
+        assert engine.run(source, sinks, give_up_after="0s").epochs == 1
+        appended(table, id=[3], city=["Thun"], secret=["u"])
+        appended(table, id=[4], city=["Thun"], secret=["u"], n=pa.array([7], pa.int32()))
+        appended(table, id=[5], city=["Thun"], secret=["u"], n=pa.array([None], pa.int32()), on=[dt.date(2024, 2, 29)])
+        deltalake.DeltaTable(table).update(predicate="id = 1", updates={"n": "9", "city": "'Brig'"})
+        done = engine.run(source, sinks, give_up_after="0s")
+        assert done.epochs == 3, "one before each new column, and one"
+        position = engine.durable.log.sources["people"]
+        assert position.left_out == {"people": ("secret",)} and misread("delta", position.position) is None
+    cells = [(1, "Brig", 9, None), (2, "Chur", None, None), (3, "Thun", None, None), (4, "Thun", 7, None)]
+    cells.append((5, "Thun", None, dt.date(2024, 2, 29)))
+    assert rows(state) == [dict(zip(("id", "city", "n", "on"), row, strict=True)) for row in cells]
+    assert dd.read(state, "people").schema.field("n").type == pa.int32()
+    rewritten(table, id=[1, 2], n=pa.array([9, 8], pa.int32()), on=pa.array([None, None], pa.date32()), more=["x", "y"])
+    with flow().open(state) as engine:
+        engine.run(source, sinks, give_up_after="0s")
+    cells = [(1, None, 9, None, "x"), (2, None, 8, None, "y")]
+    assert rows(state) == [dict(zip(("id", "city", "n", "on", "more"), row, strict=True)) for row in cells]
+    assert not dd.fsck(state).problems
+    connection = sqlite3.connect(tmp_path / "out.db")
+    read = "select id, city, n, 'on', more from people" if flow is by_key else "select count(*) from people"
+    assert len(connection.execute(read).fetchall()) == (2 if flow is by_key else 1)
+    connection.close()
+
+
+@FLOWS
+def test_stop_names_the_column_and_its_version(tmp_path: Path, flow: Any) -> None:
+    table, state, source = tmp_path / "t", tmp_path / "state", {"people": dd.sources.delta(tmp_path / "t")}
+    write(table, [(1, "Bern")], configuration=FEED)
+    with flow().open(state) as engine:
         engine.run(source, give_up_after="0s")
-        new = pa.table({"id": [2], "city": ["Chur"], "n": [7]})
-        deltalake.write_deltalake(table, new, mode="append", schema_mode="merge")
+        write(table, [(2, "Chur")], mode="append")
+        appended(table, id=[3], city=["Thun"], n=[7])
+        write(table, [(4, "Chur")], mode="append", schema_mode="merge")
+        with pytest.raises(SchemaMismatch, match=r"column 'n' \(int64\), first in version 2, which is new"):
+            engine.run(source, give_up_after="0s", evolve="stop")
+    assert [row["id"] for row in rows(state)] == [1, 2]
+    with declared(flow, n=pa.int64()).open(state) as engine:
+        engine.run(source, give_up_after="0s", evolve="stop")
+    assert [row["n"] for row in rows(state)] == [None, None, 7, None]
+
+
+@FLOWS
+@pytest.mark.parametrize("value, kind", [(2**40, pa.int64()), ("x", pa.string()), (2.5, pa.float64())], ids=str)
+def test_a_wider_column_ends_the_run_and_names_the_command(tmp_path: Path, flow: Any, value: Any, kind: Any) -> None:
+    table, state, source = tmp_path / "t", tmp_path / "state", {"people": dd.sources.delta(tmp_path / "t")}
+    narrow = pa.table({"id": [1], "city": ["Bern"], "n": pa.array([5], pa.int32())})
+    deltalake.write_deltalake(table, narrow, configuration=FEED)
+    with declared(flow, n=pa.int32()).open(state) as engine:
         engine.run(source, give_up_after="0s")
-        assert held(engine) == [(1, "Bern"), (2, "Chur")]
-        more = pa.table({"id": [3], "city": ["Genf"], "m": [7]})
-        deltalake.write_deltalake(table, more, mode="overwrite", schema_mode="overwrite")
-        with pytest.raises(UnreadableInput, match=r"version 2 took files away.*enableChangeDataFeed"):
+    rewritten(table, id=[1, 2], city=["Bern"] * 2, n=pa.array([None, None], kind))
+    with declared(flow, n=pa.int32()).open(state) as engine:
+        if kind != pa.string():
             engine.run(source, give_up_after="0s")
+        before = engine.read("people")
+    appended(table, id=[3], city=["Bern"], n=pa.array([value], kind))
+    command = f"ddflow evolve STATE --types 'n={kind}'"
+    with pytest.raises(SchemaMismatch, match=command), declared(flow, n=pa.int32()).open(state) as engine:
+        engine.run(source, give_up_after="0s")
+    assert dd.read(state, "people").equals(before)
+    dd.evolve(state, {"n": kind})
+    with declared(flow, n=kind).open(state) as engine:
+        engine.run(source, give_up_after="0s")
+    assert [row["n"] for row in rows(state)] == [None, None, value]
 
 
 def test_what_is_not_there_any_more(tmp_path: Path) -> None:
