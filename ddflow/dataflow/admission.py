@@ -23,7 +23,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.schema import conform, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.connectors.formats.base import DELETED, Decoded, Truncate, decoded, uncut
+from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, decoded, uncut
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
@@ -105,6 +105,9 @@ class Admission:
             return table
         assert not isinstance(self.bound, BoundDifferences)
         made = decoded(format, table, self.bound.target, first)
+        if format.of_rows:
+            there = (*table.column_names, *OWN)
+            made = made._replace(rows=made.rows.select([name for name in made.rows.column_names if name in there]))
         if self.bound.spec.null_key == "error" and any(made.rows.column(name).null_count for name in self.key):
             self._keyed(made, table, first)
         return made

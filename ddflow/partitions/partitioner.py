@@ -26,7 +26,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
-from ddflow.connectors.formats.base import decoded, uncut
+from ddflow.connectors.formats.base import OWN, decoded, uncut
 from ddflow.connectors.formats.messages import Messages
 from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
@@ -121,6 +121,7 @@ class Partitioner:
         """The events of messages, and where they come from.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
         made = uncut(decoded(self.format, table, self.target, first), repr(self.input))
+        made = made._replace(rows=made.rows.select(self.schema.names))
         if tells_arrival(table.schema, pa.schema([])):
             of = self._told(table)
             return one_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
@@ -187,8 +188,9 @@ def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
     """
     asked, names = f"rows for {bound.name!r}", given.names
     if bound.format is not None:
-        if not bound.format.of_rows:
-            Messages(given.empty_table(), repr(bound.name), 0)
+        if bound.format.of_rows:
+            return tuple(name for name in bound.schema.names if name in (*names, *OWN))
+        Messages(given.empty_table(), repr(bound.name), 0)
         return tuple(bound.schema.names)
     for name in names:
         if names.count(name) > 1:

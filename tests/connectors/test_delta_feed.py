@@ -184,7 +184,9 @@ def test_columns_come_and_go_with_the_table(tmp_path: Path, flow: Any, configura
     table, state, source = tmp_path / "t", tmp_path / "state", {"people": dd.sources.delta(tmp_path / "t")}
     first = pa.table({"id": [1, 2], "city": ["Bern", "Chur"], "secret": ["s", "t"]})
     deltalake.write_deltalake(table, first, configuration=configuration)
-    sinks = {"people": dd.sinks.sqlite(tmp_path / "out.db", "people", **({} if flow is by_key else {"mode": "retract"}))}
+    sinks = {
+        "people": dd.sinks.sqlite(tmp_path / "out.db", "people", **({} if flow is by_key else {"mode": "retract"}))
+    }
     with flow().open(state) as engine:
         assert engine.run(source, sinks, give_up_after="0s").epochs == 1
         appended(table, id=[3], city=["Thun"], secret=["u"])
@@ -250,6 +252,34 @@ def test_a_wider_column_ends_the_run_and_names_the_command(tmp_path: Path, flow:
     with declared(flow, n=kind).open(state) as engine:
         engine.run(source, give_up_after="0s")
     assert [row["n"] for row in rows(state)] == [None, None, value]
+
+
+def test_a_column_that_is_gone_is_absent_in_merges(tmp_path: Path) -> None:
+    table, source = tmp_path / "t", {"people": dd.sources.delta(tmp_path / "t")}
+    write(table, [(1, "Bern")], configuration=FEED)
+    flow = dd.Flow()
+    spec = dd.Upsert(key="id", merge=dd.Merge({"city": dd.last()}))
+    feed = dd.formats.delta_cdf()
+    flow.output("people", flow.upserts("people", COLUMNS | {"n": pa.int64()}, spec, format=feed))
+    with flow.open() as engine:
+        for rows, city in (({"city": ["Bern"], "n": [1]}, "Bern"), ({"n": [2]}, "Bern"), ({"city": [None]}, None)):
+            changes = {
+                "id": [1],
+                **rows,
+                "_change_type": ["update_postimage"],
+                "_commit_version": [rows.get("n", [9])[0]],
+            }
+            engine.step({"people": changes})
+            assert engine.read("people")["city"].to_pylist() == [city]
+    made = dd.Flow()
+    made.output("people", made.upserts("people", COLUMNS, spec, format=feed))
+    with made.open(tmp_path / "state") as engine:
+        engine.run(source, give_up_after="0s")
+        appended(table, id=[2], city=["Chur"])
+        rewritten(table, id=[1, 3])
+        engine.run(source, give_up_after="0s")
+        # The table's writer took all rows away, and put some in.
+        assert held(engine) == [(1, None), (3, None)]
 
 
 def test_what_is_not_there_any_more(tmp_path: Path) -> None:

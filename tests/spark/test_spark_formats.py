@@ -127,3 +127,17 @@ def test_what_cannot_be_decoded_is_said_before_a_job_or_by_it(spark: SparkSessio
         spark_bridge.decode(cut, format, COLUMNS, spec).collect()
     with pytest.raises(PySparkException, match=r"offset \d+ of shop/\d: it is no JSON"):
         spark_bridge.decode(frame_of(spark, messages(0, 20)), format, COLUMNS, spec).collect()
+
+
+def test_a_feed_that_lacks_a_column_has_it_absent(spark: SparkSession, tmp_path: Path) -> None:
+    flow = dd.Flow()
+    spec = dd.Upsert(key="id", merge=dd.Merge({"v": dd.last()}))
+    flow.output("t", flow.upserts("t", COLUMNS, spec, format=dd.formats.delta_cdf()))
+    with flow.open() as engine:
+        for number, cells in enumerate([{"v": ["a", "b"]}, {"d": pa.array([1, 2], pa.decimal128(10, 2))}], 1):
+            feed = {"_change_type": ["insert"] * 2, "_commit_version": [number] * 2}
+            came = pa.table({"id": [1, 2], **cells, **feed})
+            frames = {"t": frame_of(spark, came)}
+            ran = spark_bridge.run(flow, frames, state=str(tmp_path / "state"), partitions=2, epoch=number)
+            assert counted(ran["t"].toArrow()) == counted(engine.step({"t": came})["t"])
+        assert engine.read("t")["v"].to_pylist() == ["a", "b"]
