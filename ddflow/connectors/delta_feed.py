@@ -31,8 +31,8 @@ import pyarrow.compute as pc
 
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
-from ddflow.columns.wider import becomes, widening
 from ddflow.columns.widening import Inexact, widened
+from ddflow.columns.wider import becomes, widening
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.delta import library, no_secret, place_of
 from ddflow.connectors.formats.base import DELETED, OWN

@@ -203,7 +203,8 @@ def delta(
     Notes
     -----
     Turn the feed on: ``delta.enableChangeDataFeed = true``.  Without it whole files that a version took away and added
-    are read.  Versions that were vacuumed, or cleaned from the log, before they were read are `SourceChanged`.
+    are read, and so they are of a version that took columns away or changed a type.  Versions that were vacuumed, or
+    cleaned from the log, before they were read are `SourceChanged`.
     Deletion vectors and mapped columns are refused.
 
     Examples

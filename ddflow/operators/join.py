@@ -122,6 +122,8 @@ class Join(Operator):
 
     def identified_by(self) -> Columns | None:
         """See `Collection.identified_by`: that of a side whose rows meet one row at most, else those of both."""
+        if self.proven is not None:
+            return self.proven
         ids = [of.identified_by() for of in self.inputs]
         alone = [of is not None and set(of) <= {pair[side] for pair in self.on} for side, of in enumerate(ids)]
         for sides in ([0] if alone[1] else [], [1] if alone[0] else [], [0, 1]):

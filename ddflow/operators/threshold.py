@@ -100,6 +100,10 @@ class Distinct(Threshold):
         super().__init__(of, _once)
         self.unique = self.positive = True
 
+    def identified_by(self) -> Columns | None:
+        """See `Collection.identified_by`: that of its input, else all columns."""
+        return self.proven or self.inputs[0].identified_by() or tuple(self.schema.names)
+
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Nothing: its function is always the same."""
         return {}

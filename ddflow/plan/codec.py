@@ -135,7 +135,9 @@ class PlanRecord:
             return
         made = {"op": node.verb, "of": of} | node.to_json(self.formulas)
         self.ids[node] = digest(made)
-        self.nodes[self.ids[node]] = made
+        # What is proven of one is true of all that are made alike, and no part of how they are made.
+        proven = self.nodes.get(self.ids[node], {}).get("proven") if node.proven is None else list(node.proven)
+        self.nodes[self.ids[node]] = made if proven is None else made | {"proven": proven}
 
 
 def shown(description: Mapping[str, Any], collection: str, where: str) -> str:

@@ -67,6 +67,8 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         The inputs that it is made of whose rows are forgotten without a retraction.
     equal : frozenset of frozenset of str
         Columns that hold the same value as each other in every row, as a join's keys do.
+    proven : tuple of str or None
+        Columns by which no two rows are equal, where the verb that made it proves it and the operator could not.
     """
 
     verb: ClassVar[str]
@@ -93,6 +95,7 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         self.positive: bool = self.unique or all(each.positive for each in self.inputs)
         self.forgetting: frozenset[str] = frozenset[str]().union(*(each.forgetting for each in self.inputs))
         self.equal: frozenset[frozenset[str]] = frozenset()
+        self.proven: Columns | None = None
         self.time_type: pa.DataType = self.inputs[0].time_type if self.inputs else pa.int64()
         flow.nodes.append(self)
 
@@ -169,7 +172,7 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
 
     def identified_by(self) -> Columns | None:
         """The columns by which the plan proves that no two rows are equal; None where it proves none."""
-        return None
+        return self.proven
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """For each input the rows that make some of its rows: applied to these, the operator gives them.

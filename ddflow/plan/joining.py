@@ -71,7 +71,11 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
         parts.append(_padded(sides, 0, pairs, condition))
     if how in ("right", "full"):
         parts.append(_padded(sides, 1, pairs, condition))
-    return pairs.concat(*parts[1:]) if len(parts) > 1 else pairs
+    if len(parts) == 1:
+        return pairs
+    made = pairs.concat(*parts[1:])
+    made.proven = None if how == "full" else _proven(sides, 0 if how == "left" else 1)
+    return made
 
 
 def looked_up(left: Any, right: Any, on: Any, how: str) -> Any:
@@ -285,7 +289,7 @@ def _matched(sides: Sides, side: int, pairs: Any) -> Any:
             partner = partner.project(list(dict.fromkeys(theirs))).distinct() if theirs else _any_row(partner)
         return _marked(of, pairs_of(of, partner, list(zip(keys, theirs, strict=True)), _own(of), _only(of, 0)))
     if of.unique and names == list(of.schema.names):
-        return pairs.project(names).distinct()
+        return _marked(of, pairs.project(names).distinct())
     found = pairs.project(names).distinct()
     return _marked(of, pairs_of(of, found, [(name, name) for name in names], _own(of), _only(of, 0), nulls=True))
 
@@ -310,8 +314,22 @@ def _without(of: Any, matched: Any) -> Any:
 
 def _marked(of: Any, made: Any) -> Any:
     """Some of a collection's rows, as often as they are there, which therefore are what it is."""
-    made.unique, made.positive = of.unique, of.positive
+    made.unique, made.positive, made.proven = of.unique, of.positive, of.identified_by()
     return made
+
+
+def _proven(sides: Sides, outer: int) -> tuple[str, ...] | None:
+    """The columns that identify the rows of an outer join: the outer side's, where each meets one row at most, else
+    both sides'.  A row without a partner has a key that no pair has."""
+    ids = [of.identified_by() for of in (sides.left, sides.right)]
+    mine, other = ids[outer], ids[1 - outer]
+    if mine is None or other is None:
+        return None
+    names = {(at, of): name for name, at, of in sides.names()} | {(1, name): name for name in sides.merged}
+    alone = set(other) <= {pair[1 - outer] for pair in sides.on}
+    wanted = [(outer, name) for name in mine] + [(1 - outer, name) for name in (() if alone else other)]
+    shown = [names.get(each) for each in wanted]
+    return None if None in shown else tuple(dict.fromkeys(map(str, shown)))
 
 
 def _padded(sides: Sides, side: int, pairs: Any, condition: str | None) -> Any:

@@ -227,6 +227,10 @@ def _made(node: Record, inputs: list[Collection], flow: Plan) -> Collection:
     if not inputs:
         raise _corrupt(node.what, f"it is a {verb} of 0 collections")
     made: Collection = operator(verb).from_json(inputs, node)
+    if "proven" in node:
+        made.proven = tuple(node.texts("proven"))
+        if not set(made.proven) <= set(made.schema.names):
+            raise _corrupt(node.what, f"it is identified by {list(made.proven)}, and has {made.schema.names}")
     return made
 
 
