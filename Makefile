@@ -7,7 +7,7 @@
 RUN := .venv/bin
 WORKERS ?= 2
 MINUTES ?=
-CHECKED := tests/test_house.py tests/test_outside.py tests/laws/test_found.py \
+CHECKED := tests/test_house.py tests/test_outside.py tests/test_prose.py tests/laws/test_found.py \
   $(wildcard tests/kernels/test_kernels_*.py) tests/laws/test_laws.py tests/laws/test_merging_laws.py \
   tests/expressions/test_expressions_law.py tests/partitions/test_partitions_law.py ddflow
 export PYTHON

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 
 import pytest
 import typer
+from test_prose import PAGES
 from typer.testing import CliRunner
 
 from ddflow.cli import VERBS, app
@@ -32,6 +34,18 @@ def understood(command: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_it_says_to_try_is_understood(command: str) -> None:
     understood(command)
+
+
+def test_every_command_of_a_page_is_understood() -> None:
+    """What the tests do not run, with placeholders for names, has a verb and options that exist."""
+    seen = 0
+    for page in PAGES:
+        text = re.sub(r"\\\n\s*", " ", page.read_text("utf-8"))
+        for line in re.findall(r"^(?:    |\$ )(ddflow [a-z].*)$", text, re.MULTILINE):
+            command = re.split(r"\s{3,}|\s+#\s", line)[0]  # before what is said of it
+            understood(command)
+            seen += 1
+    assert seen > 60
 
 
 def completed(words: str) -> list[str]:
