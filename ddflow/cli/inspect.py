@@ -167,15 +167,23 @@ def _attached(found: Mapping[str, Any]) -> Iterator[Section]:
     from ddflow.dataflow.budget import shown_size
     from ddflow.errors import cut
 
+    columns = ("left_out", "added")
     sources = (
-        (name, of["kind"], of["target"], cut(json.dumps(of["position"]), 80)) for name, of in found["sources"].items()
+        (name, of["kind"], of["target"], cut(json.dumps(of["position"]), 80), *(_columns(of[what]) for what in columns))
+        for name, of in found["sources"].items()
     )
-    yield "Sources", ("input", "kind", "where", "position"), sources
+    yield "Sources", ("input", "kind", "where", "position", "left out", "added"), sources
     sinks = (
         (name, *(of[what] for what in ("kind", "target", "mode", "epoch", "waiting")), shown_size(of["waiting_bytes"]))
         for name, of in found["sinks"].items()
     )
     yield "Sinks", ("output", "kind", "where", "mode", "has", "waiting", "bytes"), sinks
+
+
+def _columns(of: Mapping[str, Sequence[str]]) -> str:
+    """Columns by input, as text; the input is said where there are several."""
+    several = {name: ", ".join(columns) for name, columns in of.items() if columns}
+    return "; ".join(text if len(of) == 1 else f"{name}: {text}" for name, text in several.items())
 
 
 def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:

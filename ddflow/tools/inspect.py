@@ -33,6 +33,7 @@ from ddflow.plan.codec import columns, shown
 from ddflow.plan.rebuild import inputs
 from ddflow.plan.record import Record
 from ddflow.storage.backlog import Backlog
+from ddflow.storage.epochs import Attached
 from ddflow.storage.feeding import Fed
 from ddflow.storage.manifest import Epoch, Manifest, at
 from ddflow.storage.opening import State, Trust, opened_store
@@ -59,7 +60,8 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         ``fed``: the last runs of calls alike, and how many of each kind there were before them; ``verdicts``;
         ``outputs``: as text; ``folder``: of output files, and what is whose in it; ``receipts``: of the last epochs;
         ``versions``: the manifests that are kept; ``files``, ``bytes``; ``partitions``, ``stages``: how many, and
-        ``sources``, ``sinks``: what is attached, with positions, the last epochs acknowledged, and how many epochs and
+        ``sources``, ``sinks``: what is attached, with positions, by input the columns of a source that are
+        ``left_out`` and those that runs have ``added``, the last epochs acknowledged, and how many epochs and
         bytes wait for each sink;
         ``parts``: of each stage and partition the keys, pending events, files and bytes; ``fed``: by which query in
         batches, and the last of them.
@@ -91,7 +93,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "partitions": manifest.partitions,
             "stages": max(len(manifest.inventories) // manifest.partitions, 1),
             "parts": [],
-            "sources": {name: to_builtins(each) for name, each in manifest.sources.items()},
+            "sources": {name: _source(each, name, manifest) for name, each in manifest.sources.items()},
             "sinks": _sinks(store, manifest),
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
@@ -109,6 +111,13 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         out["files"], out["bytes"] = len(named), sum(named.values())
         out["versions"] = [_version(store, number) for number in reversed(store.numbers())]
         return out
+
+
+def _source(of: Attached, name: str, manifest: Manifest) -> dict[str, Any]:
+    """What is attached, and by input which columns of it came during runs."""
+    added = {each: manifest.added[each] for each in (of.left_out or (name,)) if each in manifest.added}
+    out: dict[str, Any] = to_builtins(of)
+    return out | {"added": to_builtins(added)}
 
 
 def _sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:

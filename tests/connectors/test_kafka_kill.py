@@ -44,7 +44,7 @@ flow.output("by_city", rows.count("city", name="n"))
 
     def __init__(self, place: Path, servers: str) -> None:
         super().__init__(place)
-        self.model, self.servers, self.topic = dict[int, str](), servers, place.parent.name
+        self.model, self.servers, self.topic = dict[int, dict[str, Any]](), servers, place.parent.name
         self.torn = str(place / "torn")
         self.producer = Producer({"bootstrap.servers": servers, "log_level": 0, "partitioner": "murmur2_random"})
 
@@ -57,13 +57,17 @@ flow.output("by_city", rows.count("city", name="n"))
 
     def feed(self, draw: Random) -> None:
         for _ in range(20):
-            id, city = draw.randrange(50), draw.choice(["Bern", "Chur", "Basel"])
+            id, row = draw.randrange(50), self.row(draw)
             gone = draw.random() < 0.1
-            self.producer.produce(self.topic, None if gone else json.dumps({"id": id, "city": city}), str(id))
+            self.producer.produce(self.topic, None if gone else json.dumps({"id": id} | row), str(id))
             self.model.pop(id, None)
             if not gone:
-                self.model[id] = city
+                self.model[id] = row
         assert self.producer.flush(10) == 0
+
+    def row(self, draw: Random) -> dict[str, Any]:
+        """One without its key."""
+        return {"city": draw.choice(["Bern", "Chur", "Basel"])}
 
     def lived(self) -> None:
         torn = Path(self.torn)
@@ -75,14 +79,16 @@ flow.output("by_city", rows.count("city", name="n"))
             assert not ended.value.code
 
     def look(self) -> None:
-        rows, state = set(self.model.items()), self.place / "state"
-        assert {tuple(row.values())[:2] for row in dd.read(state, "moves").to_pylist()} == rows
+        held = dd.read(self.place / "state", "moves").drop_columns(["_diff"])
+        rows = {tuple(({"id": id} | row).get(name) for name in held.schema.names) for id, row in self.model.items()}
+        assert {name for row in self.model.values() for name in row} <= {*held.schema.names}
+        assert {tuple(row.values()) for row in held.to_pylist()} == rows
         connection = sqlite3.connect(self.place / "moves.db")
         connection.row_factory = sqlite3.Row
         assert replayed(dict(row) for row in connection.execute("select * from moves")) == rows
         connection.close()
         found = {row["city"]: row["n"] for row in self.counts()}
-        cities = list(self.model.values())
+        cities = [row["city"] for row in self.model.values()]
         assert found == {city: cities.count(city) for city in set(cities)}
 
     def counts(self) -> list[dict[str, Any]]:
@@ -94,6 +100,19 @@ flow.output("by_city", rows.count("city", name="n"))
             rows: list[dict[str, Any]] = delivery.table.read().to_pylist()
             delivery.close()
         return rows
+
+
+class Growing(Streamed):
+    """The same, and rows get a column with each change but the first."""
+
+    changes = -1
+
+    def feed(self, draw: Random) -> None:
+        self.changes += 1
+        super().feed(draw)
+
+    def row(self, draw: Random) -> dict[str, Any]:
+        return super().row(draw) | {f"c{1 + number}": draw.randrange(9) for number in range(self.changes)}
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +130,11 @@ def lives() -> Iterator[Lives]:
 @pytest.mark.sampled
 def test_kafka_when_killed_at_calls(lives: Lives, servers: str, tmp_path: Path) -> None:
     killed_at_calls(Streamed(tmp_path / "story", servers), lives, 10)
+
+
+@pytest.mark.sampled
+def test_kafka_when_killed_at_calls_around_new_columns(lives: Lives, servers: str, tmp_path: Path) -> None:
+    killed_at_calls(Growing(tmp_path / "story", servers), lives, 3)
 
 
 def test_kafka_when_killed_at_moments(lives: Lives, servers: str, tmp_path: Path) -> None:

@@ -67,6 +67,24 @@ flow.output("by_customer", orders.group_by("customer").agg(n="count(*)", total="
         assert [each["slot_name"] for each in self.ask("select slot_name from pg_replication_slots")] == ["ddflow"]
 
 
+class Growing(Replicated):
+    """The same, and with each change but the first the table gets a column, and a row with it."""
+
+    changes = -1
+
+    def feed(self, draw: Random) -> None:
+        super().feed(draw)
+        self.changes += 1
+        if self.changes:
+            self.ask(f"alter table orders add column c{self.changes} int")
+            self.ask(f"insert into orders (id, c{self.changes}) values ({100 + self.changes}, {draw.randrange(9)})")
+
+    def look(self) -> None:
+        super().look()
+        names = [f"c{1 + number}" for number in range(self.changes)]
+        assert dd.read(self.place / "state", "moves").schema.names[4:-1] == names
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     made = Server()
@@ -81,8 +99,8 @@ def lives() -> Iterator[Lives]:
 
 
 @pytest.fixture
-def story(server: Server, tmp_path: Path) -> Iterator[Story]:
-    made = Replicated(tmp_path / "story", server)
+def story(server: Server, tmp_path: Path, request: Any) -> Iterator[Story]:
+    made = getattr(request, "param", Replicated)(tmp_path / "story", server)
     yield made
     made.connection.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
     made.connection.close()
@@ -91,6 +109,12 @@ def story(server: Server, tmp_path: Path) -> Iterator[Story]:
 @pytest.mark.sampled
 def test_postgres_when_killed_at_calls(lives: Lives, story: Story) -> None:
     killed_at_calls(story, lives, 10)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("story", [Growing], indirect=True)
+def test_postgres_when_killed_at_calls_around_new_columns(lives: Lives, story: Story) -> None:
+    killed_at_calls(story, lives, 3)
 
 
 def test_postgres_when_killed_at_moments(lives: Lives, story: Story) -> None:

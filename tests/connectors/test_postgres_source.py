@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,20 @@ import psycopg
 import pyarrow as pa
 import pytest
 from postgres_server import Server
+from typer.testing import CliRunner
 
 import ddflow as dd
+from ddflow.cli import app
 from ddflow.connectors.spelled import spelled_source
-from ddflow.errors import BadMessage, SchemaMismatch, SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.errors import (
+    BadMessage,
+    SchemaMismatch,
+    SinkRefused,
+    SourceChanged,
+    SourceFailed,
+    SpecError,
+    UnreadableInput,
+)
 
 ORDERS = "create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)"
 COLUMNS = {"id": pa.int64(), "customer": pa.int32(), "amount": pa.decimal128(9, 2), "note": pa.string()}
@@ -49,9 +60,9 @@ def ask(server: Server, *statements: str) -> Any:
         return found.fetchall() if found.description else None
 
 
-def flow() -> dd.Flow:
+def flow(**more: Any) -> dd.Flow:
     made = dd.Flow()
-    orders = made.upserts("orders", COLUMNS, dd.Upsert(key="id"), format=FORMAT)
+    orders = made.upserts("orders", COLUMNS | more, dd.Upsert(key="id"), format=FORMAT)
     made.output("rows", orders)
     made.output("by_customer", orders.group_by("customer").agg(n="count(*)", total="sum(amount)"))
     return made
@@ -127,6 +138,41 @@ def test_columns_that_come_and_go(server: Server, tmp_path: Path) -> None:
     run()
     assert same("id, customer, amount, note, moment")
     assert ask(server, "select distinct price, at from copied") == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wide", "sql"),
+    [("bigint", 3_000_000_000, "int64", "bigint"), ("numeric", 1.5, "double", "double precision")],
+)
+def test_a_column_that_widens_ends_the_run_until_the_state_is_evolved(
+    server: Server, tmp_path: Path, kind: str, value: Any, wide: str, sql: str
+) -> None:
+    ask(server, ORDERS, "insert into orders values (1, 7, 1, 'a')")
+    sinks = {"rows": dd.sinks.postgres(server.url, "copied")}
+
+    def run(of: dd.Flow) -> Any:
+        with of.open(tmp_path / "state") as engine:
+            engine.run({"orders": source(server)}, sinks)
+            return held(engine)
+
+    run(flow())
+    ask(server, f"alter table orders alter column customer type {kind}", "update orders set amount = 2")
+    assert run(flow()) == there(server)  # its values fit
+    ask(server, f"insert into orders values (2, {value}, 3, 'b')", "insert into orders values (3, 9, 3, 'c')")
+    for _ in "12":
+        with pytest.raises(BadMessage) as error:
+            run(flow())
+        command = re.search(r"ddflow (evolve .*/state) --types '(.*)'", str(error.value))
+        assert command is not None and command[2] == f"customer={wide}"
+        assert not dd.fsck(tmp_path / "state").problems
+    evolved = CliRunner().invoke(app, [*command[1].split(), "--types", command[2]])
+    assert evolved.exit_code == 0, evolved.output
+    wider = flow(customer=pa.type_for_alias(wide))
+    with pytest.raises(SinkRefused, match=r"'customer' is integer, we write .*change its columns"):
+        run(wider)
+    ask(server, f"alter table copied alter column customer type {sql}")
+    assert run(wider) == there(server) == sorted(ask(server, "select * from copied"))
+    assert len(there(server)) == 3
 
 
 def test_tables_of_a_slot_share_their_epochs(server: Server, tmp_path: Path) -> None:

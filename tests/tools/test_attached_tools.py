@@ -96,6 +96,25 @@ def test_inspect_tells_what_waits_in_epochs_and_bytes(place: Path) -> None:
     assert "Sinks" in shown and "Sources" in shown and "sqlite" in shown
 
 
+def test_inspect_tells_which_columns_of_a_source_are_left_out_and_which_came(tmp_path: Path) -> None:
+    of = dd.Flow()
+    for name in ("orders", "others"):
+        columns, format = {"id": int, "city": str}, dd.formats.debezium(table=name)
+        of.output(name, of.upserts(name, columns, dd.Upsert(key="id"), format=format))
+    (tmp_path / "in").mkdir()
+    for number, more in enumerate(({"secret": 1}, {"secret": 1, "amount": 7})):
+        row = {"id": number, "city": "Bern"} | more
+        line = {"op": "c", "after": row, "source": {"table": "orders", "lsn": number}}
+        (tmp_path / "in" / f"{number}.jsonl").write_text(json.dumps(line))
+        with of.open(tmp_path / "state") as engine:
+            engine.run({"orders": dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True)})
+    source = inspect(tmp_path / "state")["sources"]["orders"]
+    assert (source["left_out"], source["added"]) == ({"orders": ("secret",)}, {"orders": ("amount",)})
+    found = json.loads(said("inspect", tmp_path / "state", "--json"))["sources"]["orders"]
+    assert (found["left_out"], found["added"]) == ({"orders": ["secret"]}, {"orders": ["amount"]})
+    assert any(line.split()[-2:] == ["secret", "amount"] for line in said("inspect", tmp_path / "state").splitlines())
+
+
 def test_fsck_looks_at_what_waits_and_at_what_sinks_say(place: Path) -> None:
     state = place / "state"
     assert fsck(state).ok
