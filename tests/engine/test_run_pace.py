@@ -1,0 +1,162 @@
+"""How a run goes: epochs by time, rows and bytes, signals, a line for who looks and one for the log."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.metrics import SourceLag
+
+PROGRAM = """
+import sys, time
+import ddflow as dd
+from test_run_pace import Numbers, flow
+class Slow(Numbers):
+    def poll(self, room):
+        print("polled", flush=True)
+        time.sleep(float(sys.argv[2]))
+        return super().poll(room)
+with flow().open(sys.argv[1]) as engine:
+    done = engine.run({"rows": Slow(100)})
+    print(done.stopped, done.epochs, done.rows)
+"""
+
+
+def flow(*names: str) -> dd.Flow:
+    made = dd.Flow()
+    for name in names or ("rows",):
+        made.output(name, made.upserts(name, {"id": int, "text": str}, dd.Upsert(key="id")))
+    return made
+
+
+class Numbers(Source, OpenSource):
+    """Batches of so many rows, without an end; what it was asked for, and what an epoch had."""
+
+    kind = "numbers"
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.asked, self.epochs, self.size = rows, list[int](), list[int](), 0
+
+    @property
+    def target(self) -> str:
+        """Nowhere."""
+        return "nowhere"
+
+    @property
+    def ended(self) -> bool:
+        """Never."""
+        return False
+
+    def open(self, inputs: Any, position: Any) -> OpenSource:
+        """Itself."""
+        self.name, self.position = next(iter(inputs)), position or 0
+        return self
+
+    def poll(self, room: int) -> Polled:
+        """Rows of as many bytes as there is room for."""
+        self.asked.append(room)
+        rows = min(self.rows, room // 100)
+        self.position += 1
+        batch = pa.record_batch({"id": range(rows), "text": ["x" * 84] * rows})
+        self.size += batch.nbytes
+        return Polled({self.name: [batch]}, self.position)
+
+    def lag(self) -> SourceLag:
+        """Unknown."""
+        return SourceLag(7, "batches")
+
+    def acknowledge(self, position: Any) -> None:
+        """An epoch ended."""
+        self.epochs, self.size = [*self.epochs, self.size], 0
+
+
+def test_an_epoch_has_no_more_bytes_than_there_is_room_for(tmp_path: Path) -> None:
+    room, least = 1 << 20, 1 << 16
+    sources = {"a": Numbers(3_000), "b": Numbers(100)}
+    with flow("a", "b").open(tmp_path / "state") as engine:
+        done = engine.run(sources, interval="60s", room=room, until="1s")
+    assert (done.stopped, done.epochs > 1) == ("time", True)
+    for source in sources.values():
+        assert max(source.asked) <= room and min(source.asked) >= least
+    each = [sum(sizes) for sizes in zip(*(source.epochs for source in sources.values()), strict=True)]
+    assert max(each) <= room + 2 * least
+    assert min(each[:-1]) >= room
+
+
+def test_epochs_end_by_rows(tmp_path: Path) -> None:
+    source = Numbers(10)
+    with flow().open(tmp_path / "state") as engine:
+        done = engine.run({"rows": source}, interval="60s", rows=25, until="500ms")
+    assert done.epochs > 1
+    assert 0 <= done.epochs * 30 - done.rows < 30  # three batches each; the last may end with the time
+
+
+def test_epochs_end_by_time_and_each_is_a_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with flow().open(tmp_path / "state") as engine:
+        done = engine.run({"rows": Numbers(1)}, interval="200ms", until="1s")
+    assert done.stopped == "time" and done.seconds >= 1
+    assert 2 <= done.epochs <= done.seconds / 0.2 + 1
+    lines = [re.fullmatch(r"epoch (\d+): (\d+) rows of \['rows'\]", each.message) for each in caplog.records]
+    told = [tuple(map(int, line.groups())) for line in lines if line]
+    assert [epoch for epoch, _ in told] == list(range(1, done.epochs + 1))
+    assert sum(rows for _, rows in told) == done.rows
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_ends_behind_the_epoch_and_another_at_once(tmp_path: Path, signals: int) -> None:
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path / "state"), "1" if signals == 1 else "120"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "polled\n"
+    for _ in range(signals):
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=30)
+    if signals == 1:
+        assert (process.returncode, said) == (0, "signal 1 100\n")
+        assert dd.read(tmp_path / "state", "rows").num_rows == 100
+    else:
+        assert (process.returncode, said) == (-signal.SIGTERM, "")
+        assert not dd.fsck(tmp_path / "state").problems
+
+
+class Times(Numbers):
+    """A row a poll, a second after the one before."""
+
+    def poll(self, room: int) -> Polled:
+        self.position += 1
+        return Polled({"a": [pa.record_batch({"id": [1], "at": [self.position]})]}, self.position)
+
+
+def test_the_line_says_how_far_all_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = dd.Flow()
+    for name in ("a", "b"):
+        made.output(name, made.upserts(name, {"id": int, "at": int}, dd.Upsert(key="id", time="at", lateness=1)))
+    (tmp_path / "1.csv").write_text("id,at\n1,5\n")
+    sources = {"a": Times(1), "b": dd.sources.files(tmp_path / "*.csv", follow=True, settle="0s")}
+    leader, follower = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "200")
+    with open(follower, "w") as terminal, made.open(tmp_path / "state") as engine:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        engine.run(sources, {"b": dd.sinks.sqlite(tmp_path / "out.db", "b")}, interval="50ms", until="500ms")
+        monkeypatch.undo()
+        text = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    lines = text.strip().split("\r\x1b[K")[1:]
+    parts = r"epoch ([\d,]+), ([\d,]+) rows, ([\d,]+) rows/s, a: 7 batches, frontier 4, held by b, b has ([\d,]+)"
+    found = [re.fullmatch(parts, line) for line in lines]
+    assert all(found), text
