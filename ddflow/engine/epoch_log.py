@@ -262,7 +262,10 @@ class EpochLog:
     def _waiting(self, receipts: tuple[Epoch, ...]) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
         """The backlog and the receipts of the next version, which needs some of these.  O(changes + log kept)."""
         log = self.manifest_log
-        taken, backlog = min((sink.epoch for sink in self.sinks.values()), default=GREATEST), log.manifest.backlog
+        taken, backlog = (
+            min(sink.epoch for sink in self.sinks.values()) if self.sinks else GREATEST,
+            log.manifest.backlog,
+        )
         if backlog and self.outputs.moved:  # what is only in the sink before goes
             backlog, receipts = (), (*log.backlog.receipts(backlog, taken), *receipts)
         return log.backlog.after(backlog, log.signed(self.outputs.kept(receipts)), self.keep, taken)

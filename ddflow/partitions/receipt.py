@@ -117,7 +117,7 @@ class Receipt(Contribution, frozen=True, kw_only=True):
         """The receipt that these bytes are.  ``what``: whose, for messages.  O(bytes).  Raises `CorruptState`."""
         receipt = decoded(_DECODER, data, what, AGAIN)
         try:
-            check_files(receipt.outputs)
+            check_files([receipt.outputs])
             receipt._look()
         except ValueError as error:
             raise CorruptState(what, str(error), AGAIN) from None

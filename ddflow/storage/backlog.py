@@ -69,9 +69,9 @@ class Backlog:
         ``receipts``: those of the manifest, of which the last ``keep`` stay.  ``taken``: the last epoch that needs no
         others.  Raises what `Blobs.put` does, and `CorruptState`.
         """
-        kept = self._needed(parts, taken) if receipts else []
+        kept = self._needed(parts, taken) if parts and receipts else []
         over = max(0, len(receipts) - keep)
-        if not kept:
+        if over and not kept:
             receipts = (*(each for each in receipts[:over] if each.epoch > taken), *receipts[over:])
         while len(receipts) >= keep + FAN:
             kept.append(self._written(receipts[:FAN], receipts[0].epoch, receipts[FAN - 1].epoch, 1))
@@ -121,9 +121,8 @@ class Backlog:
         known = self._held.get(part.file.name)
         if known is None:
             known = decoded(decoder, bytes(self.fetch(part.file)), self._what(part))
-            for each in known if decoder is _RECEIPTS else ():
-                for call in each.calls:
-                    check_files(call.outputs)
+            if decoder is _RECEIPTS:
+                check_files([call.outputs for each in known for call in each.calls])
             self._hold(part.file.name, known)
         return known
 

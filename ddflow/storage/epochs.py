@@ -11,7 +11,7 @@ one that feeds the state, and no file is named twice by an output. It does not k
 True
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -115,11 +115,12 @@ class Delivered(Strict, frozen=True):
     digest: HexOrNone
 
 
-def check_files(outputs: dict[str, Output]) -> None:
-    """Raise `ValueError` where an output names a file twice.  O(files)."""
-    for output in outputs.values():
-        if len(output.blobs) > 1 and len({blob.name for blob in output.blobs}) < len(output.blobs):
-            raise ValueError(f"two of the {len(output.blobs)} files of an output are the same")
+def check_files(calls: Iterable[Mapping[str, Output]]) -> None:
+    """Raise `ValueError` where an output names a file twice.  ``calls``: the outputs of each.  O(files)."""
+    for outputs in calls:
+        for output in outputs.values():
+            if len(output.blobs) > 1 and len({blob.name for blob in output.blobs}) < len(output.blobs):
+                raise ValueError(f"two of the {len(output.blobs)} files of an output are the same")
 
 
 def damaged(what: str, found: str) -> CorruptState:

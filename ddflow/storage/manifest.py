@@ -129,7 +129,8 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of its own receipts, in order."""
-        return [blob for receipt in self.receipts for blob in receipt.files()]
+        calls = [call for receipt in self.receipts for call in receipt.calls]
+        return [blob for call in calls for output in call.outputs.values() for blob in output.blobs]
 
     @property
     def oldest(self) -> int | None:
@@ -253,9 +254,7 @@ def _read(body: bytes) -> Manifest:
         if not last < receipt.epoch <= manifest.epoch:
             raise ValueError(f"the epochs of its {len(manifest.receipts)} receipts do not ascend to {manifest.epoch}")
         last = receipt.epoch
-        for call in receipt.calls:
-            if call.outputs:
-                check_files(call.outputs)
+    check_files([call.outputs for receipt in manifest.receipts for call in receipt.calls])
     until = [each.epoch for each in manifest.past]
     if until != sorted(set(until)) or until[-1:] > [manifest.epoch]:
         raise ValueError(f"the epochs {until} of its past columns do not ascend to {manifest.epoch}")

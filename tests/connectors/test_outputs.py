@@ -475,3 +475,29 @@ def test_an_output_s_folder_that_was_deleted_is_told_and_made_again(tmp_path: Pa
     fed(state, range(1, 2), outputs=outputs)
     assert seen(outputs) == [1]
     assert pq.read_table(next(outputs.glob("*/*.parquet"))).num_rows == 1
+
+
+READ = """
+import os, sys
+import ddflow as dd
+from ddflow.engine.commits import Commits
+flow = dd.Flow()
+flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+threads = lambda: len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0  # as Linux lists them
+with flow.open("state", outputs="changes") as engine:
+    before = threads()
+    for time in (1, 2):
+        engine.step({"people": {"id": [time]}}, time=time)  # given again: read from the folder
+    print(threads() - before)
+"""
+
+
+def test_outputs_are_read_in_the_thread_that_asks(tmp_path: Path) -> None:
+    """Else one of Arrow's may hold our bytes while Python ends, and then abort the process, once in a hundred runs."""
+    flow = dd.Flow()
+    flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    with flow.open(tmp_path / "state", outputs=tmp_path / "changes") as engine:
+        for time in (1, 2):
+            engine.step({"people": {"id": [time]}}, time=time)
+    done = subprocess.run([sys.executable, "-c", READ], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

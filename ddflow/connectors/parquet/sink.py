@@ -141,7 +141,10 @@ class ParquetSink:
 
     def read(self, epoch: int, fragment: Fragment, schema: pa.Schema) -> pa.Table:
         """As in `Sink`.  O(bytes)."""
-        return pq.read_table(pa.BufferReader(self._data(epoch, fragment))).cast(schema)
+        # In this thread: one of Arrow's may let go of our bytes while Python ends, for which it needs Python, and then
+        # it takes the process with it.
+        file = pq.ParquetFile(pa.BufferReader(self._data(epoch, fragment)), pre_buffer=False)
+        return file.read(use_threads=False).cast(schema)
 
     def rows(self, epoch: int, fragment: Fragment) -> int:
         """As in `Sink`.  O(bytes)."""
