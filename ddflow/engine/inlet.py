@@ -20,7 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.connectors.attached import Beside, OpenSource, Polled
-from ddflow.connectors.formats.base import messages_of
+from ddflow.connectors.formats.base import Format, messages_of
 from ddflow.errors import SchemaMismatch, SourceFailed
 from ddflow.metrics import LOG, SourceLag
 from ddflow.plan.binding import Binding
@@ -40,6 +40,8 @@ class Inlet:
         """By input, the columns that stood beside the first rows."""
         self.news: dict[str, dict[str, Beside]] = {}
         """By input, the columns that are new; until they are `evolved` nothing more is read."""
+        self._waiting: dict[str, set[str]] = {}
+        """By input, the columns in messages that had no value yet."""
         self.taken, self._open = list[Polled](), list[Polled]()
         self.failing: SourceFailed | None = None
         self.since = self._again = self._pause = 0.0
@@ -116,16 +118,22 @@ class Inlet:
             if name in found.beside:
                 fresh = self._fresh(name, found.beside[name])
                 self._note(name, {column: found.beside[name][column] for column in fresh})
-            format = bound.format
-            for batch in found.rows.get(name, ()) if format is not None else ():
-                assert format is not None
-                messages = messages_of(format, pa.Table.from_batches([batch]), repr(name))
-                # At the first look all count; behind it those that are neither declared nor left out.
-                known = {*bound.schema.names, *self.left_out[name]} if name in self.left_out else ()
-                shown = format.columns(messages, known)
-                fresh = self._fresh(name, shown) if shown else []
-                kinds = format.kinds(messages, fresh) if fresh else {}
-                self._note(name, {each: Beside(kinds.get(each), messages.place(shown[each])) for each in fresh})
+            if bound.format is not None:
+                for batch in found.rows.get(name, ()):
+                    self._look_within(name, bound.format, pa.Table.from_batches([batch]))
+
+    def _look_within(self, name: str, format: Format, given: pa.Table) -> None:
+        """The same of messages, of which the format tells it."""
+        messages, waiting = messages_of(format, given, repr(name)), self._waiting.setdefault(name, set())
+        known = (*self.bounds[name].schema.names, *self.left_out.get(name, ()))
+        # At the first look all count, also those that are declared: rows came.
+        shown = format.columns(messages, {*known, *waiting} if name in self.left_out else ())
+        asked = [*(self._fresh(name, shown) if shown else ()), *waiting]
+        kinds = format.kinds(messages, asked) if asked else {}
+        if kinds:
+            shown = format.columns(messages, known)
+            self._note(name, {c: Beside(kinds[c], messages.place(row)) for c, row in shown.items() if c in kinds})
+        self._waiting[name] = {column for column in asked if column not in kinds}
 
     def _fresh(self, name: str, there: Mapping[str, Any]) -> list[str]:
         """Of columns that are there those that are new; none at the first look."""

@@ -278,6 +278,25 @@ def test_messages_get_columns_in_the_batch_in_which_they_come(tmp_path: Path) ->
     assert place.orders()[0] == {"id": 2, "city": "Bern", "amount": 8.0, "note": "x"}
 
 
+def test_a_column_of_messages_waits_for_a_value_in_its_own_table(tmp_path: Path) -> None:
+    place = Place(tmp_path, dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True))
+    made = flow(dd.formats.debezium(table="orders"))
+    rows = [({"id": 1}, "orders"), ({"id": 1, "n/~": None}, "orders"), ({"id": 1, "n/~": 5}, "others")]
+    rows += [({"id": 2, "n/~": None}, "orders"), ({"id": 3, "n/~": None, "m": "x"}, "orders")]
+    with made.open() as engine:  # one run, which notices the column once and asks for its value from then on
+        for number, (row, table) in enumerate(rows):
+            place.land(f"{number}.jsonl", message("c", row | {"city": "Bern"}, number, table))
+        engine.run({"orders": place.source})
+        assert engine.output_schema("orders").names[:-2] == ["id", "city", "m"]
+    apart = tmp_path / "apart"
+    place = Place(apart, dd.sources.files(apart / "in" / "*.jsonl", lines=True))
+    for number, (row, table) in enumerate([*rows, ({"id": 4, "n/~": 1.5}, "orders")]):
+        place.land(f"{number}.jsonl", message("c", row | {"city": "Bern"}, number, table))
+        place.run(made)
+    assert [row.get("n/~") for row in place.held()] == [None, None, 1.5]  # 1 became another key
+    assert [row["m"] for row in place.held()] == [None, "x", None]
+
+
 def test_columns_of_connects_schema_have_its_types(tmp_path: Path) -> None:
     place = Place(tmp_path, dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True))
 

@@ -30,7 +30,7 @@ from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
 from ddflow.connectors.formats.positions import POSITION, ROW
-from ddflow.connectors.formats.row_columns import Own, Path, columns_at, guessed, struct_at
+from ddflow.connectors.formats.row_columns import Own, Path, columns_at, guessed, struct_at, with_values
 from ddflow.errors import BadMessage, SpecError
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -168,11 +168,14 @@ class Format:
 
         Raises `SchemaMismatch` where values of a column have no type in common.
         """
-        value, own = messages.value, self.owner(messages.value)
-        if own is not None:
-            value = value.filter(pa.array(own(np.arange(len(value)))))
+        value, path = messages.value, self.row_path or ()
         if pat.is_struct(value.type):
-            return {f.name: f.type for f in struct_at(value.type, self.row_path or ()) if f.name in names}
+            return {f.name: f.type for f in struct_at(value.type, path) if f.name in names}
+        value = with_values(value, path, names)
+        if len(value) and (own := self.owner(value)) is not None:
+            value = value.filter(pa.array(own(np.arange(len(value)))))
+        if not len(value):
+            return {}
         found = self.examples(value.drop_null())
         if found is None:
             return {}

@@ -123,6 +123,24 @@ def json_path(path: Path) -> str:
     return "$" + "".join(f"[{each}]" if isinstance(each, int) else f'."{each}"' for each in path)
 
 
+def with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
+    """Those of some messages that may tell the type of a column of their rows: by a value, or by a schema.  O(bytes).
+
+    >>> with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
+    ['{"n": 1.5}']
+    """
+    if wrapped(value).any():
+        return value
+    pointers = ", ".join(quoted("".join(map(_pointed, (*path, name)))) for name in names)
+    there, _ = parsed(value, f"list_any_value(json_extract_string(v, [{pointers}])) is not null")
+    return value.filter(there)
+
+
+def _pointed(step: str | int) -> str:
+    """A step of a JSON pointer."""
+    return "/" + str(step).replace("~", "~0").replace("/", "~1")
+
+
 def guessed(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.DataType]:
     """The types of some columns of rows, JSON objects, that have values.  ``what``: how messages call the input.
 
@@ -130,8 +148,7 @@ def guessed(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.Dat
     """
     out = dict[str, pa.DataType]()
     for name in names:
-        pointer = "/" + name.replace("~", "~0").replace("/", "~1")
-        cells = computed(rows, f"nullif(json_extract(v, {quoted(pointer)})::varchar, 'null')").drop_null()
+        cells = computed(rows, f"nullif(json_extract(v, {quoted(_pointed(name))})::varchar, 'null')").drop_null()
         if not len(cells):
             continue
         try:
