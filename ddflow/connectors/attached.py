@@ -14,6 +14,7 @@ What fails for a while raises `SourceFailed` or `SinkFailed`, after which both a
 7
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -82,6 +83,16 @@ class Source(ABC):
     @abstractmethod
     def target(self) -> str:
         """Where that is, as manifests and messages name it; never with credentials."""
+
+    @classmethod
+    def said(cls, position: Any) -> str:
+        """A position of its ``positions`` in its own words, behind "read up to"."""
+        return json.dumps(position)
+
+    @classmethod
+    def placed(cls, place: int) -> int | str:
+        """The ``_position`` of an event in its own words."""
+        return place
 
     def inputs(self, name: str) -> Sequence[str]:
         """The inputs that it feeds when it is attached as ``name``: that one, for most."""

@@ -3,7 +3,7 @@
 Invariant: a row is in the copy or in the feed of a later version, never in both, and a version's changes are in one
 epoch. The copy may take several epochs: its files are read in the order of their names, and the position says how many
 rows were taken. Within a version what left comes before what came, so an input of upserts ends with the right rows. The
-position names the table by its id, so one that was made anew is not taken for the one before.
+position names the table by its id at that version, so one that was made anew is not taken for the one before.
 
 Rows have the feed's columns: ``_change_type`` (``insert`` in the copy), ``_commit_version``, ``_commit_timestamp``. A
 table without ``delta.enableChangeDataFeed`` is read as well, since its feed follows from the files that came and went:
@@ -88,6 +88,12 @@ class FollowedTable(Source):
         """Its address."""
         return place_of(self.path)
 
+    @classmethod
+    def said(cls, position: Any) -> str:
+        """The version, and how many rows of its copy."""
+        rows = position["rows"]
+        return f"{'' if rows is None else f'row {rows:,} of the copy of '}version {position['version']:,}"
+
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Look at the table, and begin behind the position, or with a copy."""
         ((name, schema),) = inputs.items()
@@ -108,7 +114,6 @@ class FeedReader(OpenSource):
         """The columns of the feed that the input takes."""
         self.names = [name for name in schema.names if name not in (*OWN, *_FEED)]
         self.stamp = schema.field(WRITTEN).type if WRITTEN in schema.names else pa.timestamp("ms", "UTC")
-        self.id = str(self.table.metadata().id)
         self._seen()
         self._copying: Iterator[pa.RecordBatch] | None = None
         self._looked, self._span = monotonic(), 1
@@ -118,15 +123,16 @@ class FeedReader(OpenSource):
             self.at = self.until if of.start is None else self._opened(of.start).version()
         else:
             self.at, self.rows = position["version"], position["rows"]
-            if position["table"] != self.id or self.at > self.until:
-                found = f"it is at version {self.until}, and the state has version {self.at}: was it restored?"
-                if position["table"] != self.id:
-                    found = "another table is there now"
-                raise SourceChanged(self.asked, found, "begin a new state, with a new copy")
-        self.columns = self.newest
-        """Those of the table at the version that it is at; the newest where its log was cleaned."""
+        here = self.table
         with suppress(SourceChanged):
-            self.columns = self._columns(self.at)
+            here = self.table if self.at >= self.until else self._opened(self.at)
+        self.id, self.columns = _id(here), _schema(here)
+        """Those of the table at the version that it is at; of the newest where its log was cleaned."""
+        if position is not None and (position["table"] != self.id or self.at > self.until):
+            found = f"it is at version {self.until}, and the state has version {self.at}: was it restored?"
+            if position["table"] != self.id:
+                found = "another table is there now"
+            raise SourceChanged(self.asked, found, "begin a new state, with a new copy")
         there = {*self.columns.names, *self.newest.names}
         for name in self.names if position is None else ():
             if name not in there:
@@ -243,6 +249,9 @@ class FeedReader(OpenSource):
         batches = self._derived(first) if read is None else [self._ordered(pa.table(read))]
         size = sum(batch.nbytes for batch in batches)
         self._span = max(self._span // 2, 1) if size > room // 2 else min(self._span * 2, SPAN)
+        # Writers give a table another id where they give it other columns.
+        if (newest := _id(self.table)) != self.id:
+            self.id = newest if last == self.until else _id(self._opened(last))
         self.at, self.columns = last, self._columns(last)
         return [batch for batch in batches if batch.num_rows]
 
@@ -299,6 +308,11 @@ class FeedReader(OpenSource):
                 found = f"a version that was not read yet is gone, or is none: {said}"
                 raise SourceChanged(self.asked, found, _AGAIN) from None
             raise SourceFailed(self.asked, said, "see to the table") from None
+
+
+def _id(table: Any) -> str:
+    """What a version says the table is."""
+    return str(table.metadata().id)
 
 
 def _schema(table: Any) -> pa.Schema:

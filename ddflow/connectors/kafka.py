@@ -75,6 +75,11 @@ class KafkaTopic(Source):
         """Servers and topic."""
         return f"kafka://{self.servers}/{self.topic}"
 
+    @classmethod
+    def said(cls, position: Any) -> str:
+        """The next offset of each partition."""
+        return ", ".join(f"offset {offset} of partition {each}" for each, offset in position["offsets"].items())
+
     def inputs(self, name: str) -> Sequence[str]:
         """Those of its tables."""
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))

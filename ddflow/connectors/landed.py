@@ -72,6 +72,13 @@ class LandedFiles(Source):
         """The pattern."""
         return landing(self.pattern).target
 
+    @classmethod
+    def said(cls, position: Any) -> str:
+        """The last file by its name, of how many, and the rows of one that is being read."""
+        done, at = position["done"], position["at"]
+        parts = [f"{max(done)} ({len(done):,} files)" if len(done) > 1 else max(done)] if done else []
+        return ", and ".join([*parts, *([f"row {at[3]:,} of {at[0]}"] if at else [])]) or "no file"
+
     def inputs(self, name: str) -> Sequence[str]:
         """Those of its tables."""
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))

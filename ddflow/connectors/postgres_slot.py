@@ -77,6 +77,16 @@ class PostgresTables(Source):
         """Host, database and slot."""
         return f"{shown(self.url)}#{self.slot}"
 
+    @classmethod
+    def said(cls, position: Any) -> str:
+        """The place in the log."""
+        return str(position["lsn"])
+
+    @classmethod
+    def placed(cls, place: int) -> int | str:
+        """A place in the log."""
+        return text_of(place)
+
     def inputs(self, name: str) -> Sequence[str]:
         """Those of its tables."""
         return tuple(dict.fromkeys(input or name for input in self.tables.values()))

@@ -273,14 +273,36 @@ def kafka(
     return KafkaTopic(servers, topic, start, follow, dict(config or {}), group, tables, others)
 
 
-def misread(kind: str, position: Any) -> str | None:
-    """Why what a manifest says is no position of a kind of source; None where it is one.  O(its size)."""
+def _kind(kind: str) -> type[Source]:
+    """What is declared of a kind; of one that is not here, what all have."""
     from ddflow.connectors.duckdb import DuckDBSource
 
     kinds: list[type[Source]] = [LandedFiles, KafkaTopic, PostgresTables, SQLiteSource, DuckDBSource, FollowedTable]
-    known = {each.kind: each.positions for each in kinds}
+    return next((each for each in kinds if each.kind == kind), Source)
+
+
+def said(kind: str, position: Any) -> str:
+    """A position of a kind of source in that one's own words.  O(its size).
+
+    >>> said("delta", {"table": "0", "version": 7, "rows": None}), said("others", [7])
+    ('version 7', '[7]')
+    """
+    return cut((Source if misread(kind, position) else _kind(kind)).said(position))
+
+
+def placed(kind: str, place: int) -> int | str:
+    """The ``_position`` of an event from a kind of source in that one's own words.
+
+    >>> placed("postgres", 23803720), placed("files", 7)
+    ('0/16B3748', 7)
+    """
+    return _kind(kind).placed(place)
+
+
+def misread(kind: str, position: Any) -> str | None:
+    """Why what a manifest says is no position of a kind of source; None where it is one.  O(its size)."""
     try:
-        convert(position, known.get(kind, Any))
+        convert(position, _kind(kind).positions)
     except ValidationError as error:
         return cut(str(error))
     return None

@@ -13,7 +13,9 @@ ddflow.errors.SourceFailed: read /no/such/file: there is no such file; check the
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, ClassVar, Final
 
@@ -40,6 +42,14 @@ class FileDatabase(Source):
     def target(self) -> str:
         """The file and the table."""
         return f"{os.path.abspath(self.path)}#{self.table}"
+
+    @classmethod
+    def said(cls, position: Any) -> str:
+        """When the file was written last."""
+        with suppress(ValueError, OverflowError, OSError):
+            last = datetime.fromtimestamp(max(position[1::2]) // 10**9, UTC)
+            return f"what was written at {last.isoformat(sep=' ')}"
+        return super().said(position)
 
     @abstractmethod
     def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:

@@ -46,6 +46,7 @@ from ddflow.operators.inputs import Outcome
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
+from ddflow.storage.epochs import Attached
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER
 
@@ -97,6 +98,8 @@ class Dataflow:
         """Events by verdict, since the state began."""
         self.fed: Mapping[str, Fed] = {}
         """By input, how it was fed."""
+        self.sources: dict[str, Attached] = {}
+        """By name, the sources that are attached, with their committed positions."""
         self.owed: dict[str, pa.Table] = {}
         """What new outputs held before the next step, which gives it."""
 

@@ -30,6 +30,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.frames import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
+from ddflow.engine.fed_by import feeding
 from ddflow.engine.logs import MARKS, parts_of
 from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import value_of, why
@@ -79,7 +80,8 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None)
     rows_of = {of: _sorted(wanted[each], each, graph.secret) for of, each in inputs.items()}
     shown = _sorted(shown, node, graph.secret)
     stories = () if log is None else _told(dataflow, rows_of, log, asked)
-    return Origins(name, as_of, shown, rows_of, stories, dataflow.flow.time_type)
+    sources = {each: fed for each in inputs if (fed := feeding(dataflow.sources, each)) is not None}
+    return Origins(name, as_of, shown, rows_of, stories, dataflow.flow.time_type, sources)
 
 
 def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:

@@ -128,7 +128,7 @@ class Commits:
         for arranged in dataflow.graph.arrangements.values():
             arranged.slots.lasting = True
         dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
-        dataflow.fed = manifest.fed
+        dataflow.fed, dataflow.sources = manifest.fed, self.log.sources
         files, stored = set[str](), list[StoredInventory]()
         for part in manifest.inventories:
             stored.append(StoredInventory.read(store, part))

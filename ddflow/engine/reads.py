@@ -179,7 +179,8 @@ class Reading(Looking):
         """Tell why a row is there: the story of an input's key, or the inputs' rows that make an output's row.
 
         Of a key: what it holds and held, what waits, and what became of its events in a log.  Of an output, the rows of
-        each input that make the rows with these values, at one time.
+        each input that make the rows with these values, at one time.  Of both, the sources that feed these inputs, and
+        how far they were read.
 
         Parameters
         ----------

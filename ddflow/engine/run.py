@@ -240,9 +240,9 @@ class RunLoop:
         advanced = self._advance()
         if not moved and not advanced:
             return
+        for inlet in moved:
+            self.dataflow.sources[inlet.name] = inlet.attached()
         if self.log is not None:
-            for inlet in moved:
-                self.log.sources[inlet.name] = inlet.attached()
             with self.dataflow.guard.use("run"):
                 self.calls.flush()
         for inlet in moved:

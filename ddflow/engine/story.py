@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import shown_row
+from ddflow.engine.fed_by import FedBy
 from ddflow.operators.updates import ints, time_column
 from ddflow.terminal import as_text
 from ddflow.time import NEVER
@@ -52,6 +53,8 @@ class Story:
         How the input was fed, where that was not by events alone.
     scopes : tuple of str or None
         The scopes of the full contents that do not name the key, in their order.
+    source : FedBy or None
+        Which source feeds the input, and how far it was read; it prints as a line.
     """
 
     input: str
@@ -63,6 +66,7 @@ class Story:
     replayed: str
     fed: str = ""
     scopes: tuple[str | None, ...] = ()
+    source: FedBy | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The story in plain values, under ``story`` the rows of the table."""
@@ -73,6 +77,7 @@ class Story:
             "row": None if self.row is None else dict(self.row),
             "replayed": self.replayed,
             "fed": self.fed,
+            "source": None if self.source is None else self.source.to_dict(),
             "story": story,
         }
 
@@ -84,8 +89,10 @@ class Story:
             if row["what"] in HELD:
                 said = self._row(row) if row["what"] == "held" else "deleted"
                 settled = " or before" if i < self.settled else ""
-                lines.append(f"  from {row[TIME]}{settled}: {said}{_by(row, ', by order ')}")
+                lines.append(f"  from {row[TIME]}{settled}: {said}{self._by(row, ', by order ')}")
         lines += [f"  pending, for {row[TIME]}: {self._row(row)}" for row in rows if row["what"] == "pending"]
+        if self.source is not None:
+            lines.append(f"its input is fed by {self.source}")
         if self.fed:
             lines.append(f"its input was fed {self.fed}; full contents delete what they do not name")
         if self.replayed:
@@ -94,22 +101,23 @@ class Story:
         scopes = iter(self.scopes)
         for row in rows:
             if row["what"] == "event":
-                lost = _by(row, "; the key held order ") if row["verdict"] in LOST else ""
+                lost = self._by(row, "; the key held order ") if row["verdict"] in LOST else ""
                 lines.append(f"  at {row[TIME]}: {row['verdict']} {self._row(row)}{lost}")
             elif row["what"] == ABSENT:
                 scope = next(scopes)
                 whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
-                lines.append(f"  at {row[TIME]}: deleted: {whole} do not name it{_by(row, ', by order ')}")
+                lines.append(f"  at {row[TIME]}: deleted: {whole} do not name it{self._by(row, ', by order ')}")
         return "\n".join(lines)
 
     def _row(self, row: Mapping[str, Any]) -> str:
         names = self.columns if row["what"] == "held" else [n for n in list(row)[4:] if not n.startswith("winner_")]
         return as_text({name: row[name] for name in names})
 
-
-def _by(row: Mapping[str, Any], words: str) -> str:
-    order = {name[7:]: value for name, value in row.items() if name.startswith("winner_")}
-    return f"{words}{as_text(order)}" if any(value is not None for value in order.values()) else ""
+    def _by(self, row: Mapping[str, Any], words: str) -> str:
+        order = {name[7:]: value for name, value in row.items() if name.startswith("winner_")}
+        if all(value is None for value in order.values()):
+            return ""
+        return f"{words}{as_text(order if self.source is None else self.source.order(order))}"
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,8 @@ class Origins:
         The keys of these rows, at most 100 of an input, where a log was given.
     time_type : pyarrow.DataType
         Of times, as text shows them.
+    sources : mapping of str to FedBy
+        By input, which source feeds it, and how far it was read, of those that one feeds.
     """
 
     output: str
@@ -138,6 +148,7 @@ class Origins:
     rows: Mapping[str, pa.Table]
     stories: tuple[Story, ...] = ()
     time_type: pa.DataType = field(default_factory=pa.int64)
+    sources: Mapping[str, FedBy] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
@@ -146,6 +157,7 @@ class Origins:
             "as_of": self.as_of,
             "shown": _plain(self.shown),
             "rows": {name: _plain(table) for name, table in self.rows.items()},
+            "sources": {name: source.to_dict() for name, source in self.sources.items()},
             "stories": [story.to_dict() for story in self.stories],
         }
 
@@ -160,6 +172,7 @@ class Origins:
         for i, (name, table) in enumerate(self.rows.items()):
             lines.append(f"{'and' if i else made} {_rows(table)} of {name!r}")
             lines += _listed(table)
+        lines += [f"{name!r} is fed by {source}" for name, source in self.sources.items()]
         return "\n".join([*lines, *map(str, self.stories)])
 
 

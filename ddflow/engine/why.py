@@ -40,6 +40,7 @@ from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import named
+from ddflow.engine.fed_by import feeding
 from ddflow.engine.full_contents import Contents
 from ddflow.engine.logs import MARKS, Full, Restated, as_fed, batches, parts_of
 from ddflow.engine.story import ABSENT, HELD, Story
@@ -90,6 +91,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
         replayed,
         "" if fed.plain else str(fed),
         tuple(telling.scopes),
+        feeding(dataflow.sources, input),
     )
 
 

@@ -282,6 +282,23 @@ def test_a_column_that_is_gone_is_absent_in_merges(tmp_path: Path) -> None:
         assert held(engine) == [(1, None), (3, None)]
 
 
+@FLOWS
+def test_a_table_stays_the_same_where_a_writer_gives_it_another_id(tmp_path: Path, flow: Any) -> None:
+    table, source, ids = tmp_path / "t", {"people": dd.sources.delta(tmp_path / "t")}, set[str]()
+    write(table, [(1, "Bern")], configuration=FEED)
+    for number in range(3):
+        with flow().open(tmp_path / "state") as engine:
+            engine.run(source, give_up_after="0s")
+            engine.run(source, give_up_after="0s")
+        ids.add(str(deltalake.DeltaTable(table).metadata().id))
+        more = pa.table({"id": [1], "city": ["Chur"], f"c{number}": [number]})
+        of = deltalake.DeltaTable(table)
+        merge = of.merge(more, "t.id = s.id", source_alias="s", target_alias="t", merge_schema=True)
+        merge.when_matched_update_all().execute()
+        deltalake.DeltaTable(table).update(predicate="id = 1", updates={"city": "'Thun'"})
+    assert len(ids) > 1 and rows(tmp_path / "state") == [{"id": 1, "city": "Thun", "c0": 0, "c1": 1}]
+
+
 def test_what_is_not_there_any_more(tmp_path: Path) -> None:
     source = {"people": dd.sources.delta(tmp_path / "t")}
     with by_key().open(tmp_path / "state") as engine:
