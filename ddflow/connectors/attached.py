@@ -65,6 +65,11 @@ class OpenSource(ABC):
     def lag(self) -> SourceLag:
         """What it knows to be there and has not given."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it gives nothing more before a commit, and an epoch need not wait for it."""
+        return False
+
     def acknowledge(self, position: Any) -> None:  # noqa: B027 - most have nobody to tell
         """A position is committed: what is before it need not be kept.  Never called ahead of a commit."""
 

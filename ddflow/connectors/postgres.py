@@ -1,7 +1,7 @@
 """Postgres: a table as a sink.
 
-Invariant: an epoch is one transaction. Its rows go in by COPY, its keys into a table of that transaction, by which rows
-are deleted. An index serves comparison by ``=`` only, so keys with a null, which ``=`` does not find, go by themselves.
+Invariant: an epoch is one transaction. Its rows go in by COPY, and rows are deleted by keys that a statement has as
+arrays. An index serves comparison by ``=`` only, so keys with a null, which ``=`` does not find, go by themselves.
 No password is in what is shown of a declaration, in a message, or in a manifest.
 
 >>> PostgresSink("postgresql://me:secret@db/shop", "by_city").target
@@ -21,13 +21,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.types as pat
 
-from ddflow.connectors.attached import Mode, OpenSink, TableShape, TableSink
+from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
 
 __all__ = ["PostgresSink", "column_type"]
 
-GONE: Final = "_ddflow_gone"
+AT_ONCE: Final = 1 << 20
+"""Keys of a statement."""
 TYPES: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "boolean",
     pa.int8(): "smallint",
@@ -164,20 +165,30 @@ class PostgresTable(SqlTable):
                 copy.write(out.getvalue())
 
     def delete(self, table: str, keys: pa.Table) -> None:
-        """Delete the rows of keys."""
+        """Delete the rows of keys, which a statement is given as arrays: so it is planned for as many as there are."""
         null = pa.array([False] * keys.num_rows)
         for column in keys.columns:
             null = pc.or_(null, pc.is_null(column))
+        names = [self.quoted(name).replace("%", "%%") for name in keys.schema.names]
+        kinds = [column_type(kind) for kind in keys.schema.types]
+        of = f"delete from {self.quoted(table).replace('%', '%%')} t"
         for some, same in ((keys.filter(pc.invert(null)), "="), (keys.filter(null), "is not distinct from")):
-            if not some.num_rows:
-                continue
-            names = list(map(self.quoted, keys.schema.names))
-            every = ", ".join(names)
-            self.execute(f"create temp table {GONE} on commit drop as select {every} from {self.quoted(table)} limit 0")
-            self.insert(GONE, some)
-            where = " and ".join(f"t.{name} {same} g.{name}" for name in names)
-            self.execute(f"delete from {self.quoted(table)} t using {GONE} g where {where}")
-            self.execute(f"drop table {GONE}")
+            made = (f"g.c{at}::{kind}" for at, kind in enumerate(kinds))
+            where = " and ".join(f"t.{name} {same} {cell}" for name, cell in zip(names, made, strict=True))
+            columns = ", ".join(f"c{at}" for at in range(len(names)))
+            text = f"{of} using unnest({', '.join('%s::text[]' for _ in names)}) as g({columns}) where {where}"
+            if same == "=" and len(names) == 1 and not str(kinds[0]).endswith("[]"):
+                text = f"{of} where t.{names[0]} = any(%s::{kinds[0]}[])"
+            for part in some.to_batches(max_chunksize=AT_ONCE):
+                # A statement that is prepared would be planned for some other number of keys.
+                self.connection.execute(text, [_array(column) for column in part.columns], prepare=False)
+
+    def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
+        """Take an epoch.  Behind the first one the server looks at the key, else it scans the table for a few rows."""
+        super().write(changes, now, before)
+        if before is None and self.shape.key:
+            with self.talking("analyze"):
+                self.execute(f"analyze {self.quoted(self.table)} ({', '.join(map(self.quoted, self.shape.key))})")
 
     def read(self) -> pa.Table:
         """All rows."""
@@ -193,6 +204,16 @@ def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind == pa.uint64():
         values = [None if value is None else int(value) for value in values]
     return pa.array(values, kind)
+
+
+def _array(column: pa.Array) -> str:
+    """A column as the text of an array."""
+    texts = _text(pa.chunked_array([column])).combine_chunks().cast(pa.large_string())
+    for each in ("\\", '"'):
+        texts = pc.replace_substring(texts, each, f"\\{each}")
+    quote, none = (pa.scalar(each, pa.large_string()) for each in ('"', ""))
+    cells: Any = pc.fill_null(pc.binary_join_element_wise(quote, texts, quote, none), "NULL")
+    return "{" + ",".join(cells.to_pylist()) + "}"
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:

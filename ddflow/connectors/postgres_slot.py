@@ -42,6 +42,8 @@ MESSAGE: Final = 150
 """Bytes that a message of wal2json has at least; more, in most cases."""
 STILL: Final = 16 << 20
 """Bytes of a log without changes of ours, behind which the slot is moved on all the same."""
+_BETWEEN, _AROUND = "\x02", "\x01"
+"""What is between cells, and around those that need it: hardly any, because JSON escapes both."""
 _NAME: Final = re.compile(r"[a-z0-9_]+")
 _SLOTS: Final = (
     "select slot_name, active, confirmed_flush_lsn::text from pg_replication_slots where slot_name = any(%s)"
@@ -136,6 +138,11 @@ class Slot(OpenSource):
     def ended(self) -> bool:
         """Whether all was read that was committed when it was opened."""
         return not self.of.follow and not self._waits and self._copy is None and self.at >= self._until
+
+    @property
+    def waits(self) -> bool:
+        """Whether what it gave is to be committed; what follows a log gathers changes meanwhile."""
+        return self._waits and not self.of.follow
 
     def lag(self) -> SourceLag:
         """The bytes of the log behind the position."""
@@ -299,7 +306,8 @@ class Slot(OpenSource):
 
     def _streamed(self, query: str) -> Iterator[pa.Table]:
         """What a query gives, by COPY: the columns ``lsn`` and ``data``."""
-        with self.connection.cursor().copy(f"copy ({query}) to stdout (format csv)") as copy:
+        form = f"format csv, delimiter {literal(_BETWEEN)}, quote {literal(_AROUND)}"
+        with self.connection.cursor().copy(f"copy ({query}) to stdout ({form})") as copy:
             block = io.BytesIO()
             for row in copy:
                 block.write(row)
@@ -327,7 +335,9 @@ def _parsed(block: io.BytesIO) -> pa.Table:
     read: Any = csv.ReadOptions(use_threads=False, block_size=block.tell() + 1)
     read.column_names = ["lsn", "data"]
     block.seek(0)
-    with csv.open_csv(block, read, csv.ParseOptions(newlines_in_values=True), convert) as reader:
+    parse: Any = csv.ParseOptions(delimiter=_BETWEEN, newlines_in_values=True)
+    parse.quote_char = _AROUND
+    with csv.open_csv(block, read, parse, convert) as reader:
         return reader.read_all()
 
 

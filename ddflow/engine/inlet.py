@@ -69,6 +69,11 @@ class Inlet:
         """Whether nothing will come any more."""
         return self._source is not None and self.failing is None and self._source.ended
 
+    @property
+    def waits(self) -> bool:
+        """Whether nothing comes before a commit."""
+        return self._source is not None and self.failing is None and self._source.waits
+
     def lag(self) -> SourceLag:
         """What is there and was not taken."""
         known = SourceLag() if self._source is None else self._source.lag()

@@ -222,7 +222,7 @@ class RunLoop:
                     batches = [batch for given in found.rows.values() for batch in given]
                     size, rows = size + sum(b.nbytes for b in batches), rows + sum(b.num_rows for b in batches)
                     came = True
-            if all(each.ended for each in self.inlets):
+            if all(each.ended or each.waits for each in self.inlets):
                 return
             if not came:
                 if ends is not None and now - began >= ends:

@@ -120,6 +120,20 @@ def test_values_of_every_type_come_back_as_they_went(server: Server) -> None:
     opened.close()
 
 
+def test_rows_go_by_keys_of_every_type(server: Server) -> None:
+    for number, (kind, values) in enumerate(EVERY.values()):
+        schema = pa.schema({"n": pa.int64(), "100%? key": kind})
+        rows = pa.table({"n": [0, 1], "100%? key": values}, schema)
+        rows = rows if values[0] != values[1] else rows.slice(0, 1)
+        for key in (("100%? key",), ("n", "100%? key")):
+            opened = dd.sinks.postgres(server.url, f"{number}_{len(key)}").open(TableShape("t", schema, key))
+            opened.prepare()
+            opened.write(TableChanges(rows.select(list(key)), rows, 2), record(1), None)
+            opened.write(TableChanges(rows.slice(0, 1).select(list(key)), rows.slice(0, 0), 1), record(2), record(1))
+            assert opened.read().to_pylist() == rows.slice(1).to_pylist()
+            opened.close()
+
+
 def test_keys_of_nulls_are_found(server: Server) -> None:
     schema = pa.schema({"a": pa.int64(), "b": pa.string(), "n": pa.int64()})
     opened = dd.sinks.postgres(server.url, "t").open(TableShape("t", schema, ("a", "b")))

@@ -423,6 +423,7 @@ class Failing(Source):
     """A source that fails so many times before its rows."""
 
     kind = "failing"
+    waits = False
 
     def __init__(self, times: int) -> None:
         self.times = times
