@@ -99,7 +99,7 @@ class Attached(Strict, frozen=True):
     kind: Name
     target: Path
     position: Any
-    left_out: dict[str, tuple[str, ...]] = {}  # noqa: RUF012 - of a struct, which copies it
+    left_out: dict[str, tuple[str, ...]]
 
 
 class Delivered(Strict, frozen=True):

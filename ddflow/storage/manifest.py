@@ -14,7 +14,7 @@ the body, compact JSON.
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
 ...                  frontier=0, last=0, since=0, inventories=(), backlog=(), receipts=(), folder=None, note="created",
 ...                  previous="", partitions=1, horizons={}, greatest={}, feed=None, fed={}, past=(), sources={},
-...                  sinks={})
+...                  sinks={}, added={})
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
@@ -125,7 +125,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     past: tuple[PastColumns, ...]
     sources: dict[str, Attached]
     sinks: dict[str, Delivered]
-    added: dict[str, tuple[str, ...]] = {}  # noqa: RUF012 - of a struct, which copies it
+    added: dict[str, tuple[str, ...]]
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of its own receipts, in order."""

@@ -111,6 +111,7 @@ class ManifestLog:
             past=(),
             sources={},
             sinks={},
+            added={},
         )
         if store.publish(0, first.encode()):
             store.mark(0)

@@ -99,8 +99,9 @@ def typical(number: int = 7) -> Manifest:
         feed=Feed("a query", 3),
         fed={"orders": FED, "ä": Fed().after(5, EVENTS)},
         past=(PastColumns(4, {"orders": "AA=="}, {"totals": "AA==", "ä": ""}),),
-        sources={"orders": Attached("files", "in/*.csv", {"files": {"a": [1, 2]}, "at": None})},
+        sources={"orders": Attached("files", "in/*.csv", {"files": {"a": [1, 2]}, "at": None}, {"orders": ("at",)})},
         sinks={"totals": Delivered("sqlite", "out.db", "upsert", 4, 3, "0b" * 16)},
+        added={"orders": ("note",)},
     )
 
 
@@ -242,6 +243,7 @@ receipts = epochs.flatmap(
 receipts_and_epoch = receipts.flatmap(
     lambda given: st.tuples(st.just(given), st.integers(given[-1].epoch if given else 0, I64))
 )
+columns = st.dictionaries(names, st.lists(names, max_size=2).map(tuple), max_size=2)
 manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).flatmap(
     lambda given: st.builds(
         Manifest,
@@ -271,9 +273,12 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         fed=st.dictionaries(names, feedings(given[0][1]), max_size=2),
         past=pasts(given[0][1]),
         sources=st.dictionaries(
-            names, st.builds(Attached, st.text("abc", min_size=1, max_size=8), st.just("in/*.csv"), values), max_size=2
+            names,
+            st.builds(Attached, st.text("abc", min_size=1, max_size=8), st.just("in/*.csv"), values, columns),
+            max_size=2,
         ),
         sinks=st.dictionaries(names, sinks(given[0][1]), max_size=2),
+        added=columns,
     )
 )
 
