@@ -79,7 +79,9 @@ class DuckDBSink(TableSink):
 
 
 class DuckDBTable(SqlTable):
-    """A table of DuckDB."""
+    """A table of DuckDB.  It joins without an index, which would only be kept up."""
+
+    indexed: ClassVar[bool] = False
 
     def __init__(self, of: DuckDBSink, shape: TableShape) -> None:
         self._duckdb = driver()

@@ -34,6 +34,8 @@ class SqlTable(OpenSink):
     refusals: ClassVar[tuple[type[Exception], ...]] = ()
     """Those of them that another attempt would raise again: a constraint, a value that does not fit."""
     begin: ClassVar[str] = "begin"
+    indexed: ClassVar[bool] = True
+    """Whether rows of a key are found by an index."""
 
     def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
         self.connection, self.table, self.shape, self.place = connection, table, shape, place
@@ -120,7 +122,7 @@ class SqlTable(OpenSink):
                 shown = ", ".join(f"{self.quoted(column)} {kind}" for column, kind in wanted.items())
                 with self.transaction():
                     self.execute(f"create table {name} ({shown})")
-                    if self.shape.key:
+                    if self.shape.key and self.indexed:
                         key = ", ".join(map(self.quoted, self.shape.key))
                         self.execute(f"create index {self.quoted(self.table + '_ddflow')} on {name} ({key})")
                 return
