@@ -200,4 +200,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME, *_MODULES])
+    return sorted({*__all__, *_MODULES, *importlib.import_module("ddflow.errors").__all__})

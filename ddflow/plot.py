@@ -45,8 +45,8 @@ def changes(updates: Any, *, title: str | None = None, ax: "Axes | None" = None)
 
     Parameters
     ----------
-    updates : table
-        Updates with ``_time`` and ``_diff``: an output of a step, or of `Engine.changes`; any frame.
+    updates : table or list of tables
+        Updates with ``_time`` and ``_diff``: an output of a step, or that of several; any frame.
     title : str, optional
         Above the plot.
     ax : matplotlib.axes.Axes, optional
@@ -61,6 +61,8 @@ def changes(updates: Any, *, title: str | None = None, ax: "Axes | None" = None)
     ------
     SchemaMismatch
         For rows without ``_time`` or ``_diff``.
+    SpecError
+        For a step, which has the updates of each output.
     MissingExtra
         Where matplotlib is not installed.
 
@@ -68,10 +70,15 @@ def changes(updates: Any, *, title: str | None = None, ax: "Axes | None" = None)
     -----
     O(n log n), for n updates.
     """
+    if isinstance(updates, Step) or (isinstance(updates, list) and any(isinstance(each, Step) for each in updates)):
+        found = "a step has the updates of each output"
+        raise SpecError("plot changes", found, "give those of one: step['by_city'], or a list of these")
+    if isinstance(updates, list) and updates and all(isinstance(each, pa.Table) for each in updates):
+        updates = pa.concat_tables(updates)
     table = to_table(updates, "a plot", pa.schema([]))
     for name in (TIME, DIFF):
         if name not in table.schema.names:
-            remedy = "give the updates of an output: step['by_city'], or engine.changes('by_city', t1, t2)"
+            remedy = "give the updates of an output: step['by_city'], or those of several steps in a list"
             raise SchemaMismatch("plot changes", f"there is no column {name!r} among {table.schema.names}", remedy)
     axes = _axes(ax)
     times, diffs = one_chunk(table.column(TIME)), np.asarray(table.column(DIFF))
@@ -156,6 +163,6 @@ def _labelled(axes: Any, labels: list[str], under: str, beside: str, title: str 
     axes.axhline(0, color="gray", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     if title is not None:
         axes.set_title(title)

@@ -69,7 +69,10 @@ def as_int64(asked: str, time: Any, most: int) -> int:
     if time.__class__ is int and NEVER <= time <= most:
         return time  # as nearly always: what is abstract takes longer to ask
     if isinstance(time, bool) or not isinstance(time, Integral) or not NEVER <= int(time) <= most:
-        raise SchemaMismatch(asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit")
+        day = "; of a day, date.toordinal()" if hasattr(time, "toordinal") else ""
+        raise SchemaMismatch(
+            asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit{day}"
+        )
     return int(time)
 
 

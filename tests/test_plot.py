@@ -58,3 +58,12 @@ def test_what_has_no_changes_or_verdicts_is_refused() -> None:
         dd.plot.changes({"_time": [1]})
     with pytest.raises(dd.errors.SpecError, match="dict"):
         dd.plot.verdicts([{"applied": 1}])
+
+
+def test_changes_of_several_steps_are_a_list_of_their_updates() -> None:
+    steps, _ = fed()
+    axes = dd.plot.changes([step["by_city"] for step in steps])
+    assert [heights(each) for each in axes.containers] == [[1, 2], [0, -1]]
+    for given in (steps[0], steps):
+        with pytest.raises(dd.SpecError, match="a step has the updates of each output; give those of one"):
+            dd.plot.changes(given)

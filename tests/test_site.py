@@ -28,7 +28,7 @@ def test_it_is_built_without_a_warning_and_can_be_searched(tmp_path: Path) -> No
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    shown = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)", REFERENCE, re.MULTILINE))
+    shown = set(re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)", REFERENCE, re.MULTILINE))
     names = {f"ddflow.{name}" for name in dd.__all__} | {f"spark_bridge.{name}" for name in spark_bridge.__all__}
     for room, module in (("sources", sources), ("sinks", sinks), ("formats", formats)):
         names |= {f"ddflow.{room}.{name}" for name in module.__all__ if name.islower()}

@@ -33,7 +33,9 @@ Counts = Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` 
 Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have changed, write the new contents whole.")]
 
 
-@asks(without=OF_FULL_FILES | OF_MERGES | {"inputs", "net", "stale_output", "state", "epoch", "skip_bad_files"})
+@asks(
+    without=OF_FULL_FILES | OF_MERGES | {"inputs", "net", "stale_output", "state", "epoch", "retain", "skip_bad_files"}
+)
 def migrate(
     old: Old,
     new: New,

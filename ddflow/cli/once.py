@@ -100,7 +100,7 @@ def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
     if ask.state is None:
         return flow.open()
     trust: Any = ask.trust
-    return flow.open(ask.state, memory=ask.memory, trust=trust, commit_every=None)
+    return flow.open(ask.state, memory=ask.memory, retain=ask.retain, trust=trust, commit_every=None)
 
 
 def _steps(engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick, skipped: Skipped) -> Iterator[dd.Step]:

@@ -274,6 +274,16 @@ class Ask:
             least=1,
         ),
     ] = None
+    retain: Annotated[
+        int,
+        _option(
+            "--retain",
+            "N",
+            _STATE,
+            "How many times before the last one export --as-of and why --as-of can read. Give it with each run.",
+            least=0,
+        ),
+    ] = 0
     memory: Annotated[
         str | None,
         _option(

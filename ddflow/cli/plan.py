@@ -197,6 +197,6 @@ def planned(ask: Ask, schema: pa.Schema) -> dd.Flow:
     if ask.project:
         rows = rows.project(projection(ask.project))
     if ask.counts:
-        rows = rows.count(names(ask.by), ask.name)
+        rows = rows.count(names(ask.by), name=ask.name)
     flow.output(OUT, rows)
     return flow

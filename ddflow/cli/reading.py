@@ -206,7 +206,7 @@ def taken(
     """A file of epoch mode as one step, not committed.  ``part``: the file, as it is marked."""
     rows, seen = rows_of(given, file, tick), [0]
     if ask.whole and not ask.allow_empty:
-        rows = _some(rows, file)
+        rows = some(rows, file)
     again = epoch is not None and epoch <= engine.epoch  # it was committed, and is told again
     if ask.max_absent is None or not ask.whole or again:
         reader = pa.RecordBatchReader.from_batches(given.columns(file), rows)
@@ -226,10 +226,13 @@ def taken(
     return step
 
 
-def _some(rows: Iterator[pa.RecordBatch], file: str) -> Iterator[pa.RecordBatch]:
+def some(
+    rows: Iterator[pa.RecordBatch], file: str, remedy: str = "give --allow-empty if that is so"
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a full file.  Raises `UnreadableInput` where there are none."""
     first = next(rows, None)
     if first is None:
-        raise UnreadableInput(file, "it has no rows, so every key would be deleted", "give --allow-empty if that is so")
+        raise UnreadableInput(file, "it has no rows, so every key would be deleted", remedy)
     return chain([first], rows)
 
 

@@ -1,7 +1,8 @@
 """``ddflow sql``: the answer of a query over files, each table of which is upserts by a key, or rows that are appended.
 
 Invariant: what is put out are the rows that `Plan.sql` holds after all files, each as often as it is there; with
-``--diff`` the updates that lead there. The n-th files of all tables are one epoch.
+``--diff`` the updates that lead there. The n-th files of all tables are one epoch, but that a file of a table of full
+files, which replaces what the table held, is one of its own.
 
 >>> told("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
 NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': 'id,region', 'order-by': 'at'})
@@ -10,7 +11,7 @@ NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': 'id,r
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import zip_longest
 from pathlib import Path
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 OUT: Final = "out"
 """What the flow calls its output."""
 OPTIONS: Final = ("key", "order-by", "tombstone", "diff")
-_TABLE: Final = re.compile(rf"([^\W\d]\w*)=(.+?)((?::(?:{'|'.join(OPTIONS)})=.*?)*)")
-_OPTION: Final = re.compile(rf":({'|'.join(OPTIONS)})=(.*?)(?=:(?:{'|'.join(OPTIONS)})=|$)")
+FULL: Final = "full"
+_ANY: Final = rf":(?:(?:{'|'.join(OPTIONS)})=|{FULL}(?=:|$))"
+_TABLE: Final = re.compile(rf"([^\W\d]\w*)=(.+?)((?:{_ANY}.*?)*)")
+_OPTION: Final = re.compile(rf":({'|'.join(OPTIONS)}|{FULL})(?:=|(?=:|$))(.*?)(?={_ANY}|$)")
 
 
 class NamedTable(NamedTuple):
@@ -51,8 +54,9 @@ Tables = Annotated[
         metavar="NAME=FILE[:key=COLUMNS]...",
         show_default=False,
         help="A table: its name, a file, a folder or a pattern, and the columns that identify a row; then, if need "
-        "be, :order-by=COLUMNS and :tombstone=COLUMN[=VALUE]. Without a key, rows are appended: each counts once, or "
-        "as often as :diff=COLUMN says. Repeated, the same name has more files.",
+        "be, :order-by=COLUMNS and :tombstone=COLUMN[=VALUE], or :full where each file holds all rows, so that a key "
+        "which a later file does not name is gone. Without a key, rows are appended: each counts once, or as often as "
+        ":diff=COLUMN says. Repeated, the same name has more files.",
     ),
 ]
 
@@ -74,13 +78,16 @@ def sql(
 ) -> None:
     """Ask a query of files of upserts: joins, groups, subqueries, tops.
 
-    The first files of all tables are one epoch, the second ones the next. The rows of the answer come in no order.
+    The first files of all tables are one epoch, the second ones the next; a full file is one of its own. The rows of
+    the answer come in no order.
 
     Examples:
 
     * `ddflow sql "select city, count(*) n from orders group by city" orders=orders.parquet:key=id`
 
     * `ddflow sql "select path, count(*) n from log group by path" log='logs/*.csv.gz' --diff`
+
+    * `ddflow sql "select city, count(*) n from shops group by city" shops='days/*.csv:key=id:full'`
 
     * `ddflow sql "select c.city, sum(o.amount) revenue from orders o join customers c on o.customer = c.id
     group by c.city" orders=monday.csv:key=id orders=tuesday.csv customers=customers.csv:key=id --diff -o changes.csv`
@@ -94,9 +101,10 @@ def sql(
     from ddflow.connectors.files.types import parse_types
 
     options, of = how(format, delimiter, null, encoding), message_format(format)
-    flow, given = dd.Flow(), dict[str, Any]()
+    flow, given, full, read = dd.Flow(), dict[str, Any](), set[str](), 0
     for name, parts in _grouped(tables).items():
         told = _options(name, parts)
+        full |= {name} if FULL in told else set()
         spec = _spec(told) if "key" in told else None
         declared, paths = parse_types(types or ()), [each.file for each in parts]
         if of is not None and format is not None:
@@ -113,17 +121,24 @@ def sql(
             flow.upserts(name, found.schema, spec)
     rows = flow.output(OUT, flow.sql(query))
     schema = rows.updates_schema(flow.time_type) if diff else rows.schema
-    read = 0
     with flow.open() as engine, _target(output, schema, overwrite) as out, _shown(given, out) as tick:
-        for time, files in enumerate(zip_longest(*(source.files for source in given.values())), 1):
-            readers, counts = _readers(given, files, tick)
-            step = engine.step(readers, time=time)
+        for files in zip_longest(*(source.files for source in given.values())):
+            readers, counts = _readers(given, files, full, tick)
+            for step in _steps(engine, readers, full):
+                if diff:
+                    out.write(step[OUT])
             read += sum(counts)
-            if diff:
-                out.write(step[OUT])
         if not diff:
             out.write(_repeated(engine.read(OUT)))
     _done(read, len(given), {"updates" if diff else "rows": out.written}, output, as_json)
+
+
+def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
+    """Full files, each as one step, and the others together as another one."""
+    for name in [each for each in readers if each in full]:
+        yield engine.replace(name, readers.pop(name))
+    if readers:
+        yield engine.step(readers)
 
 
 def _done(read: int, tables: int, wrote: dict[str, int], output: str | None, as_json: bool) -> None:
@@ -159,7 +174,8 @@ def _options(name: str, parts: Sequence[NamedTable]) -> dict[str, str]:
     if "key" in options and "diff" in options:
         raise typer.BadParameter(f"the table {name!r} has a key and diff=: rows with a key count once; leave one out")
     if "key" not in options and (others := sorted(options.keys() - {"diff"})):
-        raise typer.BadParameter(f"the table {name!r} has {others[0]}= and no key: write {name}=FILE:key=COLUMNS")
+        other = others[0] if others[0] == FULL else f"{others[0]}="
+        raise typer.BadParameter(f"the table {name!r} has {other} and no key: write {name}=FILE:key=COLUMNS")
     return options
 
 
@@ -187,12 +203,12 @@ def _shown(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager
 
 
 def _readers(
-    given: "dict[str, FilesSource]", files: Sequence[str | None], shown: "Tick"
+    given: "dict[str, FilesSource]", files: Sequence[str | None], full: "set[str]", shown: "Tick"
 ) -> tuple[dict[str, Any], list[int]]:
     """The next file of each table that has one, and how many rows each gave."""
     import pyarrow as pa
 
-    from ddflow.cli.reading import rows_of
+    from ddflow.cli.reading import rows_of, some
 
     out, counts = dict[str, Any](), list[int]()
     for place, ((name, source), file) in enumerate(zip(given.items(), files, strict=True)):
@@ -204,7 +220,9 @@ def _readers(
             counts[place] += rows
             shown(rows)
 
-        out[name] = pa.RecordBatchReader.from_batches(source.columns(file), rows_of(source, file, tick))
+        rows = rows_of(source, file, tick)
+        rows = some(rows, file, "leave it out") if name in full else rows
+        out[name] = pa.RecordBatchReader.from_batches(source.columns(file), rows)
     return out, counts
 
 

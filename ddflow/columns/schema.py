@@ -155,6 +155,21 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[
     if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
         return _without_nulls(table, what)
     names = table.column_names
+    undivided = len(names) == 1 and names[0] not in schema.names
+    between = next((each for each in ";\t|" if undivided and each in names[0]), None)
+    if between is not None:
+        raise SchemaMismatch(
+            f"rows for {what}",
+            f"there is one column, {names[0]!r}",
+            f"is the delimiter {between!r}? read the file with pandas, Polars or DuckDB, and give the frame",
+        )
+    for name in required:
+        if name not in names:
+            raise SchemaMismatch(
+                f"rows for {what}",
+                f"the column {name!r} is missing",
+                f"it cannot be null for all rows: give it (found {names})",
+            )
     for name in names:
         if names.count(name) > 1:
             raise SchemaMismatch(f"rows for {what}", f"the column {name!r} occurs more than once", "give it one name")
@@ -162,14 +177,8 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[
             raise SchemaMismatch(
                 f"rows for {what}",
                 f"there is a column {name!r} that was not declared",
-                f"{did_you_mean(name, schema.names)}; a new column is taken in by engine.evolve({{{name!r}: type}})",
-            )
-    for name in required:
-        if name not in names:
-            raise SchemaMismatch(
-                f"rows for {what}",
-                f"the column {name!r} is missing",
-                f"it cannot be null for all rows: give it (found {names})",
+                f"{did_you_mean(name, schema.names)}; leave it out of the rows, or take it in with "
+                f"engine.evolve({{{name!r}: {str(table.schema.field(name).type)!r}}})",
             )
     columns = []
     for field in schema:

@@ -47,7 +47,7 @@ class DuckDBSource(FileDatabase):
         """See `FileDatabase`."""
         duckdb = driver()
         try:
-            with duckdb.connect(self.path, read_only=True) as connection:
+            with self._connected(duckdb) as connection:
                 there = connection.sql(f"select * from {self.selected} limit 0").to_arrow_table().schema
                 schema, others = split(schema, there.names, all_of_it)
                 names = ", ".join(SqlTable.quoted(name) for name in schema.names)
@@ -57,6 +57,13 @@ class DuckDBSource(FileDatabase):
             # No such table or column: waiting does not help.
             kind = UnreadableInput if isinstance(error, duckdb.ProgrammingError) else SourceFailed
             raise kind(f"read {self.target}", str(error).splitlines()[0], "see to the database") from None
+
+    def _connected(self, duckdb: Any) -> Any:
+        """A connection that reads; like the others of this process, where it has the file open to write."""
+        try:
+            return duckdb.connect(self.path, read_only=True)
+        except duckdb.ConnectionException:
+            return duckdb.connect(self.path)
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,11 @@ def of_one(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> t
     Raises `NotArrow` or `SchemaMismatch` where either is missing.
     """
     if rows is None and not (isinstance(name, str) and name in known):
-        return next(iter(by_input(name, known).items()))
+        named = by_input(name, known)
+        if len(named) != 1:
+            found = f"there are rows for {len(named)} inputs: {list(named)}"
+            raise NotArrow(call, found, f"call it for each: {call}(name, rows, ...)")
+        return next(iter(named.items()))
     if rows is None or not isinstance(name, str):
         found = "no rows are given" if rows is None else f"a {type(name).__name__} is no name of an input"
         raise NotArrow(call, found, f"write {call}(name, rows, ...), or {call}(rows, time=...) for the only input")

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret
-from ddflow.columns.names import did_you_mean
+from ddflow.columns.names import RESERVED, did_you_mean
 from ddflow.connectors.frames import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.fed_by import feeding
@@ -81,7 +81,10 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None)
     shown = _sorted(shown, node, graph.secret)
     stories = () if log is None else _told(dataflow, rows_of, log, asked)
     sources = {each: fed for each in inputs if (fed := feeding(dataflow.sources, each)) is not None}
-    return Origins(name, as_of, shown, rows_of, stories, dataflow.flow.time_type, sources)
+    near = {of: _sorted(held[each], each, graph.secret) for of, each in inputs.items() if told[each]}
+    return Origins(
+        name, as_of, shown, rows_of, stories, dataflow.flow.time_type, sources, {} if shown.num_rows else near
+    )
 
 
 def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
@@ -118,10 +121,12 @@ def narrowed(nodes: Sequence[Collection], asked: Mapping[str, str]) -> dict[Coll
 
 def _values(node: Collection, row: Any, asked: str) -> pa.Table:
     """The values that rows must have, as a table of one row.  Raises `NotReadable`."""
-    if not isinstance(row, Mapping) or not row:
+    if not isinstance(row, Mapping) or not row.keys() - set(RESERVED):
         raise NotReadable(asked, "an output has no key", f"give values by column, of {node.schema.names}")
     fields, columns = [], []
     for column, value in row.items():
+        if column in RESERVED:  # as a row that was read has them
+            continue
         if column not in node.schema.names:
             raise NotReadable(asked, f"there is no column {column!r}", did_you_mean(column, node.schema.names))
         fields.append(node.schema.field(column).with_nullable(True))

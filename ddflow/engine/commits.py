@@ -197,7 +197,7 @@ class Commits:
                 f"{asked}",
                 f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
                 f"{call.digest}, these have {digest or 'other columns'}",
-                "give the same rows again, or go on with the next epoch",
+                "give the same rows again, or other rows as the next epoch, at a time above the last",
             )
         tables = {
             name: self.log.table(

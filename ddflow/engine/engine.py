@@ -93,7 +93,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         Parameters
         ----------
         inputs : mapping of str to table, or table
-            By input, anything that speaks Arrow.  With one input its rows will do.
+            By input, a path or anything that speaks Arrow.  With one input its rows will do.
         time : int, optional
             The ``_time`` of the updates, an int64 above that of the last step; by default the next one, 1 at first.
         epoch : int, optional
@@ -240,14 +240,14 @@ class Engine(Reading, Attaching, Watching, Closing):
         """Epoch mode: make ``table`` all that the input ``name`` holds from ``time`` on; returns the differences.
 
         The rows of ``table`` win over whatever order is held.  Keys that are live in the scope and not in the table are
-        deleted, and counted as ``verdicts.absent``.
+        deleted, and counted as ``verdicts.absent``: a table without rows deletes all.  A column that it lacks is null.
 
         Parameters
         ----------
         name : str
             The input.  With one input you may leave it out: ``replace(table)``.
         table : table
-            Anything that speaks Arrow.  A reader is read as it goes; 8 or 16 bytes a row stay in memory.
+            A path or anything that speaks Arrow.  A reader is read as it goes; 8 or 16 bytes a row stay in memory.
         time, epoch
             As in `step`.
         scope : str, optional

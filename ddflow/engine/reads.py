@@ -81,7 +81,7 @@ class Reading(Looking):
                 as_of = self.closed(f"read {name!r} as of {as_of!r}", as_of)
             return self.dataflow.graph.read(node, as_of)
 
-    def changes(self, name: str, t1: int, t2: int) -> pa.Table:
+    def changes(self, name: str, t1: int, t2: int | None = None) -> pa.Table:
         """The net differences of an output or an input from one time to another.
 
         Its contents as of ``t1``, plus these, are its contents as of ``t2``.
@@ -90,8 +90,10 @@ class Reading(Looking):
         ----------
         name : str
             The output or input.
-        t1, t2 : int
-            Closed times, not before `since`: the updates after ``t1``, up to and with ``t2``.
+        t1 : int
+            A closed time, not before `since`: the updates after it.
+        t2 : int, optional
+            Up to and with this closed time.  By default the last closed one.
 
         Returns
         -------
@@ -112,7 +114,7 @@ class Reading(Looking):
         O(n), for n rows of the inputs that it depends on.
         """
         with self.dataflow.guard.use("changes"):
-            node, asked = self.node(name), f"changes of {name!r} from {t1!r} to {t2!r}"
+            node, asked = self.node(name), f"changes of {name!r} from {t1!r} to {'now' if t2 is None else repr(t2)}"
             return changes(self.dataflow.graph, node, self.closed(asked, t1), self.closed(asked, t2))
 
     def reader(self, name: str, at: int | None = None) -> Reader:

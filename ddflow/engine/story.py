@@ -5,7 +5,7 @@
 Story(input='people', ...)
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ HELD: Final = ("deleted", "held")
 """What a version is called in a story, by whether it is live."""
 ABSENT: Final = "absent"
 """What the deletion of a key that full contents do not name is called, and its verdict."""
+LISTED: Final = 20
+"""Rows of a table that text lists."""
 LOST: Final = ("stale", "tie_lost", "superseded")
 """The verdicts of events that another one won against."""
 
@@ -140,6 +142,8 @@ class Origins:
         Of times, as text shows them.
     sources : mapping of str to FedBy
         By input, which source feeds it, and how far it was read, of those that one feeds.
+    near : mapping of str to pyarrow.Table
+        Where no row is shown: by input that has the columns asked for, its rows with these values, with ``_diff``.
     """
 
     output: str
@@ -149,6 +153,7 @@ class Origins:
     stories: tuple[Story, ...] = ()
     time_type: pa.DataType = field(default_factory=pa.int64)
     sources: Mapping[str, FedBy] = field(default_factory=dict)
+    near: Mapping[str, pa.Table] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""
@@ -159,6 +164,7 @@ class Origins:
             "rows": {name: _plain(table) for name, table in self.rows.items()},
             "sources": {name: source.to_dict() for name, source in self.sources.items()},
             "stories": [story.to_dict() for story in self.stories],
+            "near": {name: _plain(table) for name, table in self.near.items()},
         }
 
     def __str__(self) -> str:
@@ -166,7 +172,7 @@ class Origins:
         if self.as_of != NEVER:
             when = f"as of {shown_row(pa.table({TIME: time_column(ints(self.as_of), self.time_type)}), 0)[TIME]}"
         if not self.shown.num_rows:
-            return f"no row of {self.output!r} has these values {when}"
+            return "\n".join([f"no row of {self.output!r} has these values {when}", *self._nearly()])
         lines = [f"{_rows(self.shown)} of {self.output!r} {when}", *_listed(self.shown)]
         made = "is made of" if self.shown.num_rows == 1 else "are made of"
         for i, (name, table) in enumerate(self.rows.items()):
@@ -174,6 +180,16 @@ class Origins:
             lines += _listed(table)
         lines += [f"{name!r} is fed by {source}" for name, source in self.sources.items()]
         return "\n".join([*lines, *map(str, self.stories)])
+
+    def _nearly(self) -> Iterator[str]:
+        """What inputs have where the output has nothing, and where to look further."""
+        for name, table in self.near.items():
+            yield f"{_rows(table)} of input {name!r} {'has' if table.num_rows == 1 else 'have'} them"
+            yield from _listed(table)
+            if table.num_rows:
+                yield f"  a filter or a join behind {name!r} leaves out what is not shown: explain({self.output!r})"
+            else:
+                yield f"  why({name!r}, key) tells what a key of it held"
 
 
 def _rows(table: pa.Table) -> str:
@@ -186,6 +202,8 @@ def _plain(table: pa.Table) -> list[dict[str, Any]]:
 
 def _listed(table: pa.Table) -> list[str]:
     """Rows as text, those that are not there once with how often they are."""
-    times = table.column(DIFF).to_pylist()
-    shown = map(as_text, _plain(table.drop_columns([DIFF])))
-    return [f"  {row}{'' if n == 1 else f', {n} times'}" for row, n in zip(shown, times, strict=True)]
+    most = table.slice(0, LISTED)
+    times = most.column(DIFF).to_pylist()
+    shown = map(as_text, _plain(most.drop_columns([DIFF])))
+    more = [f"  and {table.num_rows - LISTED:,} more, which .rows has"] if table.num_rows > LISTED else []
+    return [*(f"  {row}{'' if n == 1 else f', {n} times'}" for row, n in zip(shown, times, strict=True)), *more]

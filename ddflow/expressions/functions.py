@@ -85,7 +85,8 @@ def find(name: str) -> Function:
     if lower in _AGGREGATES or lower in _WINDOWS:
         raise Refusal(
             f"{lower} looks at several rows, and an expression sees one row at a time",
-            "filter and project row by row, and count with .count(by=...)",
+            "aggregates of groups stand in .agg() and in the select list of a query; there are "
+            "array_agg, avg, bool_and, bool_or, count, first, last, max, min, stddev_*, sum, var_*",
         )
     if lower in _CHANGING:
         raise Refusal(f"{lower} differs from call to call", "bring the value in as a column or a literal")

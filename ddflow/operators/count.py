@@ -72,7 +72,7 @@ class Count(Operator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
         """See `Collection.from_json`."""
-        return inputs[0].count(record.texts("by"), record.text("name"))
+        return inputs[0].count(record.texts("by"), name=record.text("name"))
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:

@@ -151,8 +151,10 @@ class ToUpserts:
         CountOverflow, TooLarge
             If a multiplicity does not fit int64; if a text column would exceed 2 GiB.
 
-        Notes ----- O(n + h) expected, for n updates and the h rows that their keys hold; O(log) of these more where
-        rows are compared.  Nothing has changed when it raises.
+        Notes
+        -----
+        O(n + h) expected, for n updates and the h rows that their keys hold; O(log) of these more where rows are
+        compared.  Nothing has changed when it raises.
         """
         table = to_table(diffs, UPDATES, pa.schema([]))
         declared = self.schema.updates if self.opened else bound(table.schema, self.key, self.on_conflict)

@@ -43,6 +43,7 @@ from ddflow.plan.spec import Upsert
 
 FREE: Final = ("lateness",)
 """The options of a spec that may change: they say nothing of what is kept."""
+LACKS: Final = " is missing, and was"
 MOST = 8
 """How many differences a message lists."""
 
@@ -130,6 +131,8 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         refused += unlike(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
     remedy = "open it with the plan that it was made by, or make a new state of the log with ddflow migrate"
+    if any(LACKS in each for each in refused):
+        remedy = f"declare the columns that the state has; or {remedy}"
     if not refused and change.rewrites and not rewriting:
         refused, remedy = change.text.split("; "), _command(change, where)
     if refused:
@@ -233,7 +236,7 @@ def _columns(name: str, old: pa.Schema, input: Input, change: PlanChange) -> Ite
     new, of = input.bound.schema, f"of input {name!r}"
     for was in old:
         if was.name not in new.names:
-            yield f"column {was.name!r} {of} is missing, and was {was.type}"
+            yield f"column {was.name!r} {of}{LACKS} {was.type}"
             continue
         now = new.field(was.name)
         if not now.type.equals(was.type):

@@ -82,7 +82,7 @@ class Grouping(Generic[Made]):
         if len(aggregates) == 1:
             ((name, text),) = aggregates.items()
             if not isinstance(text, AppliedAggregate) and written_aggregate(name, text).counts_rows:
-                counted: Made = self._of.count(self._by, name)
+                counted: Made = self._of.count(self._by, name=name)
                 return counted
         made: Made = aggregated(self._of, self._by, aggregates)
         return made
@@ -91,7 +91,7 @@ class Grouping(Generic[Made]):
 class GroupVerbs(VerbFamily[Made], Generic[Made]):
     """What brings equal rows of some columns together."""
 
-    def count(self, by: str | Sequence[str] | None = None, name: str = "count") -> Made:
+    def count(self, by: str | Sequence[str] | None = None, *, name: str = "count") -> Made:
         """Count the rows of each group.  A group at zero is not there.
 
         Asked for twice, it is one collection, with one arrangement.

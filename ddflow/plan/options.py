@@ -57,7 +57,8 @@ class EngineOptions:
     verdicts : {"counts", "rows"}
         "rows" also lists every event with its verdict.
     retain : int
-        How many times of history reads may go back, 0 or more.
+        How far back from the last closed time reads may go, in units of time, 0 or more.  Give it each time that a
+        state is opened: a call under a smaller one lets older history go.
     threads : int or "auto"
         How many threads share the kernels of a step, 1 or more; "auto": as many as there are cores, at most 8.  A step
         that is too small to gain by it is one thread's.  Results do not depend on it, nor does a state.

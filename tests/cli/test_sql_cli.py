@@ -82,3 +82,17 @@ def test_what_was_done_is_json_where_rows_go_to_a_file() -> None:
     done = sql("select city from orders", *TABLE, "-o", "out.csv", "--json")
     assert json.loads(done.stdout) == {"read": 4, "tables": 1, "rows": 2, "output": "out.csv"}
     assert "-o" in sql("select city from orders", *TABLE, "--json", code=2).stderr
+
+
+def test_a_full_file_deletes_what_it_does_not_name() -> None:
+    Path("1.csv").write_text("id,city\n1,Bern\n2,Chur\n")
+    Path("2.csv").write_text("id,city\n2,Bern\n")
+    counts = "select city, count(*) n from shops group by city"
+    assert rows(sql(counts, "shops=[12].csv:key=id:full")) == [{"city": "Bern", "n": 1}]
+    assert rows(sql(counts, "shops=1.csv:full:key=id", "shops=2.csv")) == [{"city": "Bern", "n": 1}]
+    assert rows(sql(counts, "shops=[12].csv:key=id")) == [{"city": "Bern", "n": 2}]
+    joined = "select s.city, o.n from shops s join orders o on s.id = o.id"
+    assert rows(sql(joined, "shops=[12].csv:key=id:full", *TABLE)) == []
+    assert "has full and no key" in sql(counts, "shops=1.csv:full", code=2).stderr
+    Path("2.csv").write_text("id,city\n")
+    assert "every key would be deleted" in sql(counts, "shops=[12].csv:key=id:full", code=1).stderr

@@ -178,3 +178,20 @@ def test_a_column_that_a_file_lacks_is_absent_where_rows_are_merged(tmp_path: Pa
         engine.step(TABLE)
         assert engine.step(tmp_path / "one.csv").verdicts["applied"] == 1
         assert engine.read("rows").sort_by("id").slice(0, 1)["amount"].to_pylist() == [None]
+
+
+def test_what_is_wrong_with_the_columns_of_a_file_says_what_to_do(tmp_path: Path) -> None:
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("rows", {"id": int, "city": str}, dd.Upsert(key="id")))
+    cases = {
+        "id;city\n1;Bern\n": "there is one column, 'id;city'; is the delimiter ';'\\? read the file with pandas",
+        "no,city\n1,Bern\n": "the column 'id' is missing",
+        "id,city,n\n1,Bern,5\n": r"leave it out of the rows, or take it in with engine.evolve\(\{'n': 'int64'\}\)",
+    }
+    with flow.open() as engine:
+        for text, words in cases.items():
+            (tmp_path / "a.csv").write_text(text)
+            with pytest.raises(dd.SchemaMismatch, match=words):
+                engine.replace("rows", tmp_path / "a.csv")
+        engine.evolve({"n": "int64"})
+        assert engine.replace("rows", tmp_path / "a.csv")["rows"].num_rows == 1

@@ -461,3 +461,14 @@ def test_a_reader_that_goes_while_a_step_is_computed_costs_no_history_that_other
         assert engine.since == 2
         for before, after in pairwise(range(2, 9)):
             assert bag(other.changes_to(after)) == {(1, f"city {before}"): -1, (1, f"city {after}"): 1}
+
+
+def test_changes_without_an_end_go_up_to_the_last_closed_time() -> None:
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("rows", {"id": int}, dd.Upsert(key="id")))
+    with flow.open(retain=9) as engine:
+        for day in (1, 2, 3):
+            engine.step({"id": [day]}, time=day)
+        assert (
+            engine.changes("rows", 1).equals(engine.changes("rows", 1, 3)) and engine.changes("rows", 3).num_rows == 0
+        )

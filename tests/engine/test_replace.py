@@ -289,3 +289,14 @@ def test_contents_that_are_the_same_write_nothing() -> None:
         engine.step({"rows": FIRST}, 1)
         engine.replace("rows", FIRST, 2)
         assert engine.dataflow.graph.inputs["rows"].arranged.spine.versions == 4
+
+
+def test_full_contents_of_several_inputs_are_refused_rather_than_one_of_them_taken() -> None:
+    flow = dd.Flow()
+    for name in ("a", "b"):
+        flow.output(f"of_{name}", flow.upserts(name, {"id": int}, dd.Upsert(key="id")))
+    with flow.open() as engine:
+        with pytest.raises(errors.NotArrow, match=r"rows for 2 inputs: \['a', 'b'\]; call it for each"):
+            engine.replace({"a": {"id": [1]}, "b": {"id": [1]}})
+        assert engine.read("of_a").num_rows == 0
+        assert engine.replace({"a": {"id": [1]}})["of_a"].num_rows == 1

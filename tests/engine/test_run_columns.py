@@ -411,3 +411,12 @@ def test_a_wider_column_of_messages_names_the_command_for_its_input(tmp_path: Pa
     place.land("2.jsonl", message("c", ROW | {"id": "x"}, 2))
     with pytest.raises(BadMessage, match=r"nothing was taken in$"):
         place.run(made)
+
+
+def test_a_file_of_duckdb_that_this_process_writes_to_is_read(tmp_path: Path) -> None:
+    flow = dd.Flow()
+    flow.output("orders", flow.upserts("orders", {"id": int}, dd.Upsert(key="id")))
+    with duckdb.connect(tmp_path / "in.duckdb") as writing, flow.open() as engine:
+        writing.execute("create table orders as select 7::bigint id")
+        engine.run({"orders": dd.sources.duckdb(tmp_path / "in.duckdb", "orders")}, give_up_after="1s")
+        assert engine.read("orders")["id"].to_pylist() == [7]

@@ -328,7 +328,7 @@ def test_a_state_has_64_bytes_or_fewer_within_two_to_the_60() -> None:
 def test_it_is_asked_for_twice_and_held_once_and_count_is_its_short_form() -> None:
     flow = flow_of(["g"], aggregates={"rows": "count(*)"})
     rows = flow.inputs["rows"]
-    assert rows.group_by("g").agg(rows="count(*)") is rows.count("g", "rows") is flow.outputs["out"]
+    assert rows.group_by("g").agg(rows="count(*)") is rows.count("g", name="rows") is flow.outputs["out"]
     assert rows.group_by("g").agg(s="sum(i)") is rows.group_by("g").agg(s="sum(i)")
     assert rows.agg(s="sum(i)") is rows.group_by().agg(s="sum(i)")
     assert str(rows.group_by("g").agg(**{k: AGGREGATES[k] for k in ("si", "ai", "sd", "ad")})) == (

@@ -316,7 +316,7 @@ def test_a_collection_is_shown_as_it_would_be_written() -> None:
         rows.filter("n > 1")
         .project({"m": "n + 1", "s": "s"})
         .concat(others.negate().project({"m": "n", "s": "s"}), others.project({"m": "n", "s": "s"}))
-        .count("m", "k"),
+        .count("m", name="k"),
     )
     description = describe(flow)
     assert shown(description, description["outputs"]["out"], "it") == (

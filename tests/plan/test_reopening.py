@@ -263,8 +263,8 @@ OUTPUTS: dict[str, tuple[Any, Any, str]] = {
         "output 'out' is orders.project({'n': 'n + 1'}), and was orders.project(['n'])",
     ),
     "counted by another name": (
-        lambda rows: rows.count([], "m"),
-        lambda rows: rows.count([], "k"),
+        lambda rows: rows.count([], name="m"),
+        lambda rows: rows.count([], name="k"),
         "output 'out' is orders.count(by=[], name='k'), and was orders.count(by=[], name='m')",
     ),
     "by another function": (
