@@ -60,7 +60,8 @@ BATCH_ROWS: Final = 100_000
 BATCH_BYTES: Final = 64 << 20
 """Bytes that it hands over together, at most: a row may be a chunk of megabytes."""
 _ROWS_SETTING, _BYTES_SETTING = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
-_SHUFFLES: Final = "spark.sql.shuffle.partitions"
+SHUFFLES: Final = "spark.sql.shuffle.partitions"
+"""Spark's setting: how many partitions a shuffle has."""
 ATTEMPTS: Final = 4
 """How often the job of an epoch may be run; Spark's own number for a task."""
 _GIVEN_UP: Final = "with indeterminate "
@@ -331,7 +332,7 @@ def context_of(session: Any) -> Any:
 def _default(session: Any) -> int:
     """How many partitions a new state has, if nobody says: as many as the cluster has cores, where that can be known,
     and no more than a shuffle of Spark's."""
-    context, most = context_of(session), int(session.conf.get(_SHUFFLES) or 1)
+    context, most = context_of(session), int(session.conf.get(SHUFFLES) or 1)
     return most if context is None else max(min(int(context.defaultParallelism), most), 1)
 
 

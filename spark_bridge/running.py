@@ -31,7 +31,20 @@ from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import behind
 from ddflow.plan.plan import Plan
 from spark_bridge.delivering import Outlets, SinkOptions
-from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, checked, joined, mapped, routed, router
+from spark_bridge.job import (
+    KEEP,
+    ROWS,
+    SHUFFLES,
+    Job,
+    StateOptions,
+    check_address,
+    checked,
+    context_of,
+    joined,
+    mapped,
+    routed,
+    router,
+)
 from spark_bridge.monitoring import report
 from spark_bridge.ran import Ran, ran
 from spark_bridge.stats import EpochStats
@@ -90,7 +103,8 @@ def run(
     flow, frames
         The plan; a DataFrame by input, whose columns are matched by name.  With one input its DataFrame will do.
     partitions : int, optional
-        Of each shuffle, by default Spark's ``spark.sql.shuffle.partitions``; or of a new state.  A state of another
+        Of each shuffle, by default Spark's ``spark.sql.shuffle.partitions``, and on a local master no more than it has
+        cores; or of a new state.  A state of another
         number is refused.
     state : str, optional
         A folder that driver and executors see, or ``s3://bucket/prefix``.  All further parameters need it.
@@ -253,7 +267,9 @@ def _read_by(flow: Plan, name: str) -> tuple[Any, ...]:
 
 def _partitions(given: int | None, frame: DataFrame) -> int:
     if given is None:
-        return int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 0)
+        most, context = int(frame.sparkSession.conf.get(SHUFFLES) or 0), context_of(frame.sparkSession)
+        local = context is not None and str(context.master).startswith("local")
+        return min(most, max(int(context.defaultParallelism), 1)) if local else most
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise SpecError(f"partitions={given!r}", "that is no number of partitions", "give a whole number, 1 or more")
     return given

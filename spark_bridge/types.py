@@ -151,7 +151,8 @@ def by_input(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
         frames = dict.fromkeys(flow.inputs, frames)
     if not isinstance(flow, Plan) or not isinstance(frames, Mapping):
         found = f"it is given a {type(flow).__name__} and a {type(frames).__name__}"
-        raise SpecError("a flow on Spark", found, "give the dd.Flow, then {input: DataFrame}")
+        inputs = f", for its inputs {list(flow.inputs)}" if isinstance(flow, Plan) else ""
+        raise SpecError("a flow on Spark", found, f"give the dd.Flow, then {{input: DataFrame}}{inputs}")
     for name, frame in frames.items():
         _check_frame(frame, f"rows for {name!r}")
     return frames

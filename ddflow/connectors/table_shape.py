@@ -1,8 +1,8 @@
 """A target's table beside the shape that a sink wants: what it lacks, and why it may not be written.
 
 Invariant: a table is never changed so that it loses something: columns that it lacks are added, and one of another
-type, one that we do not write, or a key that is missing is refused. The record is compared before a row changes, so
-the second of two writers is found, and never overwrites what the first one wrote.
+type, one that we do not write, a key that is missing, or a table of another mode is refused. The record is compared
+before a row changes, so the second of two writers is found, and never overwrites what the first one wrote.
 
 >>> shape = TableShape("by_city", pa.schema({"city": pa.string(), "n": pa.int64()}), ("city",))
 >>> lacking(shape, {"city": "text"}, {"city": "text", "n": "bigint"}, "shop")
@@ -14,12 +14,18 @@ ddflow.errors.SinkRefused: write 'by_city' to shop: 'city' is int, we write text
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
+from ddflow.columns.names import DIFF
 from ddflow.connectors.attached import TableShape, TargetRecord
+from ddflow.connectors.modes import CHANGE, RETRACT
 from ddflow.errors import SinkAhead, SinkRefused
+
+MARKS: Final = frozenset({CHANGE, RETRACT, DIFF})
+"""Columns of modes that only add rows: added later, they would make a mirror a log of half its rows."""
+OTHER_MODE: Final = "give the sink the mode= that the table was written in, or another table"
 
 
 def lacking(shape: TableShape, there: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> list[str]:
@@ -31,10 +37,14 @@ def lacking(shape: TableShape, there: Mapping[str, Any], wanted: Mapping[str, An
     if other:
         raise refused(shape, place, "; ".join(other), "give another table, or change its columns")
     if lost := [column for column in there if column not in wanted]:
-        raise refused(shape, place, f"it has columns that we do not write: {lost}", "give another table, or drop them")
+        remedy = OTHER_MODE if MARKS & {*lost} else "give another table, or drop them"
+        raise refused(shape, place, f"it has columns that we do not write: {lost}", remedy)
     if gone := [column for column in shape.key or () if column not in there]:
         raise refused(shape, place, f"it lacks the key {gone}", "give another table")
-    return [column for column in wanted if column not in there]
+    new = [column for column in wanted if column not in there]
+    if shape.key is None and (marks := [column for column in new if column in MARKS]):
+        raise refused(shape, place, f"it lacks what tells its changes apart: {marks}", OTHER_MODE)
+    return new
 
 
 def new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> pa.Schema:

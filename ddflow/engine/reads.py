@@ -259,10 +259,11 @@ class Reading(Looking):
 
 
 def told_only(asked: str, name: str, input: Input) -> NotReadable:
-    """The error for an output that ``stale=`` adds to an input's: it tells of events, which no state holds."""
+    """The error for an output that ``stale=`` or ``on_bad=`` adds: it tells of events, which no state holds."""
+    adds = "on_bad='drop'" if name.endswith(".bad") else f"stale={input.spec.stale!r}"
     return NotReadable(
         asked,
-        f"stale={input.spec.stale!r} of the input {input.name!r} adds it: it tells of events, and a state holds rows",
-        f"take its rows from each step, as step[{name!r}], from the files of "
+        f"{adds} of the input {input.name!r} adds it: it tells of events, and a state holds rows",
+        f"give it a sink in mode 'changelog'; or take its rows from each step, as step[{name!r}], from the files of "
         f"outputs=, or on Spark with readStream; the rows held are {input.name!r}",
     )

@@ -111,6 +111,25 @@ def test_tables_of_another_shape_are_left_alone(kind: str, tmp_path: Path, colum
         engine.run({}, {"orders": sink(kind, tmp_path)})
 
 
+@pytest.mark.parametrize("kind", ("sqlite", "duckdb", "delta", "iceberg"))
+@pytest.mark.parametrize("mode", ["changelog", "retract", "updates"])
+def test_a_mirror_does_not_become_a_log_and_a_log_no_mirror(kind: str, mode: str, tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), {"orders": sink(kind, tmp_path)})
+        held = there(kind, tmp_path)
+        land(tmp_path / "in", "2.csv", SECOND)
+        with pytest.raises(SinkRefused, match=r"it lacks what .*; give the sink the mode= that the table was written"):
+            engine.run(landing(tmp_path), {"orders": sink(kind, tmp_path, mode=mode)})
+        assert there(kind, tmp_path) == held
+    log, state = tmp_path / "log", tmp_path / "other"
+    log.mkdir()
+    with flow().open(state) as engine:
+        engine.run(landing(tmp_path), {"orders": sink(kind, log, mode=mode)})
+        with pytest.raises(SinkRefused, match=r"columns that we do not write: .*; give the sink the mode= that"):
+            engine.run({}, {"orders": sink(kind, log)})
+
+
 @pytest.mark.parametrize("kind", LAKES)
 def test_tables_of_another_state_or_output_are_left_alone(kind: str, tmp_path: Path) -> None:
     land(tmp_path / "in", "1.csv", FIRST)

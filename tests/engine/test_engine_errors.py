@@ -565,6 +565,7 @@ def test_an_output_that_stale_adds_is_no_collection_and_a_read_of_it_says_where_
     flow.output("by_city", input.count(by=[]))
     why = (
         rf"^read '{name}': stale='{stale}' of the input 's' adds it: it tells of events, and a state holds rows; "
+        rf"give it a sink in mode 'changelog'; or "
         rf"take its rows from each step, as step\['{name}'\], from the files of outputs=, .* are 's'$"
     )
     with flow.open(store) as engine:

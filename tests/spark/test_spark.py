@@ -18,7 +18,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_session import assert_same, counted, frame_of, locally, setting
+from spark_session import assert_same, counted, frame_of, kept, locally, setting
 
 import ddflow as dd
 import spark_bridge
@@ -447,6 +447,15 @@ def test_a_run_without_a_state_runs_no_job_itself(no_jobs: None, orders: DataFra
     assert spark_bridge.run(city_flow(), {"orders": orders}, partitions=2)["paid"].columns[-2:] == ["_time", "_diff"]
 
 
+def test_a_run_on_one_machine_has_no_more_partitions_than_cores(spark: SparkSession, orders: DataFrame) -> None:
+    with kept(spark):
+        spark.conf.set("spark.sql.shuffle.partitions", "200")
+        frame = spark_bridge.run(city_flow(), {"orders": orders})["paid"]
+        assert frame.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism == 2
+        spark.conf.set("spark.sql.shuffle.partitions", "1")
+        assert spark_bridge.run(city_flow(), {"orders": orders})["paid"].rdd.getNumPartitions() == 1
+
+
 def test_inputs_and_frames_must_belong_together(no_jobs: None, orders: DataFrame) -> None:
     flow = city_flow()
     refused(flow, {}, SchemaMismatch, "rows for 'orders': there is no DataFrame among")
@@ -478,6 +487,7 @@ def test_what_is_no_dataframe_is_told_what_to_write(no_jobs: None, spark: SparkS
     two.upserts("more", ORDERS, dd.Upsert("id"))
     for arguments in (swapped, (two, spark.range(3)), (two, "orders")):
         refused(*arguments, SpecError, "give the dd.Flow, then {input: DataFrame}")
+    refused(two, spark.range(3), SpecError, r"{input: DataFrame}, for its inputs \['orders', 'more'\]")
     refused(flow, "orders", NotArrow, "'orders' is text; give spark.table")
     assert not (tmp_path / "state").exists()
 
