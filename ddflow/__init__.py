@@ -37,7 +37,6 @@ from ddflow.version import __version__
 if TYPE_CHECKING:
     from ddflow import errors as errors
     from ddflow import exporters as exporters
-    from ddflow import plot as plot
     from ddflow import testing as testing
     from ddflow.columns.hashing import Secret
     from ddflow.connectors import formats as formats
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
     from ddflow.plan.own_aggregate import Aggregate
     from ddflow.plan.spec import Tombstone, Upsert, tombstone
     from ddflow.time import CLOSED, NEVER
+    from ddflow.tools import plot as plot
     from ddflow.tools.compare import compare
     from ddflow.tools.estimate import Estimate, estimate
     from ddflow.tools.fsck import fsck
@@ -125,7 +125,7 @@ _MODULES = {
     "errors": "errors",
     "exporters": "exporters",
     "formats": "connectors.formats",
-    "plot": "plot",
+    "plot": "tools.plot",
     "sinks": "connectors.sinks",
     "sources": "connectors.sources",
     "testing": "testing",
