@@ -87,7 +87,7 @@ def sql(
 
     * `ddflow sql "select path, count(*) n from log group by path" log='logs/*.csv.gz' --diff`
 
-    * `ddflow sql "select city, count(*) n from shops group by city" shops='days/*.csv:key=id:full'`
+    * `ddflow sql "select city, count(*) n from shops group by city" shops='day*.csv:key=id:full'`
 
     * `ddflow sql "select c.city, sum(o.amount) revenue from orders o join customers c on o.customer = c.id
     group by c.city" orders=monday.csv:key=id orders=tuesday.csv customers=customers.csv:key=id --diff -o changes.csv`

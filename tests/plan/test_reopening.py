@@ -49,8 +49,9 @@ def refused(old: dd.Flow, new: dd.Flow) -> str:
     with pytest.raises(PlanChanged) as error:
         compare(stored(old), new, WHERE)
     assert error.value.asked == "open state/orders with this plan"
+    lacks = "declare the columns that the state has; or " if "is missing, and was" in error.value.found else ""
     assert error.value.remedy == (
-        "open it with the plan that it was made by, or make a new state of the log with ddflow migrate"
+        f"{lacks}open it with the plan that it was made by, or make a new state of the log with ddflow migrate"
     )
     return error.value.found
 

@@ -116,7 +116,12 @@ class CsvFile(TextFile):
             if self.bytes(head=True).read(8) == b"<<<<<<< ":
                 return _conflict(f"{where}, {_row(1)}")
             said = f"{_row(shape['row'])}: " if shape["row"] else ""
-            return UnreadableInput(where, said + shape["what"], "mend the row: is it a whole CSV file?")
+            remedy = "mend the row: is it a whole CSV file?"
+            header = self.bytes(head=True).read(SAMPLE).partition(b"\n")[0].decode(errors="replace")
+            between = next((each for each in ";\t|" if each in header and self._between not in header), None)
+            if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
+                remedy = f"is the delimiter {between!r}? give --delimiter {between!r}, in Python a frame of the file"
+            return UnreadableInput(where, said + shape["what"], remedy)
         if "straddl" in message:
             message = f"a row is longer than {SAMPLE:,} bytes; is a quote not closed?"
         return UnreadableInput(where, message, "is it a whole CSV file?")
