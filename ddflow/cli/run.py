@@ -207,7 +207,8 @@ def paired(given: Sequence[str] | None, option: str) -> dict[str, str]:
         if not equals or not name or not rest:
             raise typer.BadParameter(f"{option} {text}: write NAME=...")
         if name in found:
-            raise typer.BadParameter(f"{option} {name}=...: it is given twice")
+            two = "; give it a second name in the flow: flow.output(...)" if option == "--to" else ""
+            raise typer.BadParameter(f"{option} {name}=...: it is given twice{two}")
         found[name] = rest
     return found
 

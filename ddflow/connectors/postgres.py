@@ -11,6 +11,7 @@ No password is in what is shown of a declaration, in a message, or in a manifest
 """
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +30,14 @@ __all__ = ["PostgresSink", "column_type"]
 
 AT_ONCE: Final = 1 << 20
 """Keys of a statement."""
+LOCKED: Final = (
+    (r'FATAL: +(role|database) "[^"]*" does not exist', "mend the address"),
+    (r"FATAL: .*authentication failed", "mend the user or the password: PGPASSWORD, or ~/.pgpass"),
+    (r"no password supplied", "give the password: PGPASSWORD, or ~/.pgpass"),
+    (r"FATAL: +no pg_hba.conf entry", "let the user in: add a line to the server's pg_hba.conf"),
+    (r"FATAL: +must be superuser or replication role", "let it: alter role ... replication"),
+)
+"""What a server says to whom it lets not in, and what to do."""
 TYPES: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "boolean",
     pa.int8(): "smallint",
@@ -53,6 +62,17 @@ def driver() -> Any:
     except ImportError:
         raise MissingExtra("speak to Postgres", "psycopg is not installed", "pip install 'ddflow[postgres]'") from None
     return psycopg
+
+
+def remedy_of(said: str) -> str | None:
+    """What to do where a server that was reached lets nobody in; None for what may pass.
+
+    A connection that is refused has no SQLSTATE, so the text tells, where the server speaks English.
+
+    >>> remedy_of('FATAL:  database "shpo" does not exist'), remedy_of("FATAL:  the database system is starting up")
+    ('mend the address', None)
+    """
+    return next((remedy for text, remedy in LOCKED if re.search(text, said)), None)
 
 
 def address(url: str, what: str) -> dict[str, Any]:
@@ -114,7 +134,10 @@ class PostgresSink(TableSink):
                     found, remedy = f"there is no schema {self.schema!r}", f"create schema {self.schema}"
                     raise SinkRefused(f"write to {self.target}", found, remedy)
         except psycopg.Error as error:
-            raise SinkFailed(f"connect to {self.target}", str(error).strip(), "see to the server") from None
+            asked, said = f"connect to {self.target}", str(error).strip()
+            if (remedy := remedy_of(said)) is not None:
+                raise SinkRefused(asked, said, remedy) from None
+            raise SinkFailed(asked, said, "see to the server") from None
         return PostgresTable(connection, self.table, shape, self.target)
 
 

@@ -19,7 +19,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
-from ddflow.connectors.postgres import driver
+from ddflow.connectors.postgres import driver, remedy_of
 from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 
 COLUMNS: Final = """
@@ -129,5 +129,7 @@ def worded(asked: str) -> Iterator[None]:
         for kind, remedy in remedies.items():
             if isinstance(error, kind):
                 raise UnreadableInput(asked, said, remedy) from None
+        if (remedy := remedy_of(said)) is not None:
+            raise UnreadableInput(asked, said, remedy) from None
         in_use = "end the other reader, or its session: select pg_terminate_backend(...), with its PID"
         raise SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "see to the server") from None

@@ -124,7 +124,7 @@ class Slot(OpenSource):
         self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
-        self._waits = self._broken = False
+        self._waits, self._broken = False, ""
         self._copy: Iterator[Polled] | None = None
         self._beside: dict[str, dict[str, Beside]] = {}
         with worded(self.asked):
@@ -153,7 +153,7 @@ class Slot(OpenSource):
     def poll(self, room: int) -> Polled | None:
         """Some of the copy, or whole transactions; nothing until the last ones are committed."""
         if self._broken:
-            raise SourceFailed(self.asked, "it could not be moved on", "see to the server")
+            raise SourceFailed(self.asked, f"it could not be moved on: {self._broken}", "see to the server")
         with worded(self.asked):
             if self._copy is not None:
                 return self._copied()
@@ -167,8 +167,8 @@ class Slot(OpenSource):
                     self._holder.close()
                     self._holder = None
                 self._named(place(position["lsn"]))
-        except (SourceFailed, UnreadableInput):
-            self._broken = True
+        except (SourceFailed, UnreadableInput) as error:
+            self._broken = error.found
         self._waits = False
 
     def close(self) -> None:

@@ -172,7 +172,8 @@ class Delivery:
     def _check(self, there: TargetRecord, known: Delivered | None) -> None:
         manifest = self.epochs.manifest
         if there.state != manifest.id:
-            raise self._refused(f"it is written by the state with the id {there.state}", "give each a table of its own")
+            remedy = "give each a table of its own; in place of a state that is gone: ddflow sync --adopt takes it over"
+            raise self._refused(f"it is written by the state with the id {there.state}", remedy)
         if there.output != self.name:
             raise self._refused(f"it has the output {there.output!r}", "give each output a table of its own")
         if known is not None and (known.written, known.digest) == (there.epoch, there.digest):
@@ -245,6 +246,8 @@ class Delivery:
                 self.close()
             self._table = None
             return False
+        if self.failing is not None:
+            LOG.warning("the sink of %r answers again, after %.0f s", self.name, now - self.since)
         self.failing = None
         return True
 

@@ -48,6 +48,8 @@ class Inlet:
         self.heard = monotonic()
         """When rows came last."""
         self._source: OpenSource | None = None
+        self._lag = SourceLag()
+        """As it was when it was last known."""
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
@@ -76,8 +78,9 @@ class Inlet:
 
     def lag(self) -> SourceLag:
         """What is there and was not taken."""
-        known = SourceLag() if self._source is None else self._source.lag()
-        return known._replace(failing=self.failing is not None)
+        if self._source is not None:
+            self._lag = self._source.lag()
+        return self._lag._replace(failing=self.failing is not None)
 
     def attached(self) -> Attached:
         """What the next manifest says of the source."""
@@ -104,6 +107,8 @@ class Inlet:
             self._open = []
             self.close()
             return None
+        if self.failing is not None:
+            LOG.warning("the source %r answers again, after %.0f s", self.name, now - self.since)
         self.failing = None
         if found is not None:
             self.heard = now

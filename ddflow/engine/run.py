@@ -238,13 +238,16 @@ class RunLoop:
             with self._located(inlet):
                 self._take(inlet)
         advanced = self._advance()
-        if not moved and not advanced:
+        if self.dataflow.owed:  # what new outputs hold already; no row may ever come to bring it
+            self._count((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
+        elif not moved and not advanced:
             return
         for inlet in moved:
             self.dataflow.sources[inlet.name] = inlet.attached()
         if self.log is not None:
             with self.dataflow.guard.use("run"):
                 self.calls.flush()
+            self._acknowledge()  # a position behind which no row came is in no epoch
         for inlet in moved:
             inlet.commit()
         if self._evolved:

@@ -13,10 +13,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 from postgres_server import Server
+from tcp_proxy import Proxy
 from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
+from ddflow.connectors.postgres_slot import Slot
 from ddflow.connectors.spelled import spelled_source
 from ddflow.errors import (
     BadMessage,
@@ -341,6 +343,53 @@ def test_rights_and_settings_are_told_of(server: Server, tmp_path: Path) -> None
             engine.run({"orders": dd.sources.postgres(url, "orders")})
         assert "secret" not in str(told.value)
     ask(server, "drop owned by reader", "drop role reader")
+
+
+def test_who_is_not_let_in_is_told_at_once(server: Server, tmp_path: Path) -> None:
+    ask(server, ORDERS, "drop role if exists reader", "create role reader login", "grant select on orders to reader")
+    with Proxy(f"{server.place}/.s.PGSQL.5432", lambda data: data) as proxy, flow().open(tmp_path / "a") as engine:
+        to = f"127.0.0.1:{proxy.port}"
+        for url, remedy in (
+            (f"postgresql://reader@{to}/postgres", r"alter role \.\.\. replication"),
+            (f"postgresql://reader@{to}/shpo", "mend the address"),
+            (f"postgresql://nobody@{to}/postgres", "mend the address"),
+        ):
+            with pytest.raises(UnreadableInput, match=remedy):
+                engine.run({"orders": dd.sources.postgres(url, "orders")}, until="20s")
+        with pytest.raises(SinkRefused, match="mend the address"):
+            engine.run({}, {"rows": dd.sinks.postgres(f"postgresql://reader@{to}/shpo", "copy")}, until="20s")
+    ask(server, "drop owned by reader", "drop role reader")
+
+
+def test_a_new_output_of_a_quiet_table_is_full_and_the_next_run_goes_on(server: Server, tmp_path: Path) -> None:
+    ask(server, ORDERS, "insert into orders values (1, 1, 1), (2, 1, 2)")
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"orders": source(server)})
+    more = flow()
+    more.output("customers", more.sql("select customer, count(*) n from orders group by customer"))
+    for _ in range(2):
+        with more.open(tmp_path / "state") as engine:
+            engine.run({"orders": source(server)}, {"customers": dd.sinks.postgres(server.url, "customers")})
+        assert ask(server, "select * from customers") == [(1, 2)]
+        ask(server, "create table if not exists others as select generate_series(1, 1000)")
+
+
+def test_the_slot_is_behind_the_state_also_where_no_row_came(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved, at = list[tuple[str, str]](), Slot.acknowledge
+
+    def told(slot: Slot, position: Any) -> None:
+        moved.append((position["lsn"], dd.inspect(tmp_path / "state")["sources"]["orders"]["position"]["lsn"]))
+        at(slot, position)
+
+    ask(server, ORDERS, "insert into orders values (1, 1, 1)")
+    monkeypatch.setattr(Slot, "acknowledge", told)
+    for _ in range(2):
+        with flow().open(tmp_path / "state") as engine:
+            engine.run({"orders": source(server)})
+        ask(server, "create table if not exists others as select generate_series(1, 1000)")
+    assert len(moved) > 1 and all(slot == state for slot, state in moved)
 
 
 def test_a_slot_in_use_is_waited_for_and_a_key_that_is_not_told_is_bad(server: Server, tmp_path: Path) -> None:
