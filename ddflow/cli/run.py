@@ -8,6 +8,7 @@ Ctrl-C end it behind the epoch that is being made, with exit code 0: nothing is 
 """
 
 import json
+import logging
 import os
 import runpy
 from collections.abc import Sequence
@@ -123,6 +124,7 @@ def run(
         str | None, typer.Option("--memory", metavar="SIZE", show_default=False, help="A budget, such as 512MB.")
     ] = None,
     metrics: Metrics = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log each epoch and failure to stderr, timed.")] = False,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
 ) -> None:
@@ -141,6 +143,9 @@ def run(
     """
     from ddflow.connectors.spelled import spelled_source
 
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("ddflow").setLevel(logging.INFO)
     sources = {
         name: spelled_source(text, name, follow=follow, lines=lines) for name, text in paired(from_, "--from").items()
     }

@@ -116,7 +116,8 @@ class RunLoop:
         known = self.dataflow.admissions
         for each in source.inputs(name):
             if each not in known:
-                raise SpecError(f"the source {name!r}", f"there is no input {each!r}", did_you_mean(each, known))
+                remedy = f"{did_you_mean(each, known)}; a source of one table or topic has the name of its input"
+                raise SpecError(f"the source {name!r}", f"there is no input {each!r}", remedy)
             if self.fed.setdefault(each, name) != name:
                 raise SpecError(f"the source {name!r}", f"{self.fed[each]!r} feeds the input {each!r}", "give one")
         before = None if self.log is None else self.log.sources.get(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -77,6 +78,25 @@ def test_a_new_column_is_taken_or_ends_the_run() -> None:
     assert "0 would be deleted, 0 added" in said
 
 
+def test_another_state_at_a_table_is_shown_the_way_to_take_it_over() -> None:
+    run(*WORDS, "--to", "by_city=sqlite:out.db")
+    other = ("run", "flow.py", "--state", "other", *WORDS[4:])
+    assert "in place of a state that is gone: ddflow sync --adopt" in refused(*other, "--to", "by_city=sqlite:out.db")
+    run(*other)
+    sync = ("sync", "flow.py", "--state", "other", "--to", "by_city=sqlite:out.db", "--adopt", "--yes")
+    assert "by_city" in run(*sync).stdout
+    run(*other, "--to", "by_city=sqlite:out.db")
+    assert rows("out.db", "by_city") == [("Bern", 2)]
+
+
+def test_each_epoch_is_a_timed_line_where_that_is_asked_for() -> None:
+    quiet, said = (
+        subprocess.run([DDFLOW, *WORDS, *more], capture_output=True, text=True) for more in ((), ("--verbose",))
+    )
+    assert "INFO" not in quiet.stderr
+    assert re.search(r"^20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d+ INFO opened state at epoch 1", said.stderr, re.M)
+
+
 def test_sync_says_before_it_does() -> None:
     run(*WORDS, "--to", "by_city=sqlite:out.db")
     connection = sqlite3.connect("out.db")
@@ -107,6 +127,9 @@ def test_what_is_refused() -> None:
     assert "there is no such file" in refused("run", "nothing.py", "--state", "state")
     assert "'other' is no flow" in refused("run", "flow.py:other", "--state", "state")
     assert "write NAME=" in refused(*WORDS, "--to", "out.db", code=2)
+    twice = refused(*WORDS, "--to", "by_city=sqlite:a.db", "--to", "by_city=sqlite:b.db", code=2)
+    assert "it is given twice; give it a second name" in " ".join(twice.replace("│", " ").split())
+    assert "has the name of its input" in refused(*WORDS[:-1], "shop=files:in/*.csv")
     assert "no --to by_city" in refused(*WORDS, "--mode", "by_city=upsert", code=2)
 
 
