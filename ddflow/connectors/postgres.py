@@ -135,8 +135,8 @@ class PostgresSink(TableSink):
                     raise SinkRefused(f"write to {self.target}", found, remedy)
         except psycopg.Error as error:
             asked, said = f"connect to {self.target}", str(error).strip()
-            if (remedy := remedy_of(said)) is not None:
-                raise SinkRefused(asked, said, remedy) from None
+            if (locked := remedy_of(said)) is not None:
+                raise SinkRefused(asked, said, locked) from None
             raise SinkFailed(asked, said, "see to the server") from None
         return PostgresTable(connection, self.table, shape, self.target)
 

@@ -129,7 +129,7 @@ def worded(asked: str) -> Iterator[None]:
         for kind, remedy in remedies.items():
             if isinstance(error, kind):
                 raise UnreadableInput(asked, said, remedy) from None
-        if (remedy := remedy_of(said)) is not None:
-            raise UnreadableInput(asked, said, remedy) from None
+        if (locked := remedy_of(said)) is not None:
+            raise UnreadableInput(asked, said, locked) from None
         in_use = "end the other reader, or its session: select pg_terminate_backend(...), with its PID"
         raise SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "see to the server") from None
