@@ -96,3 +96,13 @@ def test_a_full_file_deletes_what_it_does_not_name() -> None:
     assert "has full and no key" in sql(counts, "shops=1.csv:full", code=2).stderr
     Path("2.csv").write_text("id,city\n")
     assert "every key would be deleted" in sql(counts, "shops=[12].csv:key=id:full", code=1).stderr
+
+
+def test_a_state_keeps_the_history_that_is_asked_for() -> None:
+    for day in (1, 2, 3):
+        Path(f"{day}.csv").write_text(f"id\n{day}\n")
+    run("replace", "1.csv", "2.csv", "3.csv", "--key", "id", "--state", "s", "--retain", "2", "-o", "all.csv")
+    run("export", "s", "--as-of", "1", "-o", "then.csv")
+    assert Path("then.csv").read_text().split() == ['"id"', "1"]
+    run("replace", "3.csv", "--key", "id", "--state", "s", "-o", "again.csv")
+    assert "since is 4" in run("export", "s", "--as-of", "1", "-o", "gone.csv", code=1).stderr
