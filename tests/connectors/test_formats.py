@@ -392,6 +392,8 @@ def test_what_is_no_event(message: str, said: str) -> None:
         step = engine.step({"t": given})
         assert str(step.verdicts) == "applied 1, bad 2"
         assert step["t.bad"]["message"].to_pylist() == [message.encode()] * 2
+        with pytest.raises(dd.errors.NotReadable, match=r"on_bad='drop' of the input 't' adds it: .*; give it a sink"):
+            engine.read("t.bad")
 
 
 def test_bytes_that_are_no_text() -> None:
