@@ -176,6 +176,7 @@ class Stream:
         """
         # Of this query alone: an earlier one may still be at its end.
         session, feeder = session_of(self.frames), copy(self.feeder)
+        feeder.options = self.feeder.options  # with metrics=, which a copy for another process leaves out
         with on_failure(feeder.release):
             job = feeder.job(session)
             feeder.outlets(session)

@@ -123,6 +123,13 @@ def test_a_state_tells_its_last_epochs_to_another_process(fed: Fed, monkeypatch:
     assert elsewhere.ddflow.stats() == read and monitoring.ACCOUNTS.of(query.id) is elsewhere.ddflow
 
 
+def test_a_query_gives_the_figures_of_each_epoch_to_metrics(fed: Fed) -> None:
+    fed.give(FIRST, SECOND)
+    calls: list[Any] = []
+    fed.run(metrics=calls.append)
+    assert len(calls) == 2 and calls[0].rows == {"orders": FIRST.num_rows}
+
+
 def test_what_is_given_again_is_marked_and_counts_once(fed: Fed) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
