@@ -325,7 +325,7 @@ WRONG: dict[str, tuple[Any, Any, Any, type[DdflowError], str]] = {
         "k",
         "error",
         SchemaMismatch,
-        "column 'w'",
+        "column 'v' is missing",
     ),
     "a number": (5, "k", "error", NotArrow, "int does not speak Arrow"),
     "nothing": ([], "k", "error", NotArrow, "no step"),
