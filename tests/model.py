@@ -239,7 +239,8 @@ class Node:
                     row = self._named(max(live, key=ranks)) if live else None
                     if open_version is not None:
                         before = dict(zip([*shown, valid_from], open_version, strict=True))
-                        if row is not None and all(row[name] == before[name] for name in counting):
+                        # As lists, which take one NaN for itself.
+                        if row is not None and [row[name] for name in counting] == [before[name] for name in counting]:
                             continue
                         out[(*open_version, order)] += 1
                     open_version = None if row is None else (*(row[name] for name in shown), order)

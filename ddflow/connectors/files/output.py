@@ -17,6 +17,7 @@ file would have a row group for each step. Memory stays bounded by what is gathe
 
 import contextlib
 import os
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -62,10 +63,11 @@ class FileOutput:
         self.written += table.num_rows
 
     def __enter__(self) -> Self:
-        with self._worded():
+        # An interrupt may come before the with block has begun; then the object goes, and its file with it.
+        weakref.finalize(self, _unlink, self._aside)
+        with self._worded(), on_failure(self._remove):
             self._file = open(self._aside, "xb")
-            with on_failure(self._remove):
-                self._writer = writer(self._file, self.kind, self.schema)
+            self._writer = writer(self._file, self.kind, self.schema)
         return self
 
     def __exit__(
@@ -106,8 +108,7 @@ class FileOutput:
         with contextlib.suppress(OSError):
             if self._file is not None:
                 self._file.close()
-        with contextlib.suppress(OSError):
-            self._aside.unlink(missing_ok=True)
+        _unlink(self._aside)
 
     def _exists(self) -> OutputExists:
         return OutputExists(
@@ -122,6 +123,11 @@ class FileOutput:
             raise
         except (OSError, pa.ArrowException) as error:
             raise UnwritableOutput(f"write {self.path}", described(error), "mend that, or write elsewhere") from None
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def open_output(path: Path | str, schema: pa.Schema, overwrite: bool = False) -> FileOutput:
