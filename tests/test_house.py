@@ -30,7 +30,9 @@ WORDS = re.compile(
     r"|\b(?:import|from) pick[l]e\b|(?<![.\w])(?:ev[a]l|ex[e]c)\(|\bexcept:|except (?:Base)?Exception:\s+pass\b"
 )
 # Not where it names the format: a module, an address, a value in quotes.
-SYNONYMS = re.compile(r"(?<![./\"'`\[])\bdelt[a]s?\b(?! Lake| table|[:\"(]| =)|\bchange event[s]?\b", re.IGNORECASE)
+SYNONYMS = re.compile(
+    r"(?<![./\"'`\[])\bdelt[a]s?\b(?! Lake| table| upsert| changelog|[:\"(]| =)|\bchange event[s]?\b", re.IGNORECASE
+)
 MACHINES = re.compile(r"(?<![\w.])/(?:work|root|opt|home/\w+|Users/\w+|usr/lib|tmp/\w+)/")
 HOSTS = re.compile(
     r"pypi\.(?:org|python)|python[h]osted\.|crates\.io/|static\.crates|npmjs\.|yarnpkg\.|anaconda\.(?:org|com)"
