@@ -25,6 +25,15 @@ TIMES: Final = "_times"
 RESERVED = (TIME, DIFF)
 
 
+def quoted(name: str) -> str:
+    """A name as SQL has it, whatever is in it.
+
+    >>> quoted('a"b')
+    '"a""b"'
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
 def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
     """Columns as an option names them: one as text, or several in their order.  Raises `SpecError`."""
     unordered = isinstance(given, Mapping | Set | bytes) or not isinstance(given, Iterable)

@@ -25,7 +25,7 @@ import pyarrow.types as pat
 import xxhash
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.names import DELETED
+from ddflow.columns.names import DELETED, quoted
 from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import with_deletes
@@ -188,8 +188,8 @@ class DeltaLakeTable(OpenSink):
         rows = rows.select(self.schema.names).cast(self.schema).append_column(DELETED, flags)
         nulls = {name for name in key if rows.column(name).null_count}
         equal = {name: "is not distinct from" if name in nulls else "=" for name in key}
-        same = " and ".join(f"(t.{_quoted(name)} {sign} s.{_quoted(name)})" for name, sign in equal.items())
-        values = {_quoted(name): f"s.{_quoted(name)}" for name in self.schema.names}
+        same = " and ".join(f"(t.{quoted(name)} {sign} s.{quoted(name)})" for name, sign in equal.items())
+        values = {quoted(name): f"s.{quoted(name)}" for name in self.schema.names}
         merge = table.merge(rows, same, source_alias="s", target_alias="t", commit_properties=told)
         merge = merge.when_matched_delete(f"s.{DELETED}").when_matched_update(values, f"not s.{DELETED}")
         merge.when_not_matched_insert(values, f"not s.{DELETED}").execute()
@@ -271,7 +271,3 @@ def _hashed(output: str) -> dict[str, int]:
 def _signed(digits: str) -> int:
     number = int(digits, 16)
     return number - _SIGNED if number >= _SIGNED // 2 else number
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

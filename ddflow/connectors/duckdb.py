@@ -16,16 +16,20 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from ddflow.columns.names import quoted
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
 from ddflow.connectors.whole_files import FileDatabase, split
 from ddflow.errors import MissingExtra, SourceFailed, UnreadableInput
 
 __all__ = ["DuckDBSink", "DuckDBSource", "TableChanges", "TargetRecord"]
+
+_GIVEN: Final = "_ddflow_given"
+"""What rows are called in a statement, as no table is."""
 
 
 def driver() -> Any:
@@ -50,7 +54,7 @@ class DuckDBSource(FileDatabase):
             with self._connected(duckdb) as connection:
                 there = connection.sql(f"select * from {self.selected} limit 0").to_arrow_table().schema
                 schema, others = split(schema, there.names, all_of_it)
-                names = ", ".join(SqlTable.quoted(name) for name in schema.names)
+                names = ", ".join(quoted(name) for name in schema.names)
                 rows = connection.sql(f"select {names} from {self.selected}").to_arrow_table()
                 return rows.rename_columns(schema.names), {name: there.field(name).type for name in others}
         except duckdb.Error as error:
@@ -108,13 +112,14 @@ class DuckDBTable(SqlTable):
                 self.connection.close()
 
     def type_of(self, kind: pa.DataType) -> str | None:
-        """As DuckDB itself takes Arrow's."""
+        """As DuckDB itself takes Arrow's, where they come back."""
         empty = pa.table({"a": pa.array([], kind)})
         try:
             with self._duckdb.connect() as connection:
                 connection.register("empty", empty)
+                connection.sql("from empty").to_arrow_table().cast(empty.schema)
                 return str(connection.execute("describe empty").fetchall()[0][1])
-        except self._duckdb.Error:
+        except (self._duckdb.Error, pa.ArrowException):
             return None
 
     def columns(self, table: str) -> dict[str, str]:
@@ -129,32 +134,32 @@ class DuckDBTable(SqlTable):
     def insert(self, table: str, rows: pa.Table) -> None:
         """Add rows."""
         names = self._names(rows.schema.names)
-        self._with(rows, f"insert into {self.quoted(table)} ({names}) select {names} from given")
+        self._with(rows, f"insert into {quoted(table)} ({names}) select {names} from {_GIVEN}")
 
     def delete(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of keys."""
         same = " and ".join(
-            f"t.{self.quoted(name)} is not distinct from given.{self.quoted(name)}" for name in keys.schema.names
+            f"t.{quoted(name)} is not distinct from {_GIVEN}.{quoted(name)}" for name in keys.schema.names
         )
-        self._with(keys, f"delete from {self.quoted(table)} t using given where {same}")
+        self._with(keys, f"delete from {quoted(table)} t using {_GIVEN} where {same}")
 
     def read(self) -> pa.Table:
         """All rows."""
         with self.talking("read"):
             names = self._names(self.shape.schema.names)
-            found: pa.Table = self.connection.sql(f"select {names} from {self.quoted(self.table)}").to_arrow_table()
+            found: pa.Table = self.connection.sql(f"select {names} from {quoted(self.table)}").to_arrow_table()
             return found.cast(self.shape.schema)
 
     def close(self) -> None:
         """It is closed."""
 
     def _names(self, names: Sequence[str]) -> str:
-        return ", ".join(map(self.quoted, names))
+        return ", ".join(map(quoted, names))
 
     def _with(self, rows: pa.Table, text: str) -> None:
-        self.connection.register("given", rows)
+        self.connection.register(_GIVEN, rows)
         try:
             self.connection.execute(text)
         finally:
             with suppress(self._duckdb.Error):  # of a transaction that is over, which would hide why
-                self.connection.unregister("given")
+                self.connection.unregister(_GIVEN)

@@ -24,6 +24,7 @@ from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import MissingExtra, SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.metrics import SourceLag
+from ddflow.storage.closing import on_failure
 
 WAIT: Final = 10.0
 """Seconds that an answer of a broker may take."""
@@ -103,13 +104,9 @@ class TopicReader(OpenSource):
         settings.setdefault("fetch.wait.max.ms", 100)
         with self._talking():
             self.consumer = kafka.Consumer({"isolation.level": "read_committed", **settings})
-        try:
-            self.until = dict[int, int]()
-            with self._talking():
-                self._assign(of.start if not resumed else "earliest")
-        except BaseException:
-            self.consumer.close()
-            raise
+        self.until = dict[int, int]()
+        with on_failure(self.consumer.close), self._talking():
+            self._assign(of.start if not resumed else "earliest")
         self._looked = monotonic()
 
     @property

@@ -64,7 +64,7 @@ class RangeReader(TopicReader):
         while self.at[self.partition] < self.end:
             before = self.at[self.partition]
             with self._talking():
-                batch = self._batch(self.consumer.consume(AT_ONCE, timeout=0.1))
+                batch = self._batch(self._good(self.consumer.consume(AT_ONCE, timeout=0.1)))
             if self.at[self.partition] > before:
                 heard = monotonic()
             elif monotonic() - heard > SILENCE:

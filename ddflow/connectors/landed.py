@@ -20,7 +20,7 @@ pattern, so that a landing folder may be moved.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from math import inf
 from time import monotonic, time
@@ -145,9 +145,10 @@ class FollowedFiles(OpenSource):
 
     def _begun(self) -> bool:
         """Whether a file is being read; the next one, where there is one."""
-        if self._at is None and self._ready:
+        while self._at is None and self._ready:
             file = self._ready.pop(0)
-            self._at = file, self._there.stamp(file), 0
+            with suppress(FileNotFoundError):  # gone since, before a row of it was taken
+                self._at = file, self._there.stamp(file), 0
         if self._at is not None and self._reading is None:
             self._unchanged(*self._at[:2])
             self._reading = self._rows(*self._at)

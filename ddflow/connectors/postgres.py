@@ -22,9 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.types as pat
 
+from ddflow.columns.names import quoted
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
+from ddflow.storage.closing import on_failure
 
 __all__ = ["PostgresSink", "column_type"]
 
@@ -127,12 +129,12 @@ class PostgresSink(TableSink):
         psycopg = driver()
         try:
             connection = psycopg.connect(**address(self.url, f"the sink of {self.table!r}"), autocommit=True)
-            if self.schema is not None:
-                connection.execute(f"set search_path to {SqlTable.quoted(self.schema)}")
-                if connection.execute("select current_schema()").fetchone() == (None,):
-                    connection.close()
-                    found, remedy = f"there is no schema {self.schema!r}", f"create schema {self.schema}"
-                    raise SinkRefused(f"write to {self.target}", found, remedy)
+            with on_failure(connection.close):
+                if self.schema is not None:
+                    connection.execute(f"set search_path to {quoted(self.schema)}")
+                    if connection.execute("select current_schema()").fetchone() == (None,):
+                        found, remedy = f"there is no schema {self.schema!r}", f"create schema {quoted(self.schema)}"
+                        raise SinkRefused(f"write to {self.target}", found, remedy)
         except psycopg.Error as error:
             asked, said = f"connect to {self.target}", str(error).strip()
             if (locked := remedy_of(said)) is not None:
@@ -172,16 +174,16 @@ class PostgresTable(SqlTable):
         found = self.execute(
             "select attname, format_type(atttypid, atttypmod) from pg_attribute "
             "where attrelid = to_regclass(?) and attnum > 0 and not attisdropped order by attnum",
-            [self.quoted(table)],
+            [quoted(table)],
         )
         return dict(found)
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Add rows, as CSV: what is null there is not quoted, and all else is."""
-        names = ", ".join(map(self.quoted, rows.schema.names))
+        names = ", ".join(map(quoted, rows.schema.names))
         texts = pa.table([_text(column) for column in rows.columns], names=[str(at) for at in range(rows.num_columns)])
         options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
-        with self.connection.cursor().copy(f"copy {self.quoted(table)} ({names}) from stdin (format csv)") as copy:
+        with self.connection.cursor().copy(f"copy {quoted(table)} ({names}) from stdin (format csv)") as copy:
             for batch in texts.to_batches(max_chunksize=10_000):
                 out = io.BytesIO()
                 csv.write_csv(batch, out, options)
@@ -192,9 +194,9 @@ class PostgresTable(SqlTable):
         null = pa.array([False] * keys.num_rows)
         for column in keys.columns:
             null = pc.or_(null, pc.is_null(column))
-        names = [self.quoted(name).replace("%", "%%") for name in keys.schema.names]
+        names = [quoted(name).replace("%", "%%") for name in keys.schema.names]
         kinds = [column_type(kind) for kind in keys.schema.types]
-        of = f"delete from {self.quoted(table).replace('%', '%%')} t"
+        of = f"delete from {quoted(table).replace('%', '%%')} t"
         for some, same in ((keys.filter(pc.invert(null)), "="), (keys.filter(null), "is not distinct from")):
             made = (f"g.c{at}::{kind}" for at, kind in enumerate(kinds))
             where = " and ".join(f"t.{name} {same} {cell}" for name, cell in zip(names, made, strict=True))
@@ -211,13 +213,13 @@ class PostgresTable(SqlTable):
         super().write(changes, now, before)
         if before is None and self.shape.key:
             with self.talking("analyze"):
-                self.execute(f"analyze {self.quoted(self.table)} ({', '.join(map(self.quoted, self.shape.key))})")
+                self.execute(f"analyze {quoted(self.table)} ({', '.join(map(quoted, self.shape.key))})")
 
     def read(self) -> pa.Table:
         """All rows."""
         schema = self.shape.schema
         with self.talking("read"):
-            found = self.execute(f"select {', '.join(map(self.quoted, schema.names))} from {self.quoted(self.table)}")
+            found = self.execute(f"select {', '.join(map(quoted, schema.names))} from {quoted(self.table)}")
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         return pa.table([_typed(each, of.type) for each, of in zip(columns, schema, strict=True)], schema=schema)
 
@@ -261,5 +263,5 @@ def _spelled(kind: pa.DataType) -> Callable[[Any], str]:
 
 def _listed(values: Sequence[Any], form: Callable[[Any], str]) -> str:
     """An array as Postgres writes it."""
-    quoted = (form(each).replace("\\", "\\\\").replace('"', '\\"') if each is not None else None for each in values)
-    return "{" + ",".join("NULL" if each is None else f'"{each}"' for each in quoted) + "}"
+    cells = (form(each).replace("\\", "\\\\").replace('"', '\\"') if each is not None else None for each in values)
+    return "{" + ",".join("NULL" if each is None else f'"{each}"' for each in cells) + "}"

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.names import did_you_mean
+from ddflow.columns.names import did_you_mean, quoted
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.postgres import driver, remedy_of
@@ -39,7 +39,7 @@ class SourceTable(NamedTuple):
     @property
     def quoted(self) -> str:
         """As it stands in a statement."""
-        return ".".join('"' + each.replace('"', '""') + '"' for each in (self.schema, self.name))
+        return ".".join(map(quoted, (self.schema, self.name)))
 
     @property
     def filtered(self) -> str:
@@ -54,7 +54,7 @@ def table_of(name: str, input: str) -> SourceTable:
 
 def cell(name: str, kind: str) -> str:
     """A column as an object with its name and value, written as wal2json does."""
-    column = '"' + name.replace('"', '""') + '"'
+    column = quoted(name)
     value = column if kind == "boolean" else f"encode({column}, 'hex')" if kind == "bytea" else f"{column}::text"
     return f"json_build_object('name', {literal(name)}, 'value', {value})"
 

@@ -34,6 +34,7 @@ from ddflow.connectors.postgres import address, driver, shown
 from ddflow.connectors.postgres_catalog import COLUMNS, SourceTable, cell, literal, look, table_of, without, worded
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.metrics import SourceLag
+from ddflow.storage.closing import on_failure
 
 COPYING: Final = "_copying"
 BLOCK: Final = 4 << 20
@@ -100,13 +101,10 @@ class PostgresTables(Source):
         tables = [table_of(name, str(input or only)) for name, input in self.tables.items()]
         with worded(f"connect to {shown(self.url)}"):
             connection = psycopg.connect(**address(self.url, f"the source {self.slot!r}"), autocommit=True)
-        try:
+        with on_failure(connection.close):
             for table in tables:
                 look(connection, table, inputs[table.input], first=position is None)
             return Slot(self, connection, tables, inputs, position)
-        except BaseException:
-            connection.close()
-            raise
 
 
 class Slot(OpenSource):
@@ -127,7 +125,7 @@ class Slot(OpenSource):
         self._waits, self._broken = False, ""
         self._copy: Iterator[Polled] | None = None
         self._beside: dict[str, dict[str, Beside]] = {}
-        with worded(self.asked):
+        with on_failure(self.close), worded(self.asked):
             if position is None:
                 self._begin()
             else:

@@ -45,7 +45,7 @@ def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
 
     Notes
     -----
-    Decimals, dates, times and unsigned 64-bit integers are text; what is nested is JSON.
+    Decimals, dates, times, unsigned 64-bit integers and NaN are text; what is nested is JSON.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
 
     Notes
     -----
-    The file is open only while an epoch is written, so that you can read it in between.
+    The file is open only while an epoch is written, so that you can read it in between.  Durations are refused.
 
     Examples
     --------
@@ -234,6 +234,11 @@ def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSi
     -------
     TableSink
         For ``sinks=``.
+
+    Raises
+    ------
+    SpecError
+        For an address.
 
     Notes
     -----

@@ -8,8 +8,8 @@ connection, the types and how rows go in; its file has nothing of records, shape
 Rows of keys are deleted and inserted, by comparison that takes null for equal to null, so a key may be null and the
 table needs no primary key. One that the table has is kept.
 
->>> SqlTable.quoted('a"b')
-'"a""b"'
+>>> SqlTable.indexed, SqlTable.begin
+(True, 'begin')
 """
 
 from abc import abstractmethod
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from ddflow.columns.names import quoted
 from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.connectors.table_shape import is_written, lacking, refused
 from ddflow.errors import SinkFailed
@@ -59,11 +60,6 @@ class SqlTable(OpenSink):
     @abstractmethod
     def read(self) -> pa.Table:
         """All rows."""
-
-    @staticmethod
-    def quoted(name: str) -> str:
-        """A name as SQL has it."""
-        return '"' + name.replace('"', '""') + '"'
 
     def remedy(self, error: Exception) -> str:
         """What to do about a refusal."""
@@ -110,24 +106,24 @@ class SqlTable(OpenSink):
         """Whether there is a row."""
         with self.talking("ask"):
             there = self.columns(self.table)
-            return bool(there) and bool(self.execute(f"select 1 from {self.quoted(self.table)} limit 1"))
+            return bool(there) and bool(self.execute(f"select 1 from {quoted(self.table)} limit 1"))
 
     def prepare(self) -> None:
         """Make the table, or compare it."""
         wanted = {field.name: self._typed(field) for field in self.shape.schema}
         with self.talking("prepare"):
             there = self.columns(self.table)
-            name = self.quoted(self.table)
+            name = quoted(self.table)
             if not there:
-                shown = ", ".join(f"{self.quoted(column)} {kind}" for column, kind in wanted.items())
+                shown = ", ".join(f"{quoted(column)} {kind}" for column, kind in wanted.items())
                 with self.transaction():
                     self.execute(f"create table {name} ({shown})")
                     if self.shape.key and self.indexed:
-                        key = ", ".join(map(self.quoted, self.shape.key))
-                        self.execute(f"create index {self.quoted(self.table + '_ddflow')} on {name} ({key})")
+                        key = ", ".join(map(quoted, self.shape.key))
+                        self.execute(f"create index {quoted(self.table + '_ddflow')} on {name} ({key})")
                 return
             for column in lacking(self.shape, there, wanted, self.place):
-                self.execute(f"alter table {name} add column {self.quoted(column)} {wanted[column]}")
+                self.execute(f"alter table {name} add column {quoted(column)} {wanted[column]}")
 
     def _typed(self, field: pa.Field) -> str:
         kind = self.type_of(field.type)
@@ -150,7 +146,7 @@ class SqlTable(OpenSink):
             if is_written(self._record(), now, before, self.place):
                 return
             if changes.gone is not None and not self.shape.key:
-                self.execute(f"delete from {self.quoted(self.table)}")
+                self.execute(f"delete from {quoted(self.table)}")
             elif changes.gone is not None and changes.gone.num_rows:
                 self.delete(self.table, changes.gone)
             if changes.rows.num_rows:

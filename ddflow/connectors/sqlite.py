@@ -1,7 +1,8 @@
 """SQLite: a table of a file as a source of full contents, and a table as a sink.
 
-Invariant: an epoch is one transaction of SQLite, durable when it returns. Values that SQLite has no type for are text
-that sorts as they do: decimals, dates and times in ISO form; booleans are 0 and 1, and what is nested is JSON.
+Invariant: an epoch is one transaction of SQLite, durable when it returns. Values that SQLite has no type for are text:
+decimals, unsigned integers of 64 bits, dates and times in ISO form, and NaN, which would be null. Booleans are 0 and 1,
+durations the number of their units, and what is nested is JSON.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -19,12 +20,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
+from math import nan
 from typing import Any, ClassVar, Final
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.names import quoted
 from ddflow.columns.wider import becomes
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable
@@ -43,11 +47,12 @@ class SQLiteSource(FileDatabase):
     def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
         """See `FileDatabase`."""
         try:
-            with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, isolation_level=None)) as connection:
+            place = f"file:{quote(self.path)}?mode=ro"
+            with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as connection:
                 connection.execute("begin")
                 described = connection.execute(f"select * from {self.selected} limit 0").description
                 schema, others = split(schema, [each[0] for each in described], all_of_it)
-                names = ", ".join(SqlTable.quoted(name) for name in schema.names)
+                names = ", ".join(quoted(name) for name in schema.names)
                 found = connection.execute(f"select {names} from {self.selected}").fetchall()
                 beside = {name: self._kind(connection, name) for name in others}
         except sqlite3.Error as error:
@@ -60,7 +65,7 @@ class SQLiteSource(FileDatabase):
 
     def _kind(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
         """The type of a column that nobody declared here: that of all its values, else as its table declares it."""
-        column = SqlTable.quoted(name)
+        column = quoted(name)
         there = {each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.selected}")}
         if there - {"null"}:
             return next((kind for kinds, kind in _VALUES.items() if there - {"null"} <= kinds), pa.string())
@@ -82,6 +87,8 @@ _DECLARED: Final = {
     ("REAL", "FLOA", "DOUB"): pa.float64(),
 }
 """By what is in a declared type, as SQLite reads them."""
+_NAN: Final = "NaN"
+_DAY: Final = "1970-01-01 "
 
 
 def _typed(values: Any, kind: pa.DataType) -> pa.Array:
@@ -97,8 +104,13 @@ def _typed(values: Any, kind: pa.DataType) -> pa.Array:
             return pa.array([None if value is None else int(value) for value in values], kind)
         if pat.is_decimal(kind):
             return pa.array([None if value is None else Decimal(str(value)) for value in values], kind)
+        if pat.is_time(kind):  # Arrow reads none from text
+            texts = pa.array([None if value is None else f"{_DAY}{value}" for value in values], pa.string())
+            return texts.cast(pa.timestamp("ns")).cast(kind)
         if pat.is_temporal(kind) and any(isinstance(value, str) for value in values):
             return pa.array(values, pa.string()).cast(kind)
+        if pat.is_floating(kind):
+            values = [nan if value == _NAN else value for value in values]
         return pa.array(values, kind)
     except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
         raise SchemaMismatch(f"read values as {kind}", str(error), "declare the type as its values are") from None
@@ -148,7 +160,7 @@ class SQLiteTable(SqlTable):
 
     def type_of(self, kind: pa.DataType) -> str | None:
         """One of its four."""
-        if pat.is_boolean(kind) or (pat.is_integer(kind) and kind != pa.uint64()):
+        if pat.is_boolean(kind) or pat.is_duration(kind) or (pat.is_integer(kind) and kind != pa.uint64()):
             return "INTEGER"
         if pat.is_floating(kind):
             return "REAL"
@@ -160,21 +172,21 @@ class SQLiteTable(SqlTable):
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Add rows."""
-        names = ", ".join(map(self.quoted, rows.schema.names))
+        names = ", ".join(map(quoted, rows.schema.names))
         marks = ", ".join("?" * rows.num_columns)
-        self.connection.executemany(f"insert into {self.quoted(table)} ({names}) values ({marks})", _values(rows))
+        self.connection.executemany(f"insert into {quoted(table)} ({names}) values ({marks})", _values(rows))
 
     def delete(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of keys."""
-        same = " and ".join(f"{self.quoted(name)} is ?" for name in keys.schema.names)
-        self.connection.executemany(f"delete from {self.quoted(table)} where {same}", _values(keys))
+        same = " and ".join(f"{quoted(name)} is ?" for name in keys.schema.names)
+        self.connection.executemany(f"delete from {quoted(table)} where {same}", _values(keys))
 
     def read(self) -> pa.Table:
         """All rows."""
         schema = self.shape.schema
         with self.talking("read"):
-            names = ", ".join(map(self.quoted, schema.names))
-            found = self.execute(f"select {names} from {self.quoted(self.table)}")
+            names = ", ".join(map(quoted, schema.names))
+            found = self.execute(f"select {names} from {quoted(self.table)}")
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         return pa.table([_typed(each, field.type) for each, field in zip(columns, schema, strict=True)], schema=schema)
 
@@ -194,6 +206,10 @@ def _plain(column: pa.ChunkedArray) -> list[Any]:
         return [None if value is None else json.dumps(value, default=str) for value in column.to_pylist()]
     if pat.is_decimal(kind) or kind == pa.uint64():
         return [None if value is None else str(value) for value in column.to_pylist()]
+    if pat.is_duration(kind):
+        return list(pc.cast(column, pa.int64()).to_pylist())
     if pat.is_temporal(kind):
         return list(pc.cast(column, pa.string()).to_pylist())
+    if pat.is_floating(kind):
+        return [_NAN if value != value else value for value in column.to_pylist()]
     return list(column.to_pylist())

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from ddflow.columns.names import quoted
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.errors import SourceFailed
 from ddflow.metrics import SourceLag
@@ -66,7 +67,7 @@ class FileDatabase(Source):
     @property
     def selected(self) -> str:
         """What stands behind ``from``."""
-        return self.table if self.table.startswith("(") else ".".join(f'"{part}"' for part in self.table.split("."))
+        return self.table if self.table.startswith("(") else ".".join(map(quoted, self.table.split(".")))
 
     @staticmethod
     def stamped(path: str) -> list[int]:

@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from tcp_proxy import Proxy
 from test_kafka import flow, held, produced, row
 
 import ddflow as dd
+from ddflow.connectors.kafka import KafkaTopic
+from ddflow.connectors.kafka_ranges import RangeReader
 from ddflow.errors import BadMessage, DdflowError, NullKey, SinkAhead, SinkRefused, SourceChanged, UnreadableInput
 
 MARKER = "Geheimnis7"
@@ -169,6 +172,17 @@ def test_messages_that_retention_took_are_missed(servers: str, topic: str, tmp_p
         with pytest.raises(SourceChanged, match=r"was read up to 1, and has \d+ to 101; .*begin a new state"):
             engine.run({"rows": dd.sources.kafka(servers, topic)})
         assert held(engine) == [(0, "Bern")]
+
+
+def test_an_error_in_a_range_is_no_message_of_it(servers: str, topic: str) -> None:
+    produced(servers, topic, row(1, "Bern"), row(2, "Chur"), partition=0)
+    for first, end in ((0, 2), (7, 8)):
+        with closing(RangeReader(KafkaTopic(servers, topic, "earliest", False), 0, first, end)) as reader:
+            if end == 2:
+                assert [batch.num_rows for batch in reader.batches()] == [2]
+                continue
+            with pytest.raises(SourceChanged, match="messages in between are lost"):
+                list(reader.batches())
 
 
 def test_messages_that_come_again_say_nothing(servers: str, topic: str, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_table_may_be_in_another_schema_which_has_to_be_there(server: Server, 
     land(tmp_path / "in", "1.csv", FIRST)
     sink = spelled_sink(f"{server.url}#other.orders", "orders", None)
     with flow().open(tmp_path / "state") as engine:
-        with pytest.raises(SinkRefused, match="no schema 'other'; create schema other"):
+        with pytest.raises(SinkRefused, match="no schema 'other'; create schema \"other\""):
             engine.run(landing(tmp_path), {"orders": sink})
         ask(server, "create schema other")
         engine.run(landing(tmp_path), {"orders": sink})

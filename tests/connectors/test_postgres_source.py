@@ -284,6 +284,20 @@ def test_a_server_that_restarts_is_waited_for(server: Server, tmp_path: Path) ->
     ask(server, "select pg_drop_replication_slot('shop')")
 
 
+def test_a_slot_that_cannot_be_made_leaves_no_connection(server: Server) -> None:
+    ask(server, ORDERS)
+    with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+        for number in range(100):
+            ask(server, f"select pg_create_physical_replication_slot('other_{number}')")
+    source = dd.sources.postgres(server.url, "orders")
+    with pytest.raises(UnreadableInput, match="raise max_replication_slots") as caught:
+        source.open({"orders": flow().inputs["orders"].bound.schema}, None)
+    ends, senders = time.monotonic() + 5, "select pid from pg_stat_activity where backend_type = 'walsender'"
+    while ask(server, senders) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert ask(server, senders) == [], caught.value  # which holds what raised it
+
+
 def test_a_copy_that_dies_begins_again(server: Server) -> None:
     ask(server, ORDERS, "insert into orders values (1, 1, 1, '')")
     with flow().open() as engine:

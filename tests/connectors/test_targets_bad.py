@@ -172,6 +172,11 @@ def shell(words: list[str], code: int = 0) -> str:
     return done.output if code else ""
 
 
+def test_an_address_is_no_folder() -> None:
+    with pytest.raises(SpecError, match=r"parquet\('lake/t'\): that is no folder of this machine"):
+        dd.sinks.parquet(f"s3://me:{MARKER}@lake/t")
+
+
 def test_a_file_of_duckdb_that_another_process_has_open_is_waited_for(tmp_path: Path) -> None:
     land(tmp_path / "in", "1.csv", FIRST)
     sinks = {"orders": sink("duckdb", tmp_path)}

@@ -323,6 +323,11 @@ def test_a_database_is_read_again_when_it_changed(tmp_path: Path) -> None:
         assert engine.run(source).rows == 2
         assert rows_of(engine, "orders") == FIRST[1:]
     connection.close()
+    for odd in ("in#1.db", "in?mode=rwc", "in%41.db"):
+        (tmp_path / "in.db").rename(tmp_path / odd)
+        with flow().open() as engine:
+            assert engine.run({"orders": dd.sources.sqlite(tmp_path / odd, "orders")}).rows == 2
+        (tmp_path / odd).rename(tmp_path / "in.db")
     duckdb.connect(tmp_path / "in.duckdb").close()
     for kind, file, found in (("sqlite", "in.db", "no such table"), ("duckdb", "in.duckdb", "does not exist")):
         with flow().open() as engine, pytest.raises(UnreadableInput, match=found):
@@ -355,6 +360,17 @@ def test_a_finished_file_that_changed_is_an_error(tmp_path: Path) -> None:
         (tmp_path / "in" / "1.csv").unlink()
         land(tmp_path / "in", "2.csv", SECOND)
         assert engine.run(landing(tmp_path)).rows == 2  # one that is gone is forgotten
+
+
+def test_a_file_that_is_moved_away_before_it_is_read_was_never_there(tmp_path: Path) -> None:
+    for number in range(3):
+        land(tmp_path / "in", f"{number}.csv", FIRST[number : number + 1])
+    source = landing(tmp_path)["orders"].open({"orders": flow().inputs["orders"].bound.schema}, None)
+    assert source.poll(1) is not None
+    (tmp_path / "in" / "1.csv").unlink()
+    found = [source.poll(1 << 20), source.poll(1 << 20)]
+    assert [list(each.position["done"]) for each in found if each is not None] == [["0.csv", "2.csv"]]
+    assert source.ended
 
 
 def test_a_large_file_is_read_over_several_epochs(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
+from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
 
 RECORDS: Final = "_written"
 OURS: Final = b"ddflow"
@@ -40,6 +40,11 @@ class ParquetFragments(TableSink):
     mode: Mode = "changelog"
     kind: ClassVar[str] = "parquet"
     modes: ClassVar[tuple[Mode, ...]] = ("changelog", "retract", "debezium", "updates")
+
+    def __post_init__(self) -> None:
+        if "://" in self.folder:
+            asked = f"dd.sinks.parquet({self.folder.rpartition('@')[2]!r})"
+            raise SpecError(asked, "that is no folder of this machine", "write to a table: dd.sinks.delta, or iceberg")
 
     @property
     def target(self) -> str:
