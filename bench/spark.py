@@ -283,7 +283,7 @@ def _stream(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, s
     frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(input)
     begun = time.perf_counter()
     if task.contender == "ddflow":
-        plan, frames = flow(task.query, spark_bridge.arrow_schema(frame)), {EVENTS: frame}
+        plan, frames = flow(task.query, frame.schema), {EVENTS: frame}
         if CITIES in plan.inputs:
             frames[CITIES] = spark.readStream.schema(_cities(spark, folder).schema).parquet(
                 os.path.join(folder, CITIES)
@@ -352,7 +352,7 @@ def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
 
     import spark_bridge
 
-    plan, place = flow(query, spark_bridge.arrow_schema(frame)), Path(folder)
+    plan, place = flow(query, frame.schema), Path(folder)
     where = {"state": str(place / "state"), "outputs": str(place / "out")}
     frames = {EVENTS: frame} | ({CITIES: _cities(frame.sparkSession, folder)} if CITIES in plan.inputs else {})
     done = spark_bridge.run(plan, frames, spark_peers.PARTITIONS, close=True, **where)

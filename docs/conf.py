@@ -73,8 +73,9 @@ def read(app, name, source):
 
 
 def signature(app, what, name, of, options, arguments, result):
-    """What is shown behind a name: nothing for an error, which nobody makes."""
-    return ("", None) if what == "exception" else (arguments, result)
+    """What is shown behind a name: nothing for an error, nor for a class that you do not make yourself."""
+    made = what != "exception" and (what != "class" or "Parameters\n" in (of.__doc__ or ""))
+    return (arguments, result) if made else ("", None)
 
 
 def setup(app):

@@ -18,7 +18,7 @@ Importing this imports nothing of Spark.  docs/spark.md has the rest.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
-['DdflowSource', 'KafkaSource', 'Listener', 'arrow_schema', 'configure', 'decode', 'ensure_java', 'evolve', \
+['DdflowSource', 'KafkaSource', 'Listener', 'configure', 'decode', 'ensure_java', 'evolve', \
 'explain', 'rescale', 'run', 'schema', 'sql', 'stage', 'stream', 'sync']
 """
 
@@ -39,13 +39,11 @@ if TYPE_CHECKING:
     from spark_bridge.session import configure
     from spark_bridge.source import DdflowSource
     from spark_bridge.streaming import stream
-    from spark_bridge.types import arrow_schema
 
 _HOMES = {
     "DdflowSource": "source",
     "KafkaSource": "kafka",
     "Listener": "monitoring",
-    "arrow_schema": "types",
     "configure": "session",
     "decode": "decoding",
     "ensure_java": "java",
@@ -64,7 +62,6 @@ __all__ = [
     "DdflowSource",
     "KafkaSource",
     "Listener",
-    "arrow_schema",
     "configure",
     "decode",
     "ensure_java",

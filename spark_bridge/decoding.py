@@ -102,7 +102,7 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
         feed = spark.readStream.format("kafka").option("subscribe", "shop.public.orders")...load()
         rows = spark_bridge.decode(feed, dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id"))
         latest = dd.Upsert(key="id", order_by=["_position", "_row"], delete=dd.tombstone("_deleted"))
-        flow.upserts("orders", spark_bridge.arrow_schema(rows), latest)
+        flow.upserts("orders", rows, latest)
     """
     given, bound = arrow_schema(frame), _bound(format, schema, spec)
     assert bound.format is not None

@@ -173,24 +173,9 @@ def _check_frame(frame: Any, asked: str) -> None:
 
 
 def arrow_schema(frame: Any) -> pa.Schema:
-    """The columns of a Spark DataFrame as the Arrow schema that ``flow.upserts`` takes.
+    """The columns of a Spark DataFrame, which no job runs for.
 
-    Parameters
-    ----------
-    frame : pyspark.sql.DataFrame
-        Its columns are looked at; no job runs.
-
-    Returns
-    -------
-    pyarrow.Schema
-        Timestamps are in UTC.
-
-    Raises
-    ------
-    NotArrow
-        For what is no DataFrame.
-    SchemaMismatch
-        For a column of a type that Spark cannot hand over and take back unchanged.
+    Raises `NotArrow` for what is no DataFrame, `SchemaMismatch` for a type that Spark cannot hand over and take back.
     """
     _check_frame(frame, "the columns of a DataFrame")
     fields = []

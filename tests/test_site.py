@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -45,3 +46,16 @@ def test_pictures_are_as_they_are_drawn() -> None:
     assert {path.stem: path.read_text("utf-8") for path in (DOCS / "pictures").glob("*.svg")} == {
         name: picture().svg() for name, picture in draw.PICTURES.items()
     }
+
+
+def test_the_reference_lists_the_members_that_users_call_and_no_others() -> None:
+    """Those are written in numpydoc's sections; what an operator or a room asks for has one line, and no place here."""
+    blocks = re.findall(r"^\.\. autoclass:: ddflow\.(\w+)\n   :members: (.+)$", REFERENCE, re.MULTILINE)
+    assert {name for name, _ in blocks} >= {"Flow", "Collection", "Engine", "Snapshot", "Reader"}
+    for name, listed in blocks:
+        of, members = getattr(dd, name), listed.split(", ")
+        assert [each for each in members if not hasattr(of, each)] == []
+        documented = {
+            each for each in dir(of) if not each.startswith("_") and "\n--" in (inspect.getdoc(getattr(of, each)) or "")
+        }
+        assert documented - set(members) == set(), f"list them under {name} in docs/api, or write one line of each"

@@ -76,7 +76,7 @@ def compare(
     from ddflow.cli.plan import names
     from ddflow.cli.progress import watching
     from ddflow.cli.reading import how
-    from ddflow.connectors.files.types import parse_types
+    from ddflow.columns.type_text import parse_types
     from ddflow.errors import DdflowError
     from ddflow.tools.compare import comparison
 

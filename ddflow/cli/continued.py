@@ -33,8 +33,8 @@ from ddflow.cli.plan import INPUT
 from ddflow.cli.progress import Tick
 from ddflow.cli.reading import Ready, Skipped, asked_how, marked, readable, taken, within
 from ddflow.cli.say import say
+from ddflow.columns.type_text import parse_types
 from ddflow.connectors.files import FilePosition, FilesSource, open_files
-from ddflow.connectors.files.types import parse_types
 from ddflow.engine.logs import MARKS
 from ddflow.errors import DdflowError, StateRefused
 from ddflow.plan.bind import Bound

@@ -63,7 +63,7 @@ def evolve(
     * `ddflow evolve state/outages --types outage_id=string,customers=double`
     """
     from ddflow.cli.progress import watching
-    from ddflow.connectors.files.types import parse_types
+    from ddflow.columns.type_text import parse_types
     from ddflow.partitions.evolve import evolve
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}

@@ -97,8 +97,8 @@ def sql(
     import ddflow as dd
     from ddflow.cli.messages import columns_of, message_format
     from ddflow.cli.reading import how
+    from ddflow.columns.type_text import parse_types
     from ddflow.connectors.files import open_files
-    from ddflow.connectors.files.types import parse_types
 
     options, of = how(format, delimiter, null, encoding), message_format(format)
     flow, given, full, read = dd.Flow(), dict[str, Any](), set[str](), 0

@@ -2,13 +2,14 @@
 
 Invariant: what comes back has every name once, none that updates carry themselves, and types in their normal form. No
 other library is imported: a frame or a schema is known by what it can do, so that a program that has no Polars needs
-none. A type that would have to be guessed (`decimal.Decimal` has no precision, ``list`` no element) is refused by name.
+none. A text means what ``type_text`` says. A type that would have to be guessed (`decimal.Decimal` has no precision,
+``list`` no element) is refused by name.
 
 Limits: rows are never read; a query (a `LazyFrame`, a relation of DuckDB) is asked for its columns by taking none of
 its rows. Nullability is kept where the schema has it.
 
 >>> import datetime
->>> to_schema({"id": int, "name": str, "at": datetime.datetime, "tags": list[str], "amount": pa.decimal128(12, 2)})
+>>> to_schema({"id": int, "name": str, "at": datetime.datetime, "tags": list[str], "amount": "decimal(12,2)"})
 id: int64
 name: string
 at: timestamp[us]
@@ -18,7 +19,7 @@ amount: decimal128(12, 2)
 >>> to_schema({"amount": float, "total": __import__("decimal").Decimal})
 Traceback (most recent call last):
     ...
-ddflow.errors.NotArrow: schema, column 'total': Decimal has no precision; write pa.decimal128(12, 2), for example
+ddflow.errors.NotArrow: schema, column 'total': Decimal has no precision; write "decimal(12,2)", for example
 """
 
 import datetime
@@ -32,7 +33,8 @@ import pyarrow as pa
 
 from ddflow.columns.names import check_names
 from ddflow.columns.schema import normal_field
-from ddflow.errors import NotArrow
+from ddflow.columns.type_text import parse_type
+from ddflow.errors import DdflowError, NotArrow, SpecError
 
 _PYTHON: Final[dict[Any, pa.DataType]] = {
     bool: pa.bool_(),
@@ -70,15 +72,15 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
     """The declared schema of a source, in normal types.
 
     ``given``: a ``pa.Schema``; a ``pl.Schema``; Spark's ``StructType``; a frame of pandas, Polars, DuckDB or Spark, or
-    anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, of Arrow's types or their names, Polars'
-    types, or Python's: bool, int, float, str, bytes, date, datetime, time, timedelta, ``list[int]``.
+    anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, see `to_type`.
 
-    Raises `SpecError` for duplicate or reserved names, `NotArrow` for anything else.  O(columns).
+    Raises `SpecError` for duplicate or reserved names and for a text that names no type, `NotArrow` for anything else.
+    O(columns).
     """
     try:
         schema = _schema(given, what)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
-        if isinstance(error, NotArrow):
+        if isinstance(error, DdflowError):
             raise
         remedy = "give a pyarrow.Schema, a frame, {name: type}, or anything with __arrow_c_schema__"
         raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
@@ -92,7 +94,7 @@ def _schema(given: Any, what: str) -> pa.Schema:
     if hasattr(given, "__arrow_c_schema__"):
         return pa.schema(given)
     if isinstance(given, Mapping):
-        return pa.schema([(name, _type(kind, f"{what}, column {name!r}")) for name, kind in given.items()])
+        return pa.schema([(name, to_type(kind, f"{what}, column {name!r}")) for name, kind in given.items()])
     if hasattr(given, "jsonValue"):
         return _of_spark(given.jsonValue(), what)
     if hasattr(given, "collect_schema"):  # before its attribute `schema`, which warns that it may be slow
@@ -115,22 +117,33 @@ def without_index(schema: pa.Schema, frame: Any) -> pa.Schema:
     return pa.schema([field for field in schema if field.name in names or not _INDEX.fullmatch(field.name)])
 
 
-def _type(kind: Any, what: str) -> Any:
-    """A type of a mapping, as Arrow's, or as a name that Arrow knows.  Raises `NotArrow` for what is none."""
-    if isinstance(kind, pa.DataType | str):
+def to_type(kind: Any, what: str) -> pa.DataType:
+    """A declared type as Arrow's.
+
+    ``kind``: Arrow's; a text, as `parse_type` reads it; Polars' or Spark's; or Python's: bool, int, float, str, bytes,
+    date, datetime, time, timedelta, ``list[int]``.  Raises `SpecError` for a text that names none, `NotArrow`.
+    """
+    if isinstance(kind, pa.DataType):
         return kind
+    if isinstance(kind, str):
+        try:
+            return parse_type(kind)
+        except SpecError as error:
+            raise SpecError(f"{what}, {error.asked}", error.found, error.remedy) from None
     if isinstance(kind, type) and kind in _PYTHON:
         return _PYTHON[kind]
     if get_origin(kind) is list:
-        return pa.list_(_type(get_args(kind)[0], what))
+        return pa.list_(to_type(get_args(kind)[0], what))
     if kind is Decimal:
-        raise NotArrow(what, "Decimal has no precision", "write pa.decimal128(12, 2), for example")
+        raise NotArrow(what, "Decimal has no precision", 'write "decimal(12,2)", for example')
     if type(kind).__module__.startswith("polars."):
-        return pa.schema(sys.modules["polars"].Schema({"type": kind})).field(0).type
+        made: pa.DataType = pa.schema(sys.modules["polars"].Schema({"type": kind})).field(0).type
+        return made
     if hasattr(kind, "jsonValue") and not isinstance(kind, type):
         return _of_spark({"fields": [{"name": "type", "type": kind.jsonValue(), "nullable": True}]}, what).field(0).type
     known = ", ".join(each.__name__ for each in _PYTHON)
-    raise NotArrow(what, f"{kind!r:.80} is no type of a column", f"give a type of pyarrow's, or one of {known}")
+    remedy = f"give a type of pyarrow's, a text such as 'decimal(12,2)', or one of {known}"
+    raise NotArrow(what, f"{kind!r:.80} is no type of a column", remedy)
 
 
 def _of_spark(record: Any, what: str) -> pa.Schema:

@@ -15,6 +15,8 @@ from typing import Final, Literal
 import pyarrow as pa
 import pyarrow.types as pat
 
+from ddflow.columns.type_text import spelled_type
+
 Widening = Literal["read", "rewrite"]
 UNITS: Final = ("s", "ms", "us", "ns")
 
@@ -96,17 +98,6 @@ def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
     return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
 
 
-def spelled(kind: pa.DataType) -> str:
-    """A type as ``--types`` takes it, short.
-
-    >>> spelled(pa.decimal128(12, 2)), spelled(pa.timestamp("us")), spelled(pa.int64())
-    ('decimal(12,2)', 'timestamp', 'int64')
-    """
-    if pat.is_decimal128(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    return {pa.timestamp("us"): "timestamp", pa.timestamp("us", "UTC"): "timestamptz"}.get(kind, str(kind))
-
-
 def becomes(field: pa.Field, kind: pa.DataType) -> str:
     """How a column is widened to a type, for the remedy of an error; "" where it cannot be.
 
@@ -116,7 +107,7 @@ def becomes(field: pa.Field, kind: pa.DataType) -> str:
     how = widening(field.type, kind)
     if how is None:
         return ""
-    command = rewriting(f"{field.name}={spelled(kind)}")
+    command = rewriting(f"{field.name}={spelled_type(kind)}")
     if how == "read":
         command = f"engine.evolve({{{field.name!r}: {str(kind)!r}}}), or {command}"
     return f"; in a state the column becomes that by {command}"

@@ -12,16 +12,16 @@ Step(by_city: 1 updates; applied 1)
 
 from __future__ import annotations
 
-from typing import Literal, overload
-
 from ddflow.engine.engine import Engine
 from ddflow.plan.explain import Explained
+from ddflow.plan.explaining import Explaining
 from ddflow.plan.options import EngineOptions, opened_with
 from ddflow.plan.picture import Picture, html, shown_as
 from ddflow.plan.plan import Plan
+from ddflow.plan.verb_names import NamesElsewhere
 
 
-class Flow(Plan):
+class Flow(Plan, Explaining, NamesElsewhere):
     """A plan under construction, and `open`, which runs it.
 
     Attributes
@@ -31,6 +31,12 @@ class Flow(Plan):
     outputs : dict of str to Collection
         By name.
     """
+
+    _shown = "a flow"
+    _instead = {
+        name: f"with flow.open() as engine: engine.{name}(...)"
+        for name in ("step", "push", "run", "read", "replace", "evolve", "why", "watch", "stats")
+    } | {"source": "upserts(name, schema, spec)", "input": "upserts(name, schema, spec)", "sink": "output(name, rows)"}
 
     @classmethod
     def of(cls, plan: Plan) -> Flow:
@@ -54,34 +60,7 @@ class Flow(Plan):
         flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
         return flow
 
-    @overload
-    def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> Explained: ...
-    @overload
-    def explain(self, name: str | None = None, *, format: Literal["svg"]) -> Picture: ...
-    def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> Explained | Picture:
-        """The plan as text or as a picture: the operators of each output, what is kept, and by which columns rows meet.
-
-        Parameters
-        ----------
-        name : str, optional
-            An output or an input, where all outputs are not wanted.
-        format : {"text", "svg"}
-            A tree in several lines, or a picture, which needs no server and no program.
-
-        Returns
-        -------
-        Explained or Picture
-            A str that a prompt and a notebook show as it is.
-
-        Raises
-        ------
-        SpecError
-            For a name that is none, and for another format.
-
-        Notes
-        -----
-        It runs nothing.  O(nodes of the plan).
-        """
+    def _explained(self, name: str | None, format: str) -> Explained | Picture:
         return shown_as(self, name, format)
 
     def _repr_html_(self) -> str:

@@ -12,25 +12,18 @@ show themselves alike.
 (1, '<svg', True)
 """
 
-from typing import Literal, overload
-
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.engine.plan_figures import plan_figures
 from ddflow.engine.stats import Arranged, Stats
 from ddflow.plan.explain import Explained
+from ddflow.plan.explaining import Explaining
 from ddflow.plan.picture import Picture, html, shown_as
 from ddflow.plan.plan import Plan
 
 
-class Looking:
-    """What an engine or a snapshot shows of itself.
-
-    Attributes
-    ----------
-    dataflow : Dataflow
-        What is shown.
-    """
+class Looking(Explaining):
+    """What an engine or a snapshot shows of itself."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
@@ -55,36 +48,7 @@ class Looking:
         """What became of all events since the state began, a `Verdicts`."""
         return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
 
-    @overload
-    def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> Explained: ...
-    @overload
-    def explain(self, name: str | None = None, *, format: Literal["svg"]) -> Picture: ...
-    def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> Explained | Picture:
-        """The plan as `Flow.explain` says it, and what each collection keeps, and the time that it has taken.
-
-        Parameters
-        ----------
-        name : str, optional
-            An output or an input, where all outputs are not wanted.
-        format : {"text", "svg"}
-            As in `Flow.explain`.
-
-        Returns
-        -------
-        Explained or Picture
-            A str that a prompt and a notebook show.  With a collection that keeps rows stand how many are there, their
-            bytes in memory and on disk with those of the index, how many operators look rows up in it, and the outputs
-            that share it; with each that was computed, the time that steps took for it since the engine was opened.
-
-        Raises
-        ------
-        SpecError
-            For a name that is none, and for another format.
-
-        Notes
-        -----
-        What is not in the times: reading what you hand in, writing state, and commits.  O(nodes of the plan, and runs).
-        """
+    def _explained(self, name: str | None, format: str) -> Explained | Picture:
         with self.dataflow.guard.use("explain"):
             return shown_as(self.flow, name, format, plan_figures(self.dataflow.graph))
 

@@ -11,7 +11,8 @@ Traceback (most recent call last):
 ddflow.errors.TimeWentBack: cannot advance to 4: the frontier is already 7; times may not go back
 """
 
-from ddflow.errors.base import DdflowError, cut
+from ddflow.errors.base import DdflowError
+from ddflow.errors.base import cut as cut
 from ddflow.errors.engines import (
     BudgetExceeded,
     ConcurrentUse,
@@ -52,6 +53,7 @@ from ddflow.errors.plans import (
     IllegalTransition,
     MergerFailed,
     MissingExtra,
+    NoSuchVerb,
     NotInvariant,
     PlanChanged,
     SpecError,
@@ -106,6 +108,7 @@ __all__ = [
     "MissingExtra",
     "MissingReceipts",
     "NegativeMultiplicity",
+    "NoSuchVerb",
     "NotArrow",
     "NotHeld",
     "NotInvariant",
@@ -142,5 +145,4 @@ __all__ = [
     "UnreadableInput",
     "UnwritableOutput",
     "WrongMode",
-    "cut",
 ]

@@ -30,6 +30,15 @@ class ExpressionError(DdflowError, ValueError):
     """
 
 
+class NoSuchVerb(DdflowError, AttributeError):
+    """A flow, a collection or a grouping has no method of that name.
+
+    Other libraries have it, or it is misspelt. It is an `AttributeError`, as Python raises for such names.
+
+    What to do: call what the message names.
+    """
+
+
 class WrongMode(DdflowError, RuntimeError):
     """``step`` was called on a flow in hold-back mode, or ``push`` in epoch mode.
 

@@ -1,10 +1,10 @@
 """Looking functions up by name, and saying what is wrong with a name that cannot be one.
 
 Invariant: every name gives a function or a Refusal that says why it is none: it sums over rows, it differs from call to
-call, it makes several rows, or nobody knows it, and then which known name is nearest. A misspelt name and a name that
-can never be row-wise ask for different remedies. The functions themselves are in ``strings``, ``numbers``,
-``dates``, ``date_text``, ``lists`` and ``json_functions``; those of choice (``coalesce``, ``if``) are entered here, and
-casts by name.
+call, it makes several rows, or there is none of that name, and then what to write instead (``elsewhere``), or which
+name is nearly the same.  A misspelt name and a name that can never be row-wise ask for different remedies.  The
+functions themselves are in ``strings``, ``numbers``, ``dates``, ``date_text``, ``lists`` and ``json_functions``; those
+of choice (``coalesce``, ``if``) are entered here, and casts by name.
 
 >>> find("Upper").name
 'upper'
@@ -12,7 +12,7 @@ casts by name.
 ...     find("uper")
 ... except Refusal as refusal:
 ...     print(refusal.remedy.partition(";")[0])
-did you mean upper or power?
+did you mean upper?
 """
 
 from difflib import get_close_matches
@@ -23,6 +23,7 @@ import pyarrow as pa
 from ddflow.expressions import date_text, dates, json_functions, lists, numbers, strings
 from ddflow.expressions.casts import convert
 from ddflow.expressions.compare import compare
+from ddflow.expressions.elsewhere import instead, is_known_elsewhere
 from ddflow.expressions.logic import choice, condition, first_valid, is_null, negation
 from ddflow.expressions.node import Node, Refusal, constant, null
 from ddflow.expressions.table import Function, Table, same
@@ -47,17 +48,20 @@ def _names(text: str) -> frozenset[str]:
 
 
 _AGGREGATES = _names("""
-    any any_value approx_count_distinct approx_percentile array_agg avg bit_and bit_or bit_xor bool_and bool_or
-    collect_list collect_set corr count count_if covar_pop covar_samp every first first_value grouping kurtosis last
+    any any_value approx_count_distinct approx_percentile arg_max arg_min array_agg avg bit_and bit_or bit_xor bool_and
+    bool_or collect_list collect_set corr count count_if covar_pop covar_samp every first first_value group_concat
+    grouping kurtosis last
     last_value listagg max max_by mean median min min_by mode percentile percentile_approx regr_count skewness some
     std stddev stddev_pop stddev_samp string_agg sum try_avg try_sum var_pop var_samp variance
 """)
 _WINDOWS = _names("cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number")
 _CHANGING = _names("""
     curdate current_date current_timestamp current_time current_user localtimestamp monotonically_increasing_id now rand
-    randn random randstr session_user shuffle spark_partition_id uniform user uuid
+    randn random randstr session_user shuffle spark_partition_id today uniform user uuid
 """)
-_GENERATORS = _names("explode explode_outer inline inline_outer posexplode posexplode_outer stack")
+_GENERATORS = _names(
+    "explode explode_outer generate_series inline inline_outer posexplode posexplode_outer stack unnest"
+)
 
 TYPES: dict[str, pa.DataType] = {
     "boolean": BOOL,
@@ -73,6 +77,9 @@ TYPES: dict[str, pa.DataType] = {
     "timestamp": INSTANT,
     "timestamp_ntz": WALL,
 }
+
+ALIKE = 0.8
+"""How alike a name must be to be meant; from 0 to 1."""
 
 TABLE = Table()
 
@@ -92,11 +99,12 @@ def find(name: str) -> Function:
         raise Refusal(f"{lower} differs from call to call", "bring the value in as a column or a literal")
     if lower in _GENERATORS:
         raise Refusal(f"{lower} makes several rows of one", "unnest before the rows come in")
-    near = get_close_matches(lower, FUNCTIONS, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else ""
-    raise Refusal(
-        f"there is no function {name}", hint + f"{'; ' if near else ''}known are {', '.join(sorted(FUNCTIONS))}"
-    )
+    found = f"there is no function {name}"
+    if (made := instead(lower)) is not None:
+        raise Refusal(found, f"write for example {made}")
+    near = [] if is_known_elsewhere(lower) else get_close_matches(lower, FUNCTIONS, n=2, cutoff=ALIKE)
+    hint = f"did you mean {' or '.join(near)}?; " if near else ""
+    raise Refusal(found, f"{hint}known are {', '.join(sorted(FUNCTIONS))}")
 
 
 @TABLE.function("nullif", takes=[same, same])

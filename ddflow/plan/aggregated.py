@@ -15,9 +15,11 @@ ddflow.errors.ExpressionError: agg n='median(a)': there is no aggregate 'median'
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from ddflow.errors import ExpressionError, cut
+from ddflow.plan.verb_names import ALIKE
 
 NAMES: Final = frozenset(
     (
@@ -96,7 +98,9 @@ def written_aggregate(name: str, text: Any) -> AggregateCall:
         raise empty.refused("it is no call of an aggregate", remedy)
     function = CALLED.get(tree.name.lower(), tree.name.lower())
     if function not in NAMES:
-        raise empty.refused(f"there is no aggregate {tree.name!r}", f"there are {', '.join(sorted(NAMES))}")
+        near = [f"did you mean {each}? " for each in get_close_matches(function, sorted(NAMES), 1, ALIKE)]
+        remedy = f"{''.join(near)}there are {', '.join(sorted(NAMES))}"
+        raise empty.refused(f"there is no aggregate {tree.name!r}", remedy)
     given, order, distinct = list(tree.expressions), list[OrderedBy](), False
     if given and isinstance(given[-1], exp.Order):
         ordered = given.pop()

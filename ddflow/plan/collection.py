@@ -27,6 +27,7 @@ from ddflow.plan.join_verbs import JoinVerbs
 from ddflow.plan.record import Record
 from ddflow.plan.row_verbs import RowVerbs
 from ddflow.plan.set_verbs import SetVerbs
+from ddflow.plan.verb_names import NamesElsewhere
 
 Columns = tuple[str, ...]
 
@@ -46,7 +47,13 @@ class Nodes:
         return made
 
 
-class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Collection"], JoinVerbs["Collection"]):
+class Collection(
+    RowVerbs["Collection"],
+    SetVerbs["Collection"],
+    GroupVerbs["Collection"],
+    JoinVerbs["Collection"],
+    NamesElsewhere,
+):
     """A multiset of rows that changes over time: an input, or an operator's output.
 
     It is immutable.  Each verb makes a new collection and runs nothing.
@@ -55,21 +62,25 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
     ----------
     schema : pyarrow.Schema
         The columns of its rows.
-    inputs : tuple of Collection
-        What it is made of.
-    consolidated : bool
-        Whether its updates come consolidated.
-    unique : bool
-        Whether each row is there once, whatever the inputs hold.
-    positive : bool
-        Whether no multiplicity is below zero at the end of a time, whatever the inputs hold.
-    forgetting : frozenset of str
-        The inputs that it is made of whose rows are forgotten without a retraction.
-    equal : frozenset of frozenset of str
-        Columns that hold the same value as each other in every row, as a join's keys do.
-    proven : tuple of str or None
-        Columns by which no two rows are equal, where the verb that made it proves it and the operator could not.
     """
+
+    _shown = "a collection"
+    _instead: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("select", "rename", "drop"), "project(['city', 'amount']), or project({'town': 'city'})"),
+        **dict.fromkeys(("with_columns", "withColumn", "assign", "map"), "project({'id': 'id', 'double': 'n * 2'})"),
+        **dict.fromkeys(("where", "query"), "filter('amount > 0')"),
+        **dict.fromkeys(("groupby", "groupBy"), "group_by('city').agg(n='count(*)')"),
+        **dict.fromkeys(("sort", "order_by", "orderBy", "limit", "head"), "top(10, by=['amount desc'])"),
+        **dict.fromkeys(("sum", "min", "max", "avg", "mean"), "agg(total='sum(amount)')"),
+        **dict.fromkeys(("unique", "drop_duplicates", "dropDuplicates"), "distinct()"),
+        **dict.fromkeys(("union_all", "unionAll", "vstack"), "concat(other)"),
+        **dict.fromkeys(("merge", "join_asof"), "join(other, on='id')"),
+        "explode": "unnest('tags')",
+        **dict.fromkeys(
+            ("collect", "show", "read", "to_arrow", "to_pandas", "toPandas"),
+            "flow.output('name', collection), and read('name') of the engine that flow.open() gives",
+        ),
+    }
 
     verb: ClassVar[str]
     """The method that makes one, its tag in JSON, and its word in messages."""
@@ -92,10 +103,15 @@ class Collection(RowVerbs["Collection"], SetVerbs["Collection"], GroupVerbs["Col
         self.flow, self.schema, self.consolidated = flow, schema, consolidated
         self.inputs = tuple(each.operand() for each in inputs)
         self.unique: bool = self.keeps or (consolidated and all(each.unique for each in self.inputs))
+        """Whether each row is there once, whatever the inputs hold."""
         self.positive: bool = self.unique or all(each.positive for each in self.inputs)
+        """Whether no multiplicity is below zero at the end of a time, whatever the inputs hold."""
         self.forgetting: frozenset[str] = frozenset[str]().union(*(each.forgetting for each in self.inputs))
+        """The inputs that it is made of whose rows are forgotten without a retraction."""
         self.equal: frozenset[frozenset[str]] = frozenset()
+        """Columns that hold the same value as each other in every row, as a join's keys do."""
         self.proven: Columns | None = None
+        """Columns by which no two rows are equal, where the verb that made it proves it and the operator could not."""
         self.time_type: pa.DataType = self.inputs[0].time_type if self.inputs else pa.int64()
         flow.nodes.append(self)
 

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.wider import spelled, widening
+from ddflow.columns.type_text import spelled_type
+from ddflow.columns.wider import widening
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.bind import own_columns
 from ddflow.plan.binding import Spec
@@ -167,7 +168,7 @@ def _command(change: PlanChange, where: str) -> str:
     """What to type, to have a state rewritten."""
     commands = []
     for name, types in change.types.items():
-        texts = ",".join(f"{column}={spelled(now)}" for column, (_, now) in types.items())
+        texts = ",".join(f"{column}={spelled_type(now)}" for column, (_, now) in types.items())
         of = f" --input {name}" if len(change.types) > 1 else ""
         commands.append(f"ddflow evolve {where}{of} --types '{texts}'")
     return (

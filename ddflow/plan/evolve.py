@@ -27,7 +27,6 @@ from ddflow.columns.declared import to_schema
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text, normal_type
 from ddflow.columns.wider import differing, keeps_order, widening
-from ddflow.connectors.files.types import parse_type
 from ddflow.errors import ExpressionError, PlanChanged, SpecError, cut
 from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding, bound_to
@@ -63,8 +62,6 @@ def _is_columns(given: Any) -> bool:
 
 
 def _types(given: Any, asked: str) -> dict[str, pa.DataType]:
-    if isinstance(given, Mapping):
-        given = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in given.items()}
     schema = to_schema(given, asked)
     return dict(zip(schema.names, schema.types, strict=True))
 

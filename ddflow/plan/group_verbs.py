@@ -11,17 +11,19 @@ Count(city string, count int64)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, Never
 
+from ddflow.errors import SpecError
 from ddflow.plan.aggregate_parts import aggregated
 from ddflow.plan.aggregated import written_aggregate
 from ddflow.plan.own_aggregate import AppliedAggregate
 from ddflow.plan.row_verbs import Formula
 from ddflow.plan.spec import Tombstone
 from ddflow.plan.verb_family import Made, VerbFamily
+from ddflow.plan.verb_names import NamesElsewhere
 
 
-class Grouping(Generic[Made]):
+class Grouping(NamesElsewhere, Generic[Made]):
     """The rows of a collection by some columns, of which `agg` makes a collection.
 
     Parameters
@@ -32,10 +34,24 @@ class Grouping(Generic[Made]):
         The group columns.
     """
 
+    _shown = "a grouping"
+    _instead = dict.fromkeys(("count", "len", "size"), "agg(n='count(*)'), or count(columns) of the collection") | {
+        name: f"agg({name}='{sql}')"
+        for name, sql in {
+            **{each: f"{each}(amount)" for each in ("sum", "min", "max", "avg", "first", "last")},
+            "mean": "avg(amount)",
+            "n_unique": "count(distinct amount)",
+            "nunique": "count(distinct amount)",
+        }.items()
+    }
+
     def __init__(self, of: Any, by: Sequence[str]) -> None:
+        if wrong := [each for each in by if not isinstance(each, str)]:
+            found = f"it is given {wrong[0]!r:.200}, which is no name of a column"
+            raise SpecError("group_by", found, "give names one by one, as in group_by('city', 'year')")
         self._of, self._by = of, list(by)
 
-    def agg(self, **aggregates: str | AppliedAggregate) -> Made:
+    def agg(self, *unnamed: Never, **aggregates: str | AppliedAggregate) -> Made:
         """Aggregate the rows of each group.
 
         A group is there while the multiplicities of its rows do not add up to zero.  Aggregates skip nulls; of nothing
@@ -79,6 +95,10 @@ class Grouping(Generic[Made]):
         ...     engine.step({"orders": rows}, time=0)["by_city"].to_pylist()
         [{'city': 'Bern', 'n': 2, 'revenue': 12, '_time': 0, '_diff': 1}]
         """
+        if unnamed:
+            given: tuple[Any, ...] = unnamed
+            written = given[0] if isinstance(given[0], str) else "count(*)"
+            raise SpecError("agg", f"{given[0]!r:.200} has no name", f"name each column, as in agg(n={written!r})")
         if len(aggregates) == 1:
             ((name, text),) = aggregates.items()
             if not isinstance(text, AppliedAggregate) and written_aggregate(name, text).counts_rows:
@@ -131,10 +151,15 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         -------
         Grouping
             Which is no collection.
+
+        Raises
+        ------
+        SpecError
+            For what is no name.
         """
         return Grouping(self, columns)
 
-    def agg(self, **aggregates: str | AppliedAggregate) -> Made:
+    def agg(self, *unnamed: Never, **aggregates: str | AppliedAggregate) -> Made:
         """Aggregate all rows: as `Grouping.agg` of one group.  Without rows there is no row.
 
         Parameters
@@ -152,7 +177,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         SpecError, ExpressionError
             As of `Grouping.agg`.
         """
-        return self.group_by().agg(**aggregates)
+        return self.group_by().agg(*unnamed, **aggregates)
 
     def top(
         self,

@@ -21,12 +21,13 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from ddflow.columns.declared import to_type
 from ddflow.errors import SpecError, cut
 
 MOST: Final = 16
 """Numbers in a state."""
-TYPES: Final = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-"""Of results, by what says so."""
+TYPES: Final = (pa.int64(), pa.float64(), pa.bool_())
+"""Of results."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class Aggregate:
     result : callable
         From a state to a number.  Of no values but nulls the result is null, and it is not called.
     type : {float, int, bool}
-        Of the result.
+        Of the result; or "double", "int64", "boolean".
 
     Raises
     ------
-    SpecError
+    SpecError, NotArrow
         For what is none of these.
 
     Notes
@@ -93,8 +94,8 @@ class Aggregate:
         for name in ("add", "retract", "result"):
             if not callable(getattr(self, name)):
                 raise SpecError("dd.Aggregate", f"{name}= is {cut(repr(getattr(self, name)))}", "give a function")
-        kind = TYPES.get(self.type, self.type)
-        if kind not in TYPES.values():
+        kind = to_type(self.type, "dd.Aggregate, type=")
+        if kind not in TYPES:
             raise SpecError("dd.Aggregate", f"type= is {cut(repr(kind))}", "give float, int or bool")
         object.__setattr__(self, "type", kind)
 

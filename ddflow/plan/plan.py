@@ -60,8 +60,9 @@ class Plan(Nodes):
         name : str
             What rows are given under.
         schema : schema, mapping of str to type, or frame
-            The columns of its events: a schema of pyarrow, Polars or Spark, a frame, or names with types of pyarrow's
-            or Python's (``{"id": int}``).  Anything that has an Arrow schema will do.
+            The columns of its events: a schema of pyarrow, Polars or Spark, a frame, or anything that has an Arrow
+            schema; or ``{"id": int, "total": "decimal(12,2)"}``, types of Python's, pyarrow's, Polars' or Spark's, or
+            texts as `ddflow.evolve` and ``--types`` take them: ``int64``, ``double``, ``timestamp``, ``list<string>``.
         spec : Upsert
             How its events upsert.
         format : Format, optional
@@ -77,15 +78,15 @@ class Plan(Nodes):
         Raises
         ------
         SpecError
-            If spec and schema do not fit, the name is taken, or inputs mix the modes.
+            If spec and schema do not fit, a text names no type, the name is taken, or inputs mix the modes.
         NotArrow
             For what is no schema.
 
         Examples
         --------
         >>> plan = Plan()
-        >>> plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
-        Input(id int64, city string)
+        >>> plan.upserts("people", {"id": int, "city": pa.string(), "at": "timestamp"}, Upsert(key="id"))
+        Input(id int64, city string, at timestamp[us])
         """
         columns = to_schema(schema, f"the schema of {name!r}")
         if format is not None:

@@ -23,7 +23,8 @@ TABLE = PLAIN.empty_table()
 COLUMNS = {"id": [1], "city": ["x"], "at": [dt.datetime(2024, 1, 1)], "n": [1.5]}
 GIVEN: dict[str, Any] = {
     "Python's types": {"id": int, "city": str, "at": dt.datetime, "n": float},
-    "names": {"id": "int64", "city": "string", "at": "timestamp[us]", "n": "double"},
+    "Arrow's texts": {"id": "int64", "city": "string", "at": "timestamp[us]", "n": "double"},
+    "SQL's texts": {"id": "bigint", "city": "text", "at": "timestamp", "n": "double"},
     "a Polars schema": pl.Schema({"id": pl.Int64, "city": pl.String, "at": pl.Datetime("us"), "n": pl.Float64}),
     "Polars' types": {"id": pl.Int64, "city": pl.String(), "at": pl.Datetime("us"), "n": pl.Float64},
     "mixed": {"id": int, "city": pa.string(), "at": pl.Datetime("us"), "n": T.DoubleType()},
@@ -81,12 +82,12 @@ def test_types_of_python_and_of_spark_that_are_more_than_one_word() -> None:
 
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
-    "a decimal": ({"sum": Decimal}, NotArrow, "column 'sum': Decimal has no precision; write pa.decimal128"),
+    "a decimal": ({"sum": Decimal}, NotArrow, "column 'sum': Decimal has no precision; write .decimal"),
     "a list": ({"many": list}, NotArrow, "column 'many': <class 'list'> is no type of a column; .*or one of bool, int"),
     "an object": ({"x": object()}, NotArrow, "column 'x': <object object .*is no type of a column"),
     "values": ({"id": [1, 2]}, NotArrow, r"column 'id': \[1, 2\] is no type of a column"),
     "a variant": (T.StructType([T.StructField("v", T.VariantType())]), NotArrow, "column 'v': Spark's 'variant'"),
-    "a name of a type": ({"id": "int65"}, NotArrow, "schema from dict"),
+    "a text that names no type": ({"id": "int65"}, SpecError, "column 'id', type 'int65': .*did you mean 'int64'"),
     "a name that is taken": ({"_diff": int}, SpecError, "_diff"),
     "nothing": (None, NotArrow, "NoneType"),
 }

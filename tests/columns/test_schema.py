@@ -320,7 +320,7 @@ def test_schemas_are_taken_from_anything_that_has_one(given: Any) -> None:
     assert to_schema(given) == INTS
 
 
-@pytest.mark.parametrize("given", [None, 5, {"id": set}, {"id": "int65"}, ["id"], {5: pa.int64()}], ids=repr)
+@pytest.mark.parametrize("given", [None, 5, {"id": set}, ["id"], {5: pa.int64()}], ids=repr)
 def test_what_is_no_schema_is_refused(given: Any) -> None:
     with pytest.raises(NotArrow, match="schema"):
         to_schema(given)

@@ -26,10 +26,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddflow.columns.type_text import parse_type, parse_types
 from ddflow.connectors.files import FileOutput, FilePosition, UnwritableOutput, open_files, open_output
 from ddflow.connectors.files.kinds import ARRAY, ARROW, CSV, JSON, KINDS, PARQUET, STREAM, TSV, kind_of
 from ddflow.connectors.files.reading import ROWS
-from ddflow.connectors.files.types import parse_type, parse_types
 from ddflow.connectors.files.wire import holds
 from ddflow.errors import OutputExists, SpecError, UnreadableInput
 

@@ -23,10 +23,10 @@ from test_cli import run
 from test_files import read, write
 from test_files_bad import refused
 
+from ddflow.columns.type_text import parse_types
 from ddflow.connectors.files import open_files
 from ddflow.connectors.files.guess import LADDER, SAMPLE, guess, possible
 from ddflow.connectors.files.spelling import fits
-from ddflow.connectors.files.types import parse_types
 from ddflow.errors import SchemaMismatch
 
 DAY = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from ddflow.errors import ExpressionError
-from ddflow.expressions import compile
+from ddflow.expressions import compile, elsewhere
 from ddflow.expressions.functions import FUNCTIONS
 
 BATCH = pa.record_batch(
@@ -146,3 +146,19 @@ def test_the_documentation_lists_every_function_and_nothing_else() -> None:
         "trim",
         "extract",
     }  # those two are syntax, not calls
+
+
+@pytest.mark.parametrize("name", sorted(elsewhere._BY_NAME))
+def test_what_is_said_to_do_the_same_as_a_function_elsewhere_compiles(name: str) -> None:
+    assert name not in FUNCTIONS
+    made = elsewhere.instead(name)
+    assert made is not None
+    compile(made, elsewhere.COLUMNS)
+    with pytest.raises(ExpressionError, match=f"there is no function {name}; write for example {re.escape(made)}$"):
+        compile(f"{name}(text)", elsewhere.COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["sin", "initcap", "format", "list_contains"])
+def test_a_name_that_is_merely_alike_is_not_suggested(name: str) -> None:
+    with pytest.raises(ExpressionError, match=f"there is no function {name}; known are"):
+        compile(f"{name}(text)", elsewhere.COLUMNS)

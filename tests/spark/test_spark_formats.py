@@ -104,7 +104,7 @@ def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_
     good = stream.where("_bad is null").drop("_bad")
     flow = dd.Flow()
     latest = dd.Upsert(key="id", order_by=["_position", "_row"], delete=dd.tombstone("_deleted"))
-    flow.output("by_v", flow.upserts("t", spark_bridge.arrow_schema(good), latest).count("v"))
+    flow.output("by_v", flow.upserts("t", good, latest).count("v"))
     state = str(tmp_path / "state")
     query = spark_bridge.stream(flow, good, state=state, partitions=2, trigger={"availableNow": True}).start()
     query.awaitTermination()

@@ -26,12 +26,12 @@ import pyarrow.json as pj
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
+from ddflow.columns.type_text import spelled_type
 from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
 from ddflow.connectors.files.kinds import Dialect
 from ddflow.connectors.files.places import Place
 from ddflow.connectors.files.reading import File, brief, reading
 from ddflow.connectors.files.spelling import Misspelled, converted, values
-from ddflow.connectors.files.types import spelled_type
 from ddflow.connectors.files.wire import is_listed, restored, wire
 from ddflow.errors import SchemaMismatch
 

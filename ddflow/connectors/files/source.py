@@ -23,12 +23,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from ddflow.columns.declared import to_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
+from ddflow.columns.type_text import spelled_type
 from ddflow.connectors.files.changes import Changes
 from ddflow.connectors.files.guess import ANY, Possible, guess
 from ddflow.connectors.files.kinds import (
@@ -52,7 +54,6 @@ from ddflow.connectors.files.read_json import JsonFile
 from ddflow.connectors.files.read_lines import LinesFile
 from ddflow.connectors.files.read_text import Declare, TextFile, typed
 from ddflow.connectors.files.reading import File, Types, described, is_empty
-from ddflow.connectors.files.types import parse_type, spelled_type
 from ddflow.connectors.files.wire import holds, restored
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
 
@@ -332,18 +333,18 @@ def _one_type(name: str) -> str:
 
 def open_files(
     paths: Sequence[Path | str],
-    types: Mapping[str, str | pa.DataType] | None = None,
+    types: Mapping[str, Any] | None = None,
     required: Iterable[str] = (),
     known: pa.Schema | None = None,
     how: FileOptions = AS_USUAL,
 ) -> FilesSource:
     """Files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
 
-    ``types``: of columns, where the files' own or guessed ones will not do; as text (``"decimal(12,2)"``) or as
-    Arrow types.  They may name columns that only occur later on.  ``required``: columns that no file may lack.
+    ``types``: of columns, where the files' own or guessed ones will not do; as `to_type`
+    takes them.  They may name columns that only occur later on.  ``required``: columns that no file may lack.
     ``known``: the columns of files that came before these; their types count.  O(files), and 2 MiB of each that has no
     types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
     """
-    declared = {name: parse_type(kind) if isinstance(kind, str) else kind for name, kind in (types or {}).items()}
+    declared = {name: to_type(kind, f"types, column {name!r}") for name, kind in (types or {}).items()}
     how = replace(how, dialect=how.dialect.checked())
     return FilesSource(listed(paths, how.kind), declared, list(required), known, how)

@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.schema import one_chunk, plain
-from ddflow.columns.wider import holding, rewriting, spelled
+from ddflow.columns.type_text import spelled_type
+from ddflow.columns.wider import holding, rewriting
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
@@ -244,7 +245,7 @@ def _wider(bad: BadMessages, row: int, target: Target) -> str:
     wide = None if field.name in target.key else holding(field.type, value)
     if wide is None:
         return ""
-    return f"; if the column became wider at its source: {rewriting(f'{field.name}={spelled(wide)}')}"
+    return f"; if the column became wider at its source: {rewriting(f'{field.name}={spelled_type(wide)}')}"
 
 
 def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:

@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn, Self, cast
 
 import pyarrow as pa
 
+from ddflow.columns.declared import to_type
 from ddflow.columns.names import column_name, column_names
 from ddflow.columns.schema import is_flat
 from ddflow.errors import SpecError
@@ -39,8 +40,8 @@ class Machine:
 
     Parameters
     ----------
-    state : str or mapping of str to pyarrow.DataType
-        The column of the state; for a function ``{column: type}``, one or more.
+    state : str or mapping of str to type
+        The column of the state; for a function ``{column: type}``, one or more, types as in `Flow.upserts`.
     transition : mapping or callable
         ``{(state, symbol): state}``, or to a set of states.  States and symbols are text, whole numbers or booleans.
         Or a function ``f(values, events)`` of two record batches, one event a key: ``values`` has the state's columns
@@ -67,6 +68,8 @@ class Machine:
     ------
     SpecError
         For a table or a function that contradicts itself, such as a target outside ``states``.
+    NotArrow
+        For a type that is none.
 
     Notes
     -----
@@ -80,7 +83,7 @@ class Machine:
     ['locked', 'open']
     """
 
-    state: str | Mapping[str, pa.DataType] | tuple[tuple[str, pa.DataType], ...]
+    state: str | Mapping[str, Any] | tuple[tuple[str, pa.DataType], ...]
     transition: Transition | tuple[tuple[Value, Value, tuple[Value, ...]], ...]
     on: str | None = None
     start: Any = None
@@ -102,11 +105,12 @@ class Machine:
         known: Any = self.states
         if known is not None and not (_many(known) and all(isinstance(each, Hashable) for each in known)):
             self._refuse(f"states= is {self.states!r:.200}", "give a list of them")
-        kinds = {self.state: self._kind()} if isinstance(self.state, str) else dict(self._pairs("state", self.state))
+        given = {self.state: self._kind()} if isinstance(self.state, str) else dict(self._pairs("state", self.state))
+        kinds = {name: to_type(kind, f"dd.Machine, the state column {name!r}") for name, kind in given.items()}
         if not kinds or (table and len(kinds) != 1):
             self._refuse(f"state= has the columns {list(kinds)}", "name one for a table, one or more for a function")
         for name, kind in kinds.items():
-            if not isinstance(kind, pa.DataType) or not is_flat(kind):
+            if not is_flat(kind):
                 self._refuse(f"the state column {name!r} is {kind}", "use numbers, text, binary, dates, decimals")
         object.__setattr__(self, "state", tuple(kinds.items()))
         if self.states is not None:

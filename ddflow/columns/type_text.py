@@ -1,4 +1,4 @@
-"""Types as text: what ``--types amount=decimal(12,2)`` means.
+"""Types as text: what ``{"amount": "decimal(12,2)"}`` means, and ``--types 'amount=decimal(12,2)'`` on the shell.
 
 Invariant: a text means one type everywhere, and Arrow's own spelling of a type (``str(type)``) means that type. The
 names come from three places (SQL, Arrow, Spark) that agree on most of them. ``int`` has 32 bits as in SQL;
@@ -96,7 +96,7 @@ def parse_type(text: str) -> pa.DataType:
 
 
 def spelled_type(kind: pa.DataType) -> str:
-    """A text that names the type, without spaces, for a command line.  O(1).
+    """A short text that names the type, as `parse_type` reads it.  O(1).
 
     >>> spelled_type(pa.timestamp("us", "UTC")), spelled_type(pa.decimal128(38, 2)), spelled_type(pa.int64())
     ('timestamptz', 'decimal(38,2)', 'int64')

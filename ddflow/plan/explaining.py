@@ -1,0 +1,64 @@
+"""`explain`: what a flow, an engine and a snapshot say of their plan.
+
+Invariant: all of them are asked in the same way and refuse the same; they differ in the figures that they have.  What a
+plan looks like is known to ``explain`` and ``picture``.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> flow.explain(format="svg")[:4]
+'<svg'
+>>> flow.explain(format="png")
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: explain with format='png': that is no choice; use 'text' or 'svg'
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal, overload
+
+from ddflow.plan.explain import Explained
+from ddflow.plan.picture import Picture
+
+
+class Explaining(ABC):
+    """What can explain its plan."""
+
+    @overload
+    def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> Explained: ...
+    @overload
+    def explain(self, name: str | None = None, *, format: Literal["svg"]) -> Picture: ...
+    def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> Explained | Picture:
+        """The plan as text or as a picture: the operators of each output, what is kept, and by which columns rows meet.
+
+        An engine or a snapshot adds figures.  With a collection that keeps rows stand how many are there, their bytes
+        in memory and on disk with those of the index, how many operators look rows up in it, and the outputs that share
+        it; with each that was computed, the time that steps took for it since the engine was opened.
+
+        Parameters
+        ----------
+        name : str, optional
+            An output or an input, where all outputs are not wanted.
+        format : {"text", "svg"}
+            A tree in several lines, or a picture, which needs no server and no program.
+
+        Returns
+        -------
+        Explained or Picture
+            A str that a prompt and a notebook show as it is.
+
+        Raises
+        ------
+        SpecError
+            For a name that is none, and for another format.
+
+        Notes
+        -----
+        It runs nothing.  What is not in the times: reading what you hand in, writing state, and commits.  O(nodes of
+        the plan, and runs).
+        """
+        return self._explained(name, format)
+
+    @abstractmethod
+    def _explained(self, name: str | None, format: str) -> Explained | Picture:
+        """The same, as it is kept."""
