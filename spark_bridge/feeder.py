@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame
 
 from ddflow.engine.deliveries import NAP
 from ddflow.engine.flow import Flow
-from ddflow.errors import DdflowError
 from ddflow.partitions.receipt import Committed
 from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Feed
@@ -52,7 +51,7 @@ class Feeder:
         self.flow, self.columns, self.options, self.then, self.sinks = flow, columns, options, then, sinks
         self.account, self.at = Account(), dict[str, int]()
         self.stop: Callable[[], Any] | None = None
-        self.failure: DdflowError | None = None
+        self.failure: Exception | None = None
         self._job: Job | None = None
         self._outlets: Outlets | None = None
         self._lock: Any = RLock()
@@ -105,18 +104,17 @@ class Feeder:
 
     def _again(self, session: Any) -> None:
         """Give sinks what waits, until nothing does, or the query ends."""
-        try:
-            while True:
-                sleep(NAP)
-                with self._lock:
+        while self.failure is None:
+            sleep(NAP)
+            with self._lock:  # in which another thread is begun, where this one has ended
+                try:
                     if self._job is None or self.pump(session):
+                        self._thread = None
                         return
-        except DdflowError as error:
-            self.failure = error
-            if self.stop is not None:
-                self.stop()
-        finally:
-            self._thread = None
+                except Exception as error:
+                    self.failure = error
+        if self.stop is not None:
+            self.stop()
 
     def drain(self, session: Any) -> None:
         """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""

@@ -244,15 +244,17 @@ class DeltaFile:
 
 
 def _stats(of: Any) -> dict[str, Any]:
-    """What the log says of a file: how many rows, and of columns of integers the least, the greatest, the nulls."""
+    """What the log says of a file: how many rows; of columns the nulls, and the least and greatest integer."""
     least, most, nulls = dict[str, int](), dict[str, int](), dict[str, int]()
     for group in map(of.row_group, range(of.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             name, said = column.path_in_schema, column.statistics
-            if said is not None and said.has_min_max and isinstance(said.min, int) and "." not in name:
+            if said is None or "." in name:
+                continue
+            nulls[name] = nulls.get(name, 0) + said.null_count
+            if said.has_min_max and isinstance(said.min, int):
                 least[name] = min(least.get(name, said.min), said.min)
                 most[name] = max(most.get(name, said.max), said.max)
-                nulls[name] = nulls.get(name, 0) + said.null_count
     return {"numRecords": of.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
 
 

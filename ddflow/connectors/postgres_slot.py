@@ -39,8 +39,8 @@ from ddflow.storage.closing import on_failure
 COPYING: Final = "_copying"
 BLOCK: Final = 4 << 20
 LONGEST: Final = 63 - len(COPYING)
-MESSAGE: Final = 150
-"""Bytes that a message of wal2json has at least; more, in most cases."""
+MESSAGE: Final = (150, 1024)
+"""Bytes that a message of wal2json has at least, and that one is taken to have until some have come."""
 STILL: Final = 16 << 20
 """Bytes of a log without changes of ours, behind which the slot is moved on all the same."""
 _BETWEEN, _AROUND = "\x02", "\x01"
@@ -122,7 +122,7 @@ class Slot(OpenSource):
         self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
-        self._waits, self._broken = False, ""
+        self._waits, self._broken, self._message = False, "", MESSAGE[1]
         self._copy: Iterator[Polled] | None = None
         self._beside: dict[str, dict[str, Beside]] = {}
         with on_failure(self.close), worded(self.asked):
@@ -260,7 +260,7 @@ class Slot(OpenSource):
 
     def _changes(self, room: int) -> Polled | None:
         """Whole transactions, of about so many bytes."""
-        now, most = self._now(), max(room // MESSAGE, 1)
+        now, most = self._now(), max(room // self._message, 1)
         if now <= self.at:
             return None
         filtered = ",".join(table.filtered for table in self.tables)
@@ -268,12 +268,14 @@ class Slot(OpenSource):
         given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in options.items())
         peeked = f"pg_logical_slot_peek_changes({literal(self.of.slot)}, null, {most}, {given})"
         rows: dict[str, list[pa.RecordBatch]] = {}
-        last = None
+        last, size, count = None, 0, 0
         gone = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
         for some in self._streamed(f"select lsn, data from {peeked}"):
             ends = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
             last = ends.column("lsn")[-1].as_py() if ends.num_rows else last
+            size, count = size + some.nbytes, count + some.num_rows
             self._route(some.column("data"), gone, rows)
+        self._message = max(size // count, MESSAGE[0]) if count else self._message
         if last is None:
             self.at = now if not self.of.follow or now - self.at > STILL else self.at
             still = self.at < now

@@ -298,6 +298,26 @@ def test_a_slot_that_cannot_be_made_leaves_no_connection(server: Server) -> None
     assert ask(server, senders) == [], caught.value  # which holds what raised it
 
 
+def test_large_rows_are_given_as_there_is_room(server: Server) -> None:
+    ask(server, ORDERS)
+    opened = dd.sources.postgres(server.url, "orders").open({"orders": flow().inputs["orders"].bound.schema}, None)
+    found = opened.poll(1 << 20)
+    while found is None or found.position is None:
+        found = opened.poll(1 << 20)
+    opened.acknowledge(found.position)
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        for number in range(1000):
+            connection.execute("insert into orders values (%s, 1, 2, %s)", [number, "x" * 10_000])
+    sizes = list[int]()
+    while sum(sizes) < 10_000_000:
+        found = opened.poll(1 << 20)
+        assert found is not None
+        sizes.append(sum(batch.nbytes for batch in found.rows["orders"]))
+        opened.acknowledge(found.position)
+    opened.close()
+    assert sizes[0] < 4 << 20 and max(sizes[1:]) < 2 << 20, sizes
+
+
 def test_a_copy_that_dies_begins_again(server: Server) -> None:
     ask(server, ORDERS, "insert into orders values (1, 1, 1, '')")
     with flow().open() as engine:

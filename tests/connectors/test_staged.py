@@ -7,6 +7,7 @@ from pathlib import Path
 
 import deltalake
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyiceberg.catalog import load_catalog
 
@@ -40,6 +41,20 @@ def test_many_stage_and_one_commits(tmp_path: Path) -> None:
     with pytest.raises(SinkAhead):
         staging.append(fragments, first._replace(epoch=3), first._replace(epoch=2))
     assert len(table.vacuum(0, enforce_retention_duration=False, dry_run=True, full=True)) == 1
+
+
+def test_a_staged_file_says_how_many_nulls_all_of_it_has(tmp_path: Path) -> None:
+    shape = TableShape("t", pa.schema({"id": pa.int64()}), None)
+    opened = dd.sinks.delta(tmp_path / "t", mode="changelog").open(shape)
+    opened.prepare()
+    staging = opened.staging()
+    assert staging is not None
+    ids = pa.chunked_array([pa.array(range(1 << 20)), pa.nulls(7, pa.int64())])  # a row group of nulls alone
+    staging.append([staging.stage(pa.table({"id": ids}))], TargetRecord("0" * 32, "t", 1, "f" * 32), None)
+    table = deltalake.DeltaTable(tmp_path / "t")
+    assert table.to_pyarrow_dataset().to_table(filter=pc.field("id").is_null()).num_rows == 7
+    (said,) = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    assert (said["null_count.id"], said["min.id"], said["max.id"]) == (7, 0, (1 << 20) - 1)
 
 
 def test_a_table_of_others_options_is_given_whole_epochs(tmp_path: Path) -> None:

@@ -224,3 +224,22 @@ def test_a_sink_that_is_away_gets_its_epochs_when_it_is_back(
     fails[0] = 0
     streamed(spark, tmp_path, sinks).start().awaitTermination()
     assert of_sqlite(tmp_path / "out.db", "by_city") == held(state, "by_city")
+
+
+def test_what_goes_wrong_between_batches_ends_the_query(spark: SparkSession, tmp_path: Path, monkeypatch: Any) -> None:
+    from ddflow.connectors.sqlite import SQLiteTable
+
+    raised: list[Exception] = [RuntimeError("out of order"), SinkFailed("write", "it is away", "wait")]
+
+    def wrong(self: Any, *given: Any) -> None:
+        raise raised.pop() if len(raised) > 1 else raised[0]
+
+    monkeypatch.setattr(SQLiteTable, "write", wrong)
+    land(tmp_path / "in", 0, DAYS[0])
+    sinks = {"by_city": dd.sinks.sqlite(tmp_path / "out.db", "by_city")}
+    query = streamed(spark, tmp_path, sinks, trigger={"processingTime": "0 seconds"}).start()
+    try:
+        with pytest.raises(RuntimeError, match="out of order"):
+            assert query.awaitTermination(30), "it goes on without its sink"
+    finally:
+        query.stop()
