@@ -21,7 +21,7 @@ import pytest
 import soaking
 import spark_classes
 from _pytest.doctest import DoctestModule
-from chance import SEED, SHARE, SOAK, draw_for, effort
+from chance import SEED, SHARE, SOAK, draw_for, effort, sample
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from xdist.scheduler import LoadScopeScheduling
@@ -87,6 +87,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     needs = {"spark", "alone"} & set(getattr(item, "fixturenames", ()))
     if needs or re.search("spark|notebook|test_java", item.nodeid):
         item.add_marker(pytest.mark.spark)
+    if item.get_closest_marker("drawn"):
+        item.add_marker(pytest.mark.sampled)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -128,9 +130,23 @@ LONGEST = ("spark_connect", "notebooks", "java", *NO_KERNELS, "durable_memory", 
 """Files that begin first: a test of a minute that begins last leaves a core idle for as long."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first.  Doctests of kernels are marked: the runs with bounds checks and without the compiler include
-    them."""
+def left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Of the cases of each test that is marked ``drawn(n)``, and of tests that have one ``of``, all but n."""
+    lists: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        for mark in () if item.get_closest_marker("soak") else item.iter_markers("drawn"):
+            name = mark.kwargs.get("of", item.nodeid.partition("[")[0])
+            lists.setdefault((name, mark.args[0]), []).append(item)
+    return {item for (name, most), each in lists.items() for item in {*each} - {*sample(each, most, "drawn", name)}}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest first, and of tests that draw their cases those that are drawn, unless cases are asked for by name.
+    Doctests of kernels are marked: the runs with bounds checks and without the compiler include them."""
+    if not config.option.keyword and not any("[" in each for each in config.args):
+        out = left_out(items)
+        config.hook.pytest_deselected(items=list(out))
+        items[:] = [item for item in items if item not in out]
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
     for item in items:

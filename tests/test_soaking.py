@@ -43,14 +43,24 @@ def test_what_is_drawn(number: int) -> None:
         print(f"drew {number}")
 
 
-def test_a_seed_repeats_what_a_run_drew_and_another_does_not() -> None:
-    def drawn(seed: str) -> list[str]:
-        code, said = pytest_says("-s", f"{__file__}::test_what_is_drawn", DDFLOW_SEED=seed, DDFLOW_TELL="1")
-        assert code == 0 and f"DDFLOW_SEED={seed} draws the same again" in said
-        return re.findall(r"drew (\d+)", said)
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("case", range(90))
+def test_cases_that_are_drawn(case: int) -> None:
+    if os.environ.get("DDFLOW_TELL"):
+        print(f"took {case}")
 
-    assert drawn("7") == drawn("7") != drawn("8")
-    assert len(drawn("7")) >= 5
+
+def test_a_seed_repeats_what_a_run_drew_and_another_does_not() -> None:
+    def drawn(seed: str) -> tuple[list[str], list[str]]:
+        tests = (f"{__file__}::{test}" for test in ("test_what_is_drawn", "test_cases_that_are_drawn"))
+        code, said = pytest_says("-s", *tests, DDFLOW_SEED=seed, DDFLOW_TELL="1")
+        assert code == 0 and f"DDFLOW_SEED={seed} draws the same again" in said
+        return re.findall(r"drew (\d+)", said), re.findall(r"took (\d+)", said)
+
+    (numbers, cases), again, (others, other_cases) = drawn("7"), drawn("7"), drawn("8")
+    assert (numbers, cases) == again
+    assert numbers != others and cases != other_cases
+    assert len(numbers) >= 5 and len(cases) == len(other_cases) == 3
 
 
 def test_samples_are_of_the_list_in_its_order_and_differ_by_purpose() -> None:

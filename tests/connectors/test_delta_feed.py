@@ -127,6 +127,7 @@ def test_versions_are_one_epoch_each_or_together_and_ordered(tmp_path: Path) -> 
         )
 
 
+@pytest.mark.drawn(1)
 @FLOWS
 def test_a_large_copy_takes_several_epochs_and_is_gone_on_with(tmp_path: Path, flow: Any) -> None:
     rows = 90_000

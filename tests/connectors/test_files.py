@@ -325,6 +325,7 @@ def test_rows_are_known_beforehand_where_the_format_tells(tmp_path: Path) -> Non
     assert open_files([files[".parquet"], files[".csv"]]).rows is None
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("ending", {(kind.name, bool(kind.wrapped)): end for end, kind in KINDS.items()}.values())
 def test_reading_and_writing_hold_a_few_batches_in_memory(ending: str, tmp_path: Path) -> None:
     piece = pa.table({"id": pa.array(range(100_000)), "text": [f"{n:0100}" for n in range(100_000)]})
@@ -476,6 +477,7 @@ def test_any_values_survive_text(rows: list[dict[str, object]], tmp_path_factory
         assert same(back, table), ending
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("ending", {kind: ending for ending, kind in KINDS.items()}.values())
 def test_reading_goes_on_after_any_position(ending: str, tmp_path: Path) -> None:
     """Whatever was taken before, in files of several batches, of one and of none: each row comes once."""

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import sample
 from every_operator import NARROW, missing, plan, schema
 from typer.testing import CliRunner
 
@@ -166,12 +167,13 @@ def arrangements(state: Path) -> dict[str, list[str]]:
     return out
 
 
+@pytest.mark.sampled
 def test_fsck_names_damage_in_the_arrangement_of_every_operator(state: Path) -> None:
     whole(state)
     files = arrangements(state)
     assert len(files) > len(flow().outputs) // 2
-    for number, names in files.items():
-        for name in names[:1]:
+    for number in sample(list(files), 12, "damage"):
+        for name in files[number][:1]:
             path = state / "blobs" / name
             right = path.read_bytes()
             path.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
@@ -187,6 +189,12 @@ def test_verify_agrees_with_the_log_and_with_no_other(state: Path) -> None:
     assert not dd.verify(state, {"a": log[:-1]}).ok
 
 
+def one_of_each(verbs: dict[int, str]) -> list[int]:
+    """Of the operators by number, one of each verb; all when soaking."""
+    return [n for verb in sorted({*verbs.values()}) for n in sample([n for n in verbs if verbs[n] == verb], 1, verb)]
+
+
+@pytest.mark.sampled
 def test_verify_names_the_operator_whose_rows_are_not_those_of_its_input() -> None:
     """One at a time misses a step; files and hashes are right, and only what it holds is wrong."""
 
@@ -202,8 +210,9 @@ def test_verify_names_the_operator_whose_rows_are_not_those_of_its_input() -> No
         before = [held(running) for _, running in kept(engine)]
         fed(engine, 4, 4)
         stale = [mine != held(running) for mine, (_, running) in zip(before, kept(engine), strict=True)]
+    verbs = [node.verb for node, _ in kept(engine)]
     named = set()
-    for number in [n for n, differs in enumerate(stale) if differs]:
+    for number in one_of_each({n: verbs[n] for n, differs in enumerate(stale) if differs}):
         with flow().open(store := MemoryStore()) as engine:
             fed(engine, last=3)
             node, running = kept(engine)[number]
@@ -247,6 +256,7 @@ def test_a_state_that_was_rolled_back_goes_on(state: Path, truth: dd.Engine) -> 
     goes_on(state, truth)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_split_and_joined_it_holds_the_same(
     state: Path, truth: dd.Engine, before_last: dd.Engine, memory: str | None
@@ -311,6 +321,7 @@ VERBS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_verbs_of_the_shell_take_such_a_state(
     state: Path, tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch

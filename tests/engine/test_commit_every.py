@@ -273,6 +273,7 @@ def child(life: Callable[[Callable[[int], None]], None]) -> tuple[list[int], int
     return told, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("at", range(0, 60, 16))
 def test_killed_at_any_moment_it_holds_the_calls_that_were_acknowledged_and_none_halfway(
     at: int, tmp_path: Path

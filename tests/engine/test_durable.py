@@ -140,6 +140,7 @@ def restarted(media: list[Any]) -> Any:
     return law
 
 
+@pytest.mark.drawn(3, of="media")
 @pytest.mark.sampled
 def test_restart_close_reopen_and_go_on_is_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     small_spines(monkeypatch)
@@ -148,6 +149,7 @@ def test_restart_close_reopen_and_go_on_is_never_stopped(monkeypatch: pytest.Mon
     assert Restarts.went["a restart"] > 40 and Restarts.went["closed with a merge in memory half way"]
 
 
+@pytest.mark.drawn(3, of="media")
 @pytest.mark.sampled
 def test_restart_of_state_in_files_is_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     small_spines(monkeypatch)
@@ -482,6 +484,7 @@ def test_a_column_and_an_output_are_gained_and_nothing_else_may_change(tmp_path:
 # Reading at other times, and by others.
 
 
+@pytest.mark.drawn(3)
 @MEDIA
 @pytest.mark.parametrize("retain", [0, 2, FOREVER])
 def test_history_is_read_after_reopening_as_far_back_as_before(tmp_path: Path, medium: Any, retain: int) -> None:
@@ -512,6 +515,7 @@ def test_history_is_read_after_reopening_as_far_back_as_before(tmp_path: Path, m
         assert changes == {row: after[row] - before[row] for row in {*before, *after} if after[row] != before[row]}
 
 
+@pytest.mark.drawn(2)
 @BOTH
 @MEDIA
 def test_others_read_the_last_commit_and_older_ones_while_they_are_kept(tmp_path: Path, name: str, medium: Any) -> None:

@@ -99,6 +99,7 @@ def copied(disk: SimDisk) -> SimDisk:
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("kind", KINDS)
 @MEDIA
+@pytest.mark.drawn(8)
 def test_whatever_call_fails_the_commit_fails_and_whoever_opens_next_goes_on(
     kind: str, forever: bool, medium: Any, tmp_path: Path
 ) -> None:
@@ -252,6 +253,7 @@ def places(size: int, share: int) -> list[int]:
     return sorted({0, size - 1, *sample(range(size), size // share, __name__, size)})
 
 
+@pytest.mark.drawn(2)
 @BOTH
 @MEDIA
 def test_a_flipped_bit_in_any_byte_of_any_file_is_an_error_that_names_the_file(
@@ -262,6 +264,7 @@ def test_a_flipped_bit_in_any_byte_of_any_file_is_an_error_that_names_the_file(
     )
 
 
+@pytest.mark.drawn(2)
 @BOTH
 @MEDIA
 def test_a_file_cut_to_any_length_is_an_error_that_names_the_file(name: str, medium: Any, tmp_path: Path) -> None:

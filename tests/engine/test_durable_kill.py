@@ -147,6 +147,7 @@ def test_killed_at_some_call_it_reopens_at_the_last_epoch_or_the_next(tmp_path: 
     assert every_point(SMALL["epochs"], tmp_path, TIGHT, "before", stride=5, at=seeded(__name__).randrange(5)) > 150
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", KINDS)
 @MEDIA
 @pytest.mark.parametrize("name", SMALL)

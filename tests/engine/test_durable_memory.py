@@ -55,6 +55,7 @@ def refusing(at: int) -> Iterator[list[str]]:
         yield asked
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in files"])
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("by_hand", [False, True], ids=["by call", "by hand"])
@@ -130,6 +131,7 @@ LIMITS = (0, 1, 3, 9, 20, 40, 80, 1024)
 """Megabytes that a step may take beyond what its process has."""
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_a_system_that_has_no_memory_is_told_and_the_state_stays(tmp_path: Path, memory: str | None) -> None:
     first, second = events(20_000, 1), events(200_000, 2)

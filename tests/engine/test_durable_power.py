@@ -153,6 +153,7 @@ def told_whole(seed: int, place: Path) -> str | None:
     return found and f"scenario {seed}, {found}"
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_image_holds_the_last_epoch_or_the_next(chunk: int, tmp_path: Path) -> None:
     assert told_whole(seeded(__name__, chunk).choice(STORIES[chunk::2]), tmp_path) is None
@@ -357,7 +358,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("bug", sample(list(PLANTED), 4, __name__))
+@pytest.mark.parametrize("bug", sample(list(PLANTED), 2, __name__))
 def test_a_planted_bug_is_found(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = None
     for seed in range(8):

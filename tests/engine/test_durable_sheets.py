@@ -193,6 +193,7 @@ def test_two_damaged_sheets_are_both_told(tiny: None) -> None:
     assert {each.file for each in dd.fsck(store).problems} == {f"blobs/{name}" for name in (first, second)}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_it_is_opened_again_and_again_with_any_budget(tiny: None, memory: str | None, tmp_path: Path) -> None:
     store, held, seen = MemoryStore(), dict[int, int](), 0

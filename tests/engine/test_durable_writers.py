@@ -164,7 +164,7 @@ def raced(state: Path, rounds: int, every: int) -> None:
 
 
 def test_of_eight_writers_one_wins_a_round_and_readers_see_whole_versions(tmp_path: Path) -> None:
-    raced(tmp_path / "state", 24, 4)
+    raced(tmp_path / "state", 12, 3)
 
 
 @pytest.mark.soak

@@ -404,6 +404,7 @@ sys.exit(os.waitstatus_to_exitcode(status) != 7)
 """
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_forked_child_is_told_so_by_every_call_and_its_parent_goes_on(

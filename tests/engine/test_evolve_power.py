@@ -24,7 +24,7 @@ from ddflow.partitions.rescale import Rescaler
 from ddflow.storage.local import LocalStore
 
 PATH = "/data/orders"
-IMAGES = 150
+IMAGES = 60
 COLUMNS: list[dict[str, Any]] = [
     {"id": pa.int64(), "n": pa.int32()},
     {"id": pa.int64(), "n": pa.int32(), "city": pa.string()},

@@ -130,6 +130,7 @@ class Case:
             assert engine.verdicts["bad"] == 1 and engine.read("people").num_rows > 25
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("held_back", "options", "compressed"),
     [

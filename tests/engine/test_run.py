@@ -119,6 +119,7 @@ def test_files_go_through_a_state_into_a_table(tmp_path: Path, kind: str) -> Non
     assert expected == [("Basel", 1, 1), ("Bern", 1, 6), ("Chur", 2, 12)]
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("mode", ["changelog", "retract", "debezium", "updates"])
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb", "parquet"])
 def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None:

@@ -35,6 +35,7 @@ STEP: list[tuple[int, Row | None]] = [
 ]
 
 
+@pytest.mark.drawn(16)
 @pytest.mark.parametrize("verb", sorted({**TABLE, **MADE}))
 def test_spark_gives_the_same(verb: str, spark: SparkSession) -> None:
     law, rows = {**TABLE, **MADE}[verb], table(STEP)
