@@ -87,6 +87,7 @@ ROWS = 12_000_000 if SOAK else 1_000_000
 """Of some 110 bytes: ten times the budget when soaking, else three and a half."""
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("mode", ["epoch", "hold-back"])
 def test_a_first_batch_of_many_times_the_budget_stays_within_it(tmp_path: Path, mode: str) -> None:
     seen = watched(TASK, mode, str(tmp_path), str(ROWS), str(BUDGET))
