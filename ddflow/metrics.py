@@ -42,20 +42,25 @@ class SinkLag(NamedTuple):
 class SourceLag(NamedTuple):
     """How far a source of `Engine.run` is behind what is there.
 
-    >>> str(SourceLag(1200, "messages")), str(SourceLag(1, "files")), str(SourceLag(81920, "bytes")), str(SourceLag())
-    ('1,200 messages', '1 file', '82 kB', '')
+    >>> str(SourceLag(1200, "messages")), str(SourceLag(1, "files")), str(SourceLag(81920, "bytes"))
+    ('1,200 messages', '1 file', '82 kB')
+    >>> str(SourceLag(0, "files")), str(SourceLag(None, "files"))
+    ('', '')
     """
 
-    amount: int = 0
-    unit: str = "messages"
-    """What the amount counts, a plural: "messages", "files", "bytes"."""
+    amount: int | None
+    """None until that is known, so before the source is first open, and of one that cannot tell."""
+    unit: str
+    """What the amount counts, a plural: "messages", "files", "bytes".  A source has the same one for ever."""
     failing: bool = False
     """Whether its last attempt failed."""
 
     def __str__(self) -> str:
+        if not self.amount or (self.unit == "bytes" and self.amount < 1000):
+            return ""
         if self.unit == "bytes":
-            return f"{self.amount / 1000:,.0f} kB" if self.amount >= 1000 else ""
-        return counted(self.amount, self.unit.removesuffix("s")) if self.amount else ""
+            return f"{self.amount / 1000:,.0f} kB"
+        return counted(self.amount, self.unit.removesuffix("s"))
 
 
 class CallMetrics(NamedTuple):

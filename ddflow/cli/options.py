@@ -30,8 +30,9 @@ _MERGES = "How partial rows are merged"
 _OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
 
 OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})
-"""The options of ``replace`` alone; below those of ``count`` alone, of partial rows, and of events."""
+"""The options of ``replace`` alone; below those of ``count`` alone, of a state, of partial rows, and of events."""
 OF_COUNTS = frozenset({"by", "name", "net"})
+OF_STATE = frozenset({"epoch", "retain", "memory", "trust"})
 OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
 OF_EVENTS = OF_MERGES | {"order_by", "tie", "seq", "stale", "stale_output", "time", "lateness", "late"}
 
@@ -298,6 +299,11 @@ class Ask:
     ] = "owner"
     counts: bool = False
     whole: bool = False
+
+    def of_state(self) -> list[str]:
+        """The options that were given and mean nothing without ``--state``."""
+        of = (each for each in fields(self) if each.name in OF_STATE)
+        return [f"--{each.name}" for each in of if getattr(self, each.name) != each.default]
 
     @property
     def held_back(self) -> bool:

@@ -56,8 +56,7 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
         raise typer.BadParameter("--output and --stale-output name the same file: give each its own")
     if ask.max_absent is not None:
         most_absent(ask.max_absent, 0)
-    given = [f"--{name}" for name in ("epoch", "memory") if getattr(ask, name) is not None]
-    if given and ask.state is None:
+    if ask.state is None and (given := ask.of_state()):
         raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
 
 

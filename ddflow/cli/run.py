@@ -20,6 +20,7 @@ import typer
 from ddflow.cli.arguments import Trust
 from ddflow.cli.say import say
 from ddflow.errors import SpecError
+from ddflow.terminal import counted
 
 if TYPE_CHECKING:
     import ddflow as dd
@@ -142,6 +143,8 @@ def run(
       another)
     """
     from ddflow.connectors.spelled import spelled_source
+    from ddflow.engine.attachable import check
+    from ddflow.engine.run_options import RunOptions
 
     if verbose:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
@@ -153,24 +156,21 @@ def run(
     fed = {each for name, source in sources.items() for each in source.inputs(name)}
     if unfed := [each for each in given.inputs if each not in fed]:
         say(f"no source feeds {', '.join(unfed)}", err=True)
-    behind: Any = int(lateness) if lateness is not None and lateness.isdigit() else lateness
-    patience = None if give_up_after == "never" else give_up_after
+    how: dict[str, Any] = {
+        "interval": interval,
+        "rows": rows,
+        "until": until,
+        "lateness": int(lateness) if lateness is not None and lateness.isdigit() else lateness,
+        "idle": idle,
+        "sink_backlog": sink_backlog,
+        "give_up_after": None if give_up_after == "never" else give_up_after,
+        "room": room,
+        "evolve": evolve,
+    }
+    check(given, sources, targets, RunOptions(**how))  # before there is a state
     choices: dict[str, Any] = {"memory": memory, "trust": trust, "metrics": metrics and _served(flow, metrics)}
-    new: Any = evolve
     with given.open(state, **choices) as engine:
-        done = engine.run(
-            sources,
-            targets,
-            interval=interval,
-            rows=rows,
-            until=until,
-            lateness=behind,
-            idle=idle,
-            sink_backlog=sink_backlog,
-            give_up_after=patience,
-            room=room,
-            evolve=new,
-        )
+        done = engine.run(sources, targets, **how)
         epoch = engine.epoch
     _done(epoch, done, as_json)
 
@@ -181,8 +181,10 @@ def _done(epoch: int, done: "RunDone", as_json: bool) -> None:
         say(json.dumps({"epoch": epoch} | vars(done)))
         return
     has = "".join(f", {name} has {at:,}" for name, at in done.sinks.items())
-    rate = f"{done.rows:,} rows in {done.epochs:,} epochs, {done.updates:,} updates in {done.seconds:.2f} s"
-    say(f"{rate}; epoch {epoch:,}{has} ({done.stopped})", err=True)
+    took = f"{counted(done.rows, 'row')} in {counted(done.epochs, 'epoch')}, {counted(done.updates, 'update')}"
+    if not done.epochs:
+        took = "no rows, only positions moved," if done.moved else "nothing new"
+    say(f"{took} in {done.seconds:.2f} s; epoch {epoch:,}{has} ({done.stopped})", err=True)
 
 
 def _served(flow: str, where: str) -> "PrometheusExporter":

@@ -22,8 +22,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.metrics import SourceLag
-
 Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
 
 
@@ -62,8 +60,8 @@ class OpenSource(ABC):
         """Whether nothing will come any more."""
 
     @abstractmethod
-    def lag(self) -> SourceLag:
-        """What it knows to be there and has not given."""
+    def lag(self) -> int | None:
+        """How much it knows to be there and has not given, in the source's ``unit``; None where it does not know."""
 
     @property
     def waits(self) -> bool:
@@ -78,10 +76,11 @@ class OpenSource(ABC):
 
 
 class Source(ABC):
-    """Where rows come from, as it is declared.  ``kind``: one word, in manifests.  ``positions``: the type of its
-    positions, as msgspec reads them."""
+    """Where rows come from, as it is declared.  ``kind``: one word, in manifests.  ``unit``: what `OpenSource.lag`
+    counts, a plural.  ``positions``: the type of its positions, as msgspec reads them."""
 
     kind: ClassVar[str]
+    unit: ClassVar[str] = "rows"
     positions: ClassVar[Any] = Any
 
     @property
@@ -102,6 +101,9 @@ class Source(ABC):
     def inputs(self, name: str) -> Sequence[str]:
         """The inputs that it feeds when it is attached as ``name``: that one, for most."""
         return (name,)
+
+    def needs(self) -> None:  # noqa: B027 - most need no library
+        """Raise `MissingExtra` where a library that it needs is not installed.  Nothing is connected."""
 
     @abstractmethod
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
@@ -197,6 +199,9 @@ class TableSink(ABC):
     @abstractmethod
     def target(self) -> str:
         """Where that is, table included, as manifests and messages name it; never with credentials."""
+
+    def needs(self) -> None:  # noqa: B027 - most need no library
+        """Raise `MissingExtra` where a library that it needs is not installed.  Nothing is connected."""
 
     @abstractmethod
     def open(self, shape: TableShape) -> OpenSink:

@@ -82,6 +82,10 @@ class DeltaSink(TableSink):
         """Its address."""
         return place_of(self.path)
 
+    def needs(self) -> None:
+        """That of Delta Lake."""
+        library()
+
     def open(self, shape: TableShape) -> OpenSink:
         """Nothing is read yet."""
         return DeltaLakeTable(self, shape)

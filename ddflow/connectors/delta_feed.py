@@ -39,7 +39,6 @@ from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
 from ddflow.errors import SchemaMismatch, SourceChanged, SourceFailed, SpecError, UnreadableInput
-from ddflow.metrics import SourceLag
 
 LOOK: Final = 0.5
 """Seconds between two looks for a new version."""
@@ -74,6 +73,7 @@ class FollowedTable(Source):
     follow: bool = False
     storage_options: Mapping[str, str] = field(repr=False, default_factory=dict)
     kind: ClassVar[str] = "delta"
+    unit: ClassVar[str] = "versions"
     positions: ClassVar[Any] = FeedPosition
 
     def __post_init__(self) -> None:
@@ -93,6 +93,10 @@ class FollowedTable(Source):
         """The version, and how many rows of its copy."""
         rows = position["rows"]
         return f"{'' if rows is None else f'row {rows:,} of the copy of '}version {position['version']:,}"
+
+    def needs(self) -> None:
+        """That of Delta Lake."""
+        library()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Look at the table, and begin behind the position, or with a copy."""
@@ -143,9 +147,10 @@ class FeedReader(OpenSource):
         """Whether the version was read that was the newest when it was opened."""
         return not self.of.follow and self.rows is None and self.at >= self.until
 
-    def lag(self) -> SourceLag:
+    def lag(self) -> int | None:
         """The versions that are there."""
-        return SourceLag(max(self.until - self.at, 0), "versions")
+        behind: int = self.until - self.at
+        return max(behind, 0)
 
     def poll(self, room: int) -> Polled | None:
         """Some of the copy, or the changes of whole versions."""

@@ -47,6 +47,10 @@ class DuckDBSource(FileDatabase):
 
     kind: ClassVar[str] = "duckdb"
 
+    def needs(self) -> None:
+        """The driver."""
+        driver()
+
     def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
         """See `FileDatabase`."""
         duckdb = driver()
@@ -83,6 +87,10 @@ class DuckDBSink(TableSink):
     def target(self) -> str:
         """The file and the table."""
         return f"{os.path.abspath(self.path)}#{self.table}"
+
+    def needs(self) -> None:
+        """The driver."""
+        driver()
 
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""

@@ -88,6 +88,10 @@ class IcebergSink(TableSink):
         shown = _HIDDEN.sub("", self.properties.get("uri", ""))
         return f"{shown or self.name}#{self.table}"
 
+    def needs(self) -> None:
+        """That of Iceberg."""
+        library()
+
     def open(self, shape: TableShape) -> OpenSink:
         """Nothing is read yet."""
         return IcebergTable(self, shape)

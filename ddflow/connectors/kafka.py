@@ -23,7 +23,6 @@ import pyarrow as pa
 from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import MissingExtra, SourceChanged, SourceFailed, SpecError, UnreadableInput
-from ddflow.metrics import SourceLag
 from ddflow.storage.closing import on_failure
 
 WAIT: Final = 10.0
@@ -63,6 +62,7 @@ class KafkaTopic(Source):
     tables: Mapping[str, str] | None = None
     others: Others = "error"
     kind: ClassVar[str] = "kafka"
+    unit: ClassVar[str] = "messages"
     positions: ClassVar[Any] = TopicPosition
 
     def __post_init__(self) -> None:
@@ -84,6 +84,10 @@ class KafkaTopic(Source):
     def inputs(self, name: str) -> Sequence[str]:
         """Those of its tables."""
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
+
+    def needs(self) -> None:
+        """That of Kafka."""
+        library()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, and look whether what follows the position is there."""
@@ -114,14 +118,14 @@ class TopicReader(OpenSource):
         """Whether all was read that was there when it was opened."""
         return not self.of.follow and all(self.at[each] >= until for each, until in self.until.items())
 
-    def lag(self) -> SourceLag:
+    def lag(self) -> int | None:
         """The messages that are there and were not read, as far as is known."""
         behind, kafka = 0, library()
         for partition, offset in self.at.items():
             with suppress(kafka.KafkaException):
                 high = self.consumer.get_watermark_offsets(kafka.TopicPartition(self.of.topic, partition), cached=True)
                 behind += max(0, high[1] - offset) if high else 0
-        return SourceLag(behind, "messages")
+        return behind
 
     def poll(self, room: int) -> Polled | None:
         """Messages of all partitions, those of each in their order."""

@@ -23,7 +23,8 @@ from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape,
 from ddflow.connectors.change_messages import MESSAGES, rows_as, texts_of
 from ddflow.connectors.kafka import AT_ONCE, QUIET, WAIT, KafkaTopic, TopicReader, library
 from ddflow.connectors.modes import with_deletes
-from ddflow.errors import DdflowError, SinkAhead, SinkFailed, SinkRefused, SourceChanged, SourceFailed, UnreadableInput
+from ddflow.connectors.table_shape import OTHER_MODE, is_written
+from ddflow.errors import DdflowError, SinkFailed, SinkRefused, SourceChanged, SourceFailed, UnreadableInput
 
 CONTROL: Final = ".ddflow"
 """What the name of a control topic ends with."""
@@ -44,6 +45,10 @@ class KafkaSink(TableSink):
         """Servers and topic."""
         return f"kafka://{self.servers}/{self.topic}"
 
+    def needs(self) -> None:
+        """That of Kafka."""
+        library()
+
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
         return TopicWriter(self, shape)
@@ -57,6 +62,8 @@ class TopicWriter(OpenSink):
         settings = {"bootstrap.servers": of.servers, "partitioner": "murmur2_random", **QUIET, **of.config}
         self.settings, self._secret = settings, Secret.fresh()
         self._there: TargetRecord | None = None
+        self._mode: str = of.mode
+        """That the topic was written in."""
         self._asked = False
         """Whether the record was read here: from then on another writer of the same name would fence this one."""
         with self._talking("connect to"):
@@ -67,7 +74,11 @@ class TopicWriter(OpenSink):
         """The last record of the control topic that is of this topic."""
         with self._talking("ask"):
             found = [each for each in self._all(self.control) if each.key() == self.of.topic.encode()]
-            return TargetRecord(**json.loads(found[-1].value())) if found else None
+            if not found:
+                return None
+            record = json.loads(found[-1].value())
+            self._mode = record.pop("mode")
+            return TargetRecord(**record)
 
     def occupied(self) -> bool:
         """Whether it has a message."""
@@ -75,8 +86,10 @@ class TopicWriter(OpenSink):
             return any(True for _ in self._all(self.of.topic))
 
     def prepare(self) -> None:
-        """Make the topics that are not there."""
+        """Make the topics that are not there.  Messages of two modes in one topic would be half of each."""
         kafka = library()
+        if self._mode != self.of.mode:
+            raise self._refused(f"it was written with mode={self._mode!r}, and this is {self.of.mode!r}", OTHER_MODE)
         with self._talking("prepare"):
             for topic in (self.of.topic, self.control):
                 if self.producer.list_topics(topic, timeout=WAIT).topics[topic].error is None:
@@ -94,17 +107,12 @@ class TopicWriter(OpenSink):
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
-        there = self._there if self._asked else self.written()
-        if there == now != before:
+        if is_written(self._there if self._asked else self.written(), now, before, self.of.target):
             return
-        if there != before:
-            found = f"it has epoch {there.epoch if there else None}, and had {before.epoch if before else None}"
-            remedy = "another process writes there: stop it; then see what differs, and make it so: ddflow sync"
-            raise SinkAhead(f"write epoch {now.epoch} of {now.output!r} to {self.of.target}", found, remedy)
         with self._talking("write"), self._transaction():
             for key, value in self._messages(changes):
                 self._produce(self.of.topic, key, value)
-            self._produce(self.control, self.of.topic, json.dumps(now._asdict()), partition=0)
+            self._produce(self.control, self.of.topic, json.dumps(now._asdict() | {"mode": self.of.mode}), partition=0)
         self._there, self._asked = now, True
 
     def read(self) -> pa.Table:

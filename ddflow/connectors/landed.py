@@ -36,7 +36,6 @@ from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSourc
 from ddflow.connectors.landing import Stamp, landing
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
-from ddflow.metrics import SourceLag
 
 
 class FilesPosition(TypedDict):
@@ -58,6 +57,7 @@ class LandedFiles(Source):
     tables: Mapping[str, str] | None = None
     others: Others = "error"
     kind: ClassVar[str] = "files"
+    unit: ClassVar[str] = "files"
     positions: ClassVar[Any] = FilesPosition
 
     def __post_init__(self) -> None:
@@ -82,6 +82,10 @@ class LandedFiles(Source):
     def inputs(self, name: str) -> Sequence[str]:
         """Those of its tables."""
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
+
+    def needs(self) -> None:
+        """That of its place."""
+        landing(self.pattern).needs()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "FollowedFiles":
         """Begin to read."""
@@ -113,9 +117,9 @@ class FollowedFiles(OpenSource):
         """Whether all was taken that was there."""
         return not self.of.follow and not self._first and self._at is None and not self._ready
 
-    def lag(self) -> SourceLag:
+    def lag(self) -> int | None:
         """The files that are ready."""
-        return SourceLag(len(self._ready) + (self._at is not None), "files")
+        return None if self._first else len(self._ready) + (self._at is not None)
 
     def poll(self, room: int) -> Polled | None:
         """Batches of as many files as there is room for."""

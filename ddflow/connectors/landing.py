@@ -27,7 +27,7 @@ import pyarrow as pa
 from ddflow.connectors.files.kinds import Kind
 from ddflow.connectors.files.places import MAGIC, InBucket, Local, Place
 from ddflow.errors import MissingExtra, SourceFailed, SpecError, StateRefused, StorageFailed, UnreadableInput
-from ddflow.storage.object_store import Bucket
+from ddflow.storage.object_store import Bucket, library
 
 _WILD: Final = re.compile(r"[*?\[]")
 _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/.+")
@@ -67,6 +67,9 @@ class Landing(ABC):
     @abstractmethod
     def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
         """A file, to be read."""
+
+    def needs(self) -> None:  # noqa: B027 - a folder needs no library
+        """Raise `MissingExtra` where a library is not installed."""
 
     def stream(self, file: str, stamp: Stamp) -> pa.NativeFile:
         """The bytes of a file, unwrapped as its first ones say, whatever its name is."""
@@ -121,6 +124,10 @@ class BucketLanding(Landing):
     @cached_property
     def _bucket(self) -> Bucket:
         return self._asked(Bucket, "/".join(self.target.split("/")[:3]))  # type: ignore[no-any-return]
+
+    def needs(self) -> None:
+        """The library of object stores."""
+        self._asked(library)
 
     @cached_property
     def _parts(self) -> tuple[list[str], list[str]]:

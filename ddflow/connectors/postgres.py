@@ -124,6 +124,10 @@ class PostgresSink(TableSink):
         """Host, database and table."""
         return f"{shown(self.url)}#{self.table if self.schema is None else f'{self.schema}.{self.table}'}"
 
+    def needs(self) -> None:
+        """The driver."""
+        driver()
+
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
         psycopg = driver()

@@ -28,12 +28,11 @@ import pyarrow.csv as csv
 
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.formats.base import OWN
-from ddflow.connectors.formats.parse import TEXT, objects
+from ddflow.connectors.formats.parse import TEXT, objects, reader
 from ddflow.connectors.formats.sql_types import of_sql
 from ddflow.connectors.postgres import address, driver, shown
 from ddflow.connectors.postgres_catalog import COLUMNS, SourceTable, cell, literal, look, table_of, without, worded
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
-from ddflow.metrics import SourceLag
 from ddflow.storage.closing import on_failure
 
 COPYING: Final = "_copying"
@@ -66,6 +65,7 @@ class PostgresTables(Source):
     slot: str
     follow: bool
     kind: ClassVar[str] = "postgres"
+    unit: ClassVar[str] = "bytes"
     positions: ClassVar[Any] = SlotPosition
 
     def __post_init__(self) -> None:
@@ -93,6 +93,11 @@ class PostgresTables(Source):
     def inputs(self, name: str) -> Sequence[str]:
         """Those of its tables."""
         return tuple(dict.fromkeys(input or name for input in self.tables.values()))
+
+    def needs(self) -> None:
+        """The driver, and what reads the messages of its changes."""
+        driver()
+        reader()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, look at the tables, and begin behind the position, or with a copy."""
@@ -142,11 +147,11 @@ class Slot(OpenSource):
         """Whether what it gave is to be committed; what follows a log gathers changes meanwhile."""
         return self._waits and not self.of.follow
 
-    def lag(self) -> SourceLag:
+    def lag(self) -> int | None:
         """The bytes of the log behind the position."""
         with suppress(SourceFailed, UnreadableInput), worded(self.asked):
-            return SourceLag(max(self._now() - self.at, 0), "bytes")
-        return SourceLag(0, "bytes")
+            return max(self._now() - self.at, 0)
+        return None
 
     def poll(self, room: int) -> Polled | None:
         """Some of the copy, or whole transactions; nothing until the last ones are committed."""

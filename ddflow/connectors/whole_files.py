@@ -24,7 +24,6 @@ import pyarrow as pa
 from ddflow.columns.names import quoted
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.errors import SourceFailed
-from ddflow.metrics import SourceLag
 
 LOOK: Final = 0.2
 """Seconds between two looks at a file."""
@@ -96,9 +95,9 @@ class WholeFile(OpenSource):
         """Whether it was looked at, and will not be again."""
         return self._asked and not self.of.follow
 
-    def lag(self) -> SourceLag:
+    def lag(self) -> int | None:
         """Nothing is known of it."""
-        return SourceLag(0, "files")
+        return None
 
     def poll(self, room: int) -> Polled | None:
         """All rows, where the file is not as it was."""

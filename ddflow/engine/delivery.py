@@ -29,11 +29,13 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.names import DELETED, DIFF, TIME, did_you_mean
-from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.columns.names import DELETED, DIFF, TIME
+from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableSink, TargetRecord
 from ddflow.connectors.modes import changes, folded, netted, shaped
+from ddflow.connectors.table_shape import OTHER_MODE
+from ddflow.engine.attachable import shape_of
 from ddflow.engine.kept_epochs import KeptEpochs
-from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
+from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 from ddflow.metrics import LOG
 from ddflow.operators.updates import time_column
 from ddflow.storage.epochs import Delivered, Epoch
@@ -79,7 +81,7 @@ class Delivery:
 
     def __init__(self, epochs: KeptEpochs, name: str, sink: TableSink) -> None:
         self.epochs, self.name, self.sink = epochs, name, sink
-        self.key, self.shape = self._shaped()
+        self.key, self.shape = shape_of(self.epochs.flow, self.name, self.sink)
         self._table: OpenSink | None = None
         self.before: TargetRecord | None = None
         self.failing: SinkFailed | None = None
@@ -104,7 +106,7 @@ class Delivery:
 
     def reshaped(self) -> None:
         """Go on with the columns that the output has now."""
-        key, shape = self._shaped()
+        key, shape = shape_of(self.epochs.flow, self.name, self.sink)
         if shape != self.shape:
             self.close()
             self.key, self.shape = key, shape
@@ -114,23 +116,6 @@ class Delivery:
         known = self.epochs.log.sinks.get(self.name)
         same = known is not None and (known.kind, known.target) == (self.sink.kind, self.sink.target)
         return known if same else None
-
-    def _shaped(self) -> tuple[tuple[str, ...] | None, TableShape]:
-        """The key that the plan proves, and the table's shape in the mode."""
-        flow, mode, asked = self.epochs.flow, self.sink.mode, f"the sink of {self.name!r}"
-        outputs = {**flow.outputs, **flow.side_outputs()}
-        if self.name not in outputs:
-            raise SpecError(asked, "there is no such output", did_you_mean(self.name, outputs))
-        if mode not in self.sink.modes:
-            raise SpecError(asked, f"{self.sink.kind} has no mode {mode!r}", f"use one of {list(self.sink.modes)}")
-        key = flow.outputs[self.name].identified_by() if self.name in flow.outputs else None
-        updates = self.epochs.output_schema(self.name)
-        if mode == "upsert" and key is None:
-            remedy = "end it with to_upserts(key), a group or a key, or write it with mode='changelog'"
-            raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
-        if DIFF not in updates.names and self.name in flow.outputs and mode not in ("upsert", "updates"):
-            raise SpecError(asked, "it has upserts already", "write it with mode='upsert'")
-        return key, TableShape(self.name, shaped(mode, updates), key if mode == "upsert" else None)
 
     @property
     def waiting(self) -> int:
@@ -151,6 +136,7 @@ class Delivery:
         self._sizes, self._size, self._counted = deque(), 0, 0
         manifest = self.epochs.manifest
         known = self._known()
+        self._check_mode(known)
         self.before = there = self.table.written()
         if there is None:
             if known is not None and known.written:
@@ -168,6 +154,11 @@ class Delivery:
             self.at = max(there.epoch, known.epoch if known is not None and known.written == there.epoch else 0)
         self._covered()
         self._acknowledge()
+
+    def _check_mode(self, known: Delivered | None) -> None:
+        """Raise `SinkRefused` where the target was written in another mode: it would be half of each."""
+        if known is not None and known.written and known.mode != self.sink.mode:
+            raise self._refused(f"it was written with mode={known.mode!r}, and this is {self.sink.mode!r}", OTHER_MODE)
 
     def _check(self, there: TargetRecord, known: Delivered | None) -> None:
         manifest = self.epochs.manifest
@@ -314,6 +305,7 @@ class Delivery:
         ``adopt``: whether the table may be another's.  ``dry``: only say what would be given, to a table that is made
         where there is none.
         """
+        self._check_mode(self._known())
         there, state = self.table.written(), self.epochs.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
         if other and not adopt:

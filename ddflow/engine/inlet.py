@@ -48,8 +48,8 @@ class Inlet:
         self.heard = monotonic()
         """When rows came last."""
         self._source: OpenSource | None = None
-        self._lag = SourceLag()
-        """As it was when it was last known."""
+        self._lag: int | None = None
+        """What was there and not taken, when that was last known."""
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
@@ -78,9 +78,9 @@ class Inlet:
 
     def lag(self) -> SourceLag:
         """What is there and was not taken."""
-        if self._source is not None:
-            self._lag = self._source.lag()
-        return self._lag._replace(failing=self.failing is not None)
+        if self._source is not None and (known := self._source.lag()) is not None:
+            self._lag = known
+        return SourceLag(self._lag, self.of.unit, self.failing is not None)
 
     def attached(self) -> Attached:
         """What the next manifest says of the source."""

@@ -24,10 +24,10 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from ddflow.columns.names import did_you_mean
 from ddflow.columns.wider import located
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.dataflow.result import Step
+from ddflow.engine.attachable import fed_by, lateness
 from ddflow.engine.calls import Calls
 from ddflow.engine.commit_timer import CommitTimer
 from ddflow.engine.deliveries import NAP, Deliveries
@@ -39,6 +39,7 @@ from ddflow.engine.run_report import RunReport
 from ddflow.engine.signals import on_signal
 from ddflow.errors import DdflowError, SpecError
 from ddflow.metrics import LOG
+from ddflow.terminal import counted
 from ddflow.time import NEVER
 
 
@@ -71,6 +72,8 @@ class RunDone:
     ----------
     epochs, rows, updates : int
         How many were committed, taken in, and put out.
+    moved : int
+        How often positions were committed without an epoch, because nothing before them was rows of an input.
     stopped : {"end", "signal", "time"}
         Why it ended.
     seconds : float
@@ -82,6 +85,7 @@ class RunDone:
     epochs: int = 0
     rows: int = 0
     updates: int = 0
+    moved: int = 0
     stopped: Literal["end", "signal", "time"] = "end"
     seconds: float = 0.0
     sinks: dict[str, int] = field(default_factory=dict)
@@ -101,43 +105,26 @@ class RunLoop:
         self.engine, self.calls, self.dataflow, self.how = engine, engine.calls, engine.calls.dataflow, how
         self.done, self._began = RunDone(), monotonic()
         self.log = None if self.calls.durable is None else self.calls.durable.log
-        self.fed: dict[str, str] = {}
-        """By input, the name of its source."""
+        plan = self.dataflow.flow
+        fed_by(plan, sources)
         self.inlets = [self._inlet(name, source) for name, source in sources.items()]
-        self.late = self._lateness()
+        self.late = lateness(plan, how)
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
         self.outlets = Deliveries(each, how.most, how.patience)
         self.report = RunReport(self.calls, self.inlets, self.outlets, shows)
         self._stop: Literal["signal", "time"] | None = None
+        self._called = 0
+        """Calls of the engine so far."""
         self._evolved = False
         """Whether the next commit publishes other columns."""
 
     def _inlet(self, name: str, source: Source) -> Inlet:
         known = self.dataflow.admissions
-        for each in source.inputs(name):
-            if each not in known:
-                remedy = f"{did_you_mean(each, known)}; a source of one table or topic has the name of its input"
-                raise SpecError(f"the source {name!r}", f"there is no input {each!r}", remedy)
-            if self.fed.setdefault(each, name) != name:
-                raise SpecError(f"the source {name!r}", f"{self.fed[each]!r} feeds the input {each!r}", "give one")
         before = None if self.log is None else self.log.sources.get(name)
         if before is not None and before.kind != source.kind:
             found = f"its position is one of {before.kind}, and this is {source.kind}"
             raise SpecError(f"the source {name!r}", found, "attach the one that it was, or a new state")
         return Inlet(name, source, {each: known[each].bound for each in source.inputs(name)}, before)
-
-    def _lateness(self) -> dict[str, int]:
-        """By input, how far behind the greatest time seen times close; none in epoch mode.  Raises `SpecError`."""
-        if not self.dataflow.holds_back:
-            return {}
-        given, late = self.how.behind(self.dataflow.time_type), dict[str, int]()
-        for name, admission in self.dataflow.admissions.items():
-            mine = admission.bound.spec.lateness if given is None else given
-            if mine is None:
-                remedy = "give lateness=, how far behind the greatest time seen events may come"
-                raise SpecError("run a flow in hold-back mode", f"nothing closes times of {name!r}", remedy)
-            late[name] = mine
-        return late
 
     def run(self) -> RunDone:
         """Go on until the end, a signal or a time."""
@@ -234,7 +221,7 @@ class RunLoop:
 
     def _epoch(self) -> None:
         """Take in what was gathered, and commit it with its positions."""
-        moved, before = [each for each in self.inlets if each.moved], self.done.rows
+        moved, before, calls = [each for each in self.inlets if each.moved], self.done.rows, self._called
         for inlet in moved:
             with self._located(inlet):
                 self._take(inlet)
@@ -254,8 +241,13 @@ class RunLoop:
         if self._evolved:
             self._evolved = False
             self.outlets.reshaped()
+        names = [each.name for each in moved]
+        if self._called == calls:
+            self.done.moved += 1
+            LOG.info("epoch %d: no rows, only the positions of %s moved", self.calls.epoch, names)
+            return
         self.done.epochs += 1
-        LOG.info("epoch %d: %d rows of %s", self.calls.epoch, self.done.rows - before, [each.name for each in moved])
+        LOG.info("epoch %d: %s of %s", self.calls.epoch, counted(self.done.rows - before, "row"), names)
 
     def _evolve(self) -> None:
         """Take in columns that are new in sources, behind the epoch before them.  Raises `SchemaMismatch`."""
@@ -298,6 +290,7 @@ class RunLoop:
         return {}
 
     def _count(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:
+        self._called += 1
         self.done.rows += sum(batch.num_rows for batch in batches)
         self.done.updates += sum(table.num_rows for table in step.values())
 

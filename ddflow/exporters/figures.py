@@ -86,7 +86,7 @@ FIGURES: Final = (
         "",
         ("source", "unit"),
         "What a source has and the state has not.",
-        lambda call: [((name, each.unit), each.amount) for name, each in call.sources.items()],
+        lambda call: [((name, of.unit), of.amount) for name, of in call.sources.items() if of.amount is not None],
     ),
     Figure(
         "source_failing",

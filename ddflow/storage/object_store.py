@@ -62,7 +62,7 @@ class Bucket:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self.url, self._api = url, _obstore()
+        self.url, self._api = url, library()
         if not parsed(url):
             raise self.refused(
                 "it is not of the form s3://bucket/prefix",
@@ -305,7 +305,8 @@ def _is_plain(options: Mapping[str, Any]) -> bool:
     return any(each.lower().startswith("http://") for each in named)
 
 
-def _obstore() -> Any:
+def library() -> Any:
+    """obstore.  Raises `MissingExtra`."""
     try:
         importlib.import_module("obstore.store")
         return importlib.import_module("obstore")

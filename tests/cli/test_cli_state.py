@@ -141,7 +141,7 @@ def test_stale_events_are_given_again_too() -> None:
     assert Path("stale.csv").read_text() == said
 
 
-@pytest.mark.parametrize("words", [["--epoch", "1"], ["--memory", "1GB"]])
+@pytest.mark.parametrize("words", [["--epoch", "1"], ["--memory", "1GB"], ["--retain", "3"], ["--trust", "group"]])
 def test_options_of_a_state_need_one(words: list[str]) -> None:
     assert "give --state FOLDER too" in re.sub(r"[│\s]+", " ", run("diff", "1.csv", *KEYED, *words, code=2).output)
 

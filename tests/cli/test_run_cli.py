@@ -9,6 +9,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,11 @@ from urllib.request import urlopen
 
 import pytest
 from test_cli import DDFLOW, refused, run
+from typer.testing import CliRunner
+
+from ddflow.cli import app
+from ddflow.cli.run import _done
+from ddflow.engine.run import RunDone
 
 FLOW = """
 import ddflow as dd
@@ -55,10 +61,67 @@ def test_files_into_tables() -> None:
     assert rows("out.db", "cities") == [("Bern", 2)]
     Path("in/2.csv").write_text("id,city\n2,Chur\n")
     said = run(*WORDS, *to).stderr
-    assert "1 rows in 1 epochs" in said and "epoch 2, by_city has 2, orders has 2 (end)" in said
+    assert said.startswith("1 row in 1 epoch, 3 updates in ") and "epoch 2, by_city has 2, orders has 2 (end)" in said
     assert rows("out.db", "cities") == [("Bern", 1), ("Chur", 1)]
     shown = run("inspect", "state").stdout
     assert "Sources" in shown and "in/*.csv" in shown and "out.db#cities" in shown
+
+
+def test_a_run_without_rows_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.match(r"2 rows in 1 epoch, 3 updates in [\d.]+ s; epoch 1 \(end\)\n", run(*WORDS).stderr)
+    assert re.match(r"nothing new in [\d.]+ s; epoch 1 \(end\)\n", run(*WORDS).stderr)
+    done = json.loads(run(*WORDS, "--json").stdout)
+    assert (done["epochs"], done["moved"], done["rows"]) == (0, 0, 0)
+    _done(1, RunDone(moved=2), False)
+    assert capsys.readouterr().err == "no rows, only positions moved, in 0.00 s; epoch 1 (end)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((*WORDS[:-1], "oders=files:in/*.csv"), "there is no input 'oders'; did you mean 'orders'?"),
+        ((*WORDS, "--to", "by_cty=sqlite:out.db"), "there is no such output; did you mean 'by_city'?"),
+        ((*WORDS, "--to", "by_city=parquet:out", "--mode", "by_city=upsert"), "parquet has no mode 'upsert'"),
+        ((*WORDS, "--interval", "soon"), "interval= soon: that is no span of time"),
+        ((*WORDS, "--rows", "0"), "rows=0: that is no number of rows"),
+    ],
+)
+def test_what_cannot_run_leaves_no_state(words: tuple[str, ...], says: str) -> None:
+    assert says in run(*words, code=1).stderr
+    assert not Path("state").exists() and not Path("out.db").exists() and not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "words"),
+    [
+        ("duckdb", "duckdb", ("--from", "orders=postgres://nowhere.invalid/shop#orders")),
+        ("psycopg", "postgres", ("--from", "orders=postgres://nowhere.invalid/shop#orders")),
+        ("confluent_kafka", "kafka", ("--from", "orders=kafka://nowhere.invalid/orders")),
+        ("obstore.store", "s3", ("--from", "orders=files:s3://bucket/in/*.csv")),
+        ("deltalake", "delta", ("--from", "orders=delta:lake")),
+        ("duckdb", "duckdb", ("--from", "orders=duckdb:in.db")),
+        ("duckdb", "duckdb", (*WORDS[4:], "--to", "by_city=duckdb:out.db")),
+        ("psycopg", "postgres", (*WORDS[4:], "--to", "by_city=postgres://nowhere.invalid/shop")),
+        ("confluent_kafka", "kafka", (*WORDS[4:], "--to", "by_city=kafka://nowhere.invalid/out")),
+        ("deltalake", "delta", (*WORDS[4:], "--to", "by_city=delta:out")),
+        ("pyiceberg", "iceberg", (*WORDS[4:], "--to", "by_city=iceberg:shop.by_city")),
+    ],
+)
+def test_an_extra_that_is_missing_is_noticed_before_anything_begins(
+    module: str, extra: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    done = CliRunner().invoke(app, [*WORDS[:4], *words])
+    assert done.exit_code == 1 and f"pip install 'ddflow[{extra}]'" in done.output, done.output
+    assert not any(Path(each).exists() for each in ("state", "out", "out.db"))
+
+
+def test_the_extra_that_a_format_needs_is_noticed_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("flow.py").write_text(FLOW.replace('key="id")', 'key="id"), format=dd.formats.plain_json()'))
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    done = CliRunner().invoke(app, [*WORDS, "--lines"])
+    assert done.exit_code == 1 and "pip install 'ddflow[duckdb]'" in done.output, done.output
+    assert not Path("state").exists()
 
 
 def test_a_source_without_an_input_and_an_input_without_a_source_are_named() -> None:

@@ -123,7 +123,7 @@ def test_messages_have_what_the_broker_says_of_them(servers: str, topic: str) ->
     assert (second["key"], second["value"], second["topic"]) == (b"5", None, topic)
     assert abs(first["timestamp"].timestamp() - time.time()) < 86_400
     opened.acknowledge(taken.position)
-    assert str(opened.lag()) == ""
+    assert opened.lag() == 0
     produced(servers, topic, row(1, "b"))
     opened.poll(1)
     opened.close()

@@ -23,6 +23,7 @@ from confluent_kafka import Producer
 from kafka_cluster import Cluster
 from tcp_proxy import Proxy
 from test_kafka import flow, held, produced, row
+from test_targets_bad import keeps_its_mode
 
 import ddflow as dd
 from ddflow.connectors.kafka import KafkaTopic
@@ -235,6 +236,22 @@ def test_a_topic_of_several_tables_feeds_an_input_each(servers: str, topic: str,
         assert (held(engine, "left"), held(engine, "right")) == ([(0,), (2,)], [(1,)])
         with pytest.raises(DdflowError, match="there is no input 'lft'"):
             engine.run({"shop": dd.sources.kafka(servers, topic, tables={"a": "lft"})})
+
+
+@pytest.mark.parametrize(("first", "then"), [("upsert", "changelog"), ("retract", "upsert"), ("debezium", "retract")])
+def test_a_topic_is_not_written_in_another_mode(
+    servers: str, topic: str, tmp_path: Path, first: Any, then: Any
+) -> None:
+    def made(mode: Any) -> Any:
+        return dd.sinks.kafka(servers, topic, mode=mode)
+
+    def messages() -> list[tuple[Any, Any]]:
+        opened = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, None)
+        found = [row for batch in polled(opened).rows["rows"] for row in batch.to_pylist()]
+        opened.close()
+        return [(row["key"], row["value"]) for row in found]
+
+    keeps_its_mode(tmp_path, made, first, then, messages)
 
 
 def test_topics_that_are_not_ours_are_refused_and_a_rollback_is_mended(

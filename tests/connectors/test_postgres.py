@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from postgres_server import Server
 from test_run import FIRST, SECOND, flow, land, landing, manifest_of, rows_of
+from test_targets_bad import keeps_its_mode
 
 import ddflow as dd
 from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
@@ -60,6 +61,14 @@ def test_a_view_is_kept_in_a_table(server: Server, tmp_path: Path) -> None:
                 assert ask(server, f"select * from {name}") == rows_of(engine, name)
         assert engine.sync(sinks, dry=True)["by_city"][:2] == (0, 0)
     assert ask(server, "select table_name, epoch from _ddflow_written") == [("by_city", 2), ("orders", 2)]
+
+
+@pytest.mark.parametrize(("first", "then"), [("upsert", "changelog"), ("retract", "upsert"), ("debezium", "retract")])
+def test_a_table_is_not_written_in_another_mode(server: Server, tmp_path: Path, first: Any, then: Any) -> None:
+    def made(mode: Any) -> Any:
+        return dd.sinks.postgres(server.url, "orders", mode=mode)
+
+    keeps_its_mode(tmp_path, made, first, then, lambda: ask(server, "select * from orders"))
 
 
 @pytest.mark.parametrize("mode", ["changelog", "retract", "debezium", "updates"])

@@ -465,9 +465,9 @@ class Failing(Source):
         self.ended = self.position >= 4
         return Polled({"orders": [batch]}, None if self.position % 2 else self.position)
 
-    def lag(self) -> str:
+    def lag(self) -> int:
         """None."""
-        return ""
+        return 0
 
     def acknowledge(self, position: Any) -> None:
         """Note it."""

@@ -17,6 +17,8 @@ import pytest
 
 import ddflow as dd
 from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.errors import SourceFailed
+from ddflow.exporters.figures import FIGURES
 from ddflow.metrics import SourceLag
 
 PROGRAM = """
@@ -44,7 +46,7 @@ def flow(*names: str) -> dd.Flow:
 class Numbers(Source, OpenSource):
     """Batches of so many rows, without an end; what it was asked for, and what an epoch had."""
 
-    kind = "numbers"
+    kind, unit = "numbers", "batches"
 
     def __init__(self, rows: int) -> None:
         self.rows, self.asked, self.epochs, self.size = rows, list[int](), list[int](), 0
@@ -73,9 +75,9 @@ class Numbers(Source, OpenSource):
         self.size += batch.nbytes
         return Polled({self.name: [batch]}, self.position)
 
-    def lag(self) -> SourceLag:
-        """Unknown."""
-        return SourceLag(7, "batches")
+    def lag(self) -> int:
+        """Batches."""
+        return 7
 
     def acknowledge(self, position: Any) -> None:
         """An epoch ended."""
@@ -93,6 +95,55 @@ def test_an_epoch_has_no_more_bytes_than_there_is_room_for(tmp_path: Path) -> No
     each = [sum(sizes) for sizes in zip(*(source.epochs for source in sources.values()), strict=True)]
     assert max(each) <= room + 2 * least
     assert min(each[:-1]) >= room
+
+
+class Elsewhere(Numbers):
+    """Its rows are none of ours: only its position moves, twice."""
+
+    @property
+    def ended(self) -> bool:
+        """Behind the second."""
+        return bool(self.position > 1)
+
+    def poll(self, room: int) -> Polled:
+        """A position."""
+        self.position += 1
+        return Polled({}, self.position)
+
+
+def test_positions_that_move_without_rows_are_committed_and_are_no_epoch(tmp_path: Path) -> None:
+    with flow().open(tmp_path / "state") as engine:
+        done = engine.run({"rows": Elsewhere(0)}, rows=1, interval="1ms")
+        assert (done.epochs, done.rows, engine.epoch, done.moved > 0) == (0, 0, 0, True)
+    with flow().open(tmp_path / "state") as engine:
+        assert engine.durable is not None and engine.durable.log.sources["rows"].position == 2
+    with flow().open() as engine:
+        done = engine.run({"rows": Elsewhere(0)})
+        assert done.epochs == 0 and done.moved > 0
+
+
+class Unreached(Numbers):
+    """A source that fails before it is open, some times."""
+
+    fails = 2
+
+    def open(self, inputs: Any, position: Any) -> OpenSource:
+        """Fail, or itself."""
+        self.fails -= 1
+        if self.fails >= 0:
+            raise SourceFailed("read nowhere", "it does not answer", "wait")
+        return super().open(inputs, position)
+
+
+def test_a_lag_has_one_unit_and_none_is_shown_before_it_is_known() -> None:
+    seen = list[Any]()
+    with flow().open(metrics=seen.append) as engine:
+        engine.run({"rows": Unreached(10)}, rows=10, until="1500ms", interval="1ms")
+    lags = [call.sources["rows"] for call in seen if call.kind == "run"]
+    assert {lag.unit for lag in lags} == {"batches"}
+    assert lags[0] == SourceLag(None, "batches", True) and lags[-1] == SourceLag(7, "batches")
+    shown = [list(figure.of(call)) for figure in FIGURES if figure.name == "source_lag" for call in seen]
+    assert shown[0] == [] and shown[-1] == [(("rows", "batches"), 7)]
 
 
 def test_epochs_end_by_rows(tmp_path: Path) -> None:

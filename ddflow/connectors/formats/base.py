@@ -29,7 +29,7 @@ from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import holding, rewriting
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.parse import Bools
+from ddflow.connectors.formats.parse import Bools, reader
 from ddflow.connectors.formats.positions import POSITION, ROW
 from ddflow.connectors.formats.row_columns import Own, Path, columns_at, guessed, struct_at, with_values
 from ddflow.errors import BadMessage, SpecError
@@ -136,6 +136,10 @@ class Format:
         for name, known in options.items():
             if (value := getattr(self, name)) not in known:
                 raise SpecError(f"dd.formats.{self.kind}", f"{name}={value!r}", f"use one of {list(known)}")
+
+    def needs(self) -> None:
+        """Raise `MissingExtra` where a library that it needs is not installed: what reads JSON."""
+        reader()
 
     @property
     def leaves_out(self) -> bool:

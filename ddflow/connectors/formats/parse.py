@@ -39,7 +39,7 @@ def objects(text: pa.Array, shape: Any) -> tuple[pa.Array, Bools]:
 
 def parsed(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
     """What an expression over ``v`` makes of JSON texts, and which of them are no JSON.  O(bytes)."""
-    duckdb = _duckdb()
+    duckdb = reader()
     try:
         return computed(text, sql), np.zeros(len(text), np.bool_)
     except duckdb.InvalidInputException:
@@ -55,7 +55,7 @@ def computed(column: pa.Array, sql: str) -> pa.Array:
 
 def base64_bytes(text: pa.Array) -> pa.Array:
     """The bytes of base64 texts.  O(bytes).  Raises `ValueError` where one is none."""
-    duckdb = _duckdb()
+    duckdb = reader()
     try:
         return computed(text, "from_base64(v)")
     except duckdb.Error as error:
@@ -67,7 +67,8 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _duckdb() -> Any:
+def reader() -> Any:
+    """DuckDB, which reads messages.  Raises `MissingExtra`."""
     try:
         import duckdb
     except ImportError as error:
@@ -78,6 +79,6 @@ def _duckdb() -> Any:
 def _connection() -> Any:
     """This thread's database in memory; another one after a fork."""
     if getattr(_LOCAL, "process", None) != os.getpid():
-        _LOCAL.connection = _duckdb().connect(":memory:", config={"threads": 1})
+        _LOCAL.connection = reader().connect(":memory:", config={"threads": 1})
         _LOCAL.process = os.getpid()
     return _LOCAL.connection

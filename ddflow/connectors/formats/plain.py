@@ -127,6 +127,9 @@ class Custom(Format):
     kind: ClassVar[str] = "custom"
     order: ClassVar[Any] = ((POSITION, pa.int64()),)
 
+    def needs(self) -> None:
+        """Nothing but its function."""
+
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`.  Raises `BadMessage` for what the function raises, and for what no upserts are."""
         asked = f"the format of {target.what}"

@@ -109,6 +109,9 @@ class DeltaFeed(Format):
     of_rows: ClassVar[bool] = True
     row_path: ClassVar[Path] = ()
 
+    def needs(self) -> None:
+        """Nothing: rows have types."""
+
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
         """See `Format`."""
         return {name: row for name, row in super().columns(messages, known).items() if name not in _FEED}

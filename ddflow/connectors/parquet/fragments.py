@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
+from ddflow.connectors.table_shape import is_written, new_columns
+from ddflow.errors import SinkFailed, SinkRefused, SpecError
 
 RECORDS: Final = "_written"
 OURS: Final = b"ddflow"
@@ -75,25 +76,16 @@ class FragmentFolder(OpenSink):
 
     def prepare(self) -> None:
         """Make the folder, or compare the columns of its last file, which may be fewer than ours."""
+        place = str(self.folder)
         with self._disk("prepare"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
             for name in self._names("", ".parquet")[-1:]:
-                there = pq.ParquetFile(self.folder / name).schema_arrow
-                for field in there:
-                    at = self.shape.schema.get_field_index(field.name)
-                    if at < 0 or self.shape.schema.field(at).type != field.type:
-                        found = f"{name} has {field.name!r} {field.type}, which we do not write"
-                        raise SinkRefused(f"write {self.shape.output!r} to {self.folder}", found, "give another folder")
+                new_columns(self.shape, pq.ParquetFile(self.folder / name).schema_arrow, self.shape.schema, place)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
-        there = self.written()
-        if there == now != before:
+        if is_written(self.written(), now, before, str(self.folder)):
             return
-        if there != before:
-            found = f"it has epoch {there.epoch if there else None}, and had {before.epoch if before else None}"
-            remedy = "another process writes there: stop it; then ddflow sync"
-            raise SinkAhead(f"write epoch {now.epoch} of {now.output!r} to {self.folder}", found, remedy)
         with self._disk("write"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
             for path in self._left():

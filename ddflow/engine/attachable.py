@@ -1,0 +1,88 @@
+"""What may be attached to a plan: which inputs sources feed, which table a sink makes of an output, what is missing.
+
+Invariant: it asks the plan and the declarations alone. No state is opened, nothing is connected and nothing is made, so
+a wrong name, or a library that is not installed, is an error before there is anything to take back.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> check(flow, {"people": dd.sources.files("people/*.csv")}, {"people": dd.sinks.sqlite("a.db", "t")}, RunOptions())
+>>> check(flow, {}, {"peple": dd.sinks.sqlite("a.db", "t")}, RunOptions())
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: the sink of 'peple': there is no such output; did you mean 'people'? there are ['people']
+"""
+
+from collections.abc import Mapping
+
+from ddflow.columns.names import DIFF, did_you_mean
+from ddflow.connectors.attached import Source, TableShape, TableSink
+from ddflow.connectors.modes import shaped
+from ddflow.engine.run_options import RunOptions
+from ddflow.errors import SpecError
+from ddflow.plan.plan import Plan
+
+
+def check(plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions) -> None:
+    """Raise what is wrong with a run.  O(inputs and outputs).  Raises as `fed_by`, `shape_of` and `lateness`."""
+    fed_by(plan, sources)
+    for name, sink in sinks.items():
+        shape_of(plan, name, sink)
+    lateness(plan, how)
+
+
+def fed_by(plan: Plan, sources: Mapping[str, Source]) -> dict[str, str]:
+    """By input, the name of its source.  O(inputs).
+
+    Raises `SpecError`; `MissingExtra` for a library that a source, or the format of an input, needs.
+    """
+    fed = dict[str, str]()
+    for name, source in sources.items():
+        for each in source.inputs(name):
+            if each not in plan.inputs:
+                remedy = f"{did_you_mean(each, plan.inputs)}; a source of one table or topic has the name of its input"
+                raise SpecError(f"the source {name!r}", f"there is no input {each!r}", remedy)
+            if fed.setdefault(each, name) != name:
+                raise SpecError(f"the source {name!r}", f"{fed[each]!r} feeds the input {each!r}", "give one")
+            if (format := plan.inputs[each].bound.format) is not None:
+                format.needs()
+        source.needs()
+    return fed
+
+
+def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | None, TableShape]:
+    """The key that a plan proves of an output, and the table that a sink makes of it.  O(columns).
+
+    Raises `SpecError`; `MissingExtra` for a library that the sink needs.
+    """
+    asked, mode, updates = f"the sink of {name!r}", sink.mode, plan.updates_schema(name)
+    outputs = {**plan.outputs, **plan.side_outputs()}
+    if name not in outputs or updates is None:
+        raise SpecError(asked, "there is no such output", did_you_mean(name, outputs))
+    if mode not in sink.modes:
+        raise SpecError(asked, f"{sink.kind} has no mode {mode!r}", f"use one of {list(sink.modes)}")
+    key = plan.outputs[name].identified_by() if name in plan.outputs else None
+    if mode == "upsert" and key is None:
+        remedy = "end it with to_upserts(key), a group or a key, or write it with mode='changelog'"
+        raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
+    if DIFF not in updates.names and name in plan.outputs and mode not in ("upsert", "updates"):
+        raise SpecError(asked, "it has upserts already", "write it with mode='upsert'")
+    sink.needs()
+    return key, TableShape(name, shaped(mode, updates), key if mode == "upsert" else None)
+
+
+def lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
+    """By input, how far behind the greatest time seen times close; none in epoch mode.  O(inputs).
+
+    Raises `SpecError`.
+    """
+    if not plan.holds_back:
+        return {}
+    given, late = how.behind(plan.time_type), dict[str, int]()
+    for name, input in plan.inputs.items():
+        mine = input.bound.spec.lateness if given is None else given
+        if mine is None:
+            remedy = "give lateness=, how far behind the greatest time seen events may come"
+            raise SpecError("run a flow in hold-back mode", f"nothing closes times of {name!r}", remedy)
+        late[name] = mine
+    return late
