@@ -68,7 +68,7 @@ def read(app, name, source):
             source[0] += f"\n## {title}\n\n```{{eval-rst}}\n{shown}\n```\n"
     for caption, pages in CONTENTS.get(name, {}).items():
         head = f":glob:\n:caption: {caption}" if caption else ":glob:"
-        shown = "" if name == "measured" else ":hidden:\n"
+        shown = ":maxdepth: 1\n" if name == "measured" else ":hidden:\n"
         source[0] += f"\n\n```{{toctree}}\n{shown}{head}\n\n" + "\n".join(pages) + "\n```\n"
 
 

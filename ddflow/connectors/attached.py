@@ -34,14 +34,16 @@ class Beside(NamedTuple):
 
 
 class Polled(NamedTuple):
-    """What a source brought.  ``rows``: by input, in order.  ``position``: after them, plain JSON; None where no epoch
-    may end yet.  ``whole``: inputs whose rows are all that they hold.  ``beside``: by input, the columns that stand
-    beside those of these rows; of messages the format tells them."""
+    """What a source brought."""
 
     rows: Mapping[str, Sequence[pa.RecordBatch]]
+    """By input, in order."""
     position: Any
+    """After these rows, plain JSON; None where no epoch may end yet."""
     whole: frozenset[str] = frozenset()
+    """Inputs whose rows are all that they hold."""
     beside: Mapping[str, Mapping[str, Beside]] = MappingProxyType({})
+    """By input, the columns that stand beside those of these rows; of messages the format tells them."""
 
 
 class OpenSource(ABC):
@@ -116,30 +118,38 @@ class Source(ABC):
 
 
 class TargetRecord(NamedTuple):
-    """What lies in a target beside a table: the last epoch that is in it, whose, and the digest of its manifest."""
+    """What lies in a target beside a table."""
 
     state: str
+    """The state that writes to the table."""
     output: str
+    """The output of it."""
     epoch: int
+    """The last epoch that is in the table."""
     digest: str
+    """Of that epoch's manifest."""
 
 
 class TableShape(NamedTuple):
-    """A table as a mode makes it.  ``schema``: its columns.  ``key``: by which rows are replaced; None: rows are only
-    added."""
+    """A table as a mode makes it."""
 
     output: str
+    """The output that goes to it."""
     schema: pa.Schema
+    """Its columns."""
     key: tuple[str, ...] | None
+    """By which rows are replaced; None: rows are only added."""
 
 
 class TableChanges(NamedTuple):
-    """An epoch as a target takes it.  ``gone``: the keys whose rows go, None where rows are only added; by a key of no
-    columns all go.  ``rows``: that are added then.  ``net``: how many rows changed; 0: there is nothing to write."""
+    """An epoch as a target takes it."""
 
     gone: pa.Table | None
+    """The keys whose rows go, None where rows are only added; by a key of no columns all go."""
     rows: pa.Table
+    """Rows that are added then."""
     net: int
+    """How many rows changed; 0: there is nothing to write."""
 
 
 class Staging(NamedTuple):
