@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import postgres_server
+import prometheus_server
 import pytest
 import soaking
 import spark_classes
@@ -56,7 +57,7 @@ if not SOAK and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-LACKING = postgres_server.lacking()
+LACKING = postgres_server.lacking() | prometheus_server.lacking()
 collect_ignore = list(LACKING)
 
 

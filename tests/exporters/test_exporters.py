@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
+from itertools import combinations
 from pathlib import Path
 
 import pyarrow as pa
@@ -135,6 +136,21 @@ def test_the_dashboard_shows_every_figure_and_none_that_is_not() -> None:
     text = json.dumps(json.loads(DASHBOARD.read_text()))
     shown = set(re.findall(r"ddflow_([a-z_]+?)(?:_total|_bucket)?(?=[^a-z_])", text))
     assert shown == {each.name for each in FIGURES}
+
+
+def test_panels_lie_beside_each_other_and_ask_the_chosen_source() -> None:
+    """As Grafana reads a dashboard: 24 columns, numbered panels, and variables that are declared."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 for place in places)
+    for a, b in combinations(places, 2):
+        assert any(a[at] + a[size] <= b[at] or b[at] + b[size] <= a[at] for at, size in (("x", "w"), ("y", "h")))
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places) > 10
+    declared = {each["name"] for each in dashboard["templating"]["list"]} | {"__rate_interval"}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard))) <= declared
+    assert {json.dumps(panel["datasource"]) for panel in dashboard["panels"]} == {
+        json.dumps({"type": "prometheus", "uid": "${datasource}"})
+    }
 
 
 def test_calls_are_logged_with_their_figures(caplog: pytest.LogCaptureFixture) -> None:
