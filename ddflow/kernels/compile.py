@@ -157,7 +157,7 @@ class Interpreted(Generic[P, R]):
 def _chosen(*switches: str) -> cache.KernelFolder:
     """The folder for the code as it was imported, and for these switches of numba; chosen once a process."""
     versions = (sys.version, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__)
-    facts = (*versions, llvmlite.binding.get_host_cpu_name(), *switches)
+    facts = (*versions, config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), *switches)
     name = cache.digest([file for file, _, _ in _IMPORTED], facts)
     return cache.KernelFolder.choose(cache.candidates(), name)
 
