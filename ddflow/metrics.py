@@ -33,6 +33,7 @@ class SinkLag(NamedTuple):
     """What a sink of `Engine.run` has yet to take."""
 
     epochs: int
+    """Committed epochs that it has not."""
     bytes: int
     """Of their updates."""
     failing: bool = False
