@@ -14,10 +14,10 @@ ENV PATH=$SPARK_HOME/bin:$PATH
 # Executors run as this user on Kubernetes; a cache of kernels belongs to the one who compiles and runs them.
 RUN useradd --uid 185 --create-home spark && mkdir -p /ddflow/kernels /app && chown spark /ddflow/kernels /app
 # Kubernetes starts drivers and executors by this script, which PySpark's package lacks.  It runs any other command.
-COPY --from=apache/spark:4.1.1-python3 /opt/entrypoint.sh /opt/
+COPY --from=apache/spark:4.1.1-python3 opt/entrypoint.sh /usr/local/bin/
 USER 185
 # Kernels are of the CPU that compiles them; another one compiles its own at each start.  For one image on several, set
 # before this line what all of them have, such as ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=
 RUN ddflow warmup
 WORKDIR /app
-ENTRYPOINT ["/opt/entrypoint.sh"]
+ENTRYPOINT ["/usr/local/bin/entrypoint.sh"]
