@@ -28,6 +28,7 @@ from typer.core import TyperGroup
 
 from ddflow.cli.say import say
 from ddflow.cli.welcome import TEXT
+from ddflow.cli.worded import VERB, worded
 from ddflow.errors import DdflowError
 from ddflow.terminal import guard_log, lines
 from ddflow.version import __version__
@@ -76,7 +77,9 @@ class Verbs(TyperGroup):
         alone.command(
             cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace", "sql", "run", "sync", "compare", "watch")
         )(verb)
-        return typer.main.get_command(alone)
+        command = typer.main.get_command(alone)
+        VERB.set(command)
+        return command
 
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:
         """Run a command line.  ``--debug`` is taken from wherever it stands before a ``--``."""
@@ -108,7 +111,7 @@ def guard(debug: bool) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(NO_READER) from None
     except DdflowError as error:
-        _say(str(error), debug)
+        _say(worded(error), debug)
         raise typer.Exit(REFUSED) from None
     except MemoryError as error:
         _say(

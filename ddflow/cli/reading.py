@@ -24,7 +24,7 @@ there, because it may never end.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -39,10 +39,10 @@ from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, most_absent, names
 from ddflow.cli.progress import Tick
 from ddflow.cli.say import say
+from ddflow.cli.worded import typed, worded
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
-from ddflow.connectors.files.read_text import typed
 from ddflow.connectors.protocol import PositionedRows
 from ddflow.engine.logs import MARKS
 from ddflow.errors import (
@@ -74,8 +74,8 @@ class Skipped(dict[str, str]):
 
     def note(self, file: str, error: DdflowError) -> None:
         """Say that a file is left out."""
-        self[file] = str(error)
-        say(f"skipped {file}: {error}", err=True)
+        self[file] = worded(error)
+        say(f"skipped {file}: {self[file]}", err=True)
 
     @contextmanager
     def over(self, file: str) -> Iterator[None]:
@@ -118,12 +118,12 @@ def _kind(format: str | None) -> Kind | None:
 def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
     """The same of a run, which may have a state.  Raises `SpecError`."""
 
-    def declare(types: str) -> str:
+    def declare(types: Mapping[str, str]) -> str:
         if ask.state is None:
-            return typed(types)
+            return str(types)
         # A key and an order never change in a state.
         fixed = {*names(ask.key), *names(ask.order_by), ask.time, ask.seq}
-        state, moves = shlex.quote(public(ask.state)), types.partition("=")[0] in fixed
+        state, moves = shlex.quote(public(ask.state)), bool(fixed & types.keys())
         return f"ddflow {f'migrate {state} NEW LOG... --whole' if moves else f'evolve {state}'} {typed(types)}"
 
     return replace(

@@ -8,7 +8,8 @@ wider type does not hold (``widening``). Floats and times are never text, becaus
 ('read', 'rewrite', None)
 """
 
-import shlex
+import re
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Final, Literal
 
@@ -98,38 +99,40 @@ def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
     return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
 
 
+_REWRITING: Final = re.compile(r"dd\.evolve\(STATE, (\{[^{}]*\})\)")
+
+
 def becomes(field: pa.Field, kind: pa.DataType) -> str:
     """How a column is widened to a type, for the remedy of an error; "" where it cannot be.
 
     >>> becomes(pa.field("c", pa.int32()), pa.float64())
-    "; in a state the column becomes that by ddflow evolve STATE --types 'c=double'"
+    "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
     """
     how = widening(field.type, kind)
     if how is None:
         return ""
-    command = rewriting(f"{field.name}={spelled_type(kind)}")
-    if how == "read":
-        command = f"engine.evolve({{{field.name!r}: {str(kind)!r}}}), or {command}"
-    return f"; in a state the column becomes that by {command}"
+    types = {field.name: spelled_type(kind)}
+    taken = f"engine.evolve({types}), or " if how == "read" else ""
+    return f"; in a state the column becomes that by {taken}{rewriting(types)}"
 
 
-def rewriting(types: str) -> str:
-    """What to type, to have columns of a state widened.
+def rewriting(types: Mapping[str, str], state: str | None = None, input: str = "") -> str:
+    """The call that has columns of a state widened.  ``state``: where it is known.  ``input``: where it has several.
 
-    >>> rewriting("c=double")
-    "ddflow evolve STATE --types 'c=double'"
+    >>> rewriting({"c": "double"})
+    "dd.evolve(STATE, {'c': 'double'})"
     """
-    return f"ddflow evolve STATE --types '{types}'"
+    return f"dd.evolve({'STATE' if state is None else repr(state)}, { ({input: types} if input else types) })"
 
 
 def located(text: str, state: str, input: str = "") -> str:
     """A text in which `rewriting` stands, for a state that is known.  ``input``: where the state has several.
 
-    >>> located(rewriting("c=double"), "my state", "orders")
-    "ddflow evolve 'my state' --input orders --types 'c=double'"
+    >>> located(rewriting({"c": "double"}), "my state", "orders")
+    "dd.evolve('my state', {'orders': {'c': 'double'}})"
     """
-    of = f" --input {shlex.quote(input)}" if input else ""
-    return text.replace(rewriting("")[:-2], f"ddflow evolve {shlex.quote(state)}{of} --types ")
+    before, after = (f"{{{input!r}: ", "}") if input else ("", "")
+    return _REWRITING.sub(lambda call: f"dd.evolve({state!r}, {before}{call[1]}{after})", text)
 
 
 def holding(kind: pa.DataType, value: str) -> pa.DataType | None:

@@ -60,9 +60,13 @@ def arrow(given: Any, what: str, schema: pa.Schema) -> Rows:
     if isinstance(given, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return given
     if isinstance(given, str | os.PathLike):
-        from ddflow.connectors.files import open_files  # its readers take time to load, and few calls need them
+        from ddflow.connectors.files import (  # its readers take time to load, and few calls need them
+            FileOptions,
+            open_files,
+        )
 
-        return of_files(open_files([os.fspath(given)], known=schema if len(schema) else None))
+        known, how = schema if len(schema) else None, FileOptions(converts=False)
+        return of_files(open_files([os.fspath(given)], known=known, how=how))
     if hasattr(given, "collect_schema") and hasattr(given, "lazy") and not hasattr(given, "__arrow_c_stream__"):
         given = given.collect()
     elif hasattr(given, "scanner") and hasattr(given, "schema"):

@@ -179,7 +179,7 @@ class FollowedFiles(OpenSource):
         if not stamp.size:
             return iter(())
         place = self._there.place(file, stamp)
-        source = FilesSource([place], {}, [], self.schema, FileOptions(empty=True, declare=rewriting))
+        source = FilesSource([place], {}, [], self.schema, FileOptions(empty=True, declare=rewriting, converts=False))
         there = source.columns(place.name)
         self._beside = {
             field.name: Beside(None if field.name in source.blank else field.type, file)

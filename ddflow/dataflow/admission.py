@@ -232,7 +232,7 @@ class Admission:
         """Raises the error of the binding when that is one.  ``where``: of the first, if its row does not say it."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
-            others = " or 'keep'" if self.bound.null_error is NullKey else ""
+            others = " or null_key='keep'" if self.bound.null_error is NullKey else ""
             raise self.bound.null_error(
                 f"rows for {self.bound.name!r}",
                 f"{self.bound.keyed_by} is null in {rows.size:,} rows, {where or f'first {rows[:5].tolist()}'}",
@@ -248,7 +248,7 @@ class Admission:
                 f"rows for {self.bound.name!r}",
                 f"{rows.size:,} events are behind the frontier {shown(frontier)}, "
                 f"first row {rows[0]} at time {original[rows[0]]}",
-                "push them before advancing, or choose late='drop' or 'advance'; nothing was taken in",
+                "push them before advancing, or choose late='drop' or late='advance'; nothing was taken in",
             )
         if rule == "drop":
             codes[late] = LATE

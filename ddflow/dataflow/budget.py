@@ -92,13 +92,13 @@ class Budget:
             raise BudgetExceeded("a step", found, remedy)
 
 
-def parse_size(given: str | int | None) -> int | None:
-    """Bytes of ``"512MB"``, ``"2 GiB"`` or a number; None stays None (no budget).  Raises `SpecError`."""
+def parse_size(given: str | int | None, option: str = "memory=") -> int | None:
+    """Bytes of ``"512MB"``, ``"2 GiB"`` or a number; None stays None (no budget).  Raises `SpecError` of the option."""
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
         return given
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", given) if isinstance(given, str) else None
     if found is None or found[2].upper() not in UNITS or not float(found[1]):
-        raise SpecError(f"memory={given!r}", "that is no size", "write it like '512MB' or '2GiB', or give bytes")
+        raise SpecError(f"{option}{given!r}", "that is no size", "write it like '512MB' or '2GiB', or give bytes")
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 

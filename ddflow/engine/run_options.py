@@ -74,12 +74,12 @@ class RunOptions:
     @property
     def most(self) -> int:
         """Bytes of updates that may wait for a sink."""
-        return parse_size(self.sink_backlog) or 0
+        return parse_size(self.sink_backlog, "sink_backlog=") or 0
 
     @property
     def bytes(self) -> int:
         """Of rows in an epoch, about."""
-        return parse_size(self.room) or 0
+        return parse_size(self.room, "room=") or 0
 
     def behind(self, kind: pa.DataType) -> int | None:
         """``lateness`` in the unit of a type of time.  Raises `SpecError`."""

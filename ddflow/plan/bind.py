@@ -28,6 +28,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
+from ddflow.columns.type_text import as_declared
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Target
 from ddflow.errors import NullKey, SpecError
 from ddflow.expressions import Expression
@@ -268,7 +269,7 @@ def _check_types(name: str, schema: pa.Schema, spec: Upsert, own: set[str]) -> N
         raise SpecError(f"{option}= of {name!r}", f"{column!r} is {schema.field(column).type}, {why}", remedy)
 
     if nulls := [field.name for field in schema if pat.is_null(field.type)]:
-        remedy = f"declare what their values will be; on the shell --types {nulls[0]}=string"
+        remedy = f"declare what their values will be, as in {as_declared(nulls[0], 'string')}"
         raise SpecError(f"the schema of {name!r}", f"the columns {nulls} are of the type null: no value fits", remedy)
     for column in spec.key:
         if not is_key(schema.field(column).type):

@@ -29,7 +29,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.columns.type_text import spelled_type
-from ddflow.columns.wider import widening
+from ddflow.columns.wider import rewriting, widening
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.bind import own_columns
 from ddflow.plan.binding import Spec
@@ -168,12 +168,11 @@ def _command(change: PlanChange, where: str) -> str:
     """What to type, to have a state rewritten."""
     commands = []
     for name, types in change.types.items():
-        texts = ",".join(f"{column}={spelled_type(now)}" for column, (_, now) in types.items())
-        of = f" --input {name}" if len(change.types) > 1 else ""
-        commands.append(f"ddflow evolve {where}{of} --types '{texts}'")
+        wide = {column: spelled_type(now) for column, (_, now) in types.items()}
+        commands.append(rewriting(wide, where, name if len(change.types) > 1 else ""))
     return (
-        f"opening never rewrites a state: rewrite it first with {' and '.join(commands)}, in Python with dd.evolve, "
-        "on Spark with spark_bridge.evolve"
+        f"opening never rewrites a state: rewrite it first with {' and '.join(commands)}, on Spark with "
+        "spark_bridge.evolve"
     )
 
 

@@ -18,7 +18,7 @@ frozenset({DataType(string)}) [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final
@@ -27,10 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
+from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
-from ddflow.connectors.files.reading import ENCODING, check_width, described, reading
-from ddflow.errors import DdflowError, UnreadableInput
+from ddflow.connectors.files.reading import ENCODING, File, check_width, described, reading
+from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
 _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")
 _VALUE = re.compile(r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?(?P<what>.*)")
@@ -187,3 +188,14 @@ def _conflict(where: str) -> UnreadableInput:
 
 def _row(number: str | int) -> str:
     return f"row {int(number):,}"
+
+
+def lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
+    """The error of a file without a column that it must have: perhaps its columns were not told apart."""
+    if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
+        shown = r"\t" if between == "\t" else between
+        found = f"the header is one column, {next(iter(there))!r}"
+        remedy = f"is the delimiter '{shown}'? give delimiter='{shown}', or write commas"
+        return SchemaMismatch(reader.place.name, found, remedy)
+    found = f"the column {column!r} is missing, which every file must have"
+    return SchemaMismatch(reader.place.name, found, did_you_mean(column, there))

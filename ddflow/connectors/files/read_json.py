@@ -31,10 +31,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.names import did_you_mean
+from ddflow.columns.type_text import as_declared
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import ARRAY
 from ddflow.connectors.files.read_csv import CONFLICT
-from ddflow.connectors.files.read_text import Block, TextColumn, TextFile, typed
+from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
 from ddflow.connectors.files.reading import ENCODING, check_width, reading
 from ddflow.connectors.files.structure import DEPTH, ArrayElements, depths
 from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
@@ -146,9 +147,8 @@ class JsonFile(TextFile):
             seen.add(name)
             if name not in names:
                 found = f"there is a column {name!r}, which the beginning of no file has"
-                raise SchemaMismatch(
-                    where, found, f"declare it: {typed(f'{name}=string')}; {did_you_mean(name, names)}"
-                )
+                remedy = f"declare it: {as_declared(name, 'string')}; {did_you_mean(name, names)}"
+                raise SchemaMismatch(where, found, remedy)
 
 
 def _filled(stream: pa.NativeFile) -> bytes:

@@ -14,7 +14,6 @@ text here, parsed by Arrow as one type.  Under a text type every scalar is its t
 """
 
 import io
-import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -26,7 +25,7 @@ import pyarrow.json as pj
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
-from ddflow.columns.type_text import spelled_type
+from ddflow.columns.type_text import as_declared, spelled_type
 from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
 from ddflow.connectors.files.kinds import Dialect
 from ddflow.connectors.files.places import Place
@@ -118,16 +117,17 @@ class Block(NamedTuple):
     where: Callable[[int], str]
 
 
-Declare = Callable[[str], str]
-"""What to type to declare types, given as ``column=type``."""
+Declare = Callable[[Mapping[str, str]], str]
+"""What to write to declare types by column."""
 
 
 class TextFile(File):
-    """A file of text.  ``dialect``: how it is written.  ``declare``: by column, where that is not done by --types."""
+    """A file of text.  ``dialect``: how it is written.  ``declare``: of columns that have their types already.
+    ``converts``: whether types can be given for the files themselves, which convert then."""
 
-    def __init__(self, place: Place, dialect: Dialect, declare: Mapping[str, Declare]) -> None:
+    def __init__(self, place: Place, dialect: Dialect, declare: Mapping[str, Declare], converts: bool) -> None:
         super().__init__(place)
-        self.dialect, self._declare = dialect, declare
+        self.dialect, self._declare, self._converts = dialect, declare, converts
         self._head: Block | None = None
 
     @abstractmethod
@@ -177,20 +177,11 @@ class TextFile(File):
         """What is wrong with a value that is none of its column's type, and what to type."""
         text, shown = str(column.texts[row]), column.shown(row)
         if declared:
-            return f"{shown} is no {kind}", f"mend it, or declare another type: --types {name}=string"
+            return f"{shown} is no {kind}", f"mend it, or declare another type: {as_declared(name, 'string')}"
         fit = fitting(kind, text)
-        words = self._declare.get(name, typed)(f"{name}={spelled_type(fit)}")
-        remedy = f"mend it, or declare the type that fits: {words}"
-        with suppress(Misspelled):
-            converted(column.texts.slice(row, 1), kind)
-            remedy += f"; {typed(f'{name}={spelled_type(kind)}')} converts it"
+        remedy = f"mend it, or declare the type that fits: {self._declare.get(name, str)({name: spelled_type(fit)})}"
+        if self._converts:
+            with suppress(Misspelled):
+                converted(column.texts.slice(row, 1), kind)
+                remedy += f"; declaring {as_declared(name, spelled_type(kind))} converts it"
         return f"{shown} is not how a value of type {kind} is written", remedy
-
-
-def typed(types: str) -> str:
-    """What to type to declare types in a run.
-
-    >>> typed("total=decimal(12,2)")
-    "--types 'total=decimal(12,2)'"
-    """
-    return f"--types {shlex.quote(types)}"

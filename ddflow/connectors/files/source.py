@@ -30,7 +30,7 @@ import pyarrow as pa
 from ddflow.columns.declared import to_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
-from ddflow.columns.type_text import spelled_type
+from ddflow.columns.type_text import as_declared, spelled_type
 from ddflow.connectors.files.changes import Changes
 from ddflow.connectors.files.guess import ANY, Possible, guess
 from ddflow.connectors.files.kinds import (
@@ -49,10 +49,10 @@ from ddflow.connectors.files.kinds import (
 )
 from ddflow.connectors.files.places import Place, listed
 from ddflow.connectors.files.read_columnar import ArrowFile, ParquetFile
-from ddflow.connectors.files.read_csv import CsvFile
+from ddflow.connectors.files.read_csv import CsvFile, lacks
 from ddflow.connectors.files.read_json import JsonFile
 from ddflow.connectors.files.read_lines import LinesFile
-from ddflow.connectors.files.read_text import Declare, TextFile, typed
+from ddflow.connectors.files.read_text import Declare, TextFile
 from ddflow.connectors.files.reading import File, Types, described, is_empty
 from ddflow.connectors.files.wire import holds, restored
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
@@ -91,7 +91,9 @@ class FileOptions:
     skip
         Told of a file that cannot be read, which is left out then.  None: it is an error.
     declare
-        What to type to declare types of columns that are known.
+        What to write to declare types of columns that are known.
+    converts
+        Whether types of their columns can be given with the files, which are converted then.
     """
 
     dialect: Dialect = PLAIN
@@ -99,7 +101,8 @@ class FileOptions:
     strict: bool = False
     empty: bool = False
     skip: Callable[[str, DdflowError], None] | None = None
-    declare: Declare = typed
+    declare: Declare = str
+    converts: bool = True
 
 
 AS_USUAL: Final = FileOptions()
@@ -152,11 +155,11 @@ class FilesSource:
             self._there.append({})
             return
         name = place.kind.name
-        reader = _OTHERS[name](place) if name in _OTHERS else _TEXTS[name](place, self._how.dialect, self._commands())
+        reader = _OTHERS[name](place) if name in _OTHERS else self._text(place)
         there = reader.columns()
         for column in self._required if there else ():
             if column not in there and reader.is_whole:
-                raise _lacks(reader, column, there)
+                raise lacks(reader, column, there)
         for column, kind in self._declared.items():
             if column in there and isinstance(reader, TextFile) and not holds(kind, name):
                 remedy = "declare another" if is_json(name) else "use Parquet, Arrow or JSON lines for nested values"
@@ -164,8 +167,9 @@ class FilesSource:
         self._readers.append(reader)
         self._there.append(there)
 
-    def _commands(self) -> dict[str, Declare]:
-        return dict.fromkeys(self._known.names if self._known is not None else (), self._how.declare)
+    def _text(self, place: Place) -> TextFile:
+        declare = dict.fromkeys(self._known.names if self._known is not None else (), self._how.declare)
+        return _TEXTS[place.kind.name](place, self._how.dialect, declare, self._how.converts)
 
     def _union(self) -> pa.Schema:
         """All columns, in types that do not depend on which file is the first."""
@@ -176,7 +180,7 @@ class FilesSource:
             if name not in columns and not all(reader.is_whole for reader in self._readers):
                 columns[name] = None
             elif name not in columns:
-                self.changes.unused.append(f"no file has {name!r}, of --types: {did_you_mean(name, columns)}")
+                self.changes.unused.append(f"no file has {name!r}, which is declared: {did_you_mean(name, columns)}")
         self._of: dict[str, str] = {}
         types: dict[str, pa.DataType] = {}
         for reader, there in zip(self._readers, self._there, strict=True):
@@ -284,7 +288,7 @@ class FilesSource:
             meant = f"in {self._of[name]} it is"
         elif name not in self._declared:
             meant = "in the state it is"
-            words = f"widen it: {self._how.declare(f'{name}={spelled_type(kind)}')}; or convert this one"
+            words = f"widen it: {self._how.declare({name: spelled_type(kind)})}; or convert this one"
         raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words)
 
     def _cast(self, file: str, table: pa.Table) -> pa.Table:
@@ -316,19 +320,8 @@ class Nothing(File):
         return iter(())
 
 
-def _lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
-    """The error of a file without a column that it must have: perhaps its columns were not told apart."""
-    if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
-        shown = r"\t" if between == "\t" else between
-        found = f"the header is one column, {next(iter(there))!r}"
-        remedy = f"is the delimiter '{shown}'? give --delimiter '{shown}'"
-        return SchemaMismatch(reader.place.name, found, remedy)
-    found = f"the column {column!r} is missing, which every file must have"
-    return SchemaMismatch(reader.place.name, found, did_you_mean(column, there))
-
-
 def _one_type(name: str) -> str:
-    return f"declare one type for all files ({typed(f'{name}=string')}), or convert this one"
+    return f"declare one type for all files ({as_declared(name, 'string')}), or convert this one"
 
 
 def open_files(

@@ -249,7 +249,7 @@ def _wider(bad: BadMessages, row: int, target: Target) -> str:
     wide = None if field.name in target.key else holding(field.type, value)
     if wide is None:
         return ""
-    return f"; if the column became wider at its source: {rewriting(f'{field.name}={spelled_type(wide)}')}"
+    return f"; if the column became wider at its source: {rewriting({field.name: spelled_type(wide)})}"
 
 
 def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:

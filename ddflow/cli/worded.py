@@ -1,0 +1,85 @@
+"""What the library says, in the words of the shell.
+
+Invariant: the library names options and calls as they are in Python, because it does not know who asks.  Here alone
+they become those of the command line, where the verb has them: an option of the verb, a declared type where the verb
+has ``--types``, and `ddflow.evolve`.  What stands in quotes is somebody's text, and stays.
+
+>>> said = "it is 'null_key=x'; choose null_key='drop', declare {'n': 'double'}, or dd.evolve('s', {'n': 'int64'})"
+>>> in_shell(said, {"null_key": "--null-key", "types": "--types"})
+"it is 'null_key=x'; choose --null-key drop, declare --types n=double, or ddflow evolve s --types n=int64"
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+
+from ddflow.errors import DdflowError
+
+_TEXT: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_PAIR: Final = re.compile(rf"({_TEXT}): ({_TEXT})")
+_TYPES: Final = rf"\{{(?:{_TEXT}): (?:{_TEXT})(?:, (?:{_TEXT}): (?:{_TEXT}))*\}}"
+_EVOLVE: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), (?:({_TYPES})|\{{({_TEXT}): ({_TYPES})\}})\)")
+_DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
+_VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
+OTHERWISE: Final = {"group": "groups"}
+"""Options that are called otherwise in Python."""
+VERB: Final[ContextVar[Any]] = ContextVar("VERB", default=None)
+"""The verb that runs, as Typer has it."""
+
+
+def worded(error: DdflowError) -> str:
+    """An error as the verb that runs says it.  O(text)."""
+    given = VERB.get()
+    options = () if given is None else [each for each in given.params if each.opts and each.opts[0].startswith("-")]
+    return in_shell(str(error), {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options})
+
+
+def in_shell(text: str, options: Mapping[str, str]) -> str:
+    """A text of the library.  ``options``: as the shell calls them, by their names in Python.  O(text)."""
+    text = _EVOLVE.sub(_evolving, text)
+    if "types" in options:
+        text = _DECLARED.sub(lambda found: found[1] + typed(_pairs(found[2])), text)
+    if not options:
+        return text
+    names = "|".join(map(re.escape, sorted(options, key=len, reverse=True)))
+    option = rf"(?<![\w.(\"'-])(?P<name>{names})=(?P<value>{_VALUE})?(?= ?)"
+    quoted = rf"(?<!\w)(?:{_TEXT})"
+
+    def said(found: re.Match[str]) -> str:
+        if found["name"] is None:
+            return found[0]
+        value = _plain(found["value"])
+        return f"{options[found['name']]} {value}" if value else options[found["name"]]
+
+    return re.sub(f"{option}|{quoted}", said, text)
+
+
+def typed(types: Mapping[str, str]) -> str:
+    """What to type to declare types.
+
+    >>> typed({"total": "decimal(12,2)", "city": "string"})
+    "--types 'total=decimal(12,2),city=string'"
+    """
+    return f"--types {shlex.quote(','.join(f'{name}={kind}' for name, kind in types.items()))}"
+
+
+def _evolving(found: re.Match[str]) -> str:
+    state, types, input, of_input = found.groups()
+    of = "" if input is None else f" --input {shlex.quote(input[1:-1])}"
+    where = state if state == "STATE" else shlex.quote(state[1:-1])
+    return f"ddflow evolve {where}{of} {typed(_pairs(types or of_input))}"
+
+
+def _pairs(types: str) -> dict[str, str]:
+    return {name[1:-1]: kind[1:-1] for name, kind in _PAIR.findall(types)}
+
+
+def _plain(value: str | None) -> str:
+    """A value of Python as it is typed; "" of an option that has none there."""
+    if value is None or value in ("True", "False", "None"):
+        return ""
+    if value[0] == "[":
+        return shlex.quote(",".join(each[1:-1] for each in re.findall(_TEXT, value)))
+    return shlex.quote(value[1:-1]) if value[0] in "'\"" else value
