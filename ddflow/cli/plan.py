@@ -23,6 +23,7 @@ import typer
 import ddflow as dd
 from ddflow.cli.messages import message_format
 from ddflow.cli.options import Ask
+from ddflow.engine.replace import most_absent
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
 
@@ -58,18 +59,6 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
         most_absent(ask.max_absent, 0)
     if ask.state is None and (given := ask.of_state()):
         raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
-
-
-def most_absent(text: str, there: int) -> int:
-    """How many of the keys that are there may go.  Raises `SpecError`.
-
-    >>> most_absent("12", 100), most_absent("2.5%", 100)
-    (12, 2)
-    """
-    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text.strip())
-    if match is None or (match[2] and float(match[2]) > 100):
-        raise SpecError(f"--max-absent {text}", "that is no number of keys, nor a share of them", "write 100, or 50%")
-    return int(match[1]) if match[1] else int(there * float(match[2]) / 100)
 
 
 def names(texts: Iterable[str] | None) -> list[str]:

@@ -23,7 +23,9 @@ there, because it may never end.
 "/a.csv, from row 9: rows for 'input'"
 """
 
+import re
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,16 +38,17 @@ import pyarrow as pa
 import ddflow as dd
 from ddflow.cli.messages import FORMATS, KCAT, message_format
 from ddflow.cli.options import Ask
-from ddflow.cli.plan import INPUT, most_absent, names
+from ddflow.cli.plan import INPUT, names
 from ddflow.cli.progress import Tick
 from ddflow.cli.say import say
 from ddflow.cli.worded import typed, worded
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
-from ddflow.connectors.protocol import PositionedRows
+from ddflow.connectors.formats.base import DROPPING
 from ddflow.engine.logs import MARKS
 from ddflow.errors import (
+    BadMessage,
     DdflowError,
     DuplicateKeys,
     NullKey,
@@ -53,14 +56,14 @@ from ddflow.errors import (
     SchemaMismatch,
     SpecError,
     TieRefused,
-    TooManyAbsent,
     UnreadableInput,
 )
 from ddflow.storage.address import public
 from ddflow.tools.merge_on_read import take
 
-BAD: Final = (UnreadableInput, SchemaMismatch, NullKey, TieRefused, DuplicateKeys, OutOfScope)
+BAD: Final = (UnreadableInput, SchemaMismatch, BadMessage, NullKey, TieRefused, DuplicateKeys, OutOfScope)
 """What is wrong with a file, and leaves the engine as it was."""
+_COUNTED: Final = re.compile(r"row (\d+), counted from 0")
 IN_MEMORY: Final = 64 << 20
 """Bytes of a file's rows that wait in memory until it is read; beyond, in a temporary file."""
 
@@ -204,26 +207,13 @@ def taken(
     epoch: int | None = None,
 ) -> dd.Step:
     """A file of epoch mode as one step, not committed.  ``part``: the file, as it is marked."""
-    rows, seen = rows_of(given, file, tick), [0]
+    rows = rows_of(given, file, tick)
     if ask.whole and not ask.allow_empty:
         rows = some(rows, file)
-    again = epoch is not None and epoch <= engine.epoch  # it was committed, and is told again
-    if ask.max_absent is None or not ask.whole or again:
-        reader = pa.RecordBatchReader.from_batches(given.columns(file), rows)
-        return take(engine, INPUT, replace(part, rows=reader) if isinstance(part, MARKS) else reader, time, epoch)
-    before = engine.stats()["arrangements"][INPUT]["keys"]
-    reader = pa.RecordBatchReader.from_batches(given.columns(file), _counted(rows, seen))
-    step = take(engine, INPUT, replace(part, rows=reader), time, epoch)
-    # Of a scope: the rows that the file has, less those that are new.
-    after = engine.stats()["arrangements"][INPUT]["keys"]
-    there = before if ask.scope is None else max(before - after + seen[0], 0)
-    if step.verdicts.absent > (most := most_absent(ask.max_absent, there)):
-        raise TooManyAbsent(
-            file,
-            f"it lacks {step.verdicts.absent:,} of {there:,} keys, and --max-absent {ask.max_absent} lets {most:,} go",
-            "is it whole? if it is, allow more; nothing of it was written or committed",
-        )
-    return step
+    reader = pa.RecordBatchReader.from_batches(given.columns(file), rows)
+    with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
+        part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
+        return take(engine, INPUT, part, time, epoch, ask.max_absent)
 
 
 def some(
@@ -236,18 +226,14 @@ def some(
     return chain([first], rows)
 
 
-def _counted(rows: Iterator[pa.RecordBatch], seen: list[int]) -> Iterator[pa.RecordBatch]:
-    for batch in rows:
-        seen[0] += batch.num_rows
-        yield batch
-
-
 @contextmanager
-def within(given: PositionedRows[FilePosition], at: FilePosition) -> Iterator[None]:
+def within(given: FilesSource, at: FilePosition) -> Iterator[None]:
     """Put the place in front of what the engine says of the rows from there on."""
     try:
         yield
     except DdflowError as error:
         if at.file in error.asked:
             raise
-        raise type(error)(f"{given.place(at)}: {error.asked}", error.found, error.remedy) from None
+        found = _COUNTED.sub(lambda row: given.row(at, int(row[1])), error.found)
+        asked, remedy = f"{given.place(at)}: {error.asked}", error.remedy.replace(DROPPING, "")
+        raise type(error)(asked, found, remedy) from None

@@ -26,6 +26,7 @@ from math import inf
 from time import monotonic, time
 from typing import Any, ClassVar, TypedDict
 
+import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.wider import rewriting
@@ -248,7 +249,9 @@ def _lines(
                 values, places = filled(lines.slice(max(rows - number, 0)))
                 after = number + len(lines)
                 if len(values):
-                    offsets = pa.array(places + (before + max(rows, number)))
-                    yield pa.record_batch({"value": values, "offset": offsets}), after
+                    begin = max(rows, number)
+                    of = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(values), np.int8)), pa.array([path]))
+                    columns = {"offset": places + (before + begin), "line": places + (begin + 1), "file": of}
+                    yield pa.record_batch({"value": values, **columns}), after
     except (OSError, pa.ArrowException) as error:
         raise UnreadableInput(path, str(error), "see to the file") from None

@@ -62,6 +62,8 @@ class Admission:
 
     def __init__(self, bound: Binding) -> None:
         self.bound, self.arrived = bound, 0
+        self.columns: list[str] = bound.schema.names
+        """Those that the last rows had."""
         self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required
         self.certain = [field.name for field in bound.schema if not field.nullable]
         self.key = [name for name in bound.indispensable if name not in self.certain]
@@ -121,7 +123,7 @@ class Admission:
             lacking &= np.asarray(made.rows.column(MARK).is_null())
         if (rows := np.flatnonzero(lacking)).size:
             of_rows = self.format is not None and self.format.of_rows
-            where = "" if of_rows else f"first {Messages(given, self.what, first).place(int(made.at[rows[0]]))}"
+            where = "" if of_rows else Messages(given, self.what, first).place(int(made.at[rows[0]]))
             self._null_keys(lacking, where)
 
     def events(self, given: Any) -> pa.RecordBatch:
@@ -131,6 +133,7 @@ class Admission:
         """
         schema = self.bound.schema
         table = given if isinstance(given, pa.Table) else to_table(given, self.what, schema)
+        self.columns = table.column_names
         batches = table.to_batches() if table.schema.equals(schema) else []
         if len(batches) == 1 and not (self.certain and any(batches[0].column(x).null_count for x in self.certain)):
             batch = batches[0]
@@ -214,7 +217,7 @@ class Admission:
         if column.null_count and (rows := np.flatnonzero((validity(column) == 0) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                f"{name!r} is null in rows {rows[:5].tolist()}",
+                f"{name!r} is null in {rows.size:,} rows, first in {counted(rows)}",
                 "every event needs a time: mend the rows; nothing was taken in",
             )
         assert self.words is not None
@@ -223,7 +226,7 @@ class Admission:
         if greatest == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                f"rows {beyond[:5].tolist()} have time {CLOSED}",
+                f"{beyond.size:,} rows have time {CLOSED}, first {counted(beyond)}",
                 "that is the closed frontier itself; use smaller times",
             )
         return times, least, greatest, ascending
@@ -235,7 +238,7 @@ class Admission:
             others = " or null_key='keep'" if self.bound.null_error is NullKey else ""
             raise self.bound.null_error(
                 f"rows for {self.bound.name!r}",
-                f"{self.bound.keyed_by} is null in {rows.size:,} rows, {where or f'first {rows[:5].tolist()}'}",
+                f"{self.bound.keyed_by} is null in {rows.size:,} rows, first in {where or counted(rows)}",
                 f"mend them, or choose null_key='drop'{others}; nothing was taken in",
             )
 
@@ -247,7 +250,7 @@ class Admission:
             raise LateEvent(
                 f"rows for {self.bound.name!r}",
                 f"{rows.size:,} events are behind the frontier {shown(frontier)}, "
-                f"first row {rows[0]} at time {original[rows[0]]}",
+                f"first {counted(rows)}, at time {original[rows[0]]}",
                 "push them before advancing, or choose late='drop' or late='advance'; nothing was taken in",
             )
         if rule == "drop":
@@ -258,3 +261,8 @@ class Admission:
                 f"rows for {self.bound.name!r}", "the frontier is CLOSED", "no time is left to advance them to"
             )
         return np.where(late, frontier, original)
+
+
+def counted(rows: Any) -> str:
+    """The first of some rows of a call, as messages call it; the shell says where it stands in its file."""
+    return f"row {rows[0]}, counted from 0"

@@ -2,9 +2,8 @@
 
 Invariant: a call either happens whole or not at all. Everything is computed before anything changes, so a refused step
 (a null key, a tie, an overflow) leaves the engine as it was, and events in = resolved + pending holds after every call.
-A step touches several inputs and several operators with state. A step that is interrupted while it takes its changes
-in cannot be undone in memory; the engine then refuses to go on. One thread at a time. On durable state calls become
-epochs, published whole (``commits``).
+A step that is interrupted while it takes its changes in cannot be undone in memory; the engine then refuses to go on.
+One thread at a time. On durable state calls become epochs, published whole (``commits``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -235,12 +234,13 @@ class Engine(Reading, Attaching, Watching, Closing):
         scope: str | None = None,
         *,
         order: Any = None,
+        max_absent: int | str | None = None,
         epoch: int | None = None,
     ) -> Step:
         """Epoch mode: make ``table`` all that the input ``name`` holds from ``time`` on; returns the differences.
 
-        The rows of ``table`` win over whatever order is held.  Keys that are live in the scope and not in the table are
-        deleted, and counted as ``verdicts.absent``: a table without rows deletes all.  A column that it lacks is null.
+        The rows of ``table`` win over whatever order is held.  Keys in the scope that are not in it are deleted, and
+        counted as ``verdicts.absent``.  A column that it lacks is null, with a warning; under a merge it stays.
 
         Parameters
         ----------
@@ -254,11 +254,13 @@ class Engine(Reading, Attaching, Watching, Closing):
             SQL over the row's columns: only rows within it are replaced, and all of ``table`` must be.
         order : mapping or scalar, optional
             That of the deletions, by column of ``order_by`` and ``seq``.  By default the greatest in the table.
+        max_absent : int or str, optional
+            How many keys may be deleted, or which share of those held: 100, "50%".
 
         Raises
         ------
-        DuplicateKeys, OutOfScope, ExpressionError, SpecError
-            If the table names a key twice, or has rows outside the scope; for a scope or an order that does not fit.
+        DuplicateKeys, OutOfScope, TooManyAbsent, ExpressionError, SpecError
+            If it names a key twice, has rows outside the scope, lacks too many keys; for a scope or order of no use.
         DdflowError
             What `step` raises.  Nothing changes then.
 
@@ -266,7 +268,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         -----
         O(n + k), for n rows and k held keys.
         """
-        return replace(self.calls, "replace", name, table, time, scope, order, epoch)
+        return replace(self.calls, "replace", name, table, time, scope, order, epoch, max_absent)
 
     def restate(
         self, name: Any, events: Any = None, time: int | None = None, *, order: Any = None, epoch: int | None = None
@@ -335,8 +337,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         Raises
         ------
         SpecError
-            While there are calls that are not committed, new outputs whose contents were not given yet or, with
-            ``forget``, readers of earlier times.  Nothing changes then.  Also what `commit` raises.
+            While calls are not committed, contents of new outputs not given yet or, with ``forget``, readers open.
 
         Notes
         -----

@@ -66,6 +66,8 @@ class Contents:
         self._fixed = order is not None
         self.spelled = None if self.order is None else spelled(self.order)
         """The order that was given, in words that a manifest keeps."""
+        self.named = 0
+        """Keys that are held and named, once `absent` has gone through all."""
         self._ids: list[tuple[Words, Words]] = []
 
     def look(self, events: pa.RecordBatch) -> None:
@@ -128,6 +130,7 @@ class Contents:
         arranged, schema = self.upsert.arranged, self.bound.row_schema
         for high, low, references in living(arranged):
             missing = ~among(by, high, low)
+            self.named += missing.size - int(np.count_nonzero(missing))
             if self.upsert.expiring is not None:
                 # What is forgotten is not held, and leaves no tombstone.
                 missing &= ~self.upsert.expiring.among(high, low)

@@ -19,6 +19,8 @@ is absent is found by ``full_contents``.
 
 import dataclasses
 import json
+import re
+import warnings
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +35,7 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked
 from ddflow.engine.digests import combined
 from ddflow.engine.full_contents import Contents
-from ddflow.errors import WrongMode
+from ddflow.errors import SpecError, TooManyAbsent, WrongMode
 from ddflow.operators.upsert.events import Events
 from ddflow.storage.feeding import FULL, RESTATED, Way
 
@@ -47,11 +49,15 @@ def replace(
     scope: str | None,
     order: Any,
     epoch: int | None,
+    most: int | str | None = None,
 ) -> Step:
     """Either of the two: a step of one input, in which what is absent is deleted.
 
-    ``name``: the rows where ``rows`` is None.  ``time``: None for one above the last.
+    ``name``: the rows where ``rows`` is None.  ``time``: None for one above the last.  ``most``: how many keys may be
+    absent, as `most_absent` takes it.
     """
+    if most is not None:
+        most_absent(most, 0)
     dataflow = calls.dataflow
     with dataflow.guard.use(kind):
         if dataflow.flow.holds_back:
@@ -70,8 +76,15 @@ def replace(
             return again
         make_room(dataflow.budget, dataflow.graph, dataflow.batchers)
         inflow, digest = _flown(calls, name, rows, time, contents, asked)
+        _warn_of_lacking(dataflow, name, contents.asked)
         full = dataflow.admissions[name].arrived + inflow.rows
         absent = _absent(dataflow, inflow, contents, time, full, kind == "replace")
+        if most is not None and absent > (allowed := most_absent(most, there := absent + contents.named)):
+            raise TooManyAbsent(
+                contents.asked,
+                f"it lacks {absent:,} of {there:,} keys, and max_absent={most!r} lets {allowed:,} go",
+                "is it whole? if it is, allow more; nothing was taken in",
+            )
         upsert.contents = full
         try:
             step = dataflow.step({name: inflow}, time)
@@ -79,6 +92,28 @@ def replace(
             upsert.contents = None
         step.verdicts = dataclasses.replace(step.verdicts, absent=absent)
         return calls.done(asked, digest, step, {name: inflow}, way)
+
+
+def most_absent(given: int | str, there: int) -> int:
+    """How many of the keys that are there may go.  Raises `SpecError`.
+
+    >>> most_absent(12, 100), most_absent("12", 100), most_absent("2.5%", 100)
+    (12, 12, 2)
+    """
+    match = None if isinstance(given, bool) else re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", str(given).strip())
+    if match is None or (match[2] and float(match[2]) > 100):
+        found = "that is no number of keys, nor a share of them"
+        raise SpecError(f"max_absent={given!r}", found, "write 100, or '50%'")
+    return int(match[1]) if match[1] else int(there * float(match[2]) / 100)
+
+
+def _warn_of_lacking(dataflow: Dataflow, name: str, asked: str) -> None:
+    """Warn of columns that full contents lack, which are null from then on; under a merge they are left as they are."""
+    admission = dataflow.admissions[name]
+    if admission.format is not None or dataflow.graph.inputs[name].bound.merging is not None:
+        return
+    if lacking := [each for each in admission.bound.schema.names if each not in admission.columns]:
+        warnings.warn(f"{asked}: it lacks the columns {lacking}, which are null in all its rows", stacklevel=4)
 
 
 def _further(dataflow: Dataflow, name: str, contents: Contents) -> str:

@@ -91,7 +91,7 @@ class DuplicateKeys(DdflowError, ValueError):
 class TooManyAbsent(DdflowError, ValueError):
     """Full contents lack more keys than was allowed.
 
-    ``--max-absent`` guards against a file that is cut off. Nothing was written or committed.
+    ``max_absent=``, on the shell ``--max-absent``, guards against contents that are cut off. Nothing changes.
 
     What to do: look whether the file is whole; if it is, allow more.
     """

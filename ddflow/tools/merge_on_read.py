@@ -123,10 +123,15 @@ def folded(
         yield engine.dataflow.graph.inputs[LOG]
 
 
-def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None) -> Step:
-    """One call of an engine: a part of a log, as it is marked, for the input ``name``.  As those raise and cost."""
+def take(
+    engine: Engine, name: str, part: Any, time: int, epoch: int | None = None, most: int | str | None = None
+) -> Step:
+    """One call of an engine: a part of a log, as it is marked, for the input ``name``.  As those raise and cost.
+
+    ``most``: how many keys may be absent from full contents.
+    """
     if isinstance(part, Full):
-        return engine.replace(name, part.rows, time, part.scope, order=part.order, epoch=epoch)
+        return engine.replace(name, part.rows, time, part.scope, order=part.order, max_absent=most, epoch=epoch)
     if isinstance(part, Restated):
         return engine.restate(name, part.rows, time, order=part.order, epoch=epoch)
     if engine.flow.holds_back:

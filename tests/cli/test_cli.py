@@ -129,7 +129,7 @@ def test_lateness_closes_times_on_the_way_and_what_is_later_is_late() -> None:
     assert "applied 6" in run(*words, "--lateness", "7", "-o", "-").stderr
     said = refused(*words, "--lateness", "6", "-o", "out.csv")
     assert said.startswith(
-        "ddflow: tuesday.csv: rows for 'input': 1 events are behind the frontier 6, first row 2 at time 5"
+        "ddflow: tuesday.csv: rows for 'input': 1 events are behind the frontier 6, first row 4, at time 5"
     )
     advanced = rows(run(*words, "--lateness", "0", "--late", "advance", "--filter", "id = 3", "-o", "-"))
     assert advanced == [(3, "Bern", 15, "U", 12, 1)]
@@ -343,7 +343,7 @@ NULLED = "id,city,amount,updated_at,op\n1,Bern,1,1,U\n,Bern,1,1,U\n"
 KEY, TIMED = ["--key", "id"], ["--key", "id", "--time", "updated_at"]
 REFUSALS = {
     "a key that is not there": (["--key", "idd"], "monday.csv: the column 'idd' is missing, which every file must"),
-    "an order that is not there": ([*KEY, "--order-by", "at"], "order_by= of 'input': there is no column 'at'"),
+    "an order that is not there": ([*KEY, "--order-by", "at"], "--order-by of 'input': there is no column 'at'"),
     "a tombstone that is not there": ([*KEY, "--tombstone", "opp=D"], "no column 'opp'; did you mean 'op'?"),
     "a tombstone of text without a value": ([*KEY, "--tombstone", "op"], "a text column and no value is given"),
     "a filter that does not parse": ([*KEY, "--filter", "amount >"], "cannot compile filter amount >"),
@@ -353,21 +353,21 @@ REFUSALS = {
     "a projection of a missing column": ([*KEY, "--project", "town"], "town"),
     "a projection with a name twice": ([*KEY, "--project", "city", "--project", "city=id"], "named more than once"),
     "a projection of a column twice": ([*KEY, "--project", "city,city"], "the column 'city' is named more than once"),
-    "a tie rule that is none": ([*KEY, "--order-by", "updated_at", "--tie", "best"], "tie='best'; use one of ['last'"),
-    "late without a time": ([*KEY, "--late", "drop"], "late='drop' has no effect without time="),
-    "lateness without a time": ([*KEY, "--lateness", "5"], "lateness= has no effect without time="),
+    "a tie rule that is none": ([*KEY, "--order-by", "updated_at", "--tie", "best"], "--tie best; use one of ['last'"),
+    "late without a time": ([*KEY, "--late", "drop"], "--late drop has no effect without --time"),
+    "lateness without a time": ([*KEY, "--lateness", "5"], "--lateness has no effect without --time"),
     "lateness that is no span": ([*TIMED, "--lateness", "soon"], "that is no span of time"),
     "a span for plain numbers": ([*TIMED, "--lateness", "5s"], "is int64, which has no unit; write a plain number"),
-    "a time that is no time": ([*KEY, "--time", "city"], "time= of 'input': 'city' is string, which is no time"),
+    "a time that is no time": ([*KEY, "--time", "city"], "--time of 'input': 'city' is string, which is no time"),
     "a merge that is none": ([*KEY, "--merge", "amount"], "--merge amount: that is no column and strategy"),
     "a strategy that is none": ([*KEY, "--merge", "amount=avg"], "{'name': 'avg'}; give one of ['append',"),
-    "a merge of a missing column": ([*KEY, "--merge", "total=sum"], "merge= of 'input': there is no column 'total'"),
+    "a merge of a missing column": ([*KEY, "--merge", "total=sum"], "--merge of 'input': there is no column 'total'"),
     "a column merged twice": ([*KEY, "--merge", "amount=sum", "--merge", "amount=max"], "named twice"),
     "a group without an order": ([*KEY, "--group", "amount"], "--group amount: it names no order column"),
     "types that are none": ([*KEY, "--types", "amount=nmber"], "there is no such type"),
     "types of a missing column": (
         [*KEY, "--types", "amuont=int", "--strict-columns"],
-        "no file has 'amuont', of --types: did you mean 'amount'?",
+        "no file has 'amuont', which is declared: did you mean 'amount'?",
     ),
     "types without an equals sign": ([*KEY, "--types", "amount"], "it is not column=type"),
     "types that the values are not": ([*KEY, "--types", "city=int"], "monday.csv, row 2, column 'city': 'Bern' is no"),
@@ -391,7 +391,9 @@ def test_what_makes_no_sense_is_refused_with_a_message_and_exit_code_1(what: str
 def test_bad_rows_are_refused_with_their_file() -> None:
     Path("null.csv").write_text(NULLED)
     said = refused("diff", "monday.csv", "null.csv", *KEYED, "-o", "out.csv")
-    assert said.startswith("ddflow: null.csv: rows for 'input': the key ['id'] is null in 1 rows, first [1]; mend them")
+    assert said.startswith(
+        "ddflow: null.csv: rows for 'input': the key ['id'] is null in 1 rows, first in row 3; mend them"
+    )
     Path("tie.csv").write_text("id,at\n1,1\n1,1\n")
     assert "the key {'id': 1} has two events of order {'at': 1}" in refused(
         "diff", "tie.csv", "--key", "id", "--order-by", "at", "--tie", "error", "-o", "out.csv"
@@ -406,7 +408,7 @@ def test_rows_far_into_a_file_are_counted_from_where_the_batch_began() -> None:
     with open_output("a.parquet", pa.schema({"id": pa.int64(), "at": pa.int64()})) as out:
         out.write(pa.table({"id": pa.array([*range(70_000), None]), "at": range(70_001)}))
     said = refused("diff", "a.parquet", "--key", "id", "--time", "at", "-o", "out.csv")
-    assert "a.parquet, from row 65,536: rows for 'input': the key ['id'] is null in 1 rows, first [4464]" in said
+    assert "a.parquet, from row 65,536: rows for 'input': the key ['id'] is null in 1 rows, first in row 70,001" in said
 
 
 def test_files_that_cannot_be_read_are_refused_and_leave_nothing() -> None:

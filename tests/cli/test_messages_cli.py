@@ -145,7 +145,7 @@ def test_what_cannot_be_read_says_so(feed: Path, tmp_path: Path) -> None:
     assert "write o=FILE:key=COLUMNS" in ran("sql", "select * from o", f"o={feed}", "--format", "debezium", code=2)
     bad = tmp_path / "bad.jsonl"
     bad.write_text(feed.read_text() + "\n{\n")
-    assert "row 4: it is no JSON" in ran("diff", bad, "-k", "id", "--format", "debezium", code=1)
+    assert "line 6: it is no JSON" in ran("diff", bad, "-k", "id", "--format", "debezium", code=1)
 
 
 @effort(100)

@@ -245,7 +245,7 @@ def test_a_wider_column_ends_the_run_and_names_the_command(tmp_path: Path, flow:
             engine.run(source, give_up_after="0s")
         before = engine.read("people")
     appended(table, id=[3], city=["Bern"], n=pa.array([value], kind))
-    command = f"ddflow evolve {state} --types 'n={kind}'"
+    command = rf"dd.evolve\('{state}', \{{'n': '{kind}'\}}\)"
     with pytest.raises(SchemaMismatch, match=command), declared(flow, n=pa.int32()).open(state) as engine:
         engine.run(source, give_up_after="0s")
     assert dd.read(state, "people").equals(before)

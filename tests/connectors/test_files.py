@@ -218,7 +218,7 @@ def test_a_declared_type_may_name_a_column_that_json_lines_show_later(tmp_path: 
     source = open_files([tmp_path / "a.jsonl"], types={"more": "int8"})
     assert (source.schema.names, source.changes.text) == (
         ["id", "note"],
-        "no file has 'more', of --types: there are ['id', 'note']",
+        "no file has 'more', which is declared: there are ['id', 'note']",
     )
     (tmp_path / "a.jsonl").write_text('{"id": 1}\n' * 300_000 + '{"id": 2, "more": 3}\n')  # beyond what is looked at
     assert read(tmp_path / "a.jsonl", types={"more": pa.int8()})["more"].to_pylist()[-2:] == [None, 3]

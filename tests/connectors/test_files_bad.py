@@ -154,7 +154,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_file_row_and_column(kind: s
     (tmp_path / "a.csv").write_text("id,b\n" + f"1,{good}\n" * rows + f'2,"{bad}"\n')
     said = refused(tmp_path / "a.csv", types={"b": parse_type(kind)})
     assert said.startswith("a.csv, " if kind == "binary" else f"a.csv, row {rows + 2:,}, column 'b': "), said
-    assert "column 'b'" in said and said.endswith("declare another type: --types b=string")
+    assert "column 'b'" in said and said.endswith("declare another type: {'b': 'string'}")
     quoted = kind not in ("int64", "double", "bool")
     lines = [f'"{text}"' if quoted or text in ("x", "yes") else text for text in (good, bad)]
     (tmp_path / "a.jsonl").write_text(f'{{"id": 1, "b": {lines[0]}}}\n' * rows + f'{{"id": 2, "b": {lines[1]}}}\n')
@@ -172,10 +172,10 @@ def test_a_value_that_does_not_fit_is_named_with_its_file_row_and_column(kind: s
             '{"id": "x"}',
             "column 'id': \"x\" is not how a value of type int64 is written; mend it, or declare the type that",
         ),
-        ('{"id": 1.5}', "--types id=double"),
+        ('{"id": 1.5}', "{'id': 'double'}"),
         (
             '{"id": 1, "idd": 2}',
-            "there is a column 'idd', which the beginning of no file has; declare it: --types idd=string",
+            "there is a column 'idd', which the beginning of no file has; declare it: {'idd': 'string'}",
         ),
         ('{"id": 1, "id": 2}', "the member 'id' is there twice"),
         ('{"id": 1, "p": {"x": 1, "y": 2}}', "column 'p'"),
@@ -241,7 +241,7 @@ def test_a_file_that_adds_a_column_under_strict_or_lacks_a_required_one_is_refus
 def test_a_type_for_a_column_that_is_not_there_is_told_of_or_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", pa.table({"amount": [1]}))
     source = open_files([path], types={"amuont": "double"})
-    assert source.changes.text == "no file has 'amuont', of --types: did you mean 'amount'? there are ['amount']"
+    assert source.changes.text == "no file has 'amuont', which is declared: did you mean 'amount'? there are ['amount']"
     with pytest.raises(SchemaMismatch, match="no file has 'amuont'"):
         open_files([path], types={"amuont": "double"}, how=FileOptions(strict=True))
     for nested in ("list<int>", "struct<a: int>"):

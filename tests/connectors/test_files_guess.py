@@ -10,7 +10,6 @@ import gzip
 import itertools
 import math
 import re
-import shlex
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +22,7 @@ from test_cli import run
 from test_files import read, write
 from test_files_bad import refused
 
-from ddflow.columns.type_text import parse_types
+from ddflow.columns.type_text import parse_type
 from ddflow.connectors.files import open_files
 from ddflow.connectors.files.guess import LADDER, SAMPLE, guess, possible
 from ddflow.connectors.files.spelling import fits
@@ -236,7 +235,7 @@ def test_a_later_value_that_is_spelled_otherwise_is_refused_and_named(kind: str,
         assert said.startswith(f"a.csv, row {BEYOND + 2:,}, column 'id': "), said
         assert repr(other)[:40] in said
         # What it says to type is right: the file is read, and text keeps what is written.
-        fit = parse_types([shlex.split(said.split("--types ")[1].rstrip(";").split("; ")[0])[0]])
+        fit = {name: parse_type(kind) for name, kind in re.findall(r"fits: \{'(\w+)': '([^']+)'\}", said)}
         table = read(tmp_path / "a.csv", types=fit)
         assert table["id"][BEYOND].as_py() == other or not pa.types.is_string(fit["id"]), said
 

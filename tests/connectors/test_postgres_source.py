@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
+from ddflow.cli.worded import in_shell
 from ddflow.connectors.postgres_slot import Slot
 from ddflow.connectors.spelled import spelled_source
 from ddflow.errors import (
@@ -165,7 +166,7 @@ def test_a_column_that_widens_ends_the_run_until_the_state_is_evolved(
     for _ in "12":
         with pytest.raises(BadMessage) as error:
             run(flow())
-        command = re.search(r"ddflow (evolve .*/state) --types '(.*)'", str(error.value))
+        command = re.search(r"ddflow (evolve .*/state) --types (.*)", in_shell(str(error.value), {}))
         assert command is not None and command[2] == f"customer={wide}"
         assert not dd.fsck(tmp_path / "state").problems
     evolved = CliRunner().invoke(app, [*command[1].split(), "--types", command[2]])

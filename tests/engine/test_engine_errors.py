@@ -131,7 +131,7 @@ def test_a_spec_that_does_not_fit_its_schema_is_refused_where_it_is_written(
         (pa.table({"id": [1.5]}), errors.SchemaMismatch, r"row 0 holds 1.5 \(double\), which does not fit int64"),
         (pa.table({"id": pa.array([2**63], pa.uint64())}), errors.SchemaMismatch, "does not fit int64"),
         ([pa.record_batch({"id": [1]}), pa.record_batch({"id": ["1"]})], errors.SchemaMismatch, "batch 1 has"),
-        (rows((None, "x", 1), (2, "x", 1)), errors.NullKey, r"null in 1 rows, first \[0\]; mend them"),
+        (rows((None, "x", 1), (2, "x", 1)), errors.NullKey, r"null in 1 rows, first in row 0, counted from 0; mend"),
         ({"id": 1}, errors.NotArrow, "column 'id' of rows for 's': it is a int; give a list"),
         ([{"id": 1}, 2], errors.NotArrow, "list does not speak Arrow"),
         (pa.chunked_array([[1]]), errors.NotArrow, "ChunkedArray holds no rows"),
@@ -204,10 +204,15 @@ def test_an_event_behind_the_frontier_is_refused_with_its_push() -> None:
             engine,
             lambda: engine.push({"s": late}),
             errors.LateEvent,
-            "1 events are behind the frontier 5, first row 1 at time 4; push them before",
+            "1 events are behind the frontier 5, first row 1, counted from 0, at time 4; push them before",
         )
         null = pa.table({"id": [1], "t": pa.nulls(1, pa.int64())})
-        assert_refused(engine, lambda: engine.push({"s": null}), errors.SchemaMismatch, r"'t' is null in rows \[0\]")
+        assert_refused(
+            engine,
+            lambda: engine.push({"s": null}),
+            errors.SchemaMismatch,
+            r"'t' is null in 1 rows, first in row 0, counted from 0",
+        )
         closed = rows((1, "y", dd.CLOSED), schema=TIMED)
         assert_refused(engine, lambda: engine.push({"s": closed}), errors.SchemaMismatch, "closed frontier itself")
 

@@ -405,7 +405,7 @@ def test_types_that_are_not_wider_and_values_that_do_not_fit_are_refused() -> No
         engine.step({"a": pa.table({"id": [1], "n": [2**53 + 1]})}, 1)
         with pytest.raises(SpecError, match="it is int64, which cannot be widened to that"):
             engine.evolve({"n": pa.int8()})
-        with pytest.raises(PlanChanged, match=r"ddflow evolve .* --types 'n=double', in Python with dd.evolve"):
+        with pytest.raises(PlanChanged, match=r"dd.evolve\('memory', \{'n': 'double'\}\), on Spark"):
             engine.evolve({"n": pa.float64()})
     before = store.writer().numbers()
     for kind in ("double", "decimal(12,2)"):
@@ -413,7 +413,7 @@ def test_types_that_are_not_wider_and_values_that_do_not_fit_are_refused() -> No
             dd.evolve(store.writer(), {"n": kind})
     assert store.writer().numbers() == before and dd.fsck(store.writer()).ok
     dd.evolve(store.writer(), {"n": "decimal(20,0)"})
-    with pytest.raises(PlanChanged, match=r"rewrite it first with ddflow evolve memory --types 'at=double'"):
+    with pytest.raises(PlanChanged, match=r"rewrite it first with dd.evolve\('memory', \{'at': 'double'\}\)"):
         wide = dd.Flow()
         columns = {"id": pa.int64(), "n": pa.decimal128(20, 0), "at": pa.float64()}
         wide.output("out", wide.upserts("a", columns, dd.Upsert(key="id")))
@@ -425,12 +425,12 @@ def test_an_error_names_the_type_that_a_value_fits_and_how_it_is_had() -> None:
         for given_, found in (
             (
                 pa.array([1.5]),
-                r"declare double; .* becomes that by ddflow evolve STATE --types 'n=double'",
+                r"declare double; .* becomes that by dd.evolve\(STATE, \{'n': 'double'\}\)",
             ),
-            (pa.array(["x"]), r"declare string; .* becomes that by ddflow evolve STATE --types 'n=string'"),
+            (pa.array(["x"]), r"declare string; .* becomes that by dd.evolve\(STATE, \{'n': 'string'\}\)"),
             (
                 pa.array([2**40]),
-                r"declare int64; .* by engine.evolve\(\{'n': 'int64'\}\), or ddflow evolve STATE",
+                r"declare int64; .* by engine.evolve\(\{'n': 'int64'\}\), or dd.evolve\(STATE",
             ),
         ):
             with pytest.raises(SchemaMismatch, match=found):

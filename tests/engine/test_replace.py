@@ -300,3 +300,22 @@ def test_full_contents_of_several_inputs_are_refused_rather_than_one_of_them_tak
             engine.replace({"a": {"id": [1]}, "b": {"id": [1]}})
         assert engine.read("of_a").num_rows == 0
         assert engine.replace({"a": {"id": [1]}})["of_a"].num_rows == 1
+
+
+def test_full_contents_that_lack_too_many_keys_or_a_column_do_not_pass_without_a_word() -> None:
+    flow = dd.Flow()
+    flow.output("places", flow.upserts("places", {"id": int, "city": str, "n": int}, dd.Upsert(key="id")))
+    with flow.open() as engine:
+        rows = pa.table({"id": [1, 2, 3, 4], "city": ["a", "a", "b", "b"], "n": [1, 2, 3, 4]})
+        engine.replace(rows)
+        for most, scope, lacks in ((2, None, "3 of 4"), ("50%", None, "3 of 4"), ("49%", "city = 'a'", "1 of 2")):
+            with pytest.raises(dd.errors.TooManyAbsent, match=f"it lacks {lacks} keys, and max_absent={most!r} lets"):
+                engine.replace("places", rows.slice(0, 1), scope=scope, max_absent=most)
+        for wrong in ("101%", "many", -1, True):
+            with pytest.raises(dd.errors.SpecError, match="write 100, or '50%'"):
+                engine.replace(rows, max_absent=wrong)
+        assert engine.read("places").num_rows == 4 and engine.last == 1
+        assert engine.replace(rows.slice(0, 2), max_absent="50%").verdicts.absent == 2
+        with pytest.warns(UserWarning, match=r"it lacks the columns \['n'\], which are null in all its rows"):
+            engine.replace(rows.slice(0, 2).drop_columns(["n"]))
+        assert engine.read("places")["n"].to_pylist() == [None, None]

@@ -64,7 +64,7 @@ def test_a_state_is_rewritten_by_a_job_and_goes_on(
 def test_wider_integers_are_taken_when_a_state_is_opened(spark: SparkSession, tmp_path: Path) -> None:
     state, wide = str(tmp_path / "state"), NARROW | {"n": pa.int64(), "city": pa.large_string()}
     spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(0, 9))}, 2, state=state)
-    with pytest.raises(PlanChanged, match="--types 'n=double'"):
+    with pytest.raises(PlanChanged, match="'n': 'double'"):
         spark_bridge.run(plan(NARROW | {"n": pa.float64()}), {"a": frame_of(spark, rows(0, 9))}, state=state)
     spark_bridge.run(plan(wide), {"a": frame_of(spark, rows(3, 9, wide))}, state=state)
     with plan(wide).open() as twin:

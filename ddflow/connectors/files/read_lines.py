@@ -19,6 +19,8 @@ from ddflow.connectors.files.places import MAGIC
 from ddflow.connectors.files.reading import File, reading
 
 VALUE: Final = "value"
+LINE: Final = "line"
+"""As `ddflow.connectors.formats.messages` has them."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 BLOCK: Final = 1 << 22
 
@@ -27,14 +29,15 @@ class LinesFile(File):
     """A file of messages, a line each."""
 
     def columns(self) -> Mapping[str, pa.DataType]:
-        """One."""
-        return {VALUE: pa.binary()}
+        """The message, and its line."""
+        return {VALUE: pa.binary(), LINE: pa.int64()}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Its lines."""
         with reading(self.place):
-            for _, lines in blocks(self._stream(self.place.open())):
-                yield pa.record_batch({VALUE: filled(lines)[0]})
+            for number, lines in blocks(self._stream(self.place.open())):
+                values, places = filled(lines)
+                yield pa.record_batch({VALUE: values, LINE: pa.array(places + (number + 1))})
 
     def first(self) -> pa.Array:
         """The lines of its beginning, but for the last of them where there are more."""

@@ -125,7 +125,7 @@ class TextFile(File):
     """A file of text.  ``dialect``: how it is written.  ``declare``: of columns that have their types already.
     ``converts``: whether types can be given for the files themselves, which convert then."""
 
-    def __init__(self, place: Place, dialect: Dialect, declare: Mapping[str, Declare], converts: bool) -> None:
+    def __init__(self, place: Place, dialect: Dialect, declare: Mapping[str, Declare], converts: bool = True) -> None:
         super().__init__(place)
         self.dialect, self._declare, self._converts = dialect, declare, converts
         self._head: Block | None = None

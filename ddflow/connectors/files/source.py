@@ -261,6 +261,11 @@ class FilesSource:
         """The file, and the row that is next, where that is not the first."""
         return f"{position.file}, from row {position.rows:,}" if position.rows else position.file
 
+    def row(self, position: FilePosition, row: int) -> str:
+        """A row behind a position, counted from 0 there, as its file's reader calls it: from 1, a header too."""
+        header = isinstance(self._of_file[position.file][0], CsvFile)
+        return f"row {position.rows + row + 1 + header:,}"
+
     def close(self) -> None:
         """Let go of what was kept of the files.  Twice is harmless."""
         for reader in self._readers:

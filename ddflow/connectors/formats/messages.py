@@ -1,7 +1,7 @@
 """Messages as they come: a table with a ``value`` each, and what a broker says of it.
 
 Invariant: nothing of a message is lost or guessed here: text that is no UTF-8 is marked and not mended, and every
-message has a name that its reader can go back to, its offset where it has one, else its row.
+message has a name that its reader can go back to: its line in a file, else its offset where it has one, else its row.
 
 >>> came = Messages(pa.table({"value": [b'{"id": 1}', b"\\xff"], "offset": [7, 8], "topic": ["t"] * 2}), "'t'", 0)
 >>> came.value.to_pylist(), came.broken.tolist(), came.place(1)
@@ -23,6 +23,9 @@ COLUMNS: Final = (VALUE, "key", "topic", "partition", "offset", "timestamp")
 """What a batch of messages may have."""
 IGNORED: Final = ("headers", "timestampType", "timestamp_type")
 """What it may have besides, because consumers and Spark give it."""
+FILE: Final = "file"
+LINE: Final = "line"
+"""Of messages that were read from files: where each stands, lines from 1 on."""
 
 
 class Messages:
@@ -40,7 +43,7 @@ class Messages:
         if VALUE not in names:
             remedy = f"messages have {', '.join(COLUMNS[:-1])} and {COLUMNS[-1]}; without format= give rows"
             raise SchemaMismatch(f"messages for {what}", f"there is no column {VALUE!r} among {names}", remedy)
-        if more := [name for name in names if name not in (*COLUMNS, *IGNORED) or names.count(name) > 1]:
+        if more := [name for name in names if name not in (*COLUMNS, *IGNORED, FILE, LINE) or names.count(name) > 1]:
             remedy = f"give them as {', '.join(COLUMNS)}, and leave others out"
             raise SchemaMismatch(f"messages for {what}", f"the columns {more} are none of messages", remedy)
         there: dict[str, pa.Array] = {name: _column(given, name) for name in COLUMNS if name in names}
@@ -81,9 +84,12 @@ class Messages:
 
     def place(self, row: int) -> str:
         """What a message is called.  O(1)."""
+        line, file = (self.table.column(n)[row].as_py() if n in self.table.column_names else None for n in (LINE, FILE))
+        if line is not None:
+            return f"line {line:,}" + ("" if file is None else f" of {file}")
         offset = None if self.offset is None else self.offset[row].as_py()
         if offset is None:
-            return f"row {self.first + row}"
+            return f"row {self.first + row}, counted from 0"
         topic = None if self.topic is None else self.topic[row].as_py()
         partition = None if self.partition is None else self.partition[row].as_py()
         of = topic if partition is None else f"{topic or 'partition '}{'/' if topic else ''}{partition}"
