@@ -58,6 +58,7 @@ def test_a_contender_gives_the_known_updates(contender: str) -> None:
 LINES = {(job.what["line"], job.what["contender"], job.what.get("budget")) for job in operators.BENCH.jobs()}
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(("line", "contender", "budget"), sorted(LINES, key=str))
 def test_a_line_of_operators_leaves_what_numpy_finds(line: str, contender: str, budget: str | None) -> None:
     size = {"keys": 400, "rows": 800, "step": 200}

@@ -141,7 +141,7 @@ FEEDS = [*product(CHANGES, [".csv", ".jsonl"], ["diff", "replace"])]
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(("change", "ending", "verb"), sample(FEEDS, 12, __name__))
+@pytest.mark.parametrize(("change", "ending", "verb"), sample(FEEDS, 6, __name__))
 def test_a_feed_that_changes_ends_as_a_dict_does(change: str, ending: str, verb: str) -> None:
     for seed in range(3):
         feed = Feed(change, seed)

@@ -146,6 +146,7 @@ GOOD_VALUES = {
 }
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", BAD_VALUES)
 def test_a_value_that_does_not_fit_is_named_with_its_file_row_and_column(kind: str, tmp_path: Path) -> None:
     from ddflow.columns.type_text import parse_type
@@ -162,6 +163,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_file_row_and_column(kind: s
     assert said.startswith(f"a.jsonl, line {rows + 1:,}, column 'b': {lines[1]} is no {kind}; "), said
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -310,6 +312,7 @@ def test_a_line_that_is_longer_than_a_block_is_refused(tmp_path: Path) -> None:
         assert said.startswith(f"a.jsonl, line {line}: it is longer than 2,097,152 bytes")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet", ".arrow"])
 def test_a_file_of_very_many_columns_is_refused_at_once(ending: str, tmp_path: Path) -> None:
     path, names = tmp_path / f"a{ending}", [f"c{n}" for n in range(30_000)]

@@ -224,6 +224,7 @@ LATER = {
 BEYOND = SAMPLE // 20
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", LATER)
 def test_a_later_value_that_is_spelled_otherwise_is_refused_and_named(kind: str, tmp_path: Path) -> None:
     good, others = LATER[kind]
@@ -326,6 +327,7 @@ DEEP = {
 }
 
 
+@pytest.mark.drawn(7)
 @pytest.mark.parametrize("name", DEEP)
 @pytest.mark.parametrize("before", [0, 1, 300_000])
 def test_brackets_too_deep_are_refused_before_a_parser_sees_them(name: str, before: int, tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def held(engine: dd.Engine) -> list[dict[str, Any]]:
     return in_order(engine.read("t").drop_columns(["_diff"]).to_pylist())
 
 
+@pytest.mark.drawn(9)
 @pytest.mark.parametrize("size", [1000, 7, 1])
 @pytest.mark.parametrize(("run", "table"), CASES)
 def test_the_feed_adds_up_to_the_table(run: str, table: str, size: int) -> None:

@@ -422,6 +422,7 @@ def test_folders_and_files_are_this_user_s_alone(tmp_path: Path) -> None:
     assert modes == {0o700, 0o600} and (tmp_path / "a").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("where", ["state", "outputs"])
 def test_a_limit_of_files_is_told_as_such(where: str, tmp_path: Path) -> None:
     code = f"""

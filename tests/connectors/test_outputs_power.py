@@ -187,6 +187,7 @@ def story(seed: int) -> tuple[Story, SimDisk]:
     return whole, whole.told(SimDisk(most=4000))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_image_shows_what_was_committed_and_only_that(chunk: int) -> None:
     seed = seeded(__name__, chunk).choice(STORIES) if chunk else 0  # the story of 0 is one of its own

@@ -78,6 +78,7 @@ def test_standard_input_is_of_the_kind_that_is_told_or_that_it_looks_like(
         piped(b"", monkeypatch, kind=kind)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".json"])
 def test_standard_input_of_any_length_is_streamed(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"id": range(200_000), "text": [f"{n:050}" for n in range(200_000)]})  # more than is kept

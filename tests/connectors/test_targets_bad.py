@@ -136,6 +136,7 @@ def keeps_its_mode(place: Path, made: Any, first: str, then: str, held: Any) -> 
         assert held() != before and engine.sync({"orders": made(first)}, dry=True)["orders"][:2] == (0, 0)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("kind", LAKES)
 @pytest.mark.parametrize(("first", "then"), [("upsert", "changelog"), ("retract", "upsert"), ("debezium", "retract")])
 def test_a_target_is_not_written_in_another_mode(kind: str, first: str, then: str, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def rows(path: Path, names: list[str], **how: Any) -> list[dict[str, Any]]:
     return [row for batch, _ in source.batches() for row in batch.to_pylist()]
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("ending", [".json", ".jsonl"])
 def test_json_is_the_text_that_stands_there(ending: str, draw: random.Random, tmp_path: Path) -> None:
     for _ in range(60):

@@ -109,11 +109,13 @@ def ways(way: str, folder: Path) -> dict[str, Any]:
     }.get(way, {})
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("way", ["in memory", "under a budget", "on a state", "on threads"])
 def test_every_operator_ends_with_nothing(way: str, tmp_path: Path) -> None:
     taken_away(small(), small_steps(), **ways(way, tmp_path))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("way", ["in memory", "under a budget"])
 def test_queries_of_tpch_end_with_nothing(way: str, tmp_path: Path) -> None:
     flow, names = flow_with([number for number in QUERIES if number not in OVER_ALL], 0.01)

@@ -89,7 +89,7 @@ def one_chain(nodes: list[Collection], held: Mapping[Collection, pa.Table]) -> b
     return {node.verb for node in nodes} <= CHAIN and len(nodes) == len(set(nodes))
 
 
-@effort(300)
+@effort(200)
 @given(data=st.data())
 def test_the_rows_that_are_named_make_the_rows_again(data: st.DataObject) -> None:
     scenario = data.draw(scenarios())

@@ -15,6 +15,7 @@ from test_partitions_joins import NAMES, epochs, flow_of
 from tight import tighten, tiny
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("time", [False, True], ids=["epochs", "times"])
 def test_what_meets_is_cut_into_the_same_ranges(time: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     ways: Counter[str] = Counter()

@@ -150,6 +150,7 @@ def step(engine: dd.Engine, given: dict[str, pa.Table], time: int, timed: bool) 
     return engine.advance_to(time + 1)["out"]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("medium", ["memory", "files", "reopened"])
 def test_events_of_many_keys_beside_duckdb(medium: str, tmp_path: Path) -> None:
     """Each row is given what its key was called when it came: an ASOF join of both logs."""

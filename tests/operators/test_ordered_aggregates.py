@@ -190,6 +190,7 @@ def read(engine: Any, as_of: int | None = None) -> Counter[Any]:
     return out
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("by", [("g",), ("b", "g"), ()], ids=str)
 @pytest.mark.parametrize("which", SETS)
 @given(events=EVENTS, cuts=st.sets(st.integers(0, 4)))
@@ -214,6 +215,7 @@ def test_results_are_those_of_the_rows_that_are_there(
         engine._check()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("which", SETS)
 @given(steps=st.lists(EVENTS, min_size=1, max_size=4))
 @effort(8)

@@ -133,6 +133,7 @@ def test_so_it_is_at_every_time_of_one_step(steps: list[Any], told: dict[str, An
     assert signs == sorted(signs)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("medium", ["memory", "files", "reopened"])
 @pytest.mark.parametrize("told", [{"k": 3}, {"k": 2, "offset": 30}, {"k": 40, "rank_name": "rank"}])
 def test_groups_of_many_rows_beside_duckdb(medium: str, told: dict[str, Any], tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def test_so_it_is_at_every_time_of_one_step(steps: list[Any], told: dict[str, An
     assert signs == sorted(signs)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("medium", ["memory", "files", "reopened"])
 def test_histories_of_many_versions_beside_duckdb(medium: str, tmp_path: Path) -> None:
     """Of upserts by key and order; late ones, corrections, retractions and deletes."""

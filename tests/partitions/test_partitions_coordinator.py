@@ -292,6 +292,7 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
         assert shown.exists()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("sheets", [False, True])
 def test_names_are_those_of_the_version_and_what_is_over_goes(sheets: bool) -> None:
     """Also where the inventories of parts are in sheets."""

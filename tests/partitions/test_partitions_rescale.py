@@ -259,6 +259,7 @@ def test_what_all_partitions_must_know_of_an_input_is_known_after(tmp_path: Path
         assert engine.push({"b": pa.table({"k": [1], "t": [500]})}).frontier == 95
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_each_file_is_read_once_whatever_the_numbers(
     memory: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -447,6 +448,7 @@ def killed(state: Path, at: int, kind: str) -> bool:
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["before", "half"])
 def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)

@@ -53,6 +53,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["any", "expiring"])
 def test_any_copy_of_a_part_may_take_the_next_step(kind: str, went: Counter[str]) -> None:
@@ -83,6 +84,7 @@ def test_any_copy_of_a_part_may_take_the_next_step(kind: str, went: Counter[str]
     assert went["a part that was behind"] > 20
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("budget", [None, 64 << 20])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_part_that_is_far_behind_catches_up(

@@ -60,11 +60,12 @@ def proved(
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("number", sample(NUMBERS, 6, __name__))
+@pytest.mark.parametrize("number", sample(NUMBERS, 4, __name__))
 def test_a_query_gives_what_duckdb_gives(folder: Path, number: int) -> None:
     proved(folder, 0.01, [number], steps=5, count=4000)
 
 
+@pytest.mark.drawn(1, of="all queries")
 def test_all_queries_in_one_flow_give_what_duckdb_gives(folder: Path) -> None:
     proved(folder, 0.01, NUMBERS, steps=5, count=4000)
 
@@ -77,6 +78,7 @@ def test_queries_in_one_flow_share_arrangements() -> None:
     assert arranged(NUMBERS) < 0.8 * sum(arranged([number]) for number in NUMBERS)
 
 
+@pytest.mark.drawn(1, of="all queries")
 def test_all_queries_on_a_state_that_is_opened_again_under_a_budget(folder: Path, tmp_path: Path) -> None:
     proved(folder, 0.01, NUMBERS, steps=5, count=4000, state=tmp_path / "state", memory="16MB")
 

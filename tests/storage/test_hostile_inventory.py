@@ -173,6 +173,7 @@ def state(kind: str, to: Path) -> Path:
     return copied(f"format-{FORMAT}", kind, to)[0]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_made_up_inventory_is_refused_or_read(kind: str, tmp_path: Path) -> None:
     begin = seeded(__name__, kind).randrange(1000, 5_900)  # of those that are run in a soak

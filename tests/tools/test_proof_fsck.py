@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import sample
 from msgspec.structs import replace
 from proof_case import EPOCH, HELD, WIDE, events, feed, files, lie, named, plan, rewritten
 
@@ -77,6 +78,7 @@ def kinds(state: Path) -> dict[str, list[Path]]:
     }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("spec", [EPOCH, HELD, WIDE], ids=["epoch", "held", "wide"])
 @pytest.mark.parametrize("memory", [None, "16MB"])
 @pytest.mark.parametrize("retain", [0, 1000])
@@ -90,6 +92,7 @@ def test_honest_states_are_whole(spec: dd.Upsert, memory: str | None, retain: in
     assert dd.fsck(store).ok, str(dd.fsck(store))
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_honest_states_whose_merges_are_half_done_are_whole(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, small in (("PIECE", 4), ("EFFORT", 1), ("MOST", 6)):
@@ -143,6 +146,7 @@ def folder(path: Path, rng: random.Random) -> None:
 DAMAGE = [flip, cut, extend, zero, lose, folder]
 
 
+@pytest.mark.drawn(14)
 @pytest.mark.parametrize("kind", ["manifest", "inventory", "sheet", "batch", "bloom", "pending", "output"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_damage_to_every_kind_of_file_is_told_with_its_name(
@@ -185,11 +189,12 @@ def test_all_that_is_wrong_is_told_at_once(whole: Path, tmp_path: Path) -> None:
     assert report.garbage is None and "not known" in str(report)
 
 
+@pytest.mark.sampled
 def test_flipped_bits_anywhere_are_told(whole: Path, tmp_path: Path) -> None:
     rng, state = random.Random(SEED), tmp_path / "state"
     shutil.copytree(whole / "held", state)
     there = [path for path in files(state) if path.parent.name != "marks"]
-    for path in there * 2:
+    for path in sample(there * 2, 30, __name__):
         data = path.read_bytes()
         flip(path, rng)
         assert set(problems(state)) == {named(path, state)}, path

@@ -33,6 +33,7 @@ def compared(store: Any, log: Any, **options: Any) -> Any:
     return dd.verify(store, {"orders": log}, **options).inputs["orders"]
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_an_honest_state_agrees_with_its_log(spec: str, memory: str | None) -> None:
@@ -250,6 +251,7 @@ def test_an_input_that_is_not_there_is_refused() -> None:
         dd.verify(store, {"orders": 7})
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("wide", [False, True])
 def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
