@@ -201,6 +201,7 @@ def test_counts_go_by_computed_and_several_columns() -> None:
     ]
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("ending", KINDS)
 def test_every_kind_of_file_in_and_out_gives_the_same_differences(ending: str) -> None:
     for day in ("monday", "tuesday"):

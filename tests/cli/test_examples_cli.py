@@ -169,6 +169,7 @@ def test_every_verb_has_an_example(verb: str) -> None:
     assert examples(verb) and all(f"ddflow {verb}" in line for line in examples(verb))
 
 
+@pytest.mark.drawn(20)
 @pytest.mark.parametrize("which", EXAMPLES)
 def test_it_runs(
     which: str, prepared: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
