@@ -66,7 +66,7 @@ class Deliveries:
     def lags(self) -> dict[str, SinkLag]:
         """By output, what its sink has yet to take.  O(epochs since the last call)."""
         return {
-            name: SinkLag(each.waiting, each.waiting_bytes(), each.failing is not None)
+            name: SinkLag(each.waiting, each.waiting_bytes(), each.trying.failing is not None)
             for name, each in self.each.items()
         }
 
@@ -82,8 +82,7 @@ class Deliveries:
     def give_up(self) -> None:
         """Raise what has failed for too long."""
         for each in self.each.values():
-            if self.patience is not None and each.failing is not None and monotonic() - each.since >= self.patience:
-                raise each.failing
+            each.trying.give_up(monotonic(), self.patience)
 
     def reshaped(self) -> None:
         """Go on with the columns that outputs have now, behind the commit that has them."""

@@ -35,14 +35,12 @@ from ddflow.connectors.modes import changes, folded, netted, shaped
 from ddflow.connectors.table_shape import OTHER_MODE
 from ddflow.engine.attachable import shape_of
 from ddflow.engine.kept_epochs import KeptEpochs
+from ddflow.engine.trying import Trying
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
-from ddflow.metrics import LOG
 from ddflow.operators.updates import time_column
 from ddflow.storage.epochs import Delivered, Epoch
 from ddflow.time import NEVER
 
-PAUSES: Final = (0.05, 30.0)
-"""Seconds before the second attempt, and at most before a later one; each pause is twice the one before."""
 SYNC: Final = "ddflow sync gives it the difference"
 
 
@@ -84,8 +82,7 @@ class Delivery:
         self.key, self.shape = shape_of(self.epochs.flow, self.name, self.sink)
         self._table: OpenSink | None = None
         self.before: TargetRecord | None = None
-        self.failing: SinkFailed | None = None
-        self.since = self._again = self._pause = 0.0
+        self.trying = Trying(f"the sink of {name!r}")
         self._sizes, self._size, self._counted = deque[tuple[int, int]](), 0, 0
         """Of the epochs that wait: their numbers and bytes, those together, and the last that was counted."""
         known = self._known()
@@ -218,7 +215,7 @@ class Delivery:
 
         ``now``: a monotonic clock, in seconds.  Raises `SinkAhead`, `SinkRefused`.
         """
-        if self.failing is not None and now < self._again:
+        if not self.trying.due(now):
             return False
         try:
             if self._table is None:
@@ -228,18 +225,12 @@ class Delivery:
                 self.at = receipt.epoch
                 self._acknowledge()
         except SinkFailed as error:
-            if self.failing is None:
-                LOG.warning("the sink of %r fails, and is tried again: %s", self.name, error)
-            self.since = now if self.failing is None else self.since
-            self._pause = PAUSES[0] if self.failing is None else min(2 * self._pause, PAUSES[1])
-            self.failing, self._again = error, now + self._pause
+            self.trying.failed(error, now)
             with suppress(SinkFailed):
                 self.close()
             self._table = None
             return False
-        if self.failing is not None:
-            LOG.warning("the sink of %r answers again, after %.0f s", self.name, now - self.since)
-        self.failing = None
+        self.trying.answered(now)
         return True
 
     def _give(self, receipt: Epoch) -> None:

@@ -15,19 +15,17 @@ tells its type waits for one: until then it is null either way.
 
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from ddflow.connectors.attached import Beside, OpenSource, Polled
 from ddflow.connectors.formats.base import Format, messages_of
+from ddflow.engine.trying import Trying
 from ddflow.errors import SchemaMismatch, SourceFailed
-from ddflow.metrics import LOG, SourceLag
+from ddflow.metrics import SourceLag
 from ddflow.plan.binding import Binding
 from ddflow.storage.epochs import Attached
-
-PAUSES: Final = (0.05, 30.0)
-"""Seconds before the second attempt, and at most before a later one."""
 
 
 class Inlet:
@@ -43,8 +41,7 @@ class Inlet:
         self._waiting: dict[str, set[str]] = {}
         """By input, the columns in messages that had no value yet."""
         self.taken, self._open = list[Polled](), list[Polled]()
-        self.failing: SourceFailed | None = None
-        self.since = self._again = self._pause = 0.0
+        self.trying = Trying(f"the source {name!r}")
         self.heard = monotonic()
         """When rows came last."""
         self._source: OpenSource | None = None
@@ -69,18 +66,18 @@ class Inlet:
     @property
     def ended(self) -> bool:
         """Whether nothing will come any more."""
-        return self._source is not None and self.failing is None and self._source.ended
+        return self._source is not None and self.trying.failing is None and self._source.ended
 
     @property
     def waits(self) -> bool:
         """Whether nothing comes before a commit."""
-        return self._source is not None and self.failing is None and self._source.waits
+        return self._source is not None and self.trying.failing is None and self._source.waits
 
     def lag(self) -> SourceLag:
         """What is there and was not taken."""
         if self._source is not None and (known := self._source.lag()) is not None:
             self._lag = known
-        return SourceLag(self._lag, self.of.unit, self.failing is not None)
+        return SourceLag(self._lag, self.of.unit, self.trying.failing is not None)
 
     def attached(self) -> Attached:
         """What the next manifest says of the source."""
@@ -92,24 +89,18 @@ class Inlet:
         Raises as `OpenSource.poll`.
         """
         now = monotonic()
-        if self.news or (self.failing is not None and now < self._again):
+        if self.news or not self.trying.due(now):
             return None
         try:
             if self._source is None:
                 self._source = self.of.open(self.schemas, self.position)
             found = self._source.poll(room)
         except SourceFailed as error:
-            if self.failing is None:
-                LOG.warning("the source %r fails, and is tried again: %s", self.name, error)
-            self.since = now if self.failing is None else self.since
-            self._pause = PAUSES[0] if self.failing is None else min(2 * self._pause, PAUSES[1])
-            self.failing, self._again = error, now + self._pause
+            self.trying.failed(error, now)
             self._open = []
             self.close()
             return None
-        if self.failing is not None:
-            LOG.warning("the source %r answers again, after %.0f s", self.name, now - self.since)
-        self.failing = None
+        self.trying.answered(now)
         if found is not None:
             self.heard = now
             self._look(found)

@@ -320,10 +320,8 @@ class RunLoop:
 
     def _give_up(self) -> None:
         """Raise what has failed for too long."""
-        patience = self.how.patience
         for each in self.inlets:
-            if patience is not None and each.failing is not None and monotonic() - each.since >= patience:
-                raise each.failing
+            each.trying.give_up(monotonic(), self.how.patience)
         self.outlets.give_up()
 
     def _acknowledge(self) -> None:

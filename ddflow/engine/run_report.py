@@ -63,11 +63,12 @@ class RunReport:
         took = max(monotonic() - self._began, 1e-3)
         parts = [f"epoch {self.calls.epoch:,}", f"{rows:,} rows, {rows / took:,.0f} rows/s"]
         for each in self.inlets:
-            lag = str(each.lag()) if each.failing is None else each.failing.found
+            failing = each.trying.failing
+            lag = str(each.lag()) if failing is None else failing.found
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:
             parts.append(f"frontier {shown(self.calls.dataflow.frontier)}, held by {holder[0]}")
         for name, outlet in self.outlets.each.items():
-            failing = "" if outlet.failing is None else f" ({outlet.failing.found})"
-            parts.append(f"{name} has {outlet.at:,}{failing}")
+            failing = outlet.trying.failing
+            parts.append(f"{name} has {outlet.at:,}" + ("" if failing is None else f" ({failing.found})"))
         return ", ".join(parts)

@@ -28,7 +28,6 @@ from ddflow.operators.upsert.ordering import LEAST, TIES, Order, column_words, n
 from ddflow.plan.bind import Bound
 
 HIDDEN = "_order_"
-OF_DELETE = "_order_delete_"
 
 
 @dataclass(frozen=True)

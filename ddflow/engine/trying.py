@@ -1,0 +1,55 @@
+"""Trying: what may fail for a while, tried again with growing pauses, until it has failed for too long.
+
+Invariant: a source and a sink wait alike. The log says once that something fails, and once that it answers again; each
+pause is twice the one before, up to `PAUSES`. It keeps no clock: the caller says what time it is, in seconds.
+
+>>> trying = Trying("the sink of 'people'")
+>>> trying.failed(SinkFailed("write", "it is away", "wait"), now=0.0)
+>>> trying.due(0.01), trying.due(0.06), trying.failing is None
+(False, True, False)
+>>> trying.give_up(9.0, patience=10.0)
+>>> trying.answered(9.5)
+>>> trying.due(9.5)
+True
+"""
+
+from typing import Final
+
+from ddflow.errors import SinkFailed, SourceFailed
+from ddflow.metrics import LOG
+
+PAUSES: Final = (0.05, 30.0)
+"""Seconds before the second attempt, and at most before a later one."""
+
+
+class Trying:
+    """``what``: as the log calls it.  ``failing``: the last error; None where the last attempt did not fail."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.failing: SourceFailed | SinkFailed | None = None
+        self._since = self._again = self._pause = 0.0
+
+    def due(self, now: float) -> bool:
+        """Whether it is not to wait."""
+        return self.failing is None or now >= self._again
+
+    def failed(self, error: SourceFailed | SinkFailed, now: float) -> None:
+        """Note a failure."""
+        if self.failing is None:
+            LOG.warning("%s fails, and is tried again: %s", self.what, error)
+            self._since, self._pause = now, PAUSES[0]
+        else:
+            self._pause = min(2 * self._pause, PAUSES[1])
+        self.failing, self._again = error, now + self._pause
+
+    def answered(self, now: float) -> None:
+        """Note that it did not fail."""
+        if self.failing is not None:
+            LOG.warning("%s answers again, after %.0f s", self.what, now - self._since)
+        self.failing = None
+
+    def give_up(self, now: float, patience: float | None) -> None:
+        """Raise what has failed for longer than ``patience``; None: never."""
+        if patience is not None and self.failing is not None and now - self._since >= patience:
+            raise self.failing
