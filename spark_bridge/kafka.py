@@ -85,8 +85,8 @@ class KafkaSource(DataSource):
 
         Parameters
         ----------
-        schema : pyspark.sql.types.StructType
-            The columns, all of them.
+        schema
+            As of `reader`.
 
         Returns
         -------

@@ -24,7 +24,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import quoted
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.sql_table import SqlTable
+from ddflow.connectors.sql_table import SqlTable, as_text
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
 from ddflow.storage.closing import on_failure
 
@@ -256,7 +256,7 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if form is not None:
         texts = [None if each is None else form(each) for each in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])
-    return column if pat.is_string(kind) or pat.is_large_string(kind) else pc.cast(column, pa.string())
+    return column if pat.is_string(kind) or pat.is_large_string(kind) else as_text(column)
 
 
 def _spelled(kind: pa.DataType) -> Callable[[Any], str]:

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from ddflow.columns.names import quoted
 from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
@@ -157,6 +159,18 @@ class SqlTable(OpenSink):
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()
+
+
+def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values as text; moments in UTC, because an offset in text has no seconds, and those of long ago do.
+
+    >>> as_text(pa.chunked_array([pa.array([-(10**10)], pa.timestamp("s", "Europe/Zurich"))])).to_pylist()
+    ['1653-02-10 06:13:20Z']
+    """
+    kind = column.type
+    if pat.is_timestamp(kind) and kind.tz is not None:
+        column = pc.cast(column, pa.timestamp(kind.unit, "UTC"))
+    return pc.cast(column, pa.string())
 
 
 def _said(error: Exception) -> str:

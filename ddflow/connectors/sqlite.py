@@ -31,7 +31,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import quoted
 from ddflow.columns.wider import becomes
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.sql_table import SqlTable
+from ddflow.connectors.sql_table import SqlTable, as_text
 from ddflow.connectors.whole_files import FileDatabase, split
 from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
@@ -209,7 +209,7 @@ def _plain(column: pa.ChunkedArray) -> list[Any]:
     if pat.is_duration(kind):
         return list(pc.cast(column, pa.int64()).to_pylist())
     if pat.is_temporal(kind):
-        return list(pc.cast(column, pa.string()).to_pylist())
+        return list(as_text(column).to_pylist())
     if pat.is_floating(kind):
         return [_NAN if value != value else value for value in column.to_pylist()]
     return list(column.to_pylist())

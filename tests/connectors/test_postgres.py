@@ -51,6 +51,15 @@ def record(epoch: int) -> TargetRecord:
     return TargetRecord("0" * 32, "t", epoch, "f" * 32)
 
 
+def test_a_moment_of_long_ago_is_the_same_there(server: Server) -> None:
+    rows = pa.table({"at": pa.array([datetime(1700, 1, 1, tzinfo=UTC)], pa.timestamp("us", "Europe/Zurich"))})
+    table = dd.sinks.postgres(server.url, "t").open(TableShape("t", rows.schema, None))
+    table.prepare()
+    table.write(TableChanges(None, rows, 1), record(1), None)
+    table.close()
+    assert ask(server, "select at = '1700-01-01 00:00:00+00' from t") == [(True,)]
+
+
 def test_a_view_is_kept_in_a_table(server: Server, tmp_path: Path) -> None:
     sinks = {name: dd.sinks.postgres(server.url, name) for name in ("orders", "by_city")}
     with flow().open(tmp_path / "state") as engine:

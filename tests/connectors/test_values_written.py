@@ -24,7 +24,7 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.time64("ns"), [1, None, 86_399_999_999_999]),
     (pa.duration("us"), [timedelta(days=-1, microseconds=1), None, timedelta(0)]),
     (pa.duration("ns"), [1, None, -(2**62)]),
-    (pa.timestamp("us", "Europe/Zurich"), [datetime(2026, 10, 25, 0, 30, tzinfo=UTC), None, datetime(1960, 1, 1)]),
+    (pa.timestamp("us", "Europe/Zurich"), [datetime(2026, 10, 25, 0, 30, tzinfo=UTC), None, datetime(1700, 1, 1)]),
     (pa.string(), ["", "NULL", "a'\"\\\n\\.\n", None]),
 ]
 REFUSED = {"duckdb": {"duration"}, "delta": {"duration", "time32", "time64"}, "iceberg": {"duration", "time64[ns]"}}
