@@ -34,6 +34,7 @@ from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.files.kinds import kind_of
 from ddflow.connectors.files.read_lines import blocks, filled
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
+from ddflow.connectors.formats.base import DELETED
 from ddflow.connectors.landing import Stamp, landing
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
@@ -176,7 +177,11 @@ class FollowedFiles(OpenSource):
         """What follows so many rows of a file; sets what stands beside it."""
         self._beside = {}
         if self.of.lines:
-            return _lines(lambda: self._there.stream(file, stamp), self._path(file), rows, self._before)
+            read = _lines(lambda: self._there.stream(file, stamp), self._path(file), rows, self._before)
+            if DELETED in self.schema.names:
+                return read
+            # Without a format lines are rows, which have no place for where they stand.
+            return ((batch.select(["value", "offset"]), after) for batch, after in read)
         if not stamp.size:
             return iter(())
         place = self._there.place(file, stamp)
