@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from itertools import groupby
@@ -171,3 +172,13 @@ def store_all() -> None:
 
 if __name__ == "__main__":
     store_all()
+
+
+def test_the_notebook_alone_says_what_it_needs(tmp_path: Path) -> None:
+    notebook = nbformat.read(FOLDER / f"{NEEDS_POSTGRES}.ipynb", 4)
+    cell = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    elsewhere = "import ddflow\nddflow.__file__ = '/nowhere/ddflow/__init__.py'\n"
+    given = {name: value for name, value in os.environ.items() if name not in ("SHOP_URL", "PYTHONPATH")}
+    words = [sys.executable, "-c", elsewhere + cell]
+    done = subprocess.run(words, capture_output=True, text=True, env=given, cwd=tmp_path)
+    assert done.returncode == 1 and "set SHOP_URL to the address of a Postgres" in done.stderr, done.stderr
