@@ -31,7 +31,7 @@ from ddflow.cli.messages import columns_of, message_format
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT
 from ddflow.cli.progress import Tick
-from ddflow.cli.reading import Ready, Skipped, asked_how, marked, readable, taken, within
+from ddflow.cli.reading import Ready, Skipped, asked_how, marked, readable, say_doubts, taken, within
 from ddflow.cli.say import say
 from ddflow.columns.type_text import parse_types
 from ddflow.connectors.files import FilePosition, FilesSource, open_files
@@ -57,6 +57,7 @@ def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
     skipped.check(given.files)
     if given.changes:
         say(f"columns: {given.changes.text}", err=True)
+    say_doubts(given)
     return given
 
 

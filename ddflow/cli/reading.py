@@ -138,6 +138,13 @@ def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
     )
 
 
+def say_doubts(given: FilesSource) -> FilesSource:
+    """The files, of which is said which columns became text by few values."""
+    for each in given.doubts:
+        say(worded(each), err=True)
+    return given
+
+
 def rows_of(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
     """The rows of one file of a source, in the columns that it has, each batch told of as it comes."""
     own = given.columns(file).names

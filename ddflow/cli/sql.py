@@ -96,7 +96,7 @@ def sql(
         raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
     import ddflow as dd
     from ddflow.cli.messages import columns_of, message_format
-    from ddflow.cli.reading import how
+    from ddflow.cli.reading import how, say_doubts
     from ddflow.columns.type_text import parse_types
     from ddflow.connectors.files import open_files
 
@@ -114,7 +114,7 @@ def sql(
             flow.upserts(name, columns_of(found, format, declared), spec, format=of)
             continue
         required = [told["diff"]] if "diff" in told else [] if spec is None else [*spec.key, *spec.order_by]
-        found = given[name] = open_files(paths, declared, required, None, options)
+        found = given[name] = say_doubts(open_files(paths, declared, required, None, options))
         if spec is None:
             flow.updates(name, found.schema, told.get("diff"))
         else:

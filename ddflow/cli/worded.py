@@ -29,8 +29,8 @@ VERB: Final[ContextVar[Any]] = ContextVar("VERB", default=None)
 """The verb that runs, as Typer has it."""
 
 
-def worded(error: DdflowError) -> str:
-    """An error as the verb that runs says it.  O(text)."""
+def worded(error: DdflowError | str) -> str:
+    """An error, or a note, as the verb that runs says it.  O(text)."""
     given = VERB.get()
     options = () if given is None else [each for each in given.params if each.opts and each.opts[0].startswith("-")]
     return in_shell(str(error), {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options})

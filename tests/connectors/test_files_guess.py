@@ -355,3 +355,29 @@ def test_a_line_of_gigabytes_in_a_small_gzip_is_refused_at_its_beginning(tmp_pat
     pool_peak = pa.default_memory_pool().max_memory() or 0
     assert refused(tmp_path / "a.jsonl.gz").startswith("a.jsonl.gz, line 2: it is longer than 2,097,152 bytes")
     assert (pa.default_memory_pool().max_memory() or 0) <= max(pool_peak, before + (64 << 20))
+
+
+def test_one_bad_number_among_numbers_is_said_and_plain_text_is_not(tmp_path: Path) -> None:
+    rows = "".join(f"{n},{n}.5,{'A' if n % 2 else n},{n:05},{'x' if n == 7 else ''}\n" for n in range(20))
+    (tmp_path / "1.csv").write_text("id,amount,mixed,zip,once\n" + rows)
+    (tmp_path / "2.csv").write_text("id,amount,mixed,zip,once\n20,7,B,1,\n21,1 000,B,2,\n")
+    found = open_files([tmp_path / "1.csv", tmp_path / "2.csv"])
+    assert [str(found.schema.field(name).type) for name in ("id", "amount", "zip")] == ["int64", "string", "string"]
+    says = "'amount' is text, because '1 000' (2.csv, row 3) is no number; 21 of its first 22 values are: mend it, "
+    says += "give null='1 000' if it means null, or declare {'amount': 'string'} if it is right"
+    assert [each.replace(f"{tmp_path}/", "") for each in found.doubts] == [says]
+    assert open_files([tmp_path / "2.csv"], types={"amount": "string"}).doubts == []
+    assert open_files([tmp_path / "2.csv"], known=found.schema).doubts == []
+    (tmp_path / "3.jsonl").write_text('{"id": 1, "n": 5}\n{"id": 2, "n": 6}\n{"id": 3, "n": "-"}\n')
+    (each,) = open_files([tmp_path / "3.jsonl"]).doubts
+    assert "line 3) is no number; 2 of its first 3 values are: mend it, or declare {'n': 'string'}" in each
+
+
+def test_a_column_that_one_value_made_text_is_a_line_on_stderr(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("id,amount\n1,5\n2,6\n3,n/a\n")
+    file = str(tmp_path / "1.csv")
+    for words in (("diff", file, "--key", "id"), ("sql", "select * from t", f"t={file}:key=id")):
+        done = run(*words, "-o", "-")
+        assert "give --null n/a if it means null, or declare --types amount=string if" in done.stderr
+        assert "'amount' is text, because 'n/a'" in done.stderr and "is text" not in done.stdout
+        assert "is text" not in run(*words, "-o", "-", "--null", "n/a").stderr

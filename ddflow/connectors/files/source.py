@@ -32,6 +32,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
 from ddflow.columns.type_text import as_declared, spelled_type
 from ddflow.connectors.files.changes import Changes
+from ddflow.connectors.files.doubts import doubts
 from ddflow.connectors.files.guess import ANY, Possible, guess
 from ddflow.connectors.files.kinds import (
     ARRAY,
@@ -58,12 +59,8 @@ from ddflow.connectors.files.wire import holds, restored
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
 
 _TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
-_OTHERS: Mapping[str, type[File]] = {
-    PARQUET: ParquetFile,
-    ARROW: ArrowFile,
-    STREAM: ArrowFile,
-    MESSAGES.name: LinesFile,
-}
+_COLUMNAR: Mapping[str, type[File]] = {PARQUET: ParquetFile, ARROW: ArrowFile, STREAM: ArrowFile}
+_OTHERS: Mapping[str, type[File]] = {**_COLUMNAR, MESSAGES.name: LinesFile}
 
 
 class FilePosition(NamedTuple):
@@ -138,8 +135,7 @@ class FilesSource:
         self._of_file = dict(zip(self.files, self._looked(), strict=True))
         self.schema = self._union()
         if not len(self.schema) and not (how.skip and not self.files):
-            what = self.files[0] if self.files else "an input"
-            raise UnreadableInput(what, "it has no columns", "give a file with columns first")
+            raise UnreadableInput([*self.files, "an input"][0], "it has no columns", "give a file with columns first")
         if how.strict and self.changes:
             remedy = "mend the files, or leave out --strict-columns to take them as they are"
             raise SchemaMismatch("the columns of the files", self.changes.text, remedy)
@@ -193,6 +189,7 @@ class FilesSource:
         heads = [reader.head([name for name in untold if name in there]) for reader, there in self._looked()]
         self.blank = {name for name in untold if all(head.get(name, ANY) == ANY for head in heads)}
         schema = pa.schema([(name, types.get(name) or self._guessed(name, heads)) for name in columns])
+        self.doubts = doubts(untold, schema, self._readers)  # which became text by few values
         schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
         for reader, there in self._looked():
             for name, kind in there.items():
