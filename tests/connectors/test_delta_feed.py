@@ -194,7 +194,7 @@ def test_columns_come_and_go_with_the_table(tmp_path: Path, flow: Any, configura
         appended(table, id=[4], city=["Thun"], secret=["u"], n=pa.array([7], pa.int32()))
         appended(table, id=[5], city=["Thun"], secret=["u"], n=pa.array([None], pa.int32()), on=[dt.date(2024, 2, 29)])
         deltalake.DeltaTable(table).update(predicate="id = 1", updates={"n": "9", "city": "'Brig'"})
-        done = engine.run(source, sinks, give_up_after="0s")
+        done = engine.run(source, sinks, interval="1h", give_up_after="0s")  # or a busy machine makes more of it
         assert done.epochs == 3, "one before each new column, and one"
         position = engine.durable.log.sources["people"]
         assert position.left_out == {"people": ("secret",)} and misread("delta", position.position) is None
