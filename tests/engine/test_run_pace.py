@@ -160,8 +160,8 @@ def test_epochs_end_by_time_and_each_is_a_line_of_the_log(tmp_path: Path, caplog
         done = engine.run({"rows": Numbers(1)}, interval="200ms", until="1s")
     assert done.stopped == "time" and done.seconds >= 1
     assert 2 <= done.epochs <= done.seconds / 0.2 + 1
-    lines = [re.fullmatch(r"epoch (\d+): (\d+) rows of \['rows'\]", each.message) for each in caplog.records]
-    told = [tuple(map(int, line.groups())) for line in lines if line]
+    lines = [re.fullmatch(r"epoch (\d+): ([\d,]+) rows? of \['rows'\]", each.message) for each in caplog.records]
+    told = [(int(line[1]), int(line[2].replace(",", ""))) for line in lines if line]
     assert [epoch for epoch, _ in told] == list(range(1, done.epochs + 1))
     assert sum(rows for _, rows in told) == done.rows
 
