@@ -432,7 +432,7 @@ def test_hold_back_needs_lateness_and_a_silent_source_is_left_out(tmp_path: Path
             engine.run(sources, lateness="1s")
         engine.run(sources, lateness=5, until="300ms", interval="10ms")
         assert engine.frontier == dd.NEVER  # b was never heard of
-        engine.run(sources, lateness=5, until="500ms", interval="10ms", idle="100ms")
+        engine.run(sources, lateness=5, until="2s", interval="10ms", idle="100ms")
         assert engine.frontier == 15 and engine.read("a").num_rows == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import re
@@ -44,12 +45,12 @@ def flow(*names: str) -> dd.Flow:
 
 
 class Numbers(Source, OpenSource):
-    """Batches of so many rows, without an end; what it was asked for, and what an epoch had."""
+    """Batches of so many rows, without an end or until so many epochs; what it was asked for, and what an epoch had."""
 
     kind, unit = "numbers", "batches"
 
-    def __init__(self, rows: int) -> None:
-        self.rows, self.asked, self.epochs, self.size = rows, list[int](), list[int](), 0
+    def __init__(self, rows: int, ends: float = math.inf) -> None:
+        self.rows, self.ends, self.asked, self.epochs, self.size = rows, ends, list[int](), list[int](), 0
 
     @property
     def target(self) -> str:
@@ -58,8 +59,8 @@ class Numbers(Source, OpenSource):
 
     @property
     def ended(self) -> bool:
-        """Never."""
-        return False
+        """After its epochs."""
+        return len(self.epochs) >= self.ends
 
     def open(self, inputs: Any, position: Any) -> OpenSource:
         """Itself."""
@@ -86,10 +87,10 @@ class Numbers(Source, OpenSource):
 
 def test_an_epoch_has_no_more_bytes_than_there_is_room_for(tmp_path: Path) -> None:
     room, least = 1 << 20, 1 << 16
-    sources = {"a": Numbers(3_000), "b": Numbers(100)}
+    sources = {"a": Numbers(3_000, ends=3), "b": Numbers(100, ends=3)}
     with flow("a", "b").open(tmp_path / "state") as engine:
-        done = engine.run(sources, interval="60s", room=room, until="1s")
-    assert (done.stopped, done.epochs > 1) == ("time", True)
+        done = engine.run(sources, interval="60s", room=room)
+    assert (done.stopped, done.epochs) == ("end", 3)
     for source in sources.values():
         assert max(source.asked) <= room and min(source.asked) >= least
     each = [sum(sizes) for sizes in zip(*(source.epochs for source in sources.values()), strict=True)]
@@ -138,7 +139,7 @@ class Unreached(Numbers):
 def test_a_lag_has_one_unit_and_none_is_shown_before_it_is_known() -> None:
     seen = list[Any]()
     with flow().open(metrics=seen.append) as engine:
-        engine.run({"rows": Unreached(10)}, rows=10, until="1500ms", interval="1ms")
+        engine.run({"rows": Unreached(10, ends=2)}, rows=10, interval="1ms")
     lags = [call.sources["rows"] for call in seen if call.kind == "run"]
     assert {lag.unit for lag in lags} == {"batches"}
     assert lags[0] == SourceLag(None, "batches", True) and lags[-1] == SourceLag(7, "batches")
@@ -147,19 +148,17 @@ def test_a_lag_has_one_unit_and_none_is_shown_before_it_is_known() -> None:
 
 
 def test_epochs_end_by_rows(tmp_path: Path) -> None:
-    source = Numbers(10)
     with flow().open(tmp_path / "state") as engine:
-        done = engine.run({"rows": source}, interval="60s", rows=25, until="500ms")
-    assert done.epochs > 1
-    assert 0 <= done.epochs * 30 - done.rows < 30  # three batches each; the last may end with the time
+        done = engine.run({"rows": Numbers(10, ends=3)}, interval="60s", rows=25)
+        assert engine.run({"rows": Numbers(10)}, until="200ms").stopped == "time"
+    assert (done.epochs, done.rows) == (3, 90)  # three batches each
 
 
 def test_epochs_end_by_time_and_each_is_a_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with flow().open(tmp_path / "state") as engine:
-        done = engine.run({"rows": Numbers(1)}, interval="200ms", until="1s")
-    assert done.stopped == "time" and done.seconds >= 1
-    assert 2 <= done.epochs <= done.seconds / 0.2 + 1
+        done = engine.run({"rows": Numbers(1, ends=3)}, interval="200ms")
+    assert 3 <= done.epochs <= done.seconds / 0.2 + 1
     lines = [re.fullmatch(r"epoch (\d+): ([\d,]+) rows? of \['rows'\]", each.message) for each in caplog.records]
     told = [(int(line[1]), int(line[2].replace(",", ""))) for line in lines if line]
     assert [epoch for epoch, _ in told] == list(range(1, done.epochs + 1))
@@ -203,7 +202,7 @@ def test_the_line_says_how_far_all_are(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "200")
     with open(follower, "w") as terminal, made.open(tmp_path / "state") as engine:
         monkeypatch.setattr(sys, "stderr", terminal)
-        engine.run(sources, {"b": dd.sinks.sqlite(tmp_path / "out.db", "b")}, interval="50ms", until="500ms")
+        engine.run(sources, {"b": dd.sinks.sqlite(tmp_path / "out.db", "b")}, interval="50ms", until="2s")
         monkeypatch.undo()
         text = os.read(leader, 1 << 16).decode()
     os.close(leader)
