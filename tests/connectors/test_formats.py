@@ -131,7 +131,7 @@ def test_keys_of_deletes_come_from_the_message_key_first() -> None:
         engine.step({"t": table([change("c", {"id": 1, "v": "x"}, lsn=1)])})
         engine.step({"t": table([change("d", lsn=2)], key=[b'{"id": 1}'])})
         assert held(engine) == []
-        with pytest.raises(dd.errors.BadMessage, match=r"row 0: it deletes, and says 'id' neither in its key nor"):
+        with pytest.raises(dd.errors.BadMessage, match=r"row 0, counted from 0: it deletes, and says 'id' neither in its key nor"):
             engine.step({"t": table([change("d", lsn=3)])})
 
 
@@ -249,7 +249,7 @@ def test_one_table_of_a_topic_of_several() -> None:
     for name in ("t", "public.t"):
         assert fed(*messages, format=dd.formats.debezium(table=name)) == [{"id": 1, "v": "mine"}]
     assert fed(*messages, format=dd.formats.debezium(table="other.t")) == []
-    with pytest.raises(dd.errors.BadMessage, match=r"row 1: its table is 'u', that of others 't': name one"):
+    with pytest.raises(dd.errors.BadMessage, match=r"row 1, counted from 0: its table is 'u', that of others 't': name one"):
         fed(*messages)
 
 
@@ -385,7 +385,7 @@ def test_a_value_that_does_not_fit_names_itself_and_its_place(cell: Any, kind: p
     ],
 )
 def test_what_is_no_event(message: str, said: str) -> None:
-    with pytest.raises(dd.errors.BadMessage, match=f"row 1: {said}.*nothing was taken in"):
+    with pytest.raises(dd.errors.BadMessage, match=f"row 1, counted from 0: {said}.*nothing was taken in"):
         fed(change("c", {"id": 1, "v": "x"}, lsn=1), message)
     with flow_of(format=dd.formats.debezium(on_bad="drop")).open() as engine:
         given = table([message, change("c", {"id": 1, "v": "x"}, lsn=1), message])
@@ -541,7 +541,7 @@ def test_plain_json_upserts_rows_and_deletes_by_key() -> None:
         engine.step({"t": pa.table({"value": ['{"id": 2, "v": "older"}'], "offset": [0]})})
         assert held(engine)[0] == {"id": 2, "v": "x"}
         for wrong, said in (("5", "no object of JSON"), ("{", "no JSON"), (None, "its key does not say 'id'")):
-            with pytest.raises(dd.errors.BadMessage, match=f"row 0: .*{said}"):
+            with pytest.raises(dd.errors.BadMessage, match=f"row 0, counted from 0: .*{said}"):
                 engine.step({"t": pa.table({"value": pa.array([wrong], pa.string())})})
 
 

@@ -68,7 +68,7 @@ def test_a_dump_by_lines_feeds_an_input_for_each_table(tmp_path: Path) -> None:
     path, tables = landed(tmp_path, *lines), {"public.a": "left", "shop.public.b": "right"}
     with two().open(tmp_path / "state") as engine:
         with pytest.raises(
-            BadMessage, match=r"offset 4: it is of the table 'shop\.public\.c', which feeds no.*others="
+            BadMessage, match=r"line 5 of .*in.jsonl: it is of the table 'shop\.public\.c', which feeds no.*others="
         ):
             engine.run({"dump": dd.sources.files(path, lines=True, tables=tables)})
         assert engine.epoch == 0
@@ -102,7 +102,7 @@ def test_a_tombstone_goes_where_its_key_says() -> None:
 def test_every_format_names_its_table(message: Any, table: str) -> None:
     batch = pa.record_batch({"value": [json.dumps(message)]})
     assert list(routed(batch, {"other": "x", table: "mine"}, "error", "read t")) == ["mine"]
-    with pytest.raises(BadMessage, match=r"row 0: it is of the table .*a', which feeds no input; name it in tables="):
+    with pytest.raises(BadMessage, match=r"row 0, counted from 0: it is of the table .*a', which feeds no input; name it in tables="):
         routed(batch, {"other": "x"}, "error", "read t")
     assert not routed(batch, {"other": "x"}, "ignore", "read t")
 
