@@ -131,7 +131,9 @@ def test_keys_of_deletes_come_from_the_message_key_first() -> None:
         engine.step({"t": table([change("c", {"id": 1, "v": "x"}, lsn=1)])})
         engine.step({"t": table([change("d", lsn=2)], key=[b'{"id": 1}'])})
         assert held(engine) == []
-        with pytest.raises(dd.errors.BadMessage, match=r"row 0, counted from 0: it deletes, and says 'id' neither in its key nor"):
+        with pytest.raises(
+            dd.errors.BadMessage, match=r"row 0, counted from 0: it deletes, and says 'id' neither in its key nor"
+        ):
             engine.step({"t": table([change("d", lsn=3)])})
 
 
@@ -249,7 +251,9 @@ def test_one_table_of_a_topic_of_several() -> None:
     for name in ("t", "public.t"):
         assert fed(*messages, format=dd.formats.debezium(table=name)) == [{"id": 1, "v": "mine"}]
     assert fed(*messages, format=dd.formats.debezium(table="other.t")) == []
-    with pytest.raises(dd.errors.BadMessage, match=r"row 1, counted from 0: its table is 'u', that of others 't': name one"):
+    with pytest.raises(
+        dd.errors.BadMessage, match=r"row 1, counted from 0: its table is 'u', that of others 't': name one"
+    ):
         fed(*messages)
 
 

@@ -160,7 +160,9 @@ def test_wal2json_of_both_versions() -> None:
 
 def test_wal2json_cells_that_were_not_written() -> None:
     made, kept = two("I", {"id": 1, "v": "long"}, lsn="0/A"), two("U", {"id": 1}, {"id": 1}, lsn="0/B")
-    with pytest.raises(dd.errors.BadMessage, match="row 1, counted from 0: column 'v' is unavailable: the source did not write it"):
+    with pytest.raises(
+        dd.errors.BadMessage, match=r"row 1, .*: column 'v' is unavailable: the source did not write it"
+    ):
         fed(dd.formats.wal2json(), made, kept)
     assert fed(dd.formats.wal2json(unavailable=True), made, kept) == [{"id": 1, "v": "long"}]
     gone = two("D", None, {"v": "x"}, lsn="0/C")
@@ -192,7 +194,7 @@ def test_kcat_wraps_any_format() -> None:
         assert held(engine) == [{"id": 1, "v": "x"}]
         reasons = [(row["position"], row["reason"]) for row in step["t.bad"].to_pylist()]
         assert reasons == [
-            ("row 2, counted from 0", "offset 8 of shop/1: it is no JSON"),
+            ("row 2", "offset 8 of shop/1: it is no JSON"),
             ("row 4", "it is no JSON"),
             ("row 5", "it is no line of kcat -J: it has no 'offset'"),
         ]

@@ -102,7 +102,7 @@ def test_a_tombstone_goes_where_its_key_says() -> None:
 def test_every_format_names_its_table(message: Any, table: str) -> None:
     batch = pa.record_batch({"value": [json.dumps(message)]})
     assert list(routed(batch, {"other": "x", table: "mine"}, "error", "read t")) == ["mine"]
-    with pytest.raises(BadMessage, match=r"row 0, counted from 0: it is of the table .*a', which feeds no input; name it in tables="):
+    with pytest.raises(BadMessage, match=r"row 0, .*: it is of the table .*a', which feeds no input; name it in"):
         routed(batch, {"other": "x"}, "error", "read t")
     assert not routed(batch, {"other": "x"}, "ignore", "read t")
 

@@ -290,7 +290,7 @@ def _with_bad(made: Upserts, at: Ints, messages: Messages, bad: BadMessages, tar
     rows = np.array(sorted(bad.reasons), np.int64)
     told = {
         "message": messages.bytes(rows),
-        "position": pa.array([messages.place(int(row)) for row in rows], pa.string()),
+        "position": pa.array([messages.position(int(row)) for row in rows], pa.string()),
         "reason": pa.array([bad.reasons[int(row)] for row in rows], pa.string()),
     }
     marks = pa.StructArray.from_arrays(list(told.values()), fields=list(BAD_TYPE))

@@ -83,13 +83,18 @@ class Messages:
         return there[name].cast(pa.int64())
 
     def place(self, row: int) -> str:
-        """What a message is called.  O(1)."""
+        """What an error calls a message: its position, and how rows are counted.  O(1)."""
+        position = self.position(row)
+        return f"{position}, counted from 0" if position.startswith("row ") else position
+
+    def position(self, row: int) -> str:
+        """Where a message lies: a line, an offset, or a row of what was given.  O(1)."""
         line, file = (self.table.column(n)[row].as_py() if n in self.table.column_names else None for n in (LINE, FILE))
         if line is not None:
             return f"line {line:,}" + ("" if file is None else f" of {file}")
         offset = None if self.offset is None else self.offset[row].as_py()
         if offset is None:
-            return f"row {self.first + row}, counted from 0"
+            return f"row {self.first + row}"
         topic = None if self.topic is None else self.topic[row].as_py()
         partition = None if self.partition is None else self.partition[row].as_py()
         of = topic if partition is None else f"{topic or 'partition '}{'/' if topic else ''}{partition}"
