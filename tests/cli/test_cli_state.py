@@ -111,7 +111,7 @@ def test_a_run_that_is_refused_half_way_says_what_is_committed_and_goes_on() -> 
 def test_another_plan_is_refused_by_field() -> None:
     run("diff", "1.csv", *KEYED, "--state", "state", "-o", "-")
     message = run("diff", "2.csv", "--key", "id,city", *KEYED[2:], "--state", "state", code=1).stderr
-    assert "key= of input 'input' is ['id', 'city'], and was ['id']" in message and "ddflow migrate" in message
+    assert "--key of input 'input' is ['id', 'city'], and was ['id']" in message and "ddflow migrate" in message
     message = run("diff", "2.csv", *KEYED, "--filter", "amount > 1", "--state", "state", code=1).stderr
     assert "output 'output' is input.filter('amount > 1'), and was input" in message
     run("diff", "2.csv", *KEYED, "--types", "amount=string", "--state", "state", code=1)

@@ -214,12 +214,13 @@ READING = {
 
 @pytest.mark.parametrize("verb", READING)
 def test_a_verb_that_reads_much_shows_how_much_and_how_fast(verb: str, shown: Callable[..., str]) -> None:
-    Path("orders.csv").write_text("id,n\n1,10\n2,20\n")
+    rows = {"id": range(500), "n": [10] * 500}  # as many as give a rate above 0 on a busy machine
+    Path("orders.csv").write_text("id,n\n" + "".join(f"{id},10\n" for id in rows["id"]))
     flow = dd.Flow()
     flow.output("[/out]", flow.upserts("[/in]", {"id": int, "n": int}, dd.Upsert("id")))
     with flow.open("state") as engine:
         for _ in range(2):
-            engine.step({"[/in]": {"id": [1, 2], "n": [10, 20]}})
+            engine.step({"[/in]": rows})
     assert re.search(r"[1-9][\d,.]* (rows|events|[KM]?B), [1-9][\d,.]* [KM]?\w+/s", shown(verb, *READING[verb]))
 
 
