@@ -132,12 +132,12 @@ class Line:
     """
 
     def __init__(self, shows: bool) -> None:
-        self._shows, self._next = shows and sys.stderr.isatty(), 0.0
+        self.shows, self._next = shows and sys.stderr.isatty(), 0.0
 
     @property
     def due(self) -> bool:
         """Whether it is time to write it."""
-        return self._shows and monotonic() >= self._next
+        return self.shows and monotonic() >= self._next
 
     def show(self, text: str) -> None:
         """Write it, as wide as the terminal is."""

@@ -81,6 +81,8 @@ def gc(
 
 
 def _forget(state: str, trust: str) -> None:
+    from ddflow.cli.progress import watching
+    from ddflow.engine.compact import compact
     from ddflow.engine.flow import Flow
     from ddflow.engine.snapshot import found
     from ddflow.plan.rebuild import rebuild
@@ -88,5 +90,5 @@ def _forget(state: str, trust: str) -> None:
 
     with opened_store(state, trust=trust, readonly=False) as store:
         flow = Flow.of(rebuild(found(store).plan, store.where))
-        with flow.open(store) as engine:
-            engine.compact(forget=True)
+        with watching("compacting") as tick, flow.open(store) as engine:
+            compact(engine.calls, forget=True, look=tick)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ddflow.cli.arguments import Trust
+from ddflow.cli.progress import watching
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, loaded, sinks
 from ddflow.cli.say import say
 from ddflow.partitions.commit import EpochDriver
@@ -62,13 +63,14 @@ def sync(
         raise typer.BadParameter("--to: name at least one sink")
     choices: dict[str, Any] = {"trust": trust}
     forget = tuple(detach or () if yes else ())
-    if _partitions(state, trust) > 1:
-        with closing(EpochDriver.open(given, state, **choices)) as driver:
-            done = sync_state(driver, targets, adopt, not yes, forget)
-    else:
-        with given.open(state, **choices) as engine:
-            done = engine.sync(targets, adopt=adopt, dry=not yes)
-            engine.detach(*forget)
+    with watching("comparing and writing" if yes else "comparing") as tick:
+        if _partitions(state, trust) > 1:
+            with closing(EpochDriver.open(given, state, **choices)) as driver:
+                done = sync_state(driver, targets, adopt, not yes, forget, tick)
+        else:
+            with given.open(state, **choices) as engine:
+                done = engine.sync(targets, adopt=adopt, dry=not yes, look=tick)
+                engine.detach(*forget)
     if as_json:
         say(json.dumps({"done": yes} | {name: {"gone": each.gone, "rows": each.rows} for name, each in done.items()}))
         return

@@ -22,6 +22,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
+from ddflow.metrics import Look
+
 Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
 
 
@@ -165,6 +167,10 @@ class Staging(NamedTuple):
 
 class OpenSink(ABC):
     """A target's table, connected."""
+
+    look: Look = staticmethod(lambda rows: None)
+    """For progress, set by its opener: called with the number of rows that were written since its last call, by a sink
+    that writes them piece by piece."""
 
     @abstractmethod
     def written(self) -> TargetRecord | None:

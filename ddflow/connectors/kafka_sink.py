@@ -112,6 +112,7 @@ class TopicWriter(OpenSink):
         with self._talking("write"), self._transaction():
             for key, value in self._messages(changes):
                 self._produce(self.of.topic, key, value)
+                self.look(1)
             self._produce(self.control, self.of.topic, json.dumps(now._asdict() | {"mode": self.of.mode}), partition=0)
         self._there, self._asked = now, True
 

@@ -27,6 +27,8 @@ from ddflow.connectors.table_shape import is_written, lacking, refused
 from ddflow.errors import SinkFailed
 
 RECORDS: Final = "_ddflow_written"
+PIECE: Final = 1 << 17
+"""Rows that are inserted at once, so that progress can be seen."""
 
 
 class SqlTable(OpenSink):
@@ -151,8 +153,10 @@ class SqlTable(OpenSink):
                 self.execute(f"delete from {quoted(self.table)}")
             elif changes.gone is not None and changes.gone.num_rows:
                 self.delete(self.table, changes.gone)
-            if changes.rows.num_rows:
-                self.insert(self.table, changes.rows)
+            for start in range(0, changes.rows.num_rows, PIECE):
+                piece = changes.rows.slice(start, PIECE)
+                self.insert(self.table, piece)
+                self.look(piece.num_rows)
             self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
             self.execute(f"insert into {RECORDS} values (?, ?, ?, ?, ?)", [self.table, *now])
 

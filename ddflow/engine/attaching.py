@@ -22,6 +22,7 @@ from ddflow.engine.deliveries import Synced, detach, sync
 from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run import RunDone, RunLoop
 from ddflow.engine.run_options import RunOptions
+from ddflow.metrics import Look
 
 
 class Attaching(ABC):
@@ -99,7 +100,14 @@ class Attaching(ABC):
         engine: Any = self
         return RunLoop(engine, sources or {}, sinks or {}, options, shows=True).run()
 
-    def sync(self, sinks: Mapping[str, TableSink], *, adopt: bool = False, dry: bool = False) -> dict[str, Synced]:
+    def sync(
+        self,
+        sinks: Mapping[str, TableSink],
+        *,
+        adopt: bool = False,
+        dry: bool = False,
+        look: Look = lambda rows: None,
+    ) -> dict[str, Synced]:
         """Give targets the difference between what they hold and what the outputs hold, as of the last epoch.
 
         Parameters
@@ -110,6 +118,8 @@ class Attaching(ABC):
             Whether to take over a table that nobody recorded, or that another state wrote.
         dry : bool
             Only say what would be given.
+        look : callable
+            For progress, called with the number of rows read of outputs and tables, and written, since its last call.
 
         Returns
         -------
@@ -128,7 +138,7 @@ class Attaching(ABC):
         O(rows of the output and the table).
         """
         self.calls.settled("sync")
-        return sync(EngineEpochs(self.calls, "sync"), sinks, adopt, dry)
+        return sync(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
 
     def detach(self, *names: str) -> None:
         """Forget sinks, for which updates are kept, and sources with their positions.

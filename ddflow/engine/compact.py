@@ -38,6 +38,7 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Commits
 from ddflow.engine.garbage import gc
 from ddflow.errors import SpecError
+from ddflow.metrics import Look
 from ddflow.storage.batch_store import BatchStore
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
@@ -48,8 +49,11 @@ from ddflow.trace.run import Run
 from ddflow.trace.spill import spilled
 
 
-def compact(calls: Calls, forget: bool) -> None:
-    """Merge all state into one run each, and publish it: see `Engine.compact`."""
+def compact(calls: Calls, forget: bool, look: Look = lambda rows: None) -> None:
+    """Merge all state into one run each, and publish it: see `Engine.compact`.
+
+    ``look``: for progress, called with the number of rows written since its last call.
+    """
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.use("compact"):
         _refuse(calls, forget)
@@ -59,9 +63,9 @@ def compact(calls: Calls, forget: bool) -> None:
             dataflow.since = since
         hidden = {name: each.hidden for name, each in dataflow.graph.inputs.items()}
         for name, arranged in dataflow.graph.arrangements.items():
-            merge(arranged, dataflow.budget.home, hidden.get(name, ()))
+            merge(arranged, dataflow.budget.home, hidden.get(name, ()), look)
         for batcher in dataflow.batchers.values() if forget else ():
-            rewrite(batcher, dataflow.budget.home)
+            rewrite(batcher, dataflow.budget.home, look)
         if durable is not None:
             _publish(dataflow, durable, forget)
 
@@ -88,17 +92,25 @@ def _refuse(calls: Calls, forget: bool) -> None:
         )
 
 
-def merge(arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] = ()) -> None:
+def merge(
+    arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] = (), look: Look = lambda rows: None
+) -> None:
     """Make one run of all versions that reads at or after ``since`` need.  O(versions).
 
     ``home``: where runs on disk live, None where all is in memory.  ``hidden``: columns that tombstones need.
+    ``look``: as of `compact`.
     Raises `StorageFull`, `StorageFailed`, `SpillFull`, `SpillFailed`; all can be read as before, and it can go on.
     """
     slots = arranged.slots
     spine, index, target = arranged.spine, cast(Index | None, arranged.index), cast(Target | None, None)
     if home is not None:
         arranged.spill(home, 0)
-        spine, index, target = arranged.on_disk, None, lambda batch: spilled(cleared(batch, hidden), home)
+        spine, index = arranged.on_disk, None
+
+        def target(batch: Batch) -> Batch:
+            look(len(batch))
+            return spilled(cleared(batch, hidden), home)
+
     settled = arranged.latest <= arranged.since
     spine.work(None, slots, index, arranged.since, settled)
     runs = [item for item in spine.items if isinstance(item, Run)]
@@ -108,6 +120,7 @@ def merge(arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] 
     spine.work(None, slots, index, arranged.since, settled)
     if home is None:
         for part in spine.parts:
+            look(part.end - part.begin)
             slots.swap(part.slot, cleared(slots[part.slot], hidden))
 
 
@@ -129,13 +142,14 @@ def cleared(batch: Batch, hidden: Iterable[str]) -> Batch:
     return replace(batch, rows=Rows(pa.RecordBatch.from_arrays(columns, schema=table.schema)))
 
 
-def rewrite(batcher: Batcher, home: BatchStore | None) -> None:
+def rewrite(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows: None) -> None:
     """Copy the events that still wait out of runs of which some were released.  O(their bytes)."""
     for run in [each for each in batcher.runs.by_least if each.begin]:
         if run.file is None or home is None:
             new = Waiting.resident(run.waiting.copied(), run.final)
         else:
             new = Waiting.spilled(home, run.waiting)
+        look(len(run.waiting))
         batcher.runs.swap([run], [new])
 
 

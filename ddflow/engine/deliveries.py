@@ -29,7 +29,7 @@ from ddflow.engine.delivery import Delivery
 from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.engine.run_options import EPOCHS
 from ddflow.errors import SpecError
-from ddflow.metrics import SinkLag
+from ddflow.metrics import Look, SinkLag
 
 NAP: Final = 0.01
 """Seconds between two looks for something to do."""
@@ -110,11 +110,13 @@ class Deliveries:
             each.close()
 
 
-def sync(epochs: KeptEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool) -> dict[str, Synced]:
+def sync(
+    epochs: KeptEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
+) -> dict[str, Synced]:
     """Give targets the difference.  As `Engine.sync`."""
     done = dict[str, Synced]()
     for name, sink in sinks.items():
-        with closing(Delivery(epochs, name, sink)) as delivery:
+        with closing(Delivery(epochs, name, sink, look)) as delivery:
             made = delivery.sync(adopt, dry)
         done[name] = Synced(0 if made.gone is None else made.gone.num_rows, made.rows.num_rows, made.gone)
     if not dry:

@@ -37,6 +37,7 @@ from ddflow.engine.attachable import shape_of
 from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.engine.trying import Trying
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
+from ddflow.metrics import Look
 from ddflow.operators.updates import time_column
 from ddflow.storage.epochs import Delivered, Epoch
 from ddflow.time import NEVER
@@ -72,13 +73,14 @@ class Staged:
 
 
 class Delivery:
-    """``name``: of the output.  ``at``: the last epoch that needs nothing more.
+    """``name``: of the output.  ``at``: the last epoch that needs nothing more.  ``look``: as of `OpenSink`; of `sync`
+    it is called for rows that were read as well.
 
     Nothing is connected before the first `pump` or `sync`.  Raises `SpecError`.
     """
 
-    def __init__(self, epochs: KeptEpochs, name: str, sink: TableSink) -> None:
-        self.epochs, self.name, self.sink = epochs, name, sink
+    def __init__(self, epochs: KeptEpochs, name: str, sink: TableSink, look: Look = lambda rows: None) -> None:
+        self.epochs, self.name, self.sink, self.look = epochs, name, sink, look
         self.key, self.shape = shape_of(self.epochs.flow, self.name, self.sink)
         self._table: OpenSink | None = None
         self.before: TargetRecord | None = None
@@ -93,6 +95,7 @@ class Delivery:
         """The target's, connected.  Raises `SinkFailed`."""
         if self._table is None:
             self._table = self.sink.open(self.shape)
+            self._table.look = self.look
         return self._table
 
     def close(self) -> None:
@@ -187,6 +190,7 @@ class Delivery:
 
     def _begin(self) -> None:
         """Give an empty table all rows that the output has now."""
+        self.look(0)
         # What a new output held before is given by the next step.
         held = self._held().slice(0, 0 if self.epochs.owes(self.name) else None)
         made = self._rows(self.epochs.epoch)(held)
@@ -235,6 +239,7 @@ class Delivery:
 
     def _give(self, receipt: Epoch) -> None:
         """Write an epoch: of what many staged, where they may, else from here."""
+        self.look(0)
         rows = self._rows(receipt.epoch)
         in_parts = staging = None
         if self.sink.mode != "upsert":
@@ -281,9 +286,12 @@ class Delivery:
         Nothing of a side output: what it said of events stays.
         """
         ours = self._held()
+        self.look(ours.num_rows)
         if self.name not in self.epochs.flow.outputs:
             return self._rows(self.epochs.epoch)(ours if self.sink.mode != "updates" else ours.drop_columns([DIFF]))
-        theirs = folded(self.sink.mode, self.table.read(), ours.schema)
+        read = self.table.read()
+        self.look(read.num_rows)
+        theirs = folded(self.sink.mode, read, ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
         gone = self._stamped(gone.select([*names, DIFF])).cast(ours.schema)

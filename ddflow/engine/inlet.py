@@ -64,6 +64,11 @@ class Inlet:
         return bool(self._open)
 
     @property
+    def opened(self) -> bool:
+        """Whether it was polled, and did not fail."""
+        return self._source is not None
+
+    @property
     def ended(self) -> bool:
         """Whether nothing will come any more."""
         return self._source is not None and self.trying.failing is None and self._source.ended

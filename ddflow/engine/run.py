@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
@@ -41,6 +41,9 @@ from ddflow.errors import DdflowError, SpecError
 from ddflow.metrics import LOG
 from ddflow.terminal import counted
 from ddflow.time import NEVER
+
+MANY: Final = 1 << 17
+"""Rows whose step takes so long that the line says it before."""
 
 
 class Stepping(Protocol):
@@ -112,6 +115,8 @@ class RunLoop:
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
         self.outlets = Deliveries(each, how.most, how.patience)
         self.report = RunReport(self.calls, self.inlets, self.outlets, shows)
+        for name, delivery in each.items():
+            delivery.look = self.report.writing(name)
         self._stop: Literal["signal", "time"] | None = None
         self._called = 0
         """Calls of the engine so far."""
@@ -147,7 +152,7 @@ class RunLoop:
                     self._evolve()
                 # Before the commit a table would have columns that the state may yet lose.
                 drained = not self._evolved and self.outlets.pump()
-                self.report.tell(self.done.rows, self._holder())
+                self.report.tell(self._holder())
                 self._give_up()
                 over = all(each.ended and not each.moved and not each.news for each in self.inlets)
                 if self._stop is not None or (over and drained):
@@ -194,7 +199,8 @@ class RunLoop:
 
     def _gather(self, began: float, ends: float | None) -> None:
         """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""
-        until, size, rows = monotonic() + self.how.every, 0, 0
+        start, size, rows = monotonic(), 0, 0
+        until = start + self.how.every
         while True:
             now = monotonic()
             full = size >= self.how.bytes or rows >= (self.how.rows or 1 << 62)
@@ -204,6 +210,8 @@ class RunLoop:
                 return
             came = False
             for each in polled:
+                if rows or not each.opened:
+                    self.report.doing(f"reading {each.name}", rows, start)
                 with self._located(each):
                     found = each.poll(max(self.how.bytes - size, 1 << 16))
                 if found is not None:
@@ -286,12 +294,16 @@ class RunLoop:
     def _step(self, ready: dict[str, list[pa.RecordBatch]]) -> dict[str, list[pa.RecordBatch]]:
         if ready:
             call = self.engine.push if self.dataflow.holds_back else self.engine.step
+            rows = sum(batch.num_rows for batches in ready.values() for batch in batches)
+            if rows >= MANY:
+                self.report.before(f"taking in {rows:,} rows")
             self._count(call(ready), [batch for batches in ready.values() for batch in batches])
         return {}
 
     def _count(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:
         self._called += 1
         self.done.rows += sum(batch.num_rows for batch in batches)
+        self.report.rows = self.done.rows
         self.done.updates += sum(table.num_rows for table in step.values())
 
     def _advance(self) -> bool:

@@ -16,12 +16,12 @@ most; a record is published behind each epoch, once a second while nothing comes
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import Final
+from typing import Final, cast
 
 from ddflow.engine.calls import Calls
 from ddflow.engine.deliveries import Deliveries
 from ddflow.engine.inlet import Inlet
-from ddflow.metrics import CallMetrics, publish
+from ddflow.metrics import CallMetrics, Look, publish
 from ddflow.terminal import Line
 from ddflow.time import shown
 
@@ -36,17 +36,43 @@ class RunReport:
         self.calls, self.inlets, self.outlets = calls, inlets, outlets
         self.line, self._began = Line(shows), monotonic()
         self._published, self._epoch = self._began, -1
+        self._holder = cast(tuple[str, int] | None, None)
+        self.rows = 0
+        """Taken in so far."""
 
     def close(self) -> None:
         """End the line."""
         self.line.close()
 
-    def tell(self, rows: int, holder: tuple[str, int] | None) -> None:
-        """Show and publish what is due.  ``rows``: taken in so far.  ``holder``: as `RunLoop` has it."""
+    def tell(self, holder: tuple[str, int] | None) -> None:
+        """Show and publish what is due.  ``holder``: as `RunLoop` has it."""
         if self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY:
             self.publish()
+        self._holder = holder
         if self.line.due:
-            self.line.show(self._text(rows, holder))
+            self.line.show(self._text())
+
+    def doing(self, what: str, rows: int, began: float) -> None:
+        """Show what an epoch is in the middle of, where that is due.  ``rows``: done since it ``began``."""
+        if self.line.due:
+            rate = rows / max(monotonic() - began, 1e-3)
+            self.line.show(self._text(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))
+
+    def before(self, what: str) -> None:
+        """Show what is done next, and takes long."""
+        if self.line.shows:
+            self.line.show(self._text(what))
+
+    def writing(self, name: str) -> Look:
+        """Shows the rows that the sink of an output takes; 0 of them begin an epoch."""
+        written, began = 0, 0.0
+
+        def look(rows: int) -> None:
+            nonlocal written, began
+            written, began = (written + rows, began) if rows else (0, monotonic())
+            self.doing(f"writing {name}", written, began)
+
+        return look
 
     def publish(self) -> None:
         """A record of what waits, for whoever takes the figures of calls."""
@@ -58,10 +84,12 @@ class RunReport:
         call = CallMetrics("run", dataflow.frontier, self._epoch, seconds, {}, dataflow.pending, {})
         publish(self.calls.listeners, call._replace(sources=sources, sinks=self.outlets.lags()))
 
-    def _text(self, rows: int, holder: tuple[str, int] | None) -> str:
+    def _text(self, doing: str = "") -> str:
         """One line."""
+        holder = self._holder
         took = max(monotonic() - self._began, 1e-3)
-        parts = [f"epoch {self.calls.epoch:,}", f"{rows:,} rows, {rows / took:,.0f} rows/s"]
+        parts = [f"epoch {self.calls.epoch:,}", f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s"]
+        parts += [doing] if doing else []
         for each in self.inlets:
             failing = each.trying.failing
             lag = str(each.lag()) if failing is None else failing.found

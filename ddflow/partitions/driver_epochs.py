@@ -23,6 +23,7 @@ import pyarrow as pa
 from ddflow.connectors.attached import TableSink
 from ddflow.engine.deliveries import Synced, detach, sync
 from ddflow.engine.kept_epochs import InParts, KeptEpochs
+from ddflow.metrics import Look
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.reading import read_updates, shared
 from ddflow.partitions.version import Version
@@ -84,11 +85,16 @@ class DriverEpochs(KeptEpochs):
 
 
 def sync_state(
-    driver: EpochDriver, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, forget: tuple[str, ...] = ()
+    driver: EpochDriver,
+    sinks: Mapping[str, TableSink],
+    adopt: bool,
+    dry: bool,
+    forget: tuple[str, ...] = (),
+    look: Look = lambda rows: None,
 ) -> dict[str, Synced]:
     """What `Engine.sync` and then `Engine.detach` do, of a state of many partitions.  Raises as they do."""
     epochs = DriverEpochs(driver)
-    done = sync(epochs, sinks, adopt, dry)
+    done = sync(epochs, sinks, adopt, dry, look)
     if forget:
         detach(epochs, forget)
     return done

@@ -48,7 +48,8 @@ _ROWS: Final = "rows"
 
 
 class Comparison(NamedTuple):
-    """``table``: what `compare` returns.  ``notes``: a line for each column that one side lacks.  ``rows``: of both."""
+    """``table``: what `compare` returns.  ``notes``: a line for each column that one side lacks, and for each that is
+    text because of few values of a file.  ``rows``: of both."""
 
     table: pa.Table
     notes: tuple[str, ...]

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from test_cli import DDFLOW, refused, run
+from test_cli import DDFLOW, on_a_terminal, refused, run
 from typer.testing import CliRunner
 
 from ddflow.cli import app
@@ -235,6 +235,27 @@ def test_a_line_on_a_terminal() -> None:
     assert process.wait(60) == 0
     text = said.decode()
     assert "epoch 1, 2 rows" in text and "by_city has 1" in text and "(time)" in text
+
+
+def test_a_terminal_sees_a_first_copy_as_it_is_read_taken_in_and_written() -> None:
+    Path("in/1.csv").write_text("id,city\n" + "".join(f"{i},Bern\n" for i in range(200_000)))
+    code, shown = on_a_terminal(*WORDS, "--interval", "1min", "--to", "orders=sqlite:out.db")
+    assert code == 0
+    assert "epoch 0, 0 rows, 0 rows/s, reading orders: 0 rows" in shown
+    assert "epoch 0, 0 rows, 0 rows/s, taking in 200,000 rows" in shown
+    assert re.search(r"epoch 1, 200,000 rows, [\d,]+ rows/s, writing orders: 131,072 rows, [\d,]+ rows/s", shown)
+
+
+def test_a_terminal_sees_the_progress_of_sync_and_of_gc() -> None:
+    run(*WORDS, "--to", "orders=sqlite:out.db")
+    sync = ("sync", "flow.py", "--state", "state", "--to", "orders=sqlite:out.db")
+    assert re.search(r" comparing: 4 rows, \d+ rows/s", on_a_terminal(*sync)[1])  # of both sides
+    connection = sqlite3.connect("out.db")
+    connection.execute("delete from orders")
+    connection.commit()
+    connection.close()
+    assert re.search(r" comparing and writing: 4 rows, \d+ rows/s", on_a_terminal(*sync, "--yes")[1])
+    assert re.search(r" compacting: [1-9]\d* rows, \d+ rows/s", on_a_terminal("gc", "state", "--forget")[1])
 
 
 def test_metrics_are_served_while_it_runs() -> None:
