@@ -7,6 +7,7 @@ imported here, because help is shown without it.
 'owner|group'
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -62,6 +63,25 @@ Format = Annotated[
         help="What the files are, whatever their names say: csv, tsv, jsonl, json, parquet, csv.gz, ... For standard "
         "input; without, its first bytes tell. Or the message that each line is: debezium, debezium-flat, maxwell, "
         "canal, wal2json, kcat:debezium, ...",
+    ),
+]
+OnBad = Annotated[
+    str,
+    typer.Option(
+        "--on-bad",
+        metavar="stop|drop",
+        rich_help_panel=FILES,
+        help="What becomes of a message that cannot be read: the run stops, or it is counted and left out.",
+    ),
+]
+BadOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "--bad-output",
+        metavar="FILE",
+        show_default=False,
+        rich_help_panel=FILES,
+        help="Where --on-bad drop writes those messages, each with its place and the reason.",
     ),
 ]
 Delimiter = Annotated[

@@ -75,7 +75,7 @@ def compare(
     """
     from ddflow.cli.plan import names
     from ddflow.cli.progress import watching
-    from ddflow.cli.reading import how
+    from ddflow.cli.reading import how, say_doubts
     from ddflow.columns.type_text import parse_types
     from ddflow.errors import DdflowError
     from ddflow.tools.compare import comparison
@@ -85,6 +85,7 @@ def compare(
         columns = names(key), names(ignore or []), parse_types(types or ())
         with watching("reading") as tick:
             done = comparison(before, after, *columns, files, tick)
+        say_doubts(done.doubts)
         for note in done.notes:
             say(note, err=True)
         if output is not None or not as_json:

@@ -57,7 +57,7 @@ def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
     skipped.check(given.files)
     if given.changes:
         say(f"columns: {given.changes.text}", err=True)
-    say_doubts(given)
+    say_doubts(given.doubts)
     return given
 
 

@@ -9,16 +9,21 @@ taken in, as `ddflow.Flow.upserts` does with ``format=``.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
+import typer
 
+from ddflow.cli.say import say
 from ddflow.connectors import formats
 from ddflow.connectors.files import FilesSource
 from ddflow.connectors.formats import Format
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.row_columns import schema_of
 from ddflow.errors import SpecError
+from ddflow.terminal import counted
 
 FORMATS: Final[Mapping[str, Format]] = {
     "debezium": formats.debezium(),
@@ -31,13 +36,29 @@ FORMATS: Final[Mapping[str, Format]] = {
 KCAT: Final = "kcat:"
 
 
-def message_format(text: str | None) -> Format | None:
+def message_format(text: str | None, on_bad: Any = "stop") -> Format | None:
     """The format that a word means; None for a kind of file.  Raises `SpecError`."""
-    if text is None or not text.startswith(KCAT):
-        return FORMATS.get(text or "")
-    if text.removeprefix(KCAT) not in FORMATS:
+    word = (text or "").removeprefix(KCAT)
+    if text is None or (text == word and word not in FORMATS):
+        return None
+    if word not in FORMATS:
         raise SpecError(f"--format {text}", "there is no such format", f"write {KCAT} and one of {list(FORMATS)}")
-    return formats.kcat(FORMATS[text.removeprefix(KCAT)])
+    of = replace(FORMATS[word], on_bad=on_bad)
+    return of if text == word else formats.kcat(of)
+
+
+def check_bad(format: str | None, on_bad: str, output: Path | None) -> None:
+    """Raise `typer.BadParameter` for options of bad messages that cannot stand together."""
+    if on_bad != "stop" and message_format(format) is None:
+        raise typer.BadParameter("--on-bad is of messages: say which they are, such as --format debezium")
+    if output is not None and on_bad == "stop":
+        raise typer.BadParameter("--bad-output is of messages that are left out: give --on-bad drop too")
+
+
+def say_bad(messages: int, output: Path | None) -> None:
+    """Say where messages are that could not be read."""
+    if messages and output is None:
+        say(f"{counted(messages, 'message')} could not be read: --bad-output FILE writes them, with reasons", err=True)
 
 
 def columns_of(given: FilesSource, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:

@@ -34,7 +34,9 @@ Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have cha
 
 
 @asks(
-    without=OF_FULL_FILES | OF_MERGES | {"inputs", "net", "stale_output", "state", "epoch", "retain", "skip_bad_files"}
+    without=OF_FULL_FILES
+    | OF_MERGES
+    | {"inputs", "net", "stale_output", "bad_output", "state", "epoch", "retain", "skip_bad_files"}
 )
 def migrate(
     old: Old,

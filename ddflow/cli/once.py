@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 import ddflow as dd
 from ddflow.cli.continued import declared, epochs, opened, told
+from ddflow.cli.messages import say_bad
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
 from ddflow.cli.progress import Tick, progress
@@ -93,6 +94,7 @@ def run(ask: Ask) -> None:
         say(json.dumps(done.as_json()))
     else:
         say(done.text(), err=True)
+        say_bad(counts.get("bad", 0), ask.bad_output)
 
 
 def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
@@ -152,10 +154,13 @@ def target(ask: Ask, flow: dd.Flow, given: FilesSource) -> Target:
 
 
 def _sides(ask: Ask, flow: dd.Flow, given: FilesSource) -> dict[str, FileOutput]:
-    """The files for the outputs that ``--stale`` adds, by output."""
-    sides = flow.side_outputs().items() if ask.stale_output is not None else ()
-    schemas = {name: updates_schema(schema, flow.time_type) for name, (_, schema) in sides}
-    return {name: _file(Path(str(ask.stale_output)), schema, ask, given) for name, schema in schemas.items()}
+    """The files for the outputs that ``--stale`` and ``--on-bad`` add, by output."""
+    out = dict[str, FileOutput]()
+    for name, (_, schema) in flow.side_outputs().items():
+        path = ask.bad_output if name == f"{INPUT}.bad" else ask.stale_output
+        if path is not None:
+            out[name] = _file(path, updates_schema(schema, flow.time_type), ask, given)
+    return out
 
 
 def _file(path: Path, schema: pa.Schema, ask: Ask, given: FilesSource) -> FileOutput:

@@ -23,18 +23,19 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ddflow.cli.arguments import Delimiter, Encoding, Format, Null
+from ddflow.cli.arguments import BadOutput, Delimiter, Encoding, Format, Null, OnBad
 
 _WINS, _GOES = "Which event of a key wins", "What deletes, what is no change"
 _MERGES = "How partial rows are merged"
 _OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
 
 OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})
-"""The options of ``replace`` alone; below those of ``count`` alone, of a state, of partial rows, and of events."""
+"""The options of ``replace`` alone; below those of ``count`` alone, of a state, partial rows, events, and messages."""
 OF_COUNTS = frozenset({"by", "name", "net"})
 OF_STATE = frozenset({"epoch", "retain", "memory", "trust"})
 OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
 OF_EVENTS = OF_MERGES | {"order_by", "tie", "seq", "stale", "stale_output", "time", "lateness", "late"}
+OF_MESSAGES = frozenset({"on_bad", "bad_output"})
 
 
 def _option(flags: str, metavar: str | None, panel: str, text: str, least: int | None = None) -> Any:
@@ -214,6 +215,8 @@ class Ask:
         ),
     ] = None
     format: Format = None
+    on_bad: OnBad = "stop"
+    bad_output: BadOutput = None
     delimiter: Delimiter = None
     null: Null = None
     encoding: Encoding = "utf-8"

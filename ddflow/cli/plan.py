@@ -13,7 +13,8 @@ in quotes, as in CSV) and a projection mixes names with expressions. What contra
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ import pyarrow.types as pat
 import typer
 
 import ddflow as dd
-from ddflow.cli.messages import message_format
+from ddflow.cli.messages import check_bad, message_format
 from ddflow.cli.options import Ask
 from ddflow.engine.replace import most_absent
 from ddflow.errors import SpecError
@@ -53,12 +54,19 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
         raise typer.BadParameter("--stale mark or side and --stale-output FILE need each other")
     if ask.whole and message_format(ask.format) is not None:
         raise typer.BadParameter(f"--format {ask.format} is of messages, which are no full contents: use ddflow diff")
-    if ask.stale_output is not None and ask.output == str(ask.stale_output):
-        raise typer.BadParameter("--output and --stale-output name the same file: give each its own")
+    check_bad(ask.format, ask.on_bad, ask.bad_output)
+    check_apart({"--output": ask.output, "--stale-output": ask.stale_output, "--bad-output": ask.bad_output})
     if ask.max_absent is not None:
         most_absent(ask.max_absent, 0)
     if ask.state is None and (given := ask.of_state()):
         raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
+
+
+def check_apart(outputs: Mapping[str, Any]) -> None:
+    """Raise `typer.BadParameter` where two options name one file."""
+    for one, other in combinations([name for name, file in outputs.items() if file is not None], 2):
+        if str(outputs[one]) == str(outputs[other]):
+            raise typer.BadParameter(f"{one} and {other} name the same file: give each its own")
 
 
 def names(texts: Iterable[str] | None) -> list[str]:
@@ -179,7 +187,9 @@ def planned(ask: Ask, schema: pa.Schema) -> dd.Flow:
     Raises `SpecError` or `ExpressionError`, naming what does not fit.
     """
     flow = dd.Flow()
-    rows: dd.Collection = flow.upserts(INPUT, schema, upsert(ask, schema), format=message_format(ask.format))
+    rows: dd.Collection = flow.upserts(
+        INPUT, schema, upsert(ask, schema), format=message_format(ask.format, ask.on_bad)
+    )
     for predicate in ask.filter_ or ():
         rows = rows.filter(predicate)
     if ask.project:

@@ -26,7 +26,7 @@ there, because it may never end.
 import re
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -45,7 +45,6 @@ from ddflow.cli.worded import typed, worded
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
-from ddflow.connectors.formats.base import DROPPING
 from ddflow.engine.logs import MARKS
 from ddflow.errors import (
     BadMessage,
@@ -138,11 +137,10 @@ def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
     )
 
 
-def say_doubts(given: FilesSource) -> FilesSource:
-    """The files, of which is said which columns became text by few values."""
-    for each in given.doubts:
+def say_doubts(doubts: Iterable[str]) -> None:
+    """Say which columns of files became text by few values."""
+    for each in doubts:
         say(worded(each), err=True)
-    return given
 
 
 def rows_of(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
@@ -242,5 +240,4 @@ def within(given: FilesSource, at: FilePosition) -> Iterator[None]:
         if at.file in error.asked:
             raise
         found = _COUNTED.sub(lambda row: given.row(at, int(row[1])), error.found)
-        asked, remedy = f"{given.place(at)}: {error.asked}", error.remedy.replace(DROPPING, "")
-        raise type(error)(asked, found, remedy) from None
+        raise type(error)(f"{given.place(at)}: {error.asked}", found, error.remedy) from None

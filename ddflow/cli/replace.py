@@ -9,10 +9,10 @@ holds the updates that lead from one to the next, times ascending.  The work is 
 
 import dataclasses
 
-from ddflow.cli.options import OF_COUNTS, OF_EVENTS, Ask, asks
+from ddflow.cli.options import OF_COUNTS, OF_EVENTS, OF_MESSAGES, Ask, asks
 
 
-@asks(without=OF_COUNTS | OF_EVENTS)
+@asks(without=OF_COUNTS | OF_EVENTS | OF_MESSAGES)
 def replace(ask: Ask) -> None:
     """Turn successive full files into differences.
 

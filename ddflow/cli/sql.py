@@ -12,14 +12,14 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from ddflow.cli.arguments import Delimiter, Encoding, Format, Null, Output, Types
+from ddflow.cli.arguments import BadOutput, Delimiter, Encoding, Format, Null, OnBad, Output, Types
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import ddflow as dd
     from ddflow.cli.progress import Tick
     from ddflow.cli.show import Piped, Preview
-    from ddflow.connectors.files import FileOutput, FilesSource
+    from ddflow.connectors.files import FileOptions, FileOutput, FilesSource
 
 OUT: Final = "out"
 """What the flow calls its output."""
@@ -71,6 +71,8 @@ def sql(
     ] = False,
     types: Types = None,
     format: Format = None,
+    on_bad: OnBad = "stop",
+    bad_output: BadOutput = None,
     delimiter: Delimiter = None,
     null: Null = None,
     encoding: Encoding = "utf-8",
@@ -95,42 +97,82 @@ def sql(
     if as_json and output in (None, "-"):
         raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
     import ddflow as dd
-    from ddflow.cli.messages import columns_of, message_format
-    from ddflow.cli.reading import how, say_doubts
-    from ddflow.columns.type_text import parse_types
-    from ddflow.connectors.files import open_files
+    from ddflow.cli.messages import check_bad, say_bad
+    from ddflow.cli.plan import check_apart
+    from ddflow.cli.reading import how
 
-    options, of = how(format, delimiter, null, encoding), message_format(format)
-    flow, given, full, read = dd.Flow(), dict[str, Any](), set[str](), 0
+    check_bad(format, on_bad, bad_output)
+    check_apart({"--output": output, "--bad-output": bad_output})
+    flow, given, full, read, bad = dd.Flow(), dict[str, Any](), set[str](), 0, 0
     for name, parts in _grouped(tables).items():
         told = _options(name, parts)
         full |= {name} if FULL in told else set()
-        spec = _spec(told) if "key" in told else None
-        declared, paths = parse_types(types or ()), [each.file for each in parts]
-        if of is not None and format is not None:
-            found = given[name] = open_files(paths, how=options)
-            if spec is None:
-                raise typer.BadParameter(f"messages are upserts: write {name}=FILE:key=COLUMNS")
-            flow.upserts(name, columns_of(found, format, declared), spec, format=of)
-            continue
-        required = [told["diff"]] if "diff" in told else [] if spec is None else [*spec.key, *spec.order_by]
-        found = given[name] = say_doubts(open_files(paths, declared, required, None, options))
-        if spec is None:
-            flow.updates(name, found.schema, told.get("diff"))
-        else:
-            flow.upserts(name, found.schema, spec)
+        paths, options = [each.file for each in parts], how(format, delimiter, null, encoding)
+        given[name] = _declared(flow, name, paths, told, types or (), options, (format, on_bad))
     rows = flow.output(OUT, flow.sql(query))
     schema = rows.updates_schema(flow.time_type) if diff else rows.schema
-    with flow.open() as engine, _target(output, schema, overwrite) as out, _shown(given, out) as tick:
+    with ExitStack() as stack:
+        engine = stack.enter_context(flow.open())
+        out: Any = stack.enter_context(_target(output, schema, overwrite))
+        aside = _left_out(flow, bad_output, overwrite, stack)
+        tick = stack.enter_context(_shown(given, out))
         for files in zip_longest(*(source.files for source in given.values())):
             readers, counts = _readers(given, files, full, tick)
             for step in _steps(engine, readers, full):
                 if diff:
                     out.write(step[OUT])
+                for side in flow.side_outputs():
+                    bad += step[side].num_rows
+                    if aside is not None:
+                        aside.write(step[side])
             read += sum(counts)
         if not diff:
             out.write(_repeated(engine.read(OUT)))
-    _done(read, len(given), {"updates" if diff else "rows": out.written}, output, as_json)
+    _done(read, len(given), {"updates" if diff else "rows": out.written}, bad, output, as_json)
+    say_bad(bad, bad_output)
+
+
+def _declared(
+    flow: "dd.Flow",
+    name: str,
+    paths: Sequence[str],
+    told: dict[str, str],
+    types: Sequence[str],
+    options: "FileOptions",
+    messages: tuple[str | None, str],
+) -> "FilesSource":
+    """The files of a table, which is an input of the flow now.  ``messages``: what `message_format` takes."""
+    from ddflow.cli.messages import columns_of, message_format
+    from ddflow.cli.reading import say_doubts
+    from ddflow.columns.type_text import parse_types
+    from ddflow.connectors.files import open_files
+
+    spec, of, declared = _spec(told) if "key" in told else None, message_format(*messages), parse_types(types)
+    if of is not None:
+        if spec is None:
+            raise typer.BadParameter(f"messages are upserts: write {name}=FILE:key=COLUMNS")
+        found = open_files(paths, how=options)
+        flow.upserts(name, columns_of(found, str(messages[0]), declared), spec, format=of)
+        return found
+    required = [told["diff"]] if "diff" in told else [] if spec is None else [*spec.key, *spec.order_by]
+    found = open_files(paths, declared, required, None, options)
+    say_doubts(found.doubts)
+    if spec is None:
+        flow.updates(name, found.schema, told.get("diff"))
+    else:
+        flow.upserts(name, found.schema, spec)
+    return found
+
+
+def _left_out(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":
+    """Where messages go that cannot be read, of all tables."""
+    from ddflow.columns.schema import updates_schema
+    from ddflow.connectors.files import open_output
+
+    if path is None:
+        return None
+    _, schema = next(iter(flow.side_outputs().values()))
+    return stack.enter_context(open_output(path, updates_schema(schema, flow.time_type), overwrite))
 
 
 def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
@@ -141,13 +183,13 @@ def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "I
         yield engine.step(readers)
 
 
-def _done(read: int, tables: int, wrote: dict[str, int], output: str | None, as_json: bool) -> None:
+def _done(read: int, tables: int, wrote: dict[str, int], bad: int, output: str | None, as_json: bool) -> None:
     """Say what was done."""
     if as_json:
-        say(json.dumps({"read": read, "tables": tables, **wrote, "output": output}))
+        say(json.dumps({"read": read, "tables": tables, **wrote, "bad": bad, "output": output}))
         return
     ((what, n),) = wrote.items()
-    say(f"{read:,} rows of {tables} tables: {n:,} {what}", err=True)
+    say(f"{read:,} rows of {tables} tables: {n:,} {what}" + (f"; bad {bad:,}" if bad else ""), err=True)
 
 
 def told(text: str) -> NamedTable:

@@ -48,12 +48,13 @@ _ROWS: Final = "rows"
 
 
 class Comparison(NamedTuple):
-    """``table``: what `compare` returns.  ``notes``: a line for each column that one side lacks, and for each that is
-    text because of few values of a file.  ``rows``: of both."""
+    """``table``: what `compare` returns.  ``notes``: a line for each column that one side lacks.  ``rows``: of both.
+    ``doubts``: as of `FilesSource`, of the files of both."""
 
     table: pa.Table
     notes: tuple[str, ...]
     rows: tuple[int, int]
+    doubts: tuple[str, ...]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -125,8 +126,8 @@ def comparison(
 
     ``look``: for progress, called with the number of rows read of files since its last call."""
     keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
-    rows = zip((before, after), SIDES, strict=True)
-    both = [_read(given, types or {}, how, f"the rows {side}", look) for given, side in rows]
+    rows, doubts = zip((before, after), SIDES, strict=True), dict[str, None]()
+    both = [_read(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
     _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
     both = [table.drop_columns([name for name in left_out if name in table.column_names]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
@@ -137,15 +138,23 @@ def comparison(
     notes = tuple(
         f"compare: {name!r} is only in the rows {SIDES[1 - i]}, so it is null {SIDES[i]}" for name, i in lacking
     )
-    return Comparison(_compared(both, schema, keys), notes, (both[0].num_rows, both[1].num_rows))
+    return Comparison(_compared(both, schema, keys), notes, (both[0].num_rows, both[1].num_rows), tuple(doubts))
 
 
 def _read(
-    given: Any, types: Mapping[str, Any], how: FileOptions, what: str, look: Look = lambda rows: None
+    given: Any,
+    types: Mapping[str, Any],
+    how: FileOptions,
+    what: str,
+    look: Look = lambda rows: None,
+    doubts: dict[str, None] | None = None,
 ) -> pa.Table:
-    """Rows in normal types."""
+    """Rows in normal types.  ``doubts``: gets those of files, once each."""
     if isinstance(given, str | os.PathLike):
-        rows = of_files(open_files([os.fspath(given)], types=types, how=how))
+        files = open_files([os.fspath(given)], types=types, how=how)
+        if doubts is not None:
+            doubts |= dict.fromkeys(files.doubts)
+        rows = of_files(files)
         given = pa.RecordBatchReader.from_batches(rows.schema, _seen(rows, look))
     table = to_table(given, what, pa.schema([]))
     names = table.column_names

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from chance import effort
 from hypothesis import given
@@ -146,6 +147,33 @@ def test_what_cannot_be_read_says_so(feed: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text(feed.read_text() + "\n{\n")
     assert "line 6: it is no JSON" in ran("diff", bad, "-k", "id", "--format", "debezium", code=1)
+
+
+def test_bad_messages_are_counted_and_written_aside(feed: Path, tmp_path: Path) -> None:
+    bad, out, aside = tmp_path / "bad.jsonl", tmp_path / "out.csv", tmp_path / "aside.parquet"
+    lines = feed.read_text().split("\n")
+    bad.write_text("\n".join([lines[0], "{", *lines[1:]]))
+    of, dropping = ("--format", "debezium"), ("--format", "debezium", "--on-bad", "drop")
+    assert "or leave it out with --on-bad drop; nothing was taken in" in ran("diff", bad, "-k", "id", *of, code=1)
+    written = [{"message": b"{", "position": "line 2", "reason": "it is no JSON", "_time": 1, "_diff": 1}]
+    for words in (
+        ("diff", bad, "-k", "id", *dropping),
+        ("count", bad, "-k", "id", *dropping),
+        ("sql", "select * from o", f"o={bad}:key=id", *dropping),
+    ):
+        done = json.loads(ran(*words, "--bad-output", aside, "-o", out, "--overwrite", "--json"))
+        assert (done["verdicts"]["bad"] if "verdicts" in done else done["bad"]) == 1
+        assert pq.read_table(aside).to_pylist() == written
+        said = CliRunner().invoke(app, [*map(str, words), "-o", str(out), "--overwrite"]).stderr
+        assert "bad 1\n1 message could not be read: --bad-output FILE writes them, with reasons" in said
+        assert "say which they are, such as" in ran(*words[:-4], *words[-2:], code=2)
+        assert "give --on-bad" in ran(*words[:-2], "--bad-output", aside, code=2)
+        assert "--on-bad keep; use one of ['stop', 'drop']" in ran(*words[:-1], "keep", code=1)
+        assert "name the same file" in ran(*words, "-o", aside, "--bad-output", aside, code=2)
+    kcat = json.dumps({"topic": "o", "partition": 0, "offset": 0, "key": None, "payload": lines[0]})
+    bad.write_text(f"{kcat}\n{{\n")
+    words = ("count", bad, "-k", "id", "--format", "kcat:debezium", "--on-bad", "drop", "--net")
+    assert json.loads(ran(*words)) == {"count": 1}
 
 
 @effort(100)

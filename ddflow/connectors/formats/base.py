@@ -45,8 +45,6 @@ OWN: Final = (POSITION, ROW, DELETED, ABSENT, BAD)
 """The columns that a format adds."""
 BAD_TYPE: Final = pa.struct({"message": pa.binary(), "position": pa.string(), "reason": pa.string()})
 OnBad = Literal["stop", "drop"]
-DROPPING: Final = ", or give the format on_bad='drop'"
-"""What else to do with a message that cannot be read."""
 
 
 class Target(NamedTuple):
@@ -238,7 +236,7 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
         raise BadMessage(
             f"messages for {target.what}",
             f"{messages.place(row)}: {bad.reasons[row]}{more}",
-            f"mend the source{DROPPING}; nothing was taken in{_wider(bad, row, target)}",
+            f"mend the source, or leave it out with on_bad='drop'; nothing was taken in{_wider(bad, row, target)}",
         )
     return _with_bad(made, at, messages, bad, target)
 
