@@ -76,6 +76,7 @@ def compare(
     from ddflow.cli.plan import names
     from ddflow.cli.progress import watching
     from ddflow.cli.reading import how, say_doubts
+    from ddflow.cli.worded import worded
     from ddflow.columns.type_text import parse_types
     from ddflow.errors import DdflowError
     from ddflow.tools.compare import comparison
@@ -93,7 +94,7 @@ def compare(
     except DdflowError as error:
         if not exit_code:
             raise
-        say(f"ddflow: {error}", err=True)
+        say(f"ddflow: {worded(error)}", err=True)
         raise typer.Exit(TROUBLE) from None
     if as_json:
         say(json.dumps({**done.counts, "before": done.rows[0], "after": done.rows[1], "output": output}))

@@ -39,6 +39,7 @@ def fsck(
     * `ddflow fsck s3://bucket/orders --json`
     """
     from ddflow.cli.progress import watching
+    from ddflow.cli.worded import worded
     from ddflow.dataflow.budget import shown_size
     from ddflow.tools.fsck import fsck as checked
 
@@ -46,6 +47,6 @@ def fsck(
         report = checked(state, trust=trust, look=tick)  # type: ignore[arg-type]
     if not as_json:
         report.where = state  # as it was written
-    say(json.dumps(report.to_dict()) if as_json else str(report))
+    say(json.dumps(report.to_dict()) if as_json else worded(str(report)))
     if not report.ok:
         raise typer.Exit(REFUSED)

@@ -2,11 +2,14 @@
 
 Invariant: the library names options and calls as they are in Python, because it does not know who asks.  Here alone
 they become those of the command line, where the verb has them: an option of the verb, a declared type where the verb
-has ``--types``, and `ddflow.evolve`.  What stands in quotes is somebody's text, and stays.
+has ``--types``, and `ddflow.evolve`, `ddflow.migrate`, `ddflow.rollback` and `ddflow.gc`.  What stands in quotes is
+somebody's text, and stays.
 
 >>> said = "it is 'null_key=x'; choose null_key='drop', declare {'n': 'double'}, or dd.evolve('s', {'n': 'int64'})"
 >>> in_shell(said, {"null_key": "--null-key", "types": "--types"})
 "it is 'null_key=x'; choose --null-key drop, declare --types n=double, or ddflow evolve s --types n=int64"
+>>> in_shell("'dd.gc' is a name; go back with dd.rollback", {})
+"'dd.gc' is a name; go back with ddflow rollback"
 """
 
 import re
@@ -25,6 +28,7 @@ _DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
 _VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
 OTHERWISE: Final = {"group": "groups"}
 """Options that are called otherwise in Python."""
+_CALLED: Final = re.compile(rf"(?<!\w)(?:{_TEXT})|(?<![\w.])dd\.(rollback|migrate|gc)\b(?!\()")
 VERB: Final[ContextVar[Any]] = ContextVar("VERB", default=None)
 """The verb that runs, as Typer has it."""
 
@@ -39,6 +43,7 @@ def worded(error: DdflowError | str) -> str:
 def in_shell(text: str, options: Mapping[str, str]) -> str:
     """A text of the library.  ``options``: as the shell calls them, by their names in Python.  O(text)."""
     text = _EVOLVE.sub(_evolving, text)
+    text = _CALLED.sub(lambda found: f"ddflow {found[1]}" if found[1] else found[0], text)
     if "types" in options:
         text = _DECLARED.sub(lambda found: found[1] + typed(_pairs(found[2])), text)
     if not options:

@@ -193,7 +193,7 @@ class Graph:
         return PlanChanged(
             f"open a state with the new {what}",
             f"it is made of the inputs {list(lost)}, whose rows are not kept",
-            "make a new state of the log with ddflow migrate; with keep=True this will not happen again",
+            "make a new state of the log with dd.migrate; with keep=True this will not happen again",
         )
 
     def read(self, node: Collection, as_of: int | None) -> pa.Table:

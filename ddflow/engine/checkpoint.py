@@ -50,7 +50,7 @@ from ddflow.trace.records import ArrangementRecord
 
 T = TypeVar("T")
 
-MEND: Final = "restore it from a copy, or go back with ddflow rollback"
+MEND: Final = "restore it from a copy, or go back with dd.rollback"
 
 
 def take(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:

@@ -208,7 +208,7 @@ class EpochLog:
             raise CorruptState(
                 f"the files {[blob.name for blob in output.blobs]} of {self.manifest_log.store.where}",
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
-                "restore them from a copy, or go back with ddflow rollback",
+                "restore them from a copy, or go back with dd.rollback",
             )
         if there is None:
             return table

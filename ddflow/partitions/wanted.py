@@ -75,7 +75,7 @@ class Wanted:
                 " and ".join(new),
                 "a state that goes on on Spark takes up "
                 "new columns only: bring it to one partition (ddflow rescale), go on with flow.open for an "
-                "epoch, and come back; or make a new state of the log with ddflow migrate",
+                "epoch, and come back; or make a new state of the log with dd.migrate",
             )
         if self.partitions not in (None, manifest.partitions):
             found = f"it has {manifest.partitions}, and opening a state does not rewrite it"

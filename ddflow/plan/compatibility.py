@@ -18,7 +18,7 @@ not be the same. Nothing is changed here: what is added is named, for the engine
 Traceback (most recent call last):
     ...
 ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of input 'orders' is ['rev'], and was ['at']; \
-open it with the plan that it was made by, or make a new state of the log with ddflow migrate
+open it with the plan that it was made by, or make a new state of the log with dd.migrate
 """
 
 import json
@@ -131,7 +131,7 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         plan, nodes = evolved(flow, narrow, only=set(flow.outputs) - set(change.outputs))
         refused += unlike(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
-    remedy = "open it with the plan that it was made by, or make a new state of the log with ddflow migrate"
+    remedy = "open it with the plan that it was made by, or make a new state of the log with dd.migrate"
     if any(LACKS in each for each in refused):
         remedy = f"declare the columns that the state has; or {remedy}"
     if not refused and change.rewrites and not rewriting:

@@ -76,7 +76,7 @@ def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
     try:
         return evolved(plan, schemas)
     except (SpecError, ExpressionError) as error:
-        raise PlanChanged(asked, f"{error.asked}: {error.found}", "change the plan with ddflow migrate") from None
+        raise PlanChanged(asked, f"{error.asked}: {error.found}", "change the plan with dd.migrate") from None
 
 
 def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:
@@ -92,7 +92,7 @@ def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Sc
                 f"{asked}: column {field.name!r} as {kind}",
                 f"it is {field.type}, which cannot be widened to that",
                 "a column may become wider (docs/semantics.md, Columns that change); for another type make a new "
-                "state of the log with ddflow migrate",
+                "state of the log with dd.migrate",
             )
         fields.append(field.with_type(kind))
     added = [pa.field(name, normal_type(kind)) for name, kind in types.items() if name not in bound.schema.names]

@@ -252,5 +252,5 @@ def _odd(what: str, found: str) -> CorruptState:
         what,
         found,
         "it was not written by ddflow, or damaged; restore it from a copy, go back with "
-        "ddflow rollback, or replay the log into a new state",
+        "dd.rollback, or replay the log into a new state",
     )

@@ -21,7 +21,7 @@ from ddflow.storage.fields import Hex, HexOrNone, Instant, Moment, Natural, Path
 from ddflow.storage.protocol import Blob
 
 Kind = Literal["step", "push", "advance_to", "replace", "restate"]
-REMEDY: Final = "go back with ddflow rollback, restore it from a copy, or replay the log into a new state"
+REMEDY: Final = "go back with dd.rollback, restore it from a copy, or replay the log into a new state"
 QUERY: Final = 200
 """Characters that the name of a query may have."""
 Name = Annotated[str, Meta(min_length=1, max_length=QUERY)]

@@ -29,7 +29,7 @@ from ddflow.time import CLOSED, NEVER
 
 T = TypeVar("T")
 I64: Final = 2**63 - 1
-MEND: Final = "it was not written by ddflow, or damaged; restore it from a copy, or go back with ddflow rollback"
+MEND: Final = "it was not written by ddflow, or damaged; restore it from a copy, or go back with dd.rollback"
 
 Natural = Annotated[int, Meta(ge=0, le=I64)]
 """A number of things, or of a thing."""

@@ -40,7 +40,7 @@ from ddflow.storage.state_folder import INSIDE, StateFolder
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
 AT_ONCE: Final = 8
-REMEDY: Final = "restore it from a copy, or go back with ddflow rollback"
+REMEDY: Final = "restore it from a copy, or go back with dd.rollback"
 _DISK = Disk()
 
 

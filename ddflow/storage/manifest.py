@@ -174,7 +174,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
                 what,
                 f"it has format {format_}, and this ddflow reads format {FORMAT}",
                 "it was written by another ddflow: open it with that one, or replay the log into a "
-                "new state; ddflow rollback goes back to a version of this format, where one is kept",
+                "new state; dd.rollback goes back to a version of this format, where one is kept",
             )
         try:
             # How deep a plan may be nested must not depend on who calls.

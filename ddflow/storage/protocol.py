@@ -35,7 +35,7 @@ GREATEST: Final = 10**16 - 2
 MANIFEST: Final = 1 << 28
 """Bytes that a manifest may have at most."""
 
-RESTORE: Final = "restore it from a copy, go back with ddflow rollback, or replay the log into a new state"
+RESTORE: Final = "restore it from a copy, go back with dd.rollback, or replay the log into a new state"
 """What to do about a file of a state that is damaged."""
 
 DIGITS: Final = 16

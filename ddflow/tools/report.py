@@ -92,7 +92,7 @@ class Report:
         elif self.garbage:
             lines.append(
                 f"  garbage: {self.garbage:,} files of {shown_size(self.garbage_bytes or 0)} that no manifest "
-                "names; ddflow gc removes them"
+                "names; dd.gc removes them"
             )
         lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
         return "\n".join(lines)

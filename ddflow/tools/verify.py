@@ -30,10 +30,12 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, validity, words
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
+from ddflow.connectors.formats.base import BAD
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable
@@ -262,9 +264,12 @@ class _Comparison:
         self.out.unknown = len(self.unknown)
 
     def _before(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The events that are to be in the state: those before its frontier, and those that lack their key."""
+        """The events that are to be in the state: those before its frontier, and those that lack their key; no
+        message that was bad."""
         self.out.events += batch.num_rows
         self.look(batch.num_rows)
+        if BAD in batch.schema.names:
+            batch = batch.filter(pc.is_null(batch.column(BAD)))
         name, frontier = self.bound.spec.time, self.snapshot.frontier
         if name is None or frontier == CLOSED or not batch.num_rows:
             return batch

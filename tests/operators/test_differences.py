@@ -265,7 +265,7 @@ def test_what_is_not_kept_is_gone_for_new_outputs() -> None:
     for make in (lambda log: log.filter("n > 0"), lambda log: log.project(["n"]).count()):
         flow = flow_of()
         flow.output("new", make(flow.inputs["log"]))
-        with pytest.raises(PlanChanged, match=r"\['log'\], whose rows are not kept; make a new .* ddflow migrate"):
+        with pytest.raises(PlanChanged, match=r"\['log'\], whose rows are not kept; make a new .* dd\.migrate"):
             flow.open(store.writer())
     flow = flow_of()
     flow.output("of_kept", flow.outputs["by_city"].filter("count > 0"))

@@ -51,7 +51,7 @@ def refused(old: dd.Flow, new: dd.Flow) -> str:
     assert error.value.asked == "open state/orders with this plan"
     lacks = "declare the columns that the state has; or " if "is missing, and was" in error.value.found else ""
     assert error.value.remedy == (
-        f"{lacks}open it with the plan that it was made by, or make a new state of the log with ddflow migrate"
+        f"{lacks}open it with the plan that it was made by, or make a new state of the log with dd.migrate"
     )
     return error.value.found
 

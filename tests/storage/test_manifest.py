@@ -139,7 +139,7 @@ def refusal(data: bytes, number: int = 7) -> CorruptState:
     """The error that reading raises; whatever it is about, it names the manifest, the place and a way back."""
     with pytest.raises(CorruptState) as caught:
         Manifest.decode(data, number, WHERE)
-    assert str(caught.value).startswith(f"manifest {number} of {WHERE}") and "ddflow rollback" in caught.value.remedy
+    assert str(caught.value).startswith(f"manifest {number} of {WHERE}") and "dd.rollback" in caught.value.remedy
     return caught.value
 
 
@@ -564,7 +564,7 @@ def test_a_newest_that_was_lost_is_an_error_and_no_step_back(stage: Stage) -> No
 def test_a_newest_that_is_damaged_is_an_error_and_no_step_back() -> None:
     stage = Stage(6, 7)
     stage.shared.manifests[7] = stage.manifest(7)[:-1]
-    with pytest.raises(CorruptState, match=f"manifest 7 of {WHERE}: its body has .*; go back with ddflow rollback"):
+    with pytest.raises(CorruptState, match=f"manifest 7 of {WHERE}: its body has .*; go back with dd.rollback"):
         newest(stage)
     assert at(stage, 6) == typical(6)
 
