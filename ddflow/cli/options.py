@@ -279,15 +279,16 @@ class Ask:
         ),
     ] = None
     retain: Annotated[
-        int,
+        int | None,
         _option(
             "--retain",
             "N",
             _STATE,
-            "How many times before the last one export --as-of and why --as-of can read. Give it with each run.",
+            "How many times before the last one export --as-of and why --as-of can read, from here on. Without: as "
+            "before.",
             least=0,
         ),
-    ] = 0
+    ] = None
     memory: Annotated[
         str | None,
         _option(

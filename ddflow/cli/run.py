@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import runpy
+import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +26,7 @@ from ddflow.terminal import counted
 
 if TYPE_CHECKING:
     import ddflow as dd
-    from ddflow.connectors.attached import TableSink
+    from ddflow.connectors.attached import Source, TableSink
     from ddflow.engine.run import RunDone
     from ddflow.exporters.to_prometheus import PrometheusExporter
 
@@ -43,7 +45,8 @@ From = Annotated[
         "--from",
         metavar="INPUT=KIND:WHERE",
         show_default=False,
-        help="A source: files:PATTERN, sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
+        help="A source: files:PATTERN (of full files files:PATTERN:full), "
+        "sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
         "postgres://HOST/DATABASE#TABLE. May be repeated.",
     ),
 ]
@@ -87,12 +90,34 @@ Until = Annotated[str | None, typer.Option("--until", metavar="SPAN", show_defau
 NewColumns = Annotated[
     str, typer.Option("--evolve", metavar="add|stop", help="Take columns that are new at a source, or end the run.")
 ]
+MaxAbsent = Annotated[
+    str | None,
+    typer.Option(
+        "--max-absent",
+        metavar="N|P%",
+        show_default=False,
+        help="Stop at full contents that would delete more keys than this: 100, or 50% of them.",
+    ),
+]
 Backlog = Annotated[str, typer.Option("--sink-backlog", metavar="SIZE", help="Of updates that may wait for a sink.")]
 Patience = Annotated[
     str, typer.Option("--give-up-after", metavar="SPAN|never", help="How long failures are tried again.")
 ]
 
 
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", show_default=False, help="A budget, such as 512MB.")
+]
+Retain = Annotated[
+    int | None,
+    typer.Option(
+        "--retain",
+        metavar="N",
+        show_default=False,
+        min=0,
+        help="How many times before the last one can be read, from here on. Without: as before.",
+    ),
+]
 Metrics = Annotated[
     str | None,
     typer.Option(
@@ -116,14 +141,14 @@ def run(
     rows: Rows = None,
     room: Annotated[str, typer.Option("--room", metavar="SIZE", help="Of rows in an epoch, about.")] = "64MB",
     evolve: NewColumns = "add",
+    max_absent: MaxAbsent = None,
     until: Until = None,
     lateness: Lateness = None,
     idle: Idle = None,
     sink_backlog: Backlog = "1GB",
     give_up_after: Patience = "10min",
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", show_default=False, help="A budget, such as 512MB.")
-    ] = None,
+    memory: Memory = None,
+    retain: Retain = None,
     metrics: Metrics = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log each epoch and failure to stderr, timed.")] = False,
     trust: Trust = "owner",
@@ -138,6 +163,9 @@ def run(
     * `ddflow run flow.py --state state/shop --from 'orders=files:landing/*.csv' --follow
       --to by_city=sqlite:shop.db#cities`
 
+    * `ddflow run flow.py --state state/shop --from 'orders=files:nightly/*.csv:full' --max-absent 50%` (each file holds
+      all rows, so a key that it does not name is deleted)
+
     * `ddflow run live.py --state state/live --from 'shop=postgres://me@db/shop?slot=by_city#orders,customers' --follow
       --to by_city=postgres://me@db/shop` (several tables, which feed the inputs of their names; `TABLE=INPUT` for
       another)
@@ -146,16 +174,11 @@ def run(
     from ddflow.engine.attachable import check
     from ddflow.engine.run_options import RunOptions
 
-    if verbose:
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-        logging.getLogger("ddflow").setLevel(logging.INFO)
-    sources = {
-        name: spelled_source(text, name, follow=follow, lines=lines) for name, text in paired(from_, "--from").items()
-    }
+    _log(verbose)
+    spelled = paired(from_, "--from").items()
+    sources = {name: spelled_source(text, name, follow=follow, lines=lines) for name, text in spelled}
     targets, given = sinks(to, mode), loaded(flow)
-    fed = {each for name, source in sources.items() for each in source.inputs(name)}
-    if unfed := [each for each in given.inputs if each not in fed]:
-        say(f"no source feeds {', '.join(unfed)}", err=True)
+    _say_unfed(given, sources)
     how: dict[str, Any] = {
         "interval": interval,
         "rows": rows,
@@ -166,13 +189,40 @@ def run(
         "give_up_after": None if give_up_after == "never" else give_up_after,
         "room": room,
         "evolve": evolve,
+        "max_absent": max_absent,
     }
     check(given, sources, targets, RunOptions(**how))  # before there is a state
-    choices: dict[str, Any] = {"memory": memory, "trust": trust, "metrics": metrics and _served(flow, metrics)}
+    served = metrics and _served(flow, metrics)
+    choices: dict[str, Any] = {"memory": memory, "retain": retain, "trust": trust, "metrics": served}
     with given.open(state, **choices) as engine:
+        _say_events(engine, sources)
         done = engine.run(sources, targets, **how)
         epoch = engine.epoch
     _done(epoch, done, as_json)
+
+
+def _log(verbose: bool) -> None:
+    """Log each epoch and failure, where that is asked for."""
+    if verbose:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("ddflow").setLevel(logging.INFO)
+
+
+def _say_unfed(given: "dd.Flow", sources: "dict[str, Source]") -> None:
+    """Say which inputs have no source."""
+    fed = {each for name, source in sources.items() for each in source.inputs(name)}
+    if unfed := [each for each in given.inputs if each not in fed]:
+        say(f"no source feeds {', '.join(unfed)}", err=True)
+
+
+def _say_events(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
+    """Say where files are read as events for the first time, into an input that was fed full contents."""
+    assert engine.durable is not None
+    for name, source in sources.items():
+        fed, known = engine.dataflow.fed.get(name), name in engine.durable.log.sources
+        if source.kind == "files" and not getattr(source, "full", False) and not known and fed and fed.wholes:
+            held = f"the state was fed full contents of {name!r}, and files are read as events"
+            say(f"{held}; where each file holds all rows, write files:PATTERN:full", err=True)
 
 
 def _done(epoch: int, done: "RunDone", as_json: bool) -> None:
@@ -229,7 +279,33 @@ def loaded(text: str) -> "dd.Flow":
         path, _, name = text.rpartition(":")
     if not os.path.isfile(path):
         raise SpecError(f"run {path}", "there is no such file", "give a file of Python that makes a flow")
-    found = runpy.run_path(path, run_name="ddflow.flow").get(name)
+    found = _run_file(path).get(name)
     if not isinstance(found, Flow):
         raise SpecError(f"run {path}", f"{name!r} is no flow in it", "write flow = dd.Flow(), or FILE:NAME")
     return found
+
+
+def _run_file(path: str) -> dict[str, Any]:
+    """What a file of Python makes, which may import what lies beside it.  Raises `SpecError` for its own mistakes."""
+    from ddflow.errors import DdflowError
+
+    sys.path.insert(0, folder := os.path.dirname(os.path.abspath(path)))
+    try:
+        return runpy.run_path(path, run_name="ddflow.flow")
+    except DdflowError:
+        raise
+    except Exception as error:
+        if isinstance(error, SyntaxError):
+            where = f"{error.filename}, line {error.lineno}"
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            # The last line of the user's own code: what it calls may fail far below.
+            own = [each for each in frames if os.path.abspath(each.filename).startswith(folder + os.sep)]
+            where = ", ".join(f"{each.filename}, line {each.lineno}: {each.line}" for each in own[-1:]) or path
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        found = f"{type(error).__name__}: {said}"
+        raise SpecError(
+            f"run {path}", f"{where}: {found}", "mend the file; --debug shows the whole traceback"
+        ) from error
+    finally:
+        sys.path.remove(folder)

@@ -4,7 +4,9 @@ Invariant: a file's rows are taken once. Finished files are remembered as (name,
 that comes late is taken whatever its name, and one that changed after it was read is an error; one that is gone is
 forgotten. A file is read when nobody writes to it any more: it was last written, or seen to change, at least ``settle``
 seconds ago; an object is put whole, and read at once. Without ``follow`` what is there at the beginning is all. Files
-that are there together are taken in the order of their names; a large one over several epochs.
+that are there together are taken in the order of their names; a large one over several epochs. A ``full`` file is all
+that its input holds: it is taken at once, as one replacement. One without rows is refused, and so
+is one that comes behind a later name.
 
 The position: ``{"done": {name: [size, mtime]}, "at": None or [name, size, mtime, rows], "before": rows}``, the last of
 all finished files, so that the offsets of messages ascend over files; names are relative to the folder in front of the
@@ -58,6 +60,7 @@ class LandedFiles(Source):
     lines: bool = False
     tables: Mapping[str, str] | None = None
     others: Others = "error"
+    full: bool = False
     kind: ClassVar[str] = "files"
     unit: ClassVar[str] = "files"
     positions: ClassVar[Any] = FilesPosition
@@ -67,6 +70,9 @@ class LandedFiles(Source):
         if self.tables is not None and not self.lines:
             found = "tables= is of messages, and these are files of rows"
             raise SpecError("dd.sources.files", found, "give lines=True, or a source for each input")
+        if self.full and self.lines:
+            remedy = "leave one of them out"
+            raise SpecError("dd.sources.files", "lines=True is of messages, which are no full contents", remedy)
         landing(self.pattern)
 
     @property
@@ -106,7 +112,7 @@ class FollowedFiles(OpenSource):
         self._at: tuple[str, Stamp, int] | None = None
         if position["at"] is not None:
             file, size, mtime, rows = position["at"]
-            self._at = file, Stamp(size, mtime), rows
+            self._at = file, Stamp(size, mtime), 0 if of.full else rows
         self._reading: Iterator[tuple[pa.RecordBatch, int]] | None = None
         self._beside: dict[str, Beside] = {}
         self._seen: dict[str, tuple[Stamp, float]] = {}
@@ -127,6 +133,8 @@ class FollowedFiles(OpenSource):
         """Batches of as many files as there is room for."""
         if self._at is None and not self._ready and not self.ended:
             self._look()
+        if self.of.full:
+            return self._full() if self._begun() else None
         batches, size = list[pa.RecordBatch](), 0
         beside = None
         while size < room and self._begun():
@@ -140,6 +148,20 @@ class FollowedFiles(OpenSource):
             return None
         rows = by_input(batches, self.name, self.of.tables, self.of.others, f"read {self.of.target}")
         return Polled(rows, self._position(), beside={} if self.of.lines else {self.name: beside or {}})
+
+    def _full(self) -> Polled:
+        """The rows of a file, which are all that the input holds.  O(rows) of memory."""
+        assert self._at is not None
+        path, batches = self._path(self._at[0]), list[pa.RecordBatch]()
+        while self._at is not None:
+            batch = self._next()
+            if batch is not None:
+                batches.append(batch)
+        if not batches:
+            remedy = "move the file away; where all keys are gone, say so with engine.replace"
+            raise UnreadableInput(path, "it has no rows, so every key would be deleted", remedy)
+        beside = {self.name: self._beside}
+        return Polled({self.name: batches}, self._position(), frozenset([self.name]), beside)
 
     def close(self) -> None:
         """Let go of the file that is being read."""
@@ -206,6 +228,10 @@ class FollowedFiles(OpenSource):
                 raise self._changed(file, self.done[file], stamp)
         self.done = {file: stamp for file, stamp in self.done.items() if file in there}
         for file in sorted(there.keys() - self.done.keys()):
+            if self.of.full and self.done and file < (last := max(self.done)):
+                found = f"full contents come in the order of names, and {last!r} was read before it"
+                remedy = "move it away, because newer contents are there; or give it a later name"
+                raise SourceChanged(f"read {self._path(file)}", found, remedy)
             stamp = there[file]
             seen, since = self._seen.get(file, (None, now))
             if seen != stamp:

@@ -38,6 +38,7 @@ def files(
     lines: bool = False,
     tables: Mapping[str, str] | None = None,
     others: Others = "error",
+    full: bool = False,
 ) -> Source:
     """Files that land in a folder or in S3: Parquet, CSV, JSON lines, Arrow, by their names.
 
@@ -54,6 +55,10 @@ def files(
         Whether each line is a message, for an input with ``format=``: columns ``value`` and ``offset``.
     tables, others
         As of `kafka`, where lines are messages of several tables.
+    full : bool
+        Whether each file holds all rows of its time, so that a key that it does not name is deleted, as `replace` does.
+        By default rows are events.  A file without rows is an error; ``max_absent=`` of `run` stops at one that is cut
+        off.
 
     Returns
     -------
@@ -63,12 +68,15 @@ def files(
     Raises
     ------
     SpecError
-        For an address that is not of S3, for what is no span, and for ``tables`` without ``lines``.
+        For an address that is not of S3, for what is no span, for ``tables`` without ``lines``, and for ``full`` with
+        them.
 
     Notes
     -----
     Files that are there together are taken in the order of their names, and one that comes late is taken whatever its
-    name.  A file that changes after it was read is `SourceChanged`.  The position has some 40 bytes for each file that
+    name, but a full one, which is
+    `SourceChanged`: name these by their day.  They are read into memory.  A file that changes after it was read is
+    `SourceChanged`.  The position has some 40 bytes for each file that
     is there, in every manifest: move away what was read long ago.
 
     Examples
@@ -76,7 +84,7 @@ def files(
     >>> files("landing/*.parquet", follow=True).kind
     'files'
     """
-    return LandedFiles(fspath(pattern), follow, seconds(settle, "settle="), lines, tables, others)
+    return LandedFiles(fspath(pattern), follow, seconds(settle, "settle="), lines, tables, others, full)
 
 
 def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:

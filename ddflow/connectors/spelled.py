@@ -21,7 +21,7 @@ from ddflow.connectors.attached import Mode, Source, TableSink
 from ddflow.errors import SpecError
 
 SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
-    "files": lambda where, name, follow, lines: sources.files(where, follow=follow, lines=lines),
+    "files": lambda where, name, follow, lines: sources.files(**_files(where), follow=follow, lines=lines),
     "sqlite": lambda where, name, follow, lines: sources.sqlite(*_table(where, name), follow=follow),
     "duckdb": lambda where, name, follow, lines: sources.duckdb(*_table(where, name), follow=follow),
     "delta": lambda where, name, follow, lines: sources.delta(where, follow=follow),
@@ -54,10 +54,19 @@ def spelled_sink(text: str, name: str, mode: Mode | None) -> TableSink:
 def _cut(text: str, known: dict[str, Any]) -> tuple[str, str]:
     kind, colon, where = text.partition(":")
     kind = "postgres" if kind == "postgresql" else kind  # libpq takes both
-    if kind not in known or not colon or not where:
+    if kind not in known or not colon or not where or where == ":full":
         shown = text.rpartition("@")[2]  # no credentials
         raise SpecError(shown, "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
     return kind, where
+
+
+def _files(where: str) -> dict[str, Any]:
+    """What `sources.files` takes: a pattern, and ``:full`` where each file is full contents.
+
+    >>> _files("landing/*.csv:full")
+    {'pattern': 'landing/*.csv', 'full': True}
+    """
+    return {"pattern": where.removesuffix(":full"), "full": where.endswith(":full")}
 
 
 def _messages(where: str, name: str) -> dict[str, Any]:

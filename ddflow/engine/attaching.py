@@ -44,6 +44,7 @@ class Attaching(ABC):
         give_up_after: str | None = "10min",
         room: str | int = "64MB",
         evolve: Literal["add", "stop"] = "add",
+        max_absent: int | str | None = None,
     ) -> RunDone:
         """Follow sources, commit what comes with their positions, and give each epoch to the sinks.
 
@@ -55,11 +56,10 @@ class Attaching(ABC):
             By output, such as ``dd.sinks.duckdb("shop.duckdb", "by_city")``.  They need a durable state.
         interval : str
             How long rows are gathered for an epoch.
-        rows : int, optional
-            After so many rows an epoch ends before.
+        rows, room : int, and str or int
+            After so many rows, or about so many bytes of them, an epoch ends before.
         until : str or datetime, optional
-            A span, or a time, to end at.  By default it ends when all sources have, or at SIGTERM or SIGINT, behind the
-            epoch that is being made.
+            A span, or a time, to end at.  By default when all sources have, or, behind its epoch, at SIGTERM or SIGINT.
         lateness : int or str, optional
             Hold-back mode: how far behind the greatest time seen events may come, of inputs whose spec does not say so.
         idle : str, optional
@@ -68,11 +68,10 @@ class Attaching(ABC):
             Bytes of updates that may wait for a sink (or 10,000 epochs); then no more input is taken.
         give_up_after : str, optional
             How long a source or a sink that fails is tried again; None: for ever.
-        room : str or int
-            Bytes of rows in an epoch, about.
         evolve : {"add", "stop"}
-            What to do about a column that a source did not have when it was first read: end the epoch before it and
-            take it in, as `evolve` does, or end the run there.
+            What to do about a column that is new at a source: take it in behind an epoch, or end the run.
+        max_absent : int or str, optional
+            The most keys that full contents of a source may delete, 100 or ``"50%"``, as of `replace`.
 
         Returns
         -------
@@ -96,7 +95,9 @@ class Attaching(ABC):
         A state goes on keeping updates for a sink that is not given any more, until you `detach` it.  A flow need not
         declare a column that a run took in, to open the state again.
         """
-        options = RunOptions(interval, rows, until, lateness, idle, sink_backlog, give_up_after, room, evolve)
+        options = RunOptions(
+            interval, rows, until, lateness, idle, sink_backlog, give_up_after, room, evolve, max_absent
+        )
         engine: Any = self
         return RunLoop(engine, sources or {}, sinks or {}, options, shows=True).run()
 

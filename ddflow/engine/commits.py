@@ -262,6 +262,7 @@ class Commits:
             frontier=dataflow.frontier,
             last=dataflow.last,
             since=dataflow.since,
+            retain=dataflow.retain,
             greatest=greatest,
             horizons=horizons,
             fed=dataflow.fed,

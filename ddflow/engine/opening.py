@@ -16,6 +16,7 @@ from ddflow.errors import SpecError
 from ddflow.metrics import LOG
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
+from ddflow.time import CLOSED
 
 
 def runnable(flow: Plan, options: EngineOptions) -> Plan:
@@ -39,7 +40,9 @@ def new_dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) ->
     budget = Budget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)
     if durable is not None and budget.spills:
         budget.home = durable.batch_store
-    return Dataflow(flow, Graph(flow, secret, lists, threads), budget, lists, options.retain, threads)
+    retain = 0 if durable is None else durable.log.manifest_log.manifest.retain
+    retain = retain if options.retain is None else min(options.retain, CLOSED)
+    return Dataflow(flow, Graph(flow, secret, lists, threads), budget, lists, retain, threads)
 
 
 def recover(durable: Commits, dataflow: Dataflow) -> None:

@@ -60,7 +60,7 @@ class Stepping(Protocol):
     def advance_to(self, frontier: int, /) -> Step:
         """See `Engine.advance_to`."""
 
-    def replace(self, name: str, table: Any, /) -> Step:
+    def replace(self, name: str, table: Any, /, *, max_absent: int | str | None = None) -> Step:
         """See `Engine.replace`."""
 
     def evolve(self, columns: Any, /) -> None:
@@ -283,7 +283,8 @@ class RunLoop:
                 if name in taken.whole:
                     ready = self._step(ready)
                     schema = batches[0].schema if batches else inlet.schemas[name]
-                    self._count(self.engine.replace(name, pa.Table.from_batches(batches, schema)), batches)
+                    table, most = pa.Table.from_batches(batches, schema), self.how.max_absent
+                    self._count(self.engine.replace(name, table, max_absent=most), batches)
                     continue
                 for batch in batches:
                     if ready.get(name) and not ready[name][0].schema.equals(batch.schema):

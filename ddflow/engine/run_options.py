@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.dataflow.budget import parse_size
+from ddflow.engine.replace import most_absent
 from ddflow.errors import SpecError
 from ddflow.time import seconds
 
@@ -39,8 +40,11 @@ class RunOptions:
     give_up_after: str | None = "10min"
     room: str | int = "64MB"
     evolve: Literal["add", "stop"] = "add"
+    max_absent: int | str | None = None
 
     def __post_init__(self) -> None:
+        if self.max_absent is not None:
+            most_absent(self.max_absent, 0)
         _ = self.every, self.ends(), self.left_out, self.patience, self.most, self.bytes
         if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
             raise SpecError(f"rows={self.rows!r}", "that is no number of rows", "give a whole number, 1 or more")

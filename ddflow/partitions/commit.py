@@ -75,7 +75,7 @@ class EpochDriver:
         trust: Literal["owner", "group"] = "owner",
         grace: float = GRACE,
         keep: int = KEPT,
-        retain: int = 0,
+        retain: int | None = None,
         memory: str | int | None = None,
         secret: Secret | None = None,
         checkpoint: str | None = None,
@@ -220,12 +220,17 @@ class EpochDriver:
                 horizons=dict(manifest.horizons),
                 inventories=self.live.parts,
                 folder=self.log.outputs.path,
-                retain=self.given.retain,
+                retain=self._retain,
                 memory=self.given.memory,
                 past=self._past,
             ),
         )
         return self._start
+
+    @property
+    def _retain(self) -> int:
+        """How far behind the last time history is kept: as was asked for, else as before."""
+        return self.manifest.retain if self.given.retain is None else self.given.retain
 
     def _to(self) -> int:
         """The frontier that rows of earlier epochs allow to close to."""
@@ -271,6 +276,7 @@ class EpochDriver:
             frontier=whole.frontier,
             last=whole.last,
             since=max(whole.since, manifest.since),
+            retain=self._retain,
             partitions=self.partitions,
             horizons=greatest((manifest.horizons, whole.horizons)),
             greatest=greatest((manifest.greatest, whole.greatest)),

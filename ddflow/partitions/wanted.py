@@ -32,7 +32,7 @@ class Wanted:
     outputs: str | PathLike[str] | None = None
     trust: Literal["owner", "group"] = "owner"
     keep: int = KEPT
-    retain: int = 0
+    retain: int | None = None
     memory: int | None = None
     checkpoint: str | None = None
 
@@ -45,7 +45,7 @@ class Wanted:
         ):
             given = getattr(self, name)
             number = isinstance(given, int) and not isinstance(given, bool)
-            if not (number and least <= given <= most) and (given is not None or name != "partitions"):
+            if not (number and least <= given <= most) and (given is not None or name not in ("partitions", "retain")):
                 raise SpecError(
                     f"{name}={given!r}", "that is not possible", f"give a whole number from {least} to {most}"
                 )

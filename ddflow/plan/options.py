@@ -56,9 +56,9 @@ class EngineOptions:
         step whose state would exceed the budget is refused.
     verdicts : {"counts", "rows"}
         "rows" also lists every event with its verdict.
-    retain : int
-        How far back from the last closed time reads may go, in units of time, 0 or more.  Give it each time that a
-        state is opened: a call under a smaller one lets older history go.
+    retain : int, optional
+        How far back from the last closed time reads may go, in units of time, 0 or more.  A state keeps what it was
+        given last; by default 0.  A call under a smaller one lets older history go.
     threads : int or "auto"
         How many threads share the kernels of a step, 1 or more; "auto": as many as there are cores, at most 8.  A step
         that is too small to gain by it is one thread's.  Results do not depend on it, nor does a state.
@@ -104,7 +104,7 @@ class EngineOptions:
     memory: str | int | None = None
     spill: str | PathLike[str] | None = None
     verdicts: Literal["counts", "rows"] = "counts"
-    retain: int = 0
+    retain: int | None = None
     threads: int | Literal["auto"] = "auto"
     secret: Secret | None = None
     outputs: str | PathLike[str] | None = None
@@ -130,7 +130,7 @@ class EngineOptions:
         check_target(self.outputs)  # before anything is made
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
-            if name == "threads" and given == "auto":
+            if given == ("auto" if name == "threads" else None):
                 continue
             if isinstance(given, bool) or not isinstance(given, int) or given < least:
                 raise SpecError(

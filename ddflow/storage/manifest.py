@@ -21,7 +21,7 @@ True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 404 bytes, its header says 405; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 415 bytes, its header says 416; go back with ddflow ...
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     ``fed``: by input that was ever named in a call, how it was fed.  ``past``: the columns that ``receipts`` were given
     with, where the plan has others now; ascending by epoch.  ``sources``: by the name that they were attached by, with
     the position that the rows of this epoch end at.  ``sinks``: by output.  ``added``: by input, the columns that it
-    got by itself from a source, which a flow need not declare.
+    got by itself from a source, which a flow need not declare.  ``retain``: how far behind ``last`` history is kept.
     """
 
     id: Hex
@@ -126,6 +126,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     sources: dict[str, Attached]
     sinks: dict[str, Delivered]
     added: dict[str, tuple[str, ...]]
+    retain: Natural = 0
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of its own receipts, in order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import sqlite3
@@ -281,3 +282,57 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def test_full_files_delete_the_keys_that_they_do_not_name() -> None:
+    words = (
+        "run",
+        "flow.py",
+        "--state",
+        "state",
+        "--from",
+        "orders=files:in/*.csv:full",
+        "--to",
+        "orders=sqlite:o.db#o",
+    )
+    run(*words)
+    Path("in/2.csv").write_text("id,city\n2,Bern\n3,Chur\n")
+    Path("in/3.csv").write_text("id,city\n3,Chur\n4,Genf\n")
+    run(*words)
+    assert rows("o.db", "o") == [(3, "Chur"), (4, "Genf")]
+    Path("in/4.csv").write_text("id,city\n5,Genf\n")
+    assert "it lacks 2 of 2 keys" in refused(*words, "--max-absent", "50%")
+    Path("in/4.csv").write_text("id,city\n")
+    assert "it has no rows, so every key would be deleted" in refused(*words)
+    Path("in/4.csv").rename("in/0.csv")
+    assert "'3.csv' was read before it" in refused(*words)
+    assert rows("o.db", "o") == [(3, "Chur"), (4, "Genf")]
+
+
+def test_files_of_events_on_a_state_of_full_contents_are_noted() -> None:
+    with runpy.run_path("flow.py")["flow"].open("state") as engine:
+        engine.replace("orders", "in/1.csv")
+    assert "write files:PATTERN:full" in run(*WORDS).stderr
+    assert "files:PATTERN:full" not in run(*WORDS).stderr
+
+
+def test_a_flow_may_import_what_lies_beside_it() -> None:
+    Path("sub").mkdir()
+    Path("sub/helper.py").write_text(FLOW)
+    Path("sub/flow.py").write_text("from helper import flow\n")
+    assert run("run", "sub/flow.py", *WORDS[2:]).stderr.startswith("2 rows in 1 epoch")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import ddflow as dd\nflow = dd.Flow(\n", "bad.py, line 2: SyntaxError: '(' was never closed"),
+        ("x = 1\n\nx / 0\n", "bad.py, line 3: x / 0: ZeroDivisionError: division by zero"),
+        ("import json\njson.loads('x')\n", "bad.py, line 2: json.loads('x'): JSONDecodeError: Expecting value"),
+        ("import no_such_thing\n", "No module named 'no_such_thing'"),
+    ],
+)
+def test_a_mistake_in_a_flow_is_shown_at_its_place(text: str, says: str) -> None:
+    Path("bad.py").write_text(text)
+    found = refused("run", "bad.py", *WORDS[2:])
+    assert says in found and "bug in ddflow" not in found and not Path("state").exists()

@@ -332,3 +332,19 @@ def test_the_verbs_of_the_shell_take_such_a_state(
     result = CliRunner().invoke(app, VERBS[verb]("state"))
     assert result.exit_code == 0, (result.output, result.exception)
     whole(state)
+
+
+def test_a_state_goes_on_to_retain_what_it_did(tmp_path: Path) -> None:
+    made = dd.Flow()
+    made.output("people", made.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id")))
+
+    def step(time: int, **options: Any) -> int:
+        with made.open(tmp_path / "state", **options) as engine:
+            engine.step({"people": [{"id": 1, "city": f"c{time}"}]}, time)
+            return engine.dataflow.since
+
+    assert step(10, retain=3) == 7
+    assert [step(time) for time in (11, 12)] == [8, 9]
+    with made.open(tmp_path / "state") as engine:
+        assert engine.read("people", as_of=10).to_pylist() == [{"id": 1, "city": "c10", "_diff": 1}]
+    assert (step(13, retain=0), step(14)) == (13, 14)

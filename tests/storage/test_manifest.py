@@ -102,6 +102,7 @@ def typical(number: int = 7) -> Manifest:
         sources={"orders": Attached("files", "in/*.csv", {"files": {"a": [1, 2]}, "at": None}, {"orders": ("at",)})},
         sinks={"totals": Delivered("sqlite", "out.db", "upsert", 4, 3, "0b" * 16)},
         added={"orders": ("note",)},
+        retain=30,
     )
 
 
