@@ -58,6 +58,12 @@ class OpenSource(ABC):
         Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`, `SchemaMismatch`.
         """
 
+    def keyed(self, keys: Mapping[str, Sequence[str]]) -> None:  # noqa: B027 - most know no keys
+        """By input, the key by which its rows are replaced; an input that folds its rows otherwise is left out.
+
+        Called once, ahead of the first poll.  Raises `UnreadableInput` where the source tells rows apart by others.
+        """
+
     @property
     @abstractmethod
     def ended(self) -> bool:

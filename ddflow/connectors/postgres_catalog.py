@@ -24,9 +24,21 @@ from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 
 COLUMNS: Final = """
     select a.attname, format_type(a.atttypid, null), c.relreplident,
-        exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)
+        exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary), c.relkind, c.relpersistence,
+        a.attnotnull
     from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     where c.oid = to_regclass(%s) order by a.attnum"""
+
+LOSSY: Final = ("real", "double precision", "numeric")
+"""Types of which wal2json writes NaN and the infinities as null, because JSON has none of them."""
+UNIQUE: Final = """
+    select c.relreplident, coalesce(i.indisprimary, false), coalesce(i.indisreplident, false),
+        array(select a.attname::text from pg_attribute a
+            where a.attrelid = c.oid and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by a.attnum)
+    from pg_class c left join pg_index i on i.indrelid = c.oid
+        and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
+    where c.oid = to_regclass(%s) order by i.indisprimary desc, i.indexrelid"""
+"""What tells the rows of a table apart: its replica identity, and the columns of each unique index."""
 
 
 class SourceTable(NamedTuple):
@@ -47,6 +59,15 @@ class SourceTable(NamedTuple):
         return ".".join(re.sub(r"([\\,.*\s])", r"\\\1", each) for each in (self.schema, self.name))
 
 
+class Looked(NamedTuple):
+    """What a table has for its input."""
+
+    gone: Sequence[str]
+    """The columns that it has no more."""
+    certain: Sequence[str]
+    """Columns of `LOSSY` types that are never null; a message says whether they were so when it was written."""
+
+
 def table_of(name: str, input: str) -> SourceTable:
     schema, dot, table = name.rpartition(".")
     return SourceTable(schema if dot else "public", table, input)
@@ -63,8 +84,8 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> list[str]:
-    """Whether a table can feed its input; the columns that it has no more.  Raises `UnreadableInput`, `SpecError`.
+def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> Looked:
+    """Whether a table can feed its input, and what its columns are.  Raises `UnreadableInput`, `SpecError`.
 
     ``first``: whether it never did, so that it must have all columns.
     """
@@ -73,9 +94,15 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
         found = connection.execute(COLUMNS, [table.quoted]).fetchall()
     if not found:
         raise UnreadableInput(asked, "there is no such table", "write its schema in front: public.orders")
+    identity, keyed, of, lasting = found[0][2:6]
+    if of == "p":
+        remedy = "give each partition an input of its own, and put them together by union all"
+        raise UnreadableInput(asked, "it is partitioned, and what changes comes from its partitions", remedy)
+    if of != "r" or lasting != "p":
+        raise UnreadableInput(asked, "it is no table whose changes the log has", "name a table that is logged")
     if not {POSITION, DELETED} <= set(declared.names):
         raise SpecError(asked, "it takes rows, and changes come as messages", "give it format=dd.formats.wal2json()")
-    kinds, gone = {name: kind for name, kind, _, _ in found}, list[str]()
+    kinds, gone = {name: kind for name, kind, *_ in found}, list[str]()
     for column in declared:
         if column.name in OWN:
             continue
@@ -87,11 +114,52 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
         if kinds[column.name].endswith("[]") and pat.is_nested(column.type):
             remedy = "declare it as text"
             raise UnreadableInput(asked, f"{column.name!r} is an array, which comes as text", remedy)
-    identity, keyed = found[0][2:]
     if identity == "n" or (identity == "d" and not keyed):
         remedy = f"give it a primary key, or: alter table {table.quoted} replica identity full"
         raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
-    return gone
+    lossy = (row[0] for row in found if row[-1] and row[1] in LOSSY)
+    return Looked(gone, [name for name in lossy if name in declared.names])
+
+
+def identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
+    """Refuse a key by which not every row of a table is one row.  Raises `UnreadableInput`.
+
+    A change tells the row that it is of by the columns of the replica identity, or by all where that is full. So a key
+    is exactly those columns; where all are there, one that holds the columns of a unique index.
+    """
+    asked = f"read the table {table.schema}.{table.name} for {table.input!r}, with key={list(key)}"
+    with worded(asked):
+        found = connection.execute(UNIQUE, [table.quoted]).fetchall()
+    full = any(identity == "f" for identity, *_ in found)
+    by = {"d": 1, "i": 2}
+    telling = [row[3] for row in found if row[3] and (full or row[by.get(row[0], 1)])]
+    if any(set(each) <= set(key) if full else set(each) == set(key) for each in telling):
+        return
+    other = " or ".join(f"key={each}" for each in telling)
+    if full:
+        index = f"create unique index on {table.quoted} ({', '.join(map(quoted, key))})"
+        remedy = f"give it {other}, or: {index}" if other else index
+        raise UnreadableInput(asked, "no unique index says that these differ in every row", remedy)
+    remedy = f"give it {other}" if other else f"alter table {table.quoted} replica identity full"
+    if other and any(row[3] and set(row[3]) <= set(key) for row in found):
+        remedy += f", or: alter table {table.quoted} replica identity full"
+    said = " and ".join(str(each) for each in telling) or "nothing"
+    raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)
+
+
+def whole(text: pa.Array, table: SourceTable, looked: Looked) -> pa.Array:
+    """Messages of a table `without` the columns that are gone.  Raises `UnreadableInput` for a value that was lost."""
+    for name in looked.certain:
+        lost = (
+            f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null,"optional":false'
+        )
+        if pc.any(pc.match_substring_regex(text, lost)).as_py():
+            asked = f"read the table {table.schema}.{table.name} for {table.input!r}"
+            found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
+            column = f"add column ... text generated always as ({quoted(name)}::text) stored"
+            remedy = f"alter table {table.quoted} {column}, and begin a new state that declares that column instead"
+            raise UnreadableInput(asked, found, remedy)
+    return without(text, looked.gone)
 
 
 def without(text: pa.Array, gone: Sequence[str]) -> pa.Array:

@@ -4,18 +4,17 @@ Invariant: the copy is read in the snapshot that the slot begins with, so a row 
 poll gives whole transactions, of all tables together; the slot is moved on behind a commit of ours, never ahead of it,
 and until then nothing more is read. The position is the end of the last transaction's commit in Postgres' log.
 
-While the first copy lasts, the slot is called ``<slot>_copying``. It gets its name when the copy is committed; one that
-a dead copy left is dropped. So a slot is never taken for another's. Postgres decodes, and a library carries the bytes:
-copies and changes come by COPY. No password is in what is shown of a declaration, in a message, or in a manifest.
+While the first copy lasts, the slot is called ``<slot>_copying``. It gets its name when the copy is committed, which
+takes a second slot for a moment; while none is free it is read under that name. One that a dead copy left is dropped.
+So a slot is never taken for another's. Postgres decodes, and a library carries the bytes: copies and changes come by
+COPY. No password is in what is shown of a declaration, in a message, or in a manifest.
 
 >>> of = PostgresTables("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
 >>> of.target, of.inputs("shop")
 ('postgresql://db:5432/shop#shop', ('orders',))
->>> place("16/B374D848") - place("16/B374D840"), text_of(place("16/B374D848"))
-(8, '16/B374D848')
 """
 
-import io
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,26 +23,35 @@ from typing import Any, ClassVar, Final, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as csv
 
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.parse import TEXT, objects, reader
 from ddflow.connectors.formats.sql_types import of_sql
 from ddflow.connectors.postgres import address, driver, shown
-from ddflow.connectors.postgres_catalog import COLUMNS, SourceTable, cell, literal, look, table_of, without, worded
+from ddflow.connectors.postgres_catalog import (
+    COLUMNS,
+    Looked,
+    SourceTable,
+    cell,
+    identified,
+    literal,
+    look,
+    table_of,
+    whole,
+    worded,
+)
+from ddflow.connectors.postgres_stream import place, streamed, text_of
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
 
+_LOG: Final = logging.getLogger("ddflow")
 COPYING: Final = "_copying"
-BLOCK: Final = 4 << 20
 LONGEST: Final = 63 - len(COPYING)
 MESSAGE: Final = (150, 1024)
 """Bytes that a message of wal2json has at least, and that one is taken to have until some have come."""
 STILL: Final = 16 << 20
 """Bytes of a log without changes of ours, behind which the slot is moved on all the same."""
-_BETWEEN, _AROUND = "\x02", "\x01"
-"""What is between cells, and around those that need it: hardly any, because JSON escapes both."""
 _NAME: Final = re.compile(r"[a-z0-9_]+")
 _SLOTS: Final = (
     "select slot_name, active, confirmed_flush_lsn::text from pg_replication_slots where slot_name = any(%s)"
@@ -127,6 +135,7 @@ class Slot(OpenSource):
         self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
+        self._slot, self._keys = of.slot, dict[str, Sequence[str]]()
         self._waits, self._broken, self._message = False, "", MESSAGE[1]
         self._copy: Iterator[Polled] | None = None
         self._beside: dict[str, dict[str, Beside]] = {}
@@ -137,10 +146,21 @@ class Slot(OpenSource):
                 self._resume(position["lsn"])
             self._until = self._now()
 
+    def keyed(self, keys: Mapping[str, Sequence[str]]) -> None:
+        """See `OpenSource.keyed`.  Looked at again with each poll, because a table may be altered."""
+        self._keys = dict(keys)
+        self._identified()
+
+    def _identified(self) -> None:
+        for table in self.tables:
+            if table.input in self._keys:
+                identified(self.connection, table, self._keys[table.input])
+
     @property
     def ended(self) -> bool:
         """Whether all was read that was committed when it was opened."""
-        return not self.of.follow and not self._waits and self._copy is None and self.at >= self._until
+        done = not self._waits and not self._broken and self._copy is None
+        return done and not self.of.follow and self.at >= self._until
 
     @property
     def waits(self) -> bool:
@@ -222,14 +242,14 @@ class Slot(OpenSource):
         run(f"set transaction snapshot '{snapshot}'")
         for table in self.tables:
             own = [name for name in self.inputs[table.input].names if name not in OWN]
-            kinds = {name: kind for name, kind, _, _ in run(COLUMNS, [table.quoted]).fetchall()}
+            kinds = {name: kind for name, kind, *_ in run(COLUMNS, [table.quoted]).fetchall()}
             head = {"action": "I", "lsn": begins, "schema": table.schema, "table": table.name}
             parts = [f"'{name}', {literal(value)}" for name, value in head.items()]
             others = {name: Beside(of_sql(kind), table.quoted) for name, kind in kinds.items() if name not in own}
             beside = self._beside = {**self._beside, table.input: {**self._beside.get(table.input, {}), **others}}
             cells = (cell(name, kinds[name]) for name in own)
             query = f"select '', json_build_object({', '.join(parts)}, 'columns', json_build_array({', '.join(cells)}))"
-            for rows in self._streamed(f"{query} from {table.quoted}"):
+            for rows in streamed(self.connection, f"{query} from only {table.quoted}"):
                 yield Polled({table.input: [_messages(rows.column("data"))]}, None, beside=beside)
         run("commit")
 
@@ -254,32 +274,42 @@ class Slot(OpenSource):
         self._named(self.at)
 
     def _named(self, to: int) -> None:
-        """Give the slot its name, if it lacks it, and move it on."""
-        slots, copying = self._slots(), self.of.slot + COPYING
-        if self.of.slot not in slots:
-            self.connection.execute("select pg_copy_logical_replication_slot(%s, %s)", [copying, self.of.slot])
-        if copying in slots:
-            self.connection.execute("select pg_drop_replication_slot(%s)", [copying])
-        if self.of.slot not in slots or slots[self.of.slot][1] < to:
-            self.connection.execute("select pg_replication_slot_advance(%s, %s)", [self.of.slot, text_of(to)])
+        """Give the slot its name, if it lacks it and there is room for a copy, and move it on."""
+        slots, copying, run = self._slots(), self.of.slot + COPYING, self.connection.execute
+        try:
+            if self.of.slot not in slots:
+                run("select pg_copy_logical_replication_slot(%s, %s)", [copying, self.of.slot])
+            if copying in slots:
+                run("select pg_drop_replication_slot(%s)", [copying])
+            self._slot = self.of.slot
+        except driver().errors.ConfigurationLimitExceeded:
+            if self._slot != copying:
+                remedy = "raise max_replication_slots, or drop a slot; it goes on under that name until then"
+                _LOG.warning("%s: no slot is free to rename %s: %s", self.asked, copying, remedy)
+            self._slot = copying
+        if self._slot not in slots or slots[self._slot][1] < to:
+            run("select pg_replication_slot_advance(%s, %s)", [self._slot, text_of(to)])
 
     def _changes(self, room: int) -> Polled | None:
         """Whole transactions, of about so many bytes."""
         now, most = self._now(), max(room // self._message, 1)
         if now <= self.at:
             return None
+        looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
+        self._identified()
         filtered = ",".join(table.filtered for table in self.tables)
         options = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
+        if any(each.certain for each in looked.values()):
+            options["include-not-null"] = "true"
         given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in options.items())
-        peeked = f"pg_logical_slot_peek_changes({literal(self.of.slot)}, null, {most}, {given})"
+        peeked = f"pg_logical_slot_peek_changes({literal(self._slot)}, null, {most}, {given})"
         rows: dict[str, list[pa.RecordBatch]] = {}
         last, size, count = None, 0, 0
-        gone = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
-        for some in self._streamed(f"select lsn, data from {peeked}"):
+        for some in streamed(self.connection, f"select lsn, data from {peeked}"):
             ends = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
             last = ends.column("lsn")[-1].as_py() if ends.num_rows else last
             size, count = size + some.nbytes, count + some.num_rows
-            self._route(some.column("data"), gone, rows)
+            self._route(some.column("data"), looked, rows)
         self._message = max(size // count, MESSAGE[0]) if count else self._message
         if last is None:
             self.at = now if not self.of.follow or now - self.at > STILL else self.at
@@ -292,7 +322,7 @@ class Slot(OpenSource):
         return Polled(rows, {"lsn": text_of(self.at)})
 
     def _route(
-        self, data: pa.ChunkedArray, gone: Mapping[SourceTable, Sequence[str]], rows: dict[str, list[pa.RecordBatch]]
+        self, data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked], rows: dict[str, list[pa.RecordBatch]]
     ) -> None:
         """Give each message to the input of its table; those of begin and commit to none."""
         text = _messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
@@ -300,50 +330,14 @@ class Slot(OpenSource):
             return
         if len(self.tables) == 1:
             (table,) = self.tables
-            rows.setdefault(table.input, []).append(pa.record_batch({"value": without(text, gone[table])}))
+            rows.setdefault(table.input, []).append(pa.record_batch({"value": whole(text, table, looked[table])}))
             return
         told, _ = objects(text, {"schema": TEXT, "table": TEXT})
         schemas, names = (pc.struct_field(told, each) for each in ("schema", "table"))
         for table in self.tables:
             here = pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name))
             if (some := text.filter(here)) is not None and len(some):
-                rows.setdefault(table.input, []).append(pa.record_batch({"value": without(some, gone[table])}))
-
-    def _streamed(self, query: str) -> Iterator[pa.Table]:
-        """What a query gives, by COPY: the columns ``lsn`` and ``data``."""
-        form = f"format csv, delimiter {literal(_BETWEEN)}, quote {literal(_AROUND)}"
-        with self.connection.cursor().copy(f"copy ({query}) to stdout ({form})") as copy:
-            block = io.BytesIO()
-            for row in copy:
-                block.write(row)
-                if block.tell() >= BLOCK:
-                    yield _parsed(block)
-                    block = io.BytesIO()
-            if block.tell():
-                yield _parsed(block)
-
-
-def place(lsn: str) -> int:
-    """A place in the log as a number."""
-    high, low = lsn.split("/")
-    return (int(high, 16) << 32) + int(low, 16)
-
-
-def text_of(at: int) -> str:
-    """A place in the log as Postgres writes it."""
-    return f"{at >> 32:X}/{at & 0xFFFFFFFF:X}"
-
-
-def _parsed(block: io.BytesIO) -> pa.Table:
-    """Rows of CSV, all of which are whole."""
-    convert = csv.ConvertOptions(column_types={"lsn": pa.string(), "data": pa.string()})
-    read: Any = csv.ReadOptions(use_threads=False, block_size=block.tell() + 1)
-    read.column_names = ["lsn", "data"]
-    block.seek(0)
-    parse: Any = csv.ParseOptions(delimiter=_BETWEEN, newlines_in_values=True)
-    parse.quote_char = _AROUND
-    with csv.open_csv(block, read, parse, convert) as reader:
-        return reader.read_all()
+                rows.setdefault(table.input, []).append(pa.record_batch({"value": whole(some, table, looked[table])}))
 
 
 def _messages(data: pa.ChunkedArray) -> pa.RecordBatch:

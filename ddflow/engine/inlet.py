@@ -54,6 +54,11 @@ class Inlet:
         return {name: bound.schema for name, bound in self.bounds.items()}
 
     @property
+    def keys(self) -> dict[str, tuple[str, ...]]:
+        """By input, the key by which its rows are replaced, where they are."""
+        return {name: bound.replaces for name, bound in self.bounds.items() if bound.replaces is not None}
+
+    @property
     def moved(self) -> bool:
         """Whether something was taken since the last commit."""
         return bool(self.taken)
@@ -99,6 +104,7 @@ class Inlet:
         try:
             if self._source is None:
                 self._source = self.of.open(self.schemas, self.position)
+                self._source.keyed(self.keys)
             found = self._source.poll(room)
         except SourceFailed as error:
             self.trying.failed(error, now)

@@ -34,6 +34,8 @@ from ddflow.errors import NullKey, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.merge.bound import Merging, event_schema, merged_row, plan
+from ddflow.plan.merge.merge import Merge
+from ddflow.plan.merge.strategy import last
 from ddflow.plan.spec import Tombstone, Upsert
 
 
@@ -72,6 +74,12 @@ class Bound:
     def keyed_by(self) -> str:
         """What is missing there, for messages."""
         return f"the key {list(self.spec.key)}"
+
+    @property
+    def replaces(self) -> tuple[str, ...] | None:
+        """The columns by which a later event replaces a row; None where it is folded into the row otherwise."""
+        replacing = self.spec.merge is None or self.spec.merge == Merge(default=last())
+        return tuple(self.spec.key) if replacing else None
 
     @property
     def formulas(self) -> dict[str, Expression]:

@@ -159,6 +159,7 @@ class BoundDifferences:
     tracked: ClassVar[list[str]] = [TIMES]
     """Of what is held: what counts in "did it change"."""
     null_error: ClassVar[type[SchemaMismatch]] = SchemaMismatch
+    replaces: ClassVar[None] = None
     unique: ClassVar[bool] = False
     """Whether rows differ from each other, and each is there once."""
 

@@ -21,7 +21,15 @@ from tcp_proxy import Proxy
 from test_postgres_source import COLUMNS, FORMAT, ORDERS, ask, cluster, flow, held, server, source, there
 
 import ddflow as dd
-from ddflow.errors import BadMessage, DdflowError, SinkAhead, SinkFailed, SinkRefused, SourceChanged, SourceFailed
+from ddflow.errors import (
+    DdflowError,
+    SinkAhead,
+    SinkFailed,
+    SinkRefused,
+    SourceChanged,
+    SourceFailed,
+    UnreadableInput,
+)
 
 MARKER = "Geheimnis7"
 
@@ -162,17 +170,6 @@ def position(tmp_path: Path) -> Any:
     return manifest_of(tmp_path / "state").sources["orders"].position
 
 
-def test_a_key_that_the_identity_does_not_give_is_named(server: Server, tmp_path: Path) -> None:
-    ask(server, "alter table orders add column other int unique not null default 1")
-    ask(server, "alter table orders replica identity using index orders_other_key")
-    with flow().open(tmp_path / "state") as engine:
-        engine.run({"orders": source(server)})
-        ask(server, "insert into orders values (1, 5, 1, '')", "delete from orders")
-        with pytest.raises(BadMessage, match=r"says 'id' neither .*: the replica identity of its table") as told:
-            engine.run({"orders": source(server)})
-        assert "offset" in told.value.found or "row" in told.value.found
-
-
 def test_tables_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
     ask(server, "insert into orders values (1, 1, 1)")
     ask(server, "create table typed (id text, customer int, amount numeric(9, 2), note text)")
@@ -271,3 +268,160 @@ def test_tables_and_slots_that_are_not_there_say_what_to_do(server: Server, tmp_
         ask(server, "drop table orders")
         with pytest.raises(DdflowError, match="there is no such table; write its schema in front"):
             engine.run({"orders": source(server)})
+
+
+def keyed(server: Server, state: Path, key: Any, **more: Any) -> Any:
+    """A run of a table t with columns a, b and v, and what is held."""
+    made = dd.Flow()
+    columns = {"a": int, "b": int, "v": str}
+    made.output("rows", made.upserts("orders", columns, dd.Upsert(key=key, **more), format=FORMAT))
+    with made.open(state) as engine:
+        engine.run({"orders": dd.sources.postgres(server.url, "t", slot="shop")})
+        return held(engine)
+
+
+def test_a_key_is_what_tells_rows_apart(server: Server, tmp_path: Path) -> None:
+    def refused(key: Any, says: str) -> None:
+        with pytest.raises(UnreadableInput, match=says):
+            keyed(server, tmp_path / "refused", key)
+        assert ask(server, "select count(*) from pg_replication_slots where slot_name like 'shop%'") == [(0,)]
+
+    ask(
+        server,
+        "create table t (a int, b int, v text, primary key (a, b))",
+        "insert into t values (1, 1, ''), (1, 2, '')",
+    )
+    refused("a", r"tells a row by \['a', 'b'\]; give it key=\['a', 'b'\]$")
+    refused(
+        ["a", "b", "v"], r"tells a row by \['a', 'b'\]; give it key=\['a', 'b'\], or: alter .* replica identity full"
+    )
+    assert keyed(server, tmp_path / "whole", ["b", "a"]) == [(1, 1, ""), (1, 2, "")]
+    ask(server, "delete from t where b = 2")
+    assert keyed(server, tmp_path / "whole", ["b", "a"]) == [(1, 1, "")]
+    ask(server, "select pg_drop_replication_slot('shop')", "alter table t replica identity full")
+    refused(
+        "a", r"no unique index says .* give it key=\['a', 'b'\], or: create unique index on \"public\".\"t\" \(\"a\"\)"
+    )
+    assert keyed(server, tmp_path / "full", ["a", "b", "v"]) == [(1, 1, "")]
+    ask(server, "update t set v = 'x', b = 3")
+    assert keyed(server, tmp_path / "full", ["a", "b", "v"]) == [(1, 3, "x")]
+    ask(server, "select pg_drop_replication_slot('shop')")
+
+
+def test_a_unique_column_is_a_key_where_the_identity_gives_it(server: Server, tmp_path: Path) -> None:
+    ask(server, "create table t (a int primary key, b int not null unique, v text)", "insert into t values (1, 1)")
+    with pytest.raises(UnreadableInput, match=r"by \['a'\]; give it key=\['a'\], or: alter table .* identity full"):
+        keyed(server, tmp_path / "state", "b")
+    ask(server, "alter table t replica identity using index t_b_key")
+    with pytest.raises(UnreadableInput, match=r"by \['b'\]; give it key=\['b'\]"):
+        keyed(server, tmp_path / "state", "a")
+    assert keyed(server, tmp_path / "state", "b") == [(1, 1, None)]
+    ask(server, "update t set b = 2")
+    assert keyed(server, tmp_path / "state", "b") == [(1, 2, None)]
+    ask(server, "alter table t replica identity full", "update t set b = 3")
+    assert keyed(server, tmp_path / "state", "b") == [(1, 3, None)]
+    ask(server, "alter table t replica identity default")
+    with pytest.raises(UnreadableInput, match=r"by \['a'\]"):
+        keyed(server, tmp_path / "state", "b")
+
+
+def test_rows_that_are_folded_have_a_key_of_their_own(server: Server, tmp_path: Path) -> None:
+    ask(server, "create table t (a int primary key, b int, v text)", "insert into t values (1, 1, 'x'), (2, 1, null)")
+    assert keyed(server, tmp_path / "state", "b", merge=dd.Merge({"a": dd.sum()})) == [(3, 1, "x")]
+
+
+def test_tables_whose_changes_come_elsewhere_are_refused(server: Server, tmp_path: Path) -> None:
+    ask(
+        server,
+        "create table t (a int, b int, v text, primary key (a, b)) partition by list (b)",
+        "create table t1 partition of t for values in (1)",
+        "create unlogged table u (a int, b int, v text, primary key (a, b))",
+    )
+    made = dd.Flow()
+    columns = {"a": int, "b": int, "v": str}
+    made.output("rows", made.upserts("t", columns, dd.Upsert(key=["a", "b"]), format=FORMAT))
+    with made.open(tmp_path / "state") as engine:
+        for table, says in {"t": "it is partitioned, .*; give each partition an input", "u": "the log has"}.items():
+            with pytest.raises(UnreadableInput, match=says):
+                engine.run({"t": dd.sources.postgres(server.url, table, slot="shop")})
+        ask(server, "insert into t values (1, 1)")
+        engine.run({"t": dd.sources.postgres(server.url, "t1", slot="shop")})
+        ask(server, "insert into t values (2, 1)")
+        engine.run({"t": dd.sources.postgres(server.url, "t1", slot="shop")})
+        assert held(engine) == [(1, 1, None), (2, 1, None)]
+
+
+def test_one_free_slot_is_enough(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def slots() -> list[str]:
+        return sorted(
+            name for (name,) in ask(server, "select slot_name from pg_replication_slots") if "fill" not in name
+        )
+
+    most = int(ask(server, "show max_replication_slots")[0][0])
+    ask(server, *(f"select pg_create_physical_replication_slot('fill{n}')" for n in range(most - 1)))
+    for number in range(3):
+        ask(server, f"insert into orders values ({number}, 1, 1)")
+        with flow().open(tmp_path / "state") as engine:
+            engine.run({"orders": source(server)})
+            assert held(engine) == there(server)
+        assert slots() == ["shop_copying"]
+    assert [record.message for record in caplog.records if "no slot is free to rename shop_copying" in record.message]
+    ask(server, "select pg_drop_replication_slot('fill0')", "insert into orders values (9, 1, 1)")
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"orders": source(server)})
+        assert held(engine) == there(server)
+    assert slots() == ["shop"]
+
+
+def test_a_value_that_wal2json_loses_is_no_null(server: Server, tmp_path: Path) -> None:
+    ask(
+        server,
+        "create table t (id int primary key, v double precision not null, w float generated always as (v) stored)",
+        "alter table t add column told text generated always as (v::text) stored",
+        "insert into t values (1, 'NaN')",
+    )
+
+    def run(state: str, slot: str, **columns: Any) -> Any:
+        made = dd.Flow()
+        made.output("rows", made.upserts("t", {"id": int, **columns}, dd.Upsert(key="id"), format=FORMAT))
+        with made.open(tmp_path / state) as engine:
+            engine.run({"t": dd.sources.postgres(server.url, "t", slot=slot)})
+            return [str(row) for row in held(engine)]
+
+    assert run("lost", "shop", v=float) == ["(1, nan)"]
+    assert run("kept", "kept", told=str) == ["(1, 'NaN')"]
+    ask(server, "alter table t replica identity full", "update t set v = 5", "update t set v = 6")
+    assert run("lost", "shop", v=float) == ["(1, 6.0)"]
+    ask(server, "update t set v = 'NaN'")
+    ask(server, "insert into t values (2, '-Infinity')")
+    for _ in range(2):
+        with pytest.raises(
+            UnreadableInput, match="wrote null for 'v', which is never null: it is NaN or infinite; alter"
+        ):
+            run("lost", "shop", v=float)
+    assert run("kept", "kept", told=str) == ["(1, 'NaN')", "(2, '-Infinity')"]
+
+
+def test_a_null_of_a_time_when_a_column_had_nulls_is_one(server: Server, tmp_path: Path) -> None:
+    ask(server, "create table t (id int primary key, v double precision)")
+    made = dd.Flow()
+    made.output("rows", made.upserts("t", {"id": int, "v": float}, dd.Upsert(key="id"), format=FORMAT))
+    for rows in ([], [(1, 2.0)]):
+        with made.open(tmp_path / "state") as engine:
+            engine.run({"t": dd.sources.postgres(server.url, "t", slot="shop")})
+            assert held(engine) == rows
+        ask(server, "insert into t values (1, null)" if not rows else "select 1", "update t set v = 2")
+        ask(server, "alter table t alter v set not null")
+
+
+def test_numbers_as_text_are_what_postgres_writes(server: Server, tmp_path: Path) -> None:
+    ask(server, "create table t (id int primary key, n numeric, d double precision, b bytea, v numeric(4, 2))")
+    row = "1.10, 1e300, '\\xdead', 2.50"
+    columns = dict.fromkeys(("n", "d", "b", "v"), str)
+    made = dd.Flow()
+    made.output("rows", made.upserts("t", {"id": int, **columns}, dd.Upsert(key="id"), format=FORMAT))
+    for number in (1, 2):
+        ask(server, f"insert into t values ({number}, {row})")
+        with made.open(tmp_path / "state") as engine:
+            engine.run({"t": dd.sources.postgres(server.url, "t", slot="shop")})
+            assert held(engine) == [(at, "1.10", "1e+300", "dead", "2.50") for at in range(1, number + 1)]

@@ -141,9 +141,8 @@ class Wal2Json(Enveloped):
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""
         value = messages.value
-        if is_text(value.type) and any(
-            pat.is_decimal(each.type) and each.type.precision > 15 for each in target.columns
-        ):
+        exact = any(pat.is_decimal(each.type) and each.type.precision > 15 for each in target.columns)
+        if is_text(value.type) and (exact or (any(map(is_text, target.columns.types)) and _fractions(value))):
             value = pc.replace_substring_regex(value, _NUMBER, r'"value":"\1"')  # a reader of JSON keeps 15 digits
         whole = opened(value, _SHAPE)
         of, changes = _changes(whole)
@@ -183,6 +182,11 @@ class Wal2Json(Enveloped):
 
 
 _NONE: Final = Named(np.empty(0, np.int64), pa.array([], pa.string()), pa.array([], pa.string()))
+
+
+def _fractions(value: pa.Array) -> bool:
+    """Whether messages have numbers whose text a reader of JSON would change: 1.10, 1e+300."""
+    return bool(pc.any(pc.match_substring_regex(value, '"type":"(numeric|double|real)')).as_py())
 
 
 def _changes(whole: Inside) -> tuple[Ints, pa.Array]:
