@@ -14,6 +14,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.types as pat
 
-from ddflow.columns.names import quoted
+from ddflow.columns.names import did_you_mean, quoted
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable, as_text
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
@@ -82,14 +83,19 @@ def address(url: str, what: str) -> dict[str, Any]:
     psycopg = driver()
     try:
         return dict(psycopg.conninfo.conninfo_to_dict(url))
-    except psycopg.Error:
+    except psycopg.Error as error:
         found, remedy = "its address is none of Postgres", "write postgresql://USER@HOST:PORT/DATABASE"
+        option = re.fullmatch(r'invalid URI query parameter: "(\w+)"', str(error).strip())
+        known = ["slot", *(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())]
+        # What is like no option may be of a password that has a slash.
+        if option is not None and (near := get_close_matches(option[1], known, 3, 0.75)):
+            found, remedy = f"its address has an unknown option {option[1]!r}", did_you_mean(option[1], near)
         raise SpecError(what, found, remedy) from None
 
 
 def shown(url: str) -> str:
     """An address without user and password."""
-    of = address(url, "an address")
+    of = address(url, "connect to Postgres")
     return f"postgresql://{of.get('host', 'localhost')}:{of.get('port', 5432)}/{of.get('dbname', '')}"
 
 

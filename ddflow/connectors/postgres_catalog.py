@@ -7,9 +7,11 @@ json_build_object('name', 'at', 'value', "at"::text)
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -29,8 +31,11 @@ COLUMNS: Final = """
     from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     where c.oid = to_regclass(%s) order by a.attnum"""
 
+LOG: Final = logging.getLogger("ddflow")
 LOSSY: Final = ("real", "double precision", "numeric")
 """Types of which wal2json writes NaN and the infinities as null, because JSON has none of them."""
+TABLES: Final = """
+    select schemaname, tablename from pg_tables where schemaname !~ '^pg_' and schemaname <> 'information_schema'"""
 UNIQUE: Final = """
     select c.relreplident, coalesce(i.indisprimary, false), coalesce(i.indisreplident, false),
         array(select a.attname::text from pg_attribute a
@@ -93,7 +98,7 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
     with worded(asked):
         found = connection.execute(COLUMNS, [table.quoted]).fetchall()
     if not found:
-        raise UnreadableInput(asked, "there is no such table", "write its schema in front: public.orders")
+        raise UnreadableInput(asked, "there is no such table", _alike(connection, table))
     identity, keyed, of, lasting = found[0][2:6]
     if of == "p":
         remedy = "give each partition an input of its own, and put them together by union all"
@@ -121,6 +126,16 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
     return Looked(gone, [name for name in lossy if name in declared.names])
 
 
+def _alike(connection: Any, table: SourceTable) -> str:
+    """The remedy where a table is not there: those that may be meant."""
+    there = {f"{schema}.{name}": name for schema, name in connection.execute(TABLES).fetchall()}
+    name = f"{table.schema}.{table.name}"
+    near = [each for each in there if there[each] == table.name] or get_close_matches(name, list(there), 9, 0)
+    if not near:
+        return "make it, or see to the database: it has none"
+    return f"{did_you_mean(name, near)}; write the schema in front, and capital letters as they are, without quotes"
+
+
 def identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
     """Refuse a key by which not every row of a table is one row.  Raises `UnreadableInput`.
 
@@ -145,6 +160,17 @@ def identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
         remedy += f", or: alter table {table.quoted} replica identity full"
     said = " and ".join(str(each) for each in telling) or "nothing"
     raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)
+
+
+def warn_of_gone(table: SourceTable, looked: Looked, warned: set[tuple[SourceTable, str]]) -> None:
+    """Warn of columns that a table has no more, of each once."""
+    for name in sorted(name for name in looked.gone if (table, name) not in warned):
+        warned.add((table, name))
+        text = (
+            "%s.%s has no column %r any more: it is null in rows that are written from now on. If it was renamed, the "
+        )
+        text += "new column is null in all others until Postgres writes them: update %s set ..."
+        LOG.warning(text, table.schema, table.name, name, table.quoted)
 
 
 def whole(text: pa.Array, table: SourceTable, looked: Looked) -> pa.Array:

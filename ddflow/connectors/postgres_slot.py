@@ -38,6 +38,7 @@ from ddflow.connectors.postgres_catalog import (
     literal,
     look,
     table_of,
+    warn_of_gone,
     whole,
     worded,
 )
@@ -136,6 +137,7 @@ class Slot(OpenSource):
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
         self._slot, self._keys = of.slot, dict[str, Sequence[str]]()
+        self._warned = set[tuple[SourceTable, str]]()
         self._waits, self._broken, self._message = False, "", MESSAGE[1]
         self._copy: Iterator[Polled] | None = None
         self._beside: dict[str, dict[str, Beside]] = {}
@@ -297,6 +299,8 @@ class Slot(OpenSource):
             return None
         looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
         self._identified()
+        for table, each in looked.items():
+            warn_of_gone(table, each, self._warned)
         filtered = ",".join(table.filtered for table in self.tables)
         options = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
         if any(each.certain for each in looked.values()):

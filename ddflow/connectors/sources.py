@@ -146,7 +146,8 @@ def postgres(url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow",
         ``select``.
     tables : str or mapping of str to str
         A table, ``"public.orders"``, for the input that the source is attached as; or the input of each table.  Their
-        inputs have ``format=dd.formats.wal2json()``, with ``unavailable=True`` where values may be large.
+        inputs have ``format=dd.formats.wal2json()``, with ``unavailable=True`` where values may be large, and the key
+        of the table: the columns of its replica identity, or of a unique index where that is full.
     slot : str
         Of small letters, digits and ``_``; made with the first copy.  Each state has one of its own.
     follow : bool

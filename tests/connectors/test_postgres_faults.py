@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from lives import replayed
 from postgres_server import Server
@@ -22,12 +23,14 @@ from test_postgres_source import COLUMNS, FORMAT, ORDERS, ask, cluster, flow, he
 
 import ddflow as dd
 from ddflow.errors import (
+    BadMessage,
     DdflowError,
     SinkAhead,
     SinkFailed,
     SinkRefused,
     SourceChanged,
     SourceFailed,
+    SpecError,
     UnreadableInput,
 )
 
@@ -266,17 +269,17 @@ def test_tables_and_slots_that_are_not_there_say_what_to_do(server: Server, tmp_
     with flow().open(tmp_path / "state") as engine:
         engine.run({"orders": source(server)})
         ask(server, "drop table orders")
-        with pytest.raises(DdflowError, match="there is no such table; write its schema in front"):
+        with pytest.raises(DdflowError, match="there is no such table; make it, or see"):
             engine.run({"orders": source(server)})
 
 
-def keyed(server: Server, state: Path, key: Any, **more: Any) -> Any:
+def keyed(server: Server, state: Path, key: Any, table: str = "t", **more: Any) -> Any:
     """A run of a table t with columns a, b and v, and what is held."""
     made = dd.Flow()
     columns = {"a": int, "b": int, "v": str}
     made.output("rows", made.upserts("orders", columns, dd.Upsert(key=key, **more), format=FORMAT))
     with made.open(state) as engine:
-        engine.run({"orders": dd.sources.postgres(server.url, "t", slot="shop")})
+        engine.run({"orders": dd.sources.postgres(server.url, table, slot="shop")})
         return held(engine)
 
 
@@ -349,6 +352,48 @@ def test_tables_whose_changes_come_elsewhere_are_refused(server: Server, tmp_pat
         ask(server, "insert into t values (2, 1)")
         engine.run({"t": dd.sources.postgres(server.url, "t1", slot="shop")})
         assert held(engine) == [(1, 1, None), (2, 1, None)]
+
+
+def test_a_table_of_another_name_is_proposed(server: Server, tmp_path: Path) -> None:
+    ask(server, "create schema ops", 'create table ops."Deliveries" (id int primary key)')
+    for name in ("ops.deliveries", "ops.Deliverys", 'ops."Deliveries"', "Deliveries"):
+        with pytest.raises(UnreadableInput, match=r"no such table; did you mean 'ops.Deliveries'\? .*without quotes"):
+            keyed(server, tmp_path / "state", "a", table=name)
+    with pytest.raises(UnreadableInput, match=r"no column 'a'"):
+        keyed(server, tmp_path / "state", "a", table="ops.Deliveries")
+    ask(server, "drop schema ops cascade")
+    with pytest.raises(SpecError, match=r"unknown option 'slott'; did you mean 'slot'\?"):
+        dd.sources.postgres("postgresql://me:secret@db/shop?slott=x", "orders").target  # noqa: B018
+
+
+def test_what_does_not_fit_is_proposed_in_the_type_of_its_column(server: Server, tmp_path: Path) -> None:
+    ask(server, "alter table orders add column at timestamptz")
+    timed = flow(at=pa.timestamp("us", "UTC"))
+    with timed.open(tmp_path / "state") as engine:
+        engine.run({"orders": source(server)})
+        ask(
+            server,
+            "insert into orders values (1, 1, 1, '', now())",
+            "alter table orders alter amount type numeric(14, 4)",
+        )
+        ask(server, "insert into orders values (2, 1, 123456.789, '')")
+        with pytest.raises(BadMessage, match=r"evolve.*decimal\(14, ?4\)"):
+            engine.run({"orders": source(server)})
+    ask(server, "select pg_drop_replication_slot('shop')", "update orders set amount = 1, at = 'infinity'")
+    with (
+        timed.open(tmp_path / "other") as engine,
+        pytest.raises(BadMessage, match="declare 'at' as str, in a new state"),
+    ):
+        engine.run({"orders": source(server)})
+
+
+def test_a_column_that_is_gone_is_warned_of(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"orders": source(server)})
+        ask(server, "alter table orders rename column note to remark", "insert into orders values (1, 1, 1, 'a')")
+        engine.run({"orders": source(server)})
+        told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert [each for each in told if "no column 'note' any more" in each and "update" in each]
 
 
 def test_one_free_slot_is_enough(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

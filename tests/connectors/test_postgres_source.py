@@ -347,7 +347,7 @@ def refused(server: Server, engine: Any, kind: type[Exception], says: str, **mor
 
 def test_what_cannot_be_read_says_what_to_do(server: Server, tmp_path: Path) -> None:
     with flow().open(tmp_path / "a") as engine:
-        refused(server, engine, UnreadableInput, "there is no such table; write its schema in front")
+        refused(server, engine, UnreadableInput, "there is no such table; make it, or see")
         ask(server, "create table orders (id bigint, customer int, amount numeric, note text)")
         refused(server, engine, UnreadableInput, "no replica identity.*give it a primary key")
         ask(server, "drop table orders", "create table orders (id bigint primary key, customer int, amount numeric)")

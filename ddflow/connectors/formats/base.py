@@ -26,7 +26,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import one_chunk, plain
 from ddflow.columns.type_text import spelled_type
-from ddflow.columns.wider import holding, rewriting
+from ddflow.columns.wider import holding, rewriting, widening
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools, reader
@@ -233,22 +233,29 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
     if format.on_bad == "stop":
         row = min(bad.reasons)
         more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
+        wider = _wider(bad, row, target, format, messages)
         raise BadMessage(
             f"messages for {target.what}",
             f"{messages.place(row)}: {bad.reasons[row]}{more}",
-            f"mend the source, or leave it out with on_bad='drop'; nothing was taken in{_wider(bad, row, target)}",
+            f"mend the source, or leave it out with on_bad='drop'; nothing was taken in{wider}",
         )
     return _with_bad(made, at, messages, bad, target)
 
 
-def _wider(bad: BadMessages, row: int, target: Target) -> str:
+def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages: Messages) -> str:
     """What to do besides where a column may have become wider at its source."""
     if row not in bad.narrow:
         return ""
     field, value = bad.narrow[row]
     wide = None if field.name in target.key else holding(field.type, value)
     if wide is None:
-        return ""
+        endless = pat.is_timestamp(field.type) and value in ("infinity", "-infinity")
+        return f"; {value} is text only: declare {field.name!r} as str, in a new state" if endless else ""
+    if pat.is_decimal(wide):
+        alone = Messages(messages.table.slice(row, 1), messages.what, messages.first + row)
+        kinds = format.kinds(alone, [field.name]) if field.name in format.columns(alone) else {}
+        told = kinds.get(field.name, wide)
+        wide = told if pat.is_decimal(told) and widening(wide, told) is not None else wide
     return f"; if the column became wider at its source: {rewriting({field.name: spelled_type(wide)})}"
 
 
