@@ -8,7 +8,7 @@ nobody names, and only the driver publishes. The caller decides when; opening a 
 'Rows of the numbers of tasks in, what each made out.'
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
-from ddflow.partitions.evolve import Evolution, Evolved, inexact
+from ddflow.partitions.evolve import Evolution, Evolved, inexact, without
 from ddflow.partitions.move import Move
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import Moved, task
@@ -103,12 +103,13 @@ def evolve(
     state: str,
     types: Any = None,
     *,
+    drop_outputs: str | Sequence[str] = (),
     flow: Flow | None = None,
     session: Any = None,
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
 ) -> Evolved:
-    """Rewrite a state so that columns have wider types, as ``ddflow evolve`` does.
+    """Rewrite a state so that columns have wider types, or drop outputs, as ``ddflow evolve`` does.
 
     Stop what feeds the state first; otherwise it is `Fenced`.
 
@@ -116,7 +117,7 @@ def evolve(
     ----------
     state : str
         A folder that driver and executors see, or ``s3://bucket/prefix``.
-    types, flow
+    types, drop_outputs, flow
         As of `ddflow.evolve`.
     session, memory, trust
         As of `rescale`.
@@ -129,15 +130,19 @@ def evolve(
     Raises
     ------
     SpecError
-        Without a session, and for a type that a column cannot be widened to.
+        Without a session, but to drop outputs; and for a type that a column cannot be widened to.
     DdflowError
         What `ddflow.evolve` raises.
 
     Notes
     -----
-    O(bytes of the state).  It runs a Spark job if the state's files take 64 MiB or more.
+    O(bytes of the state).  It runs a Spark job if the state's files take 64 MiB or more.  Outputs are dropped by the
+    driver alone.
     """
-    address, size, evolution = check_address(state), parse_size(memory), Evolution(types, flow)
+    address, size = check_address(state), parse_size(memory)
+    if drop_outputs:
+        return without(address, drop_outputs, types, flow=flow, trust=trust, memory=size)
+    evolution = Evolution(types, flow)
     opened = Rescaler.open(address, None, trust=trust, memory=size, plans=evolution.plans)
     with inexact(address):
         made = _run(opened, f"evolve {address}", size, session or SparkSession.getActiveSession(), "ddflow evolve")

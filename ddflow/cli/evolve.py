@@ -1,4 +1,4 @@
-"""``ddflow evolve``: columns of a state become wider, or more, and the state is rewritten for it.
+"""``ddflow evolve``: columns of a state become wider, or more; or outputs of it are dropped.
 
 Invariant: a run that is stopped anywhere leaves the state as it was, or evolved.  The work is in
 `ddflow.partitions.evolve`.
@@ -20,20 +20,29 @@ from ddflow.terminal import counted
 def evolve(
     state: State,
     types: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--types",
             metavar="COLUMN=TYPE,...",
             show_default=False,
             help="The columns that change, each with its new type. May be repeated.",
         ),
-    ],
+    ] = None,
+    drop_output: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop-output",
+            metavar="NAME",
+            show_default=False,
+            help="An output to take out, with all that only it needs. May be repeated.",
+        ),
+    ] = None,
     input: Input = None,
     memory: Rewriting = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
 ) -> None:
-    """Rewrite a state so that columns have wider types.
+    """Rewrite a state so that columns have wider types, or take outputs out of it.
 
     A feed's column may grow out of its type: a number gets a fraction, an id gets letters. The state refuses such
     values, so this rewrites it. Rows, counts, history and waiting events are cast and hashed again, and published as
@@ -53,6 +62,11 @@ def evolve(
     Where an expression of the plan would mean something else, it is named, and nothing happens. Wider integers, floats
     and large text need no rewriting: they are also taken when the state is opened with them.
 
+    `--drop-output` drops an output, with what its operators hold for no other output, and its updates that are kept.
+    `ddflow gc` frees their files. Then a flow without the output opens the state. An output that has a sink is refused
+    until `ddflow sync --detach` forgets the sink, whose table stays as it is. Inputs stay, also those that no output is
+    made of any more.
+
     A writer is fenced. If a writer commits first, it wins, and nothing happens here. A plan with functions of one's own
     is evolved from Python: `dd.evolve(state, flow=flow)`.
 
@@ -61,22 +75,36 @@ def evolve(
     * `ddflow evolve state/orders --types 'amount=decimal(12,2)'`
 
     * `ddflow evolve state/outages --types outage_id=string,customers=double`
+
+    * `ddflow evolve state/orders --drop-output by_city`
     """
+    if bool(types) == bool(drop_output):
+        raise typer.BadParameter("give columns that change (--types), or outputs that go (--drop-output)")
+    if drop_output and input is not None:
+        raise typer.BadParameter("--input says whose columns --types are; outputs are of the state")
     from ddflow.cli.progress import watching
     from ddflow.columns.type_text import parse_types
+    from ddflow.dataflow.budget import shown_size
     from ddflow.partitions.evolve import evolve
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}
-    given: Any = parse_types(types)
+    given: Any = parse_types(types) if types else None
+    given = given if input is None else {input: given}
     with watching("rewriting") as tick:
-        done = evolve(state, given if input is None else {input: given}, **choices, look=tick)
+        done = evolve(state, given, drop_outputs=drop_output or (), **choices, look=tick)
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
         return
     for name, columns in done.columns.items():
         for column, (was, now) in columns.items():
             say(f"{column} of {name} is {now}" + (", and is new" if was is None else f", and was {was}"))
-    if done.columns:
+    for name in done.outputs:
+        say(f"{name} is no output of {state} any more")
+    for name in done.unused:
+        say(f"no output is made of the input {name} now; it stays, and its events are judged and counted as before")
+    if done.outputs:
+        say(f"{shown_size(done.freed)} are free once ddflow gc has deleted the versions before (epoch {done.epoch})")
+    elif done.columns:
         moved = f"{counted(done.versions, 'row')} and {counted(done.pending, 'waiting event')} rewritten"
         say(f"{state}: {moved} (epoch {done.epoch})")
     else:

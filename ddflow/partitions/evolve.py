@@ -1,11 +1,12 @@
-"""Evolving: a state is rewritten into a version of the same epoch whose columns have wider types, or are more.
+"""Evolving: another version of the same epoch, whose columns have wider types, or are more; or that has fewer outputs.
 
 Invariant: either there is a new version that says what the one before said, in the wider types, at every time that can
 be read, or nothing has changed. Hashes are made again, and so is every arrangement whose identities depend on a column
 that changes; waiting events and kept history are cast. It is a rescaling to as many partitions under another plan: a
 group's identity changes with its columns, and so may its partition. So a crash leaves the old version whole, and an
 epoch that was committed meanwhile wins. What an expression, a merge or a function would make of the wider columns must
-be what it made of the narrower ones (``plan.evolve``), and each value must be exact.
+be what it made of the narrower ones (``plan.evolve``), and each value must be exact. How outputs are taken out is in
+``dropping``.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -19,7 +20,7 @@ be what it made of the narrower ones (``plan.evolve``), and each value must be e
 [{'n': Decimal('5.00'), 'count': 2, '_diff': 1}]
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ import pyarrow as pa
 from ddflow.columns.widening import Inexact
 from ddflow.errors import PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
+from ddflow.partitions.dropping import drop_outputs as drop
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import task
 from ddflow.plan.compatibility import PlanChange, compare
@@ -51,6 +53,12 @@ class Evolved(NamedTuple):
         Rows and waiting events that were rewritten.
     files, bytes : int
         What was written.
+    outputs : tuple of str
+        Outputs that were dropped.
+    unused : tuple of str
+        The inputs that no output is made of any more.  They stay: their events are judged and counted as before.
+    freed : int
+        The bytes of files that were needed for those outputs only; ``gc`` frees them, in its time.
     """
 
     epoch: int
@@ -60,6 +68,9 @@ class Evolved(NamedTuple):
     pending: int
     files: int
     bytes: int
+    outputs: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    freed: int = 0
 
 
 class Evolution:
@@ -69,7 +80,11 @@ class Evolution:
 
     def __init__(self, types: Any, flow: Plan | None) -> None:
         if types is None and flow is None:
-            raise SpecError("evolve a state", "no types are given", "give {column: type}, or flow= with wider columns")
+            raise SpecError(
+                "evolve a state",
+                "no types are given",
+                "give {column: type}, flow= with wider columns, or drop_outputs=",
+            )
         self.types, self.flow, self.change = types, flow, PlanChange()
         self.schemas: dict[str, pa.Schema] = {}
 
@@ -116,12 +131,13 @@ def evolve(
     state: State,
     types: Any = None,
     *,
+    drop_outputs: str | Sequence[str] = (),
     flow: Plan | None = None,
     trust: Trust = "owner",
     memory: str | int | None = None,
     look: Look = lambda rows: None,
 ) -> Evolved:
-    """Rewrite a state into a new version of the same epoch, some of whose columns are wider.
+    """Make a new version of a state, of the same epoch, some of whose columns are wider, or that has fewer outputs.
 
     Parameters
     ----------
@@ -130,8 +146,12 @@ def evolve(
     types : mapping or schema, optional
         ``{column: type}``, types as Arrow's or as text such as ``"decimal(12,2)"``; a schema; of several inputs
         ``{input: columns}``.  Columns that are not named stay; a new one is added at the end, null in all rows.
+    drop_outputs : str or sequence of str
+        The outputs to take out, with all that only they need: what their operators hold, and their updates that are
+        kept.  Then no ``types``.  Tables and folders that have their updates stay as they are; so do the inputs.
     flow : Plan, optional
-        The state's plan, where it has functions; or one with wider columns, and then no ``types``.
+        The state's plan, with all its outputs, where it has functions; or one with wider columns, and then no
+        ``types``.
     trust : {"owner", "group"}
         As in `Flow.open`.
     memory : str or int, optional
@@ -148,7 +168,8 @@ def evolve(
     ------
     SpecError, PlanChanged
         For a type that a column cannot be widened to; for a key or an order column, and for an expression, a merge or
-        a function that would mean something else.
+        a function that would mean something else.  `SpecError` also for a name that is no output, for the last output,
+        and for one that has a sink: `Engine.detach` forgets that.
     SchemaMismatch
         For a value that the wider type does not hold exactly.
     Fenced
@@ -158,11 +179,24 @@ def evolve(
 
     Notes
     -----
-    O(bytes of the state).  The old version stays readable as after any commit.
+    O(bytes of the state).  To drop outputs O(files): rows are rewritten only where those of an operator come into
+    other partitions without them.  The old version stays readable as after any commit.
     """
+    if drop_outputs:
+        return without(state, drop_outputs, types, flow=flow, trust=trust, memory=memory, look=look)
     evolution = Evolution(types, flow)
     with Rescaler.open(state, None, trust=trust, memory=memory, plans=evolution.plans) as rescaler:
         with inexact(rescaler.store.where):
             for stage, number in rescaler.tasks:
                 rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store, look))
         return evolution.done(rescaler.finish(rescaler.made))
+
+
+def without(state: State, outputs: str | Sequence[str], types: Any, **options: Any) -> Evolved:
+    """What `evolve` does where outputs are dropped.  ``options``: of `drop_outputs`.  Raises as `evolve`."""
+    names = [outputs] if isinstance(outputs, str) else [*dict.fromkeys(outputs)]
+    if types is not None:
+        raise SpecError(f"evolve, without {names}", "types are given, too", "do one after the other")
+    done = drop(state, names, **options)
+    figures = done.versions, done.pending, done.files, done.bytes
+    return Evolved(done.epoch, done.manifest, {}, *figures, done.outputs, done.unused, done.freed)

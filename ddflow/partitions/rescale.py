@@ -132,11 +132,13 @@ class Rescaler:
             manifest = newest(store)
             if manifest is None:
                 raise StateRefused(f"rescale {store.where}", "there is no state", "make one with flow.open")
-            now, before = (_plan(manifest, flow, store.where), None) if plans is None else plans(manifest, store.where)
+            now, before = (
+                (same_plan(manifest, flow, store.where), None) if plans is None else plans(manifest, store.where)
+            )
             number = partitions or manifest.partitions
             manifest_log = ManifestLog(store, manifest, set())
             plan = uncut(now) if plans is not None and manifest.partitions == number == 1 else cut(now)
-            move = _move(store, manifest, plan, number, trust, size)
+            move = moving(store, manifest, plan, number, trust, size)
             rescaler = cls(store, manifest_log, plan, move._replace(before=before))
             try:
                 yield rescaler
@@ -182,7 +184,7 @@ class Rescaler:
             plan, note = describe(self.cut.flow), "evolution"
             past = carried(manifest.past, move.before, manifest.epoch, manifest.oldest)
             new = replace(new, plan=plan, fingerprint=fingerprint(plan), past=past)
-        parts = self._parts(taken)
+        parts = self.parts(taken)
         try:
             self.manifest_log.check_newest()
             self.publishing = True
@@ -206,7 +208,7 @@ class Rescaler:
                     "give tasks the place that this process has, and rescale again",
                 )
 
-    def _parts(self, taken: list[Moved]) -> list[Blob]:
+    def parts(self, taken: list[Moved]) -> list[Blob]:
         """Write the inventories of the new partitions, stage by stage; one of all stages where there is one partition,
         as a local engine writes it.  O(files)."""
         shares: dict[tuple[int, int], list[Inventory]] = {}
@@ -250,20 +252,23 @@ def _write(data: bytes, sink: FileWriter) -> None:
     sink.write(data)
 
 
-def _plan(manifest: Manifest, flow: Plan | None, where: str) -> Plan:
-    """The flow that the state was made by."""
+def same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str = "rescale") -> Plan:
+    """The plan that a state was made by; the given ``flow`` where there is one.
+
+    ``verb``: what it is for, for messages.  O(plan).  Raises `PlanChanged` for another one, and what `plan_of` raises.
+    """
     plan = plan_of(manifest.plan, flow, where)
     if flow is not None and fingerprint(describe(plan)) != manifest.fingerprint:
         raise PlanChanged(
-            f"rescale {where} with this plan",
+            f"{verb} {where} with this plan",
             "it has more than the one that the state was made by",
-            "take a step with it first, or rescale with the plan before",
+            "take a step with it first, or give the plan before",
         )
     return plan
 
 
-def _move(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust: str, memory: int | None) -> Move:
-    """What tasks start from."""
+def moving(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust: str, memory: int | None) -> Move:
+    """What the tasks of a version start from.  O(bytes of the inventory of a state of one partition)."""
     start = EpochStart(
         store=store if isinstance(store, MemoryStore) else store.where,
         trust=trust,

@@ -24,6 +24,7 @@ open it with the plan that it was made by, or make a new state of the log with d
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from shlex import quote
 from typing import Any, Final
 
 import pyarrow as pa
@@ -124,8 +125,9 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         refused += _formats(name, *(each["inputs"][name].get("format") for each in (old, new)))
         refused += _columns(name, schema, input, change)
     change.inputs.extend(name for name in flow.inputs if name not in before)
+    record = Record(old, f"the plan of {where}")
     refused += _outputs(old, new, where, change)
-    refused += _formulas(Record(old, f"the plan of {where}").record("formulas"), new)
+    refused += _formulas(record.record("formulas"), new)
     if (change.types or change.columns) and not refused:
         narrow = {name: schema for name, (schema, _) in before.items()}
         plan, nodes = evolved(flow, narrow, only=set(flow.outputs) - set(change.outputs))
@@ -134,6 +136,8 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
     remedy = "open it with the plan that it was made by, or make a new state of the log with dd.migrate"
     if any(LACKS in each for each in refused):
         remedy = f"declare the columns that the state has; or {remedy}"
+    if lost := [name for name in record.record("outputs").names() if name not in flow.outputs]:
+        remedy = f"{_dropping(lost, where)}; or {remedy}"
     if not refused and change.rewrites and not rewriting:
         refused, remedy = change.text.split("; "), _command(change, where)
     if refused:
@@ -174,6 +178,12 @@ def _command(change: PlanChange, where: str) -> str:
         f"opening never rewrites a state: rewrite it first with {' and '.join(commands)}, on Spark with "
         "spark_bridge.evolve"
     )
+
+
+def _dropping(outputs: list[str], where: str) -> str:
+    """What to type, to have outputs taken out of a state."""
+    options = " ".join(f"--drop-output {quote(name)}" for name in outputs)
+    return f"to give {outputs} up, first type ddflow evolve {quote(where)} {options}"
 
 
 def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[str]:

@@ -141,6 +141,23 @@ class Backlog:
             elif part.last > after:
                 yield from (each for each in self.within(part) if each.epoch > after)
 
+    def changed(
+        self, parts: Sequence[BacklogFile], change: Callable[[Epoch], Epoch], written: list[Blob]
+    ) -> tuple[BacklogFile, ...]:
+        """Parts with other receipts of the same epochs; those that ``change`` leaves as they are stay.  O(receipts).
+
+        ``written``: gets the new files.  Raises what `Blobs.put` does, and `CorruptState`.
+        """
+        out = list[BacklogFile]()
+        for part in parts:
+            old: tuple[Any, ...] = self.within(part) if part.level == 1 else self.below(part)
+            new = tuple(map(change, old)) if part.level == 1 else self.changed(old, change, written)
+            if new != old:
+                part = self._written(new, part.first, part.last, part.level)
+                written.append(part.file)
+            out.append(part)
+        return tuple(out)
+
     def files(self, parts: Sequence[BacklogFile]) -> Iterator[Blob]:
         """All files of parts, and those that their receipts name.  O(those).  Raises `CorruptState`."""
         for part in parts:

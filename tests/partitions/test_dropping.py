@@ -1,0 +1,358 @@
+"""An output that is taken out of a state: the others are and go on as if it had never been there, nothing is left of
+what only it needed, and a kill leaves the state with it, or without.
+
+The twin is a state of the smaller plan, fed with the same rows.  Plans have every operator of the registry.
+"""
+
+from __future__ import annotations
+
+import gc as python_gc
+import os
+import shutil
+import signal
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from chance import SOAK, effort, seeded
+from every_operator import NARROW, plan
+from hypothesis import given
+from hypothesis import strategies as st
+from parts_by_hand import Hands
+from test_durable_kill import Deadly
+from test_evolve import FOREVER, flow_without, plain, rows, same, told
+
+import ddflow as dd
+from ddflow.engine.garbage import blobs_of
+from ddflow.engine.inventory import StoredInventory
+from ddflow.errors import Fenced, PlanChanged, SpecError, StateRefused
+from ddflow.partitions.dropping import drop_outputs
+from ddflow.partitions.rescale import rescale
+from ddflow.plan.codec import describe
+from ddflow.storage import backlog
+from ddflow.storage.local import LocalStore
+from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.memory import MemoryStore
+
+NAMES = [*plan(NARROW).outputs]
+COLUMNS = {"id": pa.int64(), "city": pa.string()}
+
+
+def newest_of(store: Any) -> Manifest:
+    manifest = newest(store)
+    assert manifest is not None
+    return manifest
+
+
+def operators(store: Any) -> set[str]:
+    """What a state holds, by operator."""
+    every = (StoredInventory.read(store, each) for each in newest_of(store).inventories)
+    return {name for each in every for name in each.of.operators}
+
+
+def people(*outputs: str) -> dd.Flow:
+    flow = dd.Flow()
+    rows = flow.upserts("people", COLUMNS, dd.Upsert(key="id", stale="side", order_by="city"))
+    cities = flow.upserts("cities", COLUMNS, dd.Upsert(key="city"))
+    made = {
+        "people": rows,
+        "by_city": rows.count("city"),
+        "towns": cities.project(["city"]),
+        "pairs": rows.count(["id", "city"]).join(cities.count(["id", "city"], name="more"), on=["id", "city"]),
+        "with_key": rows.count(["id", "city"]),
+    }
+    for name in outputs or ("people", "by_city", "towns"):
+        flow.output(name, made[name])
+    return flow
+
+
+def table(*ids: int) -> pa.Table:
+    return pa.table({"id": ids, "city": [f"c{each % 3}" for each in ids]}, pa.schema(COLUMNS))
+
+
+def some(number: int) -> dict[str, pa.Table]:
+    return {"people": table(*range(number, number + 9)), "cities": table(*range(number + 2, number + 8, 2))}
+
+
+@pytest.mark.sampled
+@effort(10)
+@given(
+    st.lists(rows, min_size=2, max_size=5),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([None, "16MB"]),
+    st.sampled_from([0, 2, FOREVER]),
+    st.sets(st.sampled_from(NAMES), min_size=1, max_size=len(NAMES) - 1),
+)
+def test_the_other_outputs_go_on_as_if_these_had_never_been(
+    log: list[pa.Table], partitions: int, memory: Any, retain: int, names: set[str]
+) -> None:
+    store, other, last = MemoryStore(), MemoryStore(), len(log) - 1
+    given = {"memory": memory, "retain": retain}
+    with plan(NARROW).open(store, **given) as engine:
+        for time, table in enumerate(log[:-1], 1):
+            engine.step({"a": table}, time)
+    if partitions > 1:
+        rescale(store.writer(), partitions, memory=memory)
+    done = dd.evolve(store.writer(), drop_outputs=sorted(names), memory=memory)
+    assert {*done.outputs} == names and done.epoch == last and done.unused == ()
+    assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": log[:-1]}).ok
+    smaller = flow_without(plan(NARROW), *names)
+    assert newest_of(store).plan == describe(smaller)
+    with smaller.open(other, **given) as twin:
+        steps = [twin.step({"a": table}, time) for time, table in enumerate(log[:-1], 1)]
+        assert operators(store) == operators(other)
+        with dd.Snapshot.open(store.writer()) as snapshot:
+            same(snapshot, twin, smaller.outputs)
+        if partitions > 1:
+            rescale(store.writer(), 1)
+        with smaller.open(store.writer(), **given) as engine:
+            told(engine.step({"a": log[-2]}, last), steps[-1])
+            told(engine.step({"a": log[-1]}, last + 1), twin.step({"a": log[-1]}, last + 1))
+            same(engine, twin, smaller.outputs)
+            engine._check()
+    assert dd.verify(store.writer(), {"a": log}).ok
+
+
+@pytest.mark.parametrize("before", [("people", "by_city", "towns"), ("people", "pairs", "with_key", "by_city")])
+@pytest.mark.parametrize("partitions", [1, 2, 5])
+def test_a_state_of_many_partitions_goes_on_as_one(partitions: int, before: tuple[str, ...]) -> None:
+    """Whatever other stages a plan has without the output; a count for a join is partitioned otherwise without it."""
+    gone, chance = before[1], Random(partitions)
+    hands = Hands(people(*before), store := MemoryStore(), partitions, chance)
+    for number in range(2):
+        hands.epoch(some(number))
+    hands.close()
+    done = dd.evolve(store.writer(), drop_outputs=gone)
+    assert (done.versions > 0) == (partitions > 1 and gone == "pairs")
+    assert dd.fsck(store.writer()).ok
+    kept = [each for each in before if each != gone]
+    with people(*kept).open() as twin:
+        for number in range(2):
+            twin.step(some(number), number + 1)
+        hands = Hands(people(*kept), store.writer(), None, chance)
+        for number in range(2, 5):
+            _, given = hands.epoch(some(number))
+            step = twin.step(some(number), number + 1)
+            assert {name: plain(each) for name, each in given.items()} == {name: plain(step[name]) for name in kept}
+        hands.close()
+        with dd.Snapshot.open(store.writer()) as snapshot:
+            same(snapshot, twin, kept)
+    assert dd.fsck(store.writer()).ok
+
+
+def test_what_only_it_needed_is_freed_and_the_same_output_is_new_again(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with people().open(state, grace=0) as engine:
+        for number in range(4):
+            engine.step(some(number))
+    old = newest_of(LocalStore(state, readonly=True))
+    done = dd.evolve(state, drop_outputs=["by_city"])
+    store = LocalStore(state, readonly=True)
+    before, now = (set(blobs_of(store, each)) for each in (old, newest_of(store)))
+    assert done.freed == sum(blob.length for blob in before - now) > 0
+    assert all("by_city" not in call.outputs for each in newest_of(store).receipts for call in each.calls)
+    with people("people", "towns").open(state, grace=0) as engine:
+        again = engine.step(some(3), 4)
+        assert set(again) == {"people", "towns", "people.stale"} and again["people"].num_rows
+        engine.step(some(5))
+    dd.gc(state, grace=0, orphans=0)
+    left = {path.name for path in (state / "blobs").iterdir()}
+    assert not left & {blob.name for blob in before - now}
+    with people().open(state) as engine:
+        given = engine.step(some(7))["by_city"]
+        assert given.num_rows and plain(engine.read("by_city")) == plain(
+            engine.read("people").group_by("city").aggregate([("id", "count")]).rename_columns(["city", "count"])
+            .append_column("_diff", pa.array([1] * 3))
+        )  # fmt: skip
+
+
+def test_an_input_that_nothing_uses_stays_and_is_named() -> None:
+    with people().open(store := MemoryStore()) as engine:
+        engine.step(some(1))
+    assert dd.evolve(store.writer(), drop_outputs=["towns"]).unused == ("cities",)
+    with people("people", "by_city").open(store.writer()) as engine:
+        assert engine.step(some(2)).verdicts.counts["applied"] > 0
+    without = dd.Flow()
+    without.output("people", without.upserts("people", COLUMNS, dd.Upsert(key="id", stale="side", order_by="city")))
+    with pytest.raises(PlanChanged, match="input 'cities' is not in it"):
+        without.open(store.writer())
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    state = tmp_path / "my state"
+    with pytest.raises(StateRefused):
+        dd.evolve(state, drop_outputs=["people"])
+    with people().open(state) as engine:
+        engine.step(some(1))
+    before = sorted(state.rglob("*"))
+    for names, found in (
+        ("poeple", "there is no output 'poeple'; did you mean 'people'?"),
+        (["people", "by_city", "towns"], "a state has one at least"),
+        ("people.stale", "is a side output of the input 'people'"),
+    ):
+        with pytest.raises(SpecError, match=found.replace("?", r"\?")):
+            dd.evolve(state, drop_outputs=names)
+    with pytest.raises(SpecError, match="types are given, too"):
+        dd.evolve(state, {"people": {"city": "large_string"}}, drop_outputs=["people"])
+    with pytest.raises(SpecError, match="drop_outputs="):
+        dd.evolve(state, drop_outputs=[])
+    with pytest.raises(PlanChanged, match="it has more than the one"):
+        dd.evolve(state, drop_outputs=["people"], flow=people("people", "by_city", "towns", "with_key"))
+    assert sorted(state.rglob("*")) == before
+    command = f"ddflow evolve '{state}' --drop-output people --drop-output by_city"
+    with pytest.raises(PlanChanged, match=r"output 'by_city' is not in it.*first type " + command):
+        people("towns").open(state)
+
+
+def test_a_state_that_waits_for_its_first_epoch_and_a_writer_that_is_there() -> None:
+    with people().open(store := MemoryStore()) as engine:
+        assert dd.evolve(store.writer(), drop_outputs="by_city").epoch == 0
+        with pytest.raises(Fenced):
+            engine.step(some(1))
+    with people("people", "towns").open(store.writer()) as engine:
+        engine.step(some(1))
+        blobs = {entry.name for entry in store.list()}
+
+        class Late(MemoryStore):
+            """Somebody commits just before we publish."""
+
+        late = store.writer()
+        real = late.publish
+
+        def publish(number: int, data: bytes) -> bool:
+            engine.step(some(2))
+            return real(number, data)
+
+        late.publish = publish  # type: ignore[method-assign]
+        with pytest.raises(Fenced):
+            dd.evolve(late, drop_outputs="towns")
+        assert engine.epoch == 2 and blobs < {entry.name for entry in store.list()}
+    named = {blob.name for n in store.numbers() for blob in blobs_of(store, at(store, n))}
+    assert {entry.name for entry in store.list()} == named
+
+
+def test_an_output_with_a_sink_is_detached_first_and_others_keep_what_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "FAN", 2)
+    state, names = tmp_path / "state", ("people", "by_city")
+    sinks = {name: dd.sinks.sqlite(tmp_path / f"{name}.db", "t") for name in names}
+    with people().open(state, grace=0) as engine:
+        engine.run({}, sinks)
+        for number in range(20):
+            engine.step(some(number))
+    assert newest_of(LocalStore(state, readonly=True)).backlog[0].level > 1
+    with pytest.raises(SpecError, match=r"updates of 'by_city' are kept for its sink.*engine\.detach\('by_city'\)"):
+        dd.evolve(state, drop_outputs=["by_city"])
+    with people().open(state, grace=0) as engine:
+        engine.detach("by_city")
+    dd.evolve(state, drop_outputs=["by_city"])
+    assert dd.fsck(state).ok
+    store = LocalStore(state, readonly=True)
+    kept = [*backlog.Backlog(store).receipts(newest_of(store).backlog), *newest_of(store).receipts]
+    assert [each.epoch for each in kept] == list(range(1, 21)) and all(each.digest for each in kept)
+    assert {name for each in kept for call in each.calls for name in call.outputs} <= {
+        "people",
+        "towns",
+        "people.stale",
+    }
+    with people("people", "towns").open(state, grace=0) as engine:
+        assert engine.run({}, {"people": sinks["people"]}).sinks == {"people": 20}
+        rows = {tuple(row.values()) for row in engine.read("people").drop_columns(["_diff"]).to_pylist()}
+        engine.step(some(30))
+
+    with sqlite3.connect(tmp_path / "people.db") as connection:
+        assert {*connection.execute("select id, city from t")} == rows
+    assert dd.fsck(state).ok
+
+
+def test_a_folder_of_outputs_shows_what_was_committed(tmp_path: Path) -> None:
+    state, folder = tmp_path / "state", tmp_path / "out"
+    with people().open(state, outputs=folder) as engine:
+        for number in range(3):
+            engine.step(some(number))
+    shown = sorted(folder.rglob("*.parquet"))
+    dd.evolve(state, drop_outputs=["by_city"])
+    assert sorted(folder.rglob("*.parquet")) == shown and any("by_city" in str(path) for path in shown)
+    with people("people", "towns").open(state, outputs=folder) as engine:
+        engine.step(some(2), 3)
+        engine.step(some(4))
+    assert dd.fsck(state).ok
+
+
+def test_functions_of_ones_own_come_with_the_flow() -> None:
+    def flow(*more: str) -> dd.Flow:
+        made = dd.Flow()
+        rows = made.output("rows", made.upserts("people", COLUMNS, dd.Upsert(key="id")))
+        made.output("long", rows.filter(lambda batch: pa.compute.greater(batch["id"], 3)))
+        if more:
+            made.output("by_city", rows.count("city"))
+        return made
+
+    with flow("by_city").open(store := MemoryStore()) as engine:
+        engine.step({"people": table(1, 2, 9)})
+    with pytest.raises(Exception, match="flow="):
+        drop_outputs(store.writer(), ["by_city"])
+    assert drop_outputs(store.writer(), ["by_city"], flow=flow("by_city")).outputs == ("by_city",)
+    with flow().open(store.writer()) as engine:
+        assert engine.step({"people": table(7)})["long"].num_rows == 1
+
+
+# Killed.
+
+
+def killed(state: Path, number: int, kind: str) -> bool:
+    """A child that drops an output, until a call of it that changes something; whether it was killed there."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            python_gc.disable()
+            Deadly(number, kind)
+            drop_outputs(state, ["by_city"])
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed"
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("kind", ["before", "half"])
+def test_killed_at_any_call_it_has_happened_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(backlog, "FAN", 2)
+    first = tmp_path / "first"
+    with people().open(first) as engine:
+        engine.run({}, {"people": dd.sinks.sqlite(tmp_path / "people.db", "t")})
+        for number in range(14):
+            engine.step(some(number))
+    rescale(first, 2)
+    held = {name: plain(dd.read(first, name)) for name in ("people", "towns", "by_city")}
+    found, number, dead, chance = Counter[int](), 0, True, seeded(__name__, kind)
+    while dead:
+        state = tmp_path / str(number)
+        shutil.copytree(first, state)
+        dead = killed(state, number, kind)
+        with dd.Snapshot.open(state) as snapshot:
+            outputs = [*snapshot.flow.outputs]
+            assert {name: plain(snapshot.read(name)) for name in outputs} == {name: held[name] for name in outputs}
+        found[len(outputs)] += 1
+        assert dd.fsck(state).ok
+        if chance.random() < 0.2 or not dead:
+            if len(outputs) == 3:
+                drop_outputs(state, ["by_city"])
+            rescale(state, 1)
+            with people("people", "towns").open(state, grace=0) as engine:
+                assert engine.step(some(13), 14)["people"].num_rows
+                engine.step(some(20))
+            dd.gc(state, grace=0, orphans=0)
+            assert dd.fsck(state).ok
+        shutil.rmtree(state)
+        number += 1 if SOAK else chance.randint(1, 3)
+    assert found[3] > 3 and found[2] >= 1
