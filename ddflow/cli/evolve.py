@@ -7,8 +7,10 @@ Invariant: a run that is stopped anywhere leaves the state as it was, or evolved
 'evolve'
 """
 
+from __future__ import annotations
+
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,27 +18,33 @@ from ddflow.cli.arguments import Input, Rewriting, State, Trust
 from ddflow.cli.say import say
 from ddflow.terminal import counted
 
+if TYPE_CHECKING:
+    from ddflow.partitions.evolve import Evolved
+
+Types = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--types",
+        metavar="COLUMN=TYPE,...",
+        show_default=False,
+        help="The columns that change, each with its new type. May be repeated.",
+    ),
+]
+DropOutput = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drop-output",
+        metavar="NAME",
+        show_default=False,
+        help="An output to take out, with all that only it needs. May be repeated.",
+    ),
+]
+
 
 def evolve(
     state: State,
-    types: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--types",
-            metavar="COLUMN=TYPE,...",
-            show_default=False,
-            help="The columns that change, each with its new type. May be repeated.",
-        ),
-    ] = None,
-    drop_output: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drop-output",
-            metavar="NAME",
-            show_default=False,
-            help="An output to take out, with all that only it needs. May be repeated.",
-        ),
-    ] = None,
+    types: Types = None,
+    drop_output: DropOutput = None,
     input: Input = None,
     memory: Rewriting = None,
     trust: Trust = "owner",
@@ -82,9 +90,9 @@ def evolve(
         raise typer.BadParameter("give columns that change (--types), or outputs that go (--drop-output)")
     if drop_output and input is not None:
         raise typer.BadParameter("--input says whose columns --types are; outputs are of the state")
+
     from ddflow.cli.progress import watching
     from ddflow.columns.type_text import parse_types
-    from ddflow.dataflow.budget import shown_size
     from ddflow.partitions.evolve import evolve
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}
@@ -94,7 +102,14 @@ def evolve(
         done = evolve(state, given, drop_outputs=drop_output or (), **choices, look=tick)
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
-        return
+    else:
+        _report(state, done)
+
+
+def _report(state: str, done: Evolved) -> None:
+    """Say what was done."""
+    from ddflow.dataflow.budget import shown_size
+
     for name, columns in done.columns.items():
         for column, (was, now) in columns.items():
             say(f"{column} of {name} is {now}" + (", and is new" if was is None else f", and was {was}"))

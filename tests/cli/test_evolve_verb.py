@@ -11,6 +11,7 @@ import pytest
 from test_cli import run
 
 import ddflow as dd
+from ddflow.errors import PlanChanged
 
 DAYS = {
     "1.csv": "id,n,day\n1,5,2024-01-01\n2,6,2024-01-02\n",
@@ -75,3 +76,39 @@ def test_what_cannot_be_is_refused_and_named() -> None:
 def test_a_plan_says_in_its_help_what_a_column_may_become() -> None:
     said = run("evolve", "--help").output
     assert "wider integer, decimal(p,s), double, text" in said and "Keys and the columns that decide" in said
+
+
+def test_an_output_is_taken_out_and_the_message_said_how() -> None:
+    def flow(*outputs: str) -> dd.Flow:
+        made = dd.Flow()
+        orders = made.upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
+        cities = made.upserts("cities", {"city": str}, dd.Upsert(key="city"))
+        for name in outputs:
+            made.output(name, {"orders": orders, "by_city": orders.count("city"), "all": cities.count()}[name])
+        return made
+
+    with flow("orders", "by_city", "all").open("two") as engine:
+        engine.step({"orders": [{"id": 1, "city": "Bern"}], "cities": [{"city": "Bern"}]})
+    with pytest.raises(PlanChanged) as refused:
+        flow("orders").open("two")
+    words = str(refused.value).partition("first type ddflow ")[2].partition(";")[0].split()
+    assert words == ["evolve", str(Path("two").resolve()), "--drop-output", "by_city", "--drop-output", "all"]
+    said = run("evolve", "two", *words[2:]).output
+    assert "by_city is no output of two any more\nall is no output of two any more\n" in said
+    assert "no output is made of the input cities now; it stays" in said
+    assert "are free once ddflow gc has deleted the versions before (epoch 1)" in said
+    with flow("orders").open("two") as engine:
+        assert engine.step({"orders": [{"id": 2, "city": "Rome"}]})["orders"].num_rows == 1
+    with flow("orders", "by_city").open("two") as engine:
+        engine.step({"orders": [{"id": 3, "city": "Rome"}]})
+    told = json.loads(run("evolve", "two", "--drop-output", "by_city", "--json").output)
+    assert (told["outputs"], told["unused"], told["columns"], told["epoch"]) == (["by_city"], [], {}, 3)
+    assert told["freed"] > 0
+
+
+def test_what_has_no_place_beside_an_output_that_goes_is_refused() -> None:
+    assert "or outputs that go (--drop-output)" in run("evolve", "state", code=2).output
+    assert "(--types), or" in run("evolve", "state", "--types", "n=double", "--drop-output", "input", code=2).output
+    assert "outputs are of the state" in run("evolve", "state", "--drop-output", "a", "--input", "input", code=2).output
+    assert "did you mean 'output'?" in run("evolve", "state", "--drop-output", "outptu", code=1).output
+    assert "it has no other" in run("evolve", "state", "--drop-output", "output", code=1).output

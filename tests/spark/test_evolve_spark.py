@@ -128,3 +128,26 @@ def test_a_batch_that_a_query_gives_again_after_a_change_is_the_one_it_was(spark
             twin.step({"a": given}, time)
         for name in plan(wide).outputs:
             assert counted(dd.read(state, name)) == counted(twin.read(name)), name
+
+
+def test_an_output_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: Path) -> None:
+    def fewer() -> dd.Flow:
+        flow = plan(NARROW)
+        del flow.outputs["by_n"]
+        return flow
+
+    state = str(tmp_path / "state")
+    spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(0, 9))}, 3, state=state)
+    with pytest.raises(PlanChanged, match="--drop-output by_n"):
+        spark_bridge.run(fewer(), {"a": frame_of(spark, rows(0, 9))}, state=state, epoch=1)
+    done = spark_bridge.evolve(state, drop_outputs=["by_n"])
+    assert (done.outputs, done.epoch, done.versions) == (("by_n",), 1, 0)
+    assert dd.fsck(state).ok
+    with fewer().open() as twin:
+        twin.step({"a": rows(0, 9)}, 1)
+        again = spark_bridge.run(fewer(), {"a": frame_of(spark, rows(0, 9))}, state=state, epoch=1)
+        assert again.replayed and again["rows"].count() == 7
+        spark_bridge.run(fewer(), {"a": frame_of(spark, rows(4, 6))}, state=state)
+        twin.step({"a": rows(4, 6)}, 2)
+        for name in fewer().outputs:
+            assert counted(dd.read(state, name)) == counted(twin.read(name)), name
