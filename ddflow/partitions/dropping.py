@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from shlex import quote
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -44,6 +45,7 @@ from ddflow.partitions.rescale_task import task
 from ddflow.partitions.stages import Stages, cut, placed, uncut
 from ddflow.plan.codec import behind, describe, fingerprint, node_ids
 from ddflow.plan.evolve import evolved
+from ddflow.plan.input import Input
 from ddflow.plan.plan import Plan
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import Epoch
@@ -53,8 +55,6 @@ from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.naming import inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
-
-Parts = tuple[Blob, ...]
 
 
 class Dropped(NamedTuple):
@@ -118,8 +118,9 @@ def _check(plan: Plan, names: Sequence[str], manifest: Manifest, where: str) -> 
         raise SpecError(
             asked,
             f"updates of {attached[0]!r} are kept for its sink, {first.kind} {first.target}",
-            f"forget the sink first, whose table stays as it is: engine.detach({attached[0]!r}), or "
-            f"ddflow sync FLOW --state {where} --detach {attached[0]} --yes",
+            "forget the sink first, whose table stays as it is, with the flow that has the output: "
+            f"engine.detach({attached[0]!r}), or "
+            f"ddflow sync FLOW --state {quote(where)} --detach {quote(attached[0])} --yes",
         )
 
 
@@ -130,7 +131,7 @@ class _Dropping:
         self.store, self.manifest, self.plan, self.names = store, manifest, plan, names
         schemas = {name: input.bound.schema for name, input in plan.inputs.items()}
         self.flow, self.nodes = evolved(plan, schemas, only=plan.outputs.keys() - names)
-        self.parts: Parts = ()
+        self.parts: tuple[Blob, ...] = ()
         self.written = list[Blob]()
         self.publishing = False
 
@@ -172,8 +173,9 @@ class _Dropping:
             self.parts = tuple(rescaler.parts(made))
         finally:
             self.written += [*rescaler.written, *(blob for each in made for blob in each.added)]
-            for blob in first:
-                self.store.delete(blob.name)
+            with suppress(DdflowError):
+                for blob in first:
+                    self.store.delete(blob.name)
         return sum(each.versions for each in made), sum(each.pending for each in made)
 
     def _moved(self) -> bool:
@@ -216,27 +218,31 @@ class _Dropping:
             {blob.name: blob.length for blob in blobs_of(self.store, each) if inside(blob)}
             for each in (self.manifest, new)
         )
+        log = ManifestLog(self.store, self.manifest, set())
+        log.check_newest()
         # A folder shows the files of an epoch by its receipt, which names those of the outputs for the last time.
         outputs = Outputs.open(None, self.store, self.manifest, {}, trust)
         outputs.show(self.manifest.receipts)
         outputs.sync()
-        log = ManifestLog(self.store, self.manifest, set())
-        log.check_newest()
         self.publishing = True
         done = log.commit(new, self.parts, {*after}, f"dropped {', '.join(sorted(self.names))}")
-        used = behind(self.flow.outputs.values())
-        now = {name for name, input in self.flow.inputs.items() if input not in used}
-        were = behind(self.plan.outputs.values())
+        were, are = ({each.name for each in _used(plan)} for plan in (self.plan, self.flow))
         return Dropped(
             done.epoch,
             done.number,
             tuple(name for name in self.plan.outputs if name in self.names),
-            tuple(name for name, input in self.plan.inputs.items() if name in now and input in were),
+            tuple(name for name in self.plan.inputs if name in were - are),
             *moved,
             len(self.written),
             sum(blob.length for blob in self.written),
             sum(length for name, length in before.items() if name not in after),
         )
+
+
+def _used(plan: Plan) -> list[Input]:
+    """The inputs that outputs are made of."""
+    found = behind(plan.outputs.values())
+    return [input for input in plan.inputs.values() if input in found]
 
 
 def _without(stages: Stages, stage: int, old: Sequence[StoredInventory]) -> Inventory:
