@@ -24,6 +24,7 @@ _TEXT: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _PAIR: Final = re.compile(rf"({_TEXT}): ({_TEXT})")
 _TYPES: Final = rf"\{{(?:{_TEXT}): (?:{_TEXT})(?:, (?:{_TEXT}): (?:{_TEXT}))*\}}"
 _EVOLVE: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), (?:({_TYPES})|\{{({_TEXT}): ({_TYPES})\}})\)")
+_DROP: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), drop_outputs=\[((?:{_TEXT})(?:, (?:{_TEXT}))*)\]\)")
 _DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
 _VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
 OTHERWISE: Final = {"group": "groups"}
@@ -42,7 +43,7 @@ def worded(error: DdflowError | str) -> str:
 
 def in_shell(text: str, options: Mapping[str, str]) -> str:
     """A text of the library.  ``options``: as the shell calls them, by their names in Python.  O(text)."""
-    text = _EVOLVE.sub(_evolving, text)
+    text = _DROP.sub(_dropping, _EVOLVE.sub(_evolving, text))
     text = _CALLED.sub(lambda found: f"ddflow {found[1]}" if found[1] else found[0], text)
     if "types" in options:
         text = _DECLARED.sub(lambda found: found[1] + typed(_pairs(found[2])), text)
@@ -73,8 +74,16 @@ def typed(types: Mapping[str, str]) -> str:
 def _evolving(found: re.Match[str]) -> str:
     state, types, input, of_input = found.groups()
     of = "" if input is None else f" --input {shlex.quote(input[1:-1])}"
-    where = state if state == "STATE" else shlex.quote(state[1:-1])
-    return f"ddflow evolve {where}{of} {typed(_pairs(types or of_input))}"
+    return f"ddflow evolve {_where(state)}{of} {typed(_pairs(types or of_input))}"
+
+
+def _dropping(found: re.Match[str]) -> str:
+    options = (f" --drop-output {shlex.quote(each[1:-1])}" for each in re.findall(_TEXT, found[2]))
+    return f"ddflow evolve {_where(found[1])}{''.join(options)}"
+
+
+def _where(state: str) -> str:
+    return state if state == "STATE" else shlex.quote(state[1:-1])
 
 
 def _pairs(types: str) -> dict[str, str]:

@@ -24,7 +24,6 @@ open it with the plan that it was made by, or make a new state of the log with d
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from shlex import quote
 from typing import Any, Final
 
 import pyarrow as pa
@@ -181,9 +180,8 @@ def _command(change: PlanChange, where: str) -> str:
 
 
 def _dropping(outputs: list[str], where: str) -> str:
-    """What to type, to have outputs taken out of a state."""
-    options = " ".join(f"--drop-output {quote(name)}" for name in outputs)
-    return f"to give {outputs} up, first type ddflow evolve {quote(where)} {options}"
+    """What to call, to have outputs taken out of a state."""
+    return f"to give {outputs} up, take them out first with dd.evolve({where!r}, drop_outputs={outputs})"
 
 
 def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[str]:

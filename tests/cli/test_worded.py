@@ -34,6 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("keys {'a': 'x'}", "keys {'a': 'x'}"),
         ("by dd.evolve(STATE, {'a': 'int64'})", "by ddflow evolve STATE --types a=int64"),
         ("dd.evolve('my s', {'in': {'a': 'int64'}})", "ddflow evolve 'my s' --input in --types a=int64"),
+        ("dd.evolve('my s', drop_outputs=['a', 'b c'])", "ddflow evolve 'my s' --drop-output a --drop-output 'b c'"),
     ],
 )
 def test_words_of_python_become_those_of_the_shell(python: str, shell: str) -> None:

@@ -51,7 +51,7 @@ def refused(old: dd.Flow, new: dd.Flow) -> str:
     assert error.value.asked == "open state/orders with this plan"
     lacks = "declare the columns that the state has; or " if "is missing, and was" in error.value.found else ""
     if "output 'out' is not in it" in error.value.found:
-        lacks = "to give ['out'] up, first type ddflow evolve state/orders --drop-output out; or "
+        lacks = "to give ['out'] up, take them out first with dd.evolve('state/orders', drop_outputs=['out']); or "
     assert error.value.remedy == (
         f"{lacks}open it with the plan that it was made by, or make a new state of the log with dd.migrate"
     )

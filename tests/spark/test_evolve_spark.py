@@ -138,7 +138,7 @@ def test_an_output_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: 
 
     state = str(tmp_path / "state")
     spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(0, 9))}, 3, state=state)
-    with pytest.raises(PlanChanged, match="--drop-output by_n"):
+    with pytest.raises(PlanChanged, match=r"drop_outputs=\['by_n'\]"):
         spark_bridge.run(fewer(), {"a": frame_of(spark, rows(0, 9))}, state=state, epoch=1)
     done = spark_bridge.evolve(state, drop_outputs=["by_n"])
     assert (done.outputs, done.epoch, done.versions) == (("by_n",), 1, 0)
