@@ -120,6 +120,11 @@ def html_table(first: str, table: list[list[str]], rest: list[str]) -> str:
     return f"{top}<table><thead>{row('th', head)}</thead><tbody>{rows}</tbody></table>{''.join(below)}"
 
 
+def html_text(text: str) -> str:
+    """A text of several lines for a notebook, which keeps them.  O(text).  Pure."""
+    return f"<pre>{escape(lines(text))}</pre>"
+
+
 def _cells(text: str) -> int:
     """How many cells of a terminal a text takes: two for a wide character, none for an accent of its own."""
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)

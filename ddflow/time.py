@@ -21,6 +21,8 @@ True
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from datetime import date
 from numbers import Integral
 from typing import Any, Final, NamedTuple
 
@@ -69,11 +71,20 @@ def as_int64(asked: str, time: Any, most: int) -> int:
     if time.__class__ is int and NEVER <= time <= most:
         return time  # as nearly always: what is abstract takes longer to ask
     if isinstance(time, bool) or not isinstance(time, Integral) or not NEVER <= int(time) <= most:
-        day = "; of a day, date.toordinal()" if hasattr(time, "toordinal") else ""
+        day = _of_day(time)
         raise SchemaMismatch(
             asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit{day}"
         )
     return int(time)
+
+
+def _of_day(time: Any) -> str:
+    """What to give for a day, where a time is one."""
+    with suppress(ValueError):
+        day = date.fromisoformat(time) if isinstance(time, str) else time
+        if hasattr(day, "toordinal"):
+            return f"; of a day, date.toordinal(): here {day.toordinal()}, if your steps' times are such"
+    return ""
 
 
 def seconds(text: str, asked: str) -> float:

@@ -465,7 +465,7 @@ class EngineDoor:
         table = self._tables({name: rows})[name]
         given = None if order is None else row_table(self.columns[name], order).to_pylist()[0]
         if once:
-            return self._call(self.engine.replace, name, table, time, scope, order=given)
+            return self._call(self.engine.replace, name, table, time, scope, order=given, allow_empty=True)
         return self._call(self.engine.restate, name, table, time, order=given)
 
     def push(self, inputs: Mapping[str, Rows]) -> Result:

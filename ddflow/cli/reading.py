@@ -23,13 +23,11 @@ there, because it may never end.
 "/a.csv, from row 9: rows for 'input'"
 """
 
-import re
 import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from tempfile import SpooledTemporaryFile
 from typing import Any, Final, NamedTuple
 
@@ -42,14 +40,17 @@ from ddflow.cli.plan import INPUT, names
 from ddflow.cli.progress import Tick
 from ddflow.cli.say import say
 from ddflow.cli.worded import typed, worded
+from ddflow.connectors.at_path import COUNTED
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
 from ddflow.engine.logs import MARKS
+from ddflow.engine.replace import Allowed
 from ddflow.errors import (
     BadMessage,
     DdflowError,
     DuplicateKeys,
+    EmptyContents,
     NullKey,
     OutOfScope,
     SchemaMismatch,
@@ -60,9 +61,17 @@ from ddflow.errors import (
 from ddflow.storage.address import public
 from ddflow.tools.merge_on_read import take
 
-BAD: Final = (UnreadableInput, SchemaMismatch, BadMessage, NullKey, TieRefused, DuplicateKeys, OutOfScope)
+BAD: Final = (
+    UnreadableInput,
+    SchemaMismatch,
+    BadMessage,
+    NullKey,
+    TieRefused,
+    DuplicateKeys,
+    OutOfScope,
+    EmptyContents,
+)
 """What is wrong with a file, and leaves the engine as it was."""
-_COUNTED: Final = re.compile(r"row (\d+), counted from 0")
 IN_MEMORY: Final = 64 << 20
 """Bytes of a file's rows that wait in memory until it is read; beyond, in a temporary file."""
 
@@ -212,23 +221,10 @@ def taken(
     epoch: int | None = None,
 ) -> dd.Step:
     """A file of epoch mode as one step, not committed.  ``part``: the file, as it is marked."""
-    rows = rows_of(given, file, tick)
-    if ask.whole and not ask.allow_empty:
-        rows = some(rows, file)
-    reader = pa.RecordBatchReader.from_batches(given.columns(file), rows)
+    reader = pa.RecordBatchReader.from_batches(given.columns(file), rows_of(given, file, tick))
     with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
         part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
-        return take(engine, INPUT, part, time, epoch, ask.max_absent)
-
-
-def some(
-    rows: Iterator[pa.RecordBatch], file: str, remedy: str = "give --allow-empty if that is so"
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a full file.  Raises `UnreadableInput` where there are none."""
-    first = next(rows, None)
-    if first is None:
-        raise UnreadableInput(file, "it has no rows, so every key would be deleted", remedy)
-    return chain([first], rows)
+        return take(engine, INPUT, part, time, epoch, Allowed(ask.max_absent, ask.allow_empty))
 
 
 @contextmanager
@@ -239,5 +235,5 @@ def within(given: FilesSource, at: FilePosition) -> Iterator[None]:
     except DdflowError as error:
         if at.file in error.asked:
             raise
-        found = _COUNTED.sub(lambda row: given.row(at, int(row[1])), error.found)
+        found = COUNTED.sub(lambda row: given.row(at, int(row[1])), error.found)
         raise type(error)(f"{given.place(at)}: {error.asked}", found, error.remedy) from None

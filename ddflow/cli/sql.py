@@ -80,7 +80,7 @@ def sql(
 ) -> None:
     """Ask a query of files of upserts: joins, groups, subqueries, tops.
 
-    The first files of all tables are one epoch, the second ones the next; a full file is one of its own. The rows of
+    The first files of all tables are one epoch, the second ones the next; full files are one of their own. The rows of
     the answer come in no order.
 
     Examples:
@@ -176,9 +176,10 @@ def _left_out(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitSt
 
 
 def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
-    """Full files, each as one step, and the others together as another one."""
-    for name in [each for each in readers if each in full]:
-        yield engine.replace(name, readers.pop(name))
+    """Full files as one step, and the others as another one."""
+    whole = {name: readers.pop(name) for name in list(readers) if name in full}
+    if whole:
+        yield engine.replace(whole)
     if readers:
         yield engine.step(readers)
 
@@ -250,7 +251,7 @@ def _readers(
     """The next file of each table that has one, and how many rows each gave."""
     import pyarrow as pa
 
-    from ddflow.cli.reading import rows_of, some
+    from ddflow.cli.reading import rows_of
 
     out, counts = dict[str, Any](), list[int]()
     for place, ((name, source), file) in enumerate(zip(given.items(), files, strict=True)):
@@ -263,9 +264,20 @@ def _readers(
             shown(rows)
 
         rows = rows_of(source, file, tick)
-        rows = some(rows, file, "leave it out") if name in full else rows
+        rows = _some(rows, file) if name in full else rows
         out[name] = pa.RecordBatchReader.from_batches(source.columns(file), rows)
     return out, counts
+
+
+def _some(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBatch]":
+    """The rows of a full file.  Raises `UnreadableInput` where there are none."""
+    from ddflow.errors import UnreadableInput
+
+    first = next(rows, None)
+    if first is None:
+        raise UnreadableInput(file, "it has no rows, so every key would be deleted", "leave it out")
+    yield first
+    yield from rows
 
 
 def _repeated(rows: "pa.Table") -> "pa.Table":

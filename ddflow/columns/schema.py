@@ -168,7 +168,7 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[
             raise SchemaMismatch(
                 f"rows for {what}",
                 f"the column {name!r} is missing",
-                f"it cannot be null for all rows: give it (found {names})",
+                f"it cannot be null for all rows: {did_you_mean(name, names)}",
             )
     for name in names:
         if names.count(name) > 1:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
+from ddflow.connectors.at_path import at_path, is_path
 from ddflow.connectors.formats.base import Truncate
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
@@ -41,7 +42,7 @@ from ddflow.dataflow.spilling import Release, make_room
 from ddflow.dataflow.step import Computation
 from ddflow.dataflow.truncating import deletes
 from ddflow.dataflow.verdicts import NAMES, Verdicts
-from ddflow.errors import SpillFailed, SpillFull, StorageFailed, StorageFull
+from ddflow.errors import DdflowError, SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.inputs import Outcome
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection
@@ -131,7 +132,12 @@ class Dataflow:
         batcher = None if time is not None and self.budget.scratch is None else self.batchers[name]
         listed = partial(verdict_rows, admission.bound) if self.lists else None
         truncated = None if admission.bound.format is None else partial(self._truncated, name)
-        return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look, truncated)
+        try:
+            return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look, truncated)
+        except DdflowError as error:
+            if is_path(rows):
+                raise at_path(rows, error) from None
+            raise
 
     def _truncated(self, name: str, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
         """The events of a truncate of an input."""

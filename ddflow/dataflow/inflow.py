@@ -145,23 +145,21 @@ def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
     return {next(iter(known)): inputs}
 
 
-def of_one(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> tuple[str, Any]:
-    """The input and the rows of a call for one: ``rows`` is None where they stand in the place of the name.
+def full_by_input(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
+    """The rows by input of a call for full contents: ``rows`` is None where they stand in the place of the name.
 
     Raises `NotArrow` or `SchemaMismatch` where either is missing.
     """
     if rows is None and not (isinstance(name, str) and name in known):
-        named = by_input(name, known)
-        if len(named) != 1:
-            found = f"there are rows for {len(named)} inputs: {list(named)}"
-            raise NotArrow(call, found, f"call it for each: {call}(name, rows, ...)")
-        return next(iter(named.items()))
+        if not (named := by_input(name, known)):
+            raise NotArrow(call, "there are rows for no input", f"write {call}({{name: rows}}, ...)")
+        return named
     if rows is None or not isinstance(name, str):
         found = "no rows are given" if rows is None else f"a {type(name).__name__} is no name of an input"
         raise NotArrow(call, found, f"write {call}(name, rows, ...), or {call}(rows, time=...) for the only input")
     if name not in known:
         raise no_input(name, known)
-    return name, rows
+    return {name: rows}
 
 
 def no_input(name: Any, known: Iterable[str]) -> SchemaMismatch:

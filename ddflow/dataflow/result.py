@@ -15,6 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from ddflow.columns.names import did_you_mean
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.errors import SpecError, cut
 from ddflow.terminal import counted, html_table
@@ -79,6 +80,8 @@ class Step(Mapping[str, pa.Table]):
         return wait(epoch, timeout)
 
     def __getitem__(self, name: str) -> pa.Table:
+        if name not in self._tables:
+            raise KeyError(f"there is no output {name!r}; {did_you_mean(name, self._tables)}")
         return self._tables[name]
 
     def __iter__(self) -> Iterator[str]:

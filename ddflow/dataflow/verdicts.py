@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.names import did_you_mean
 from ddflow.terminal import html_table
 
 NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
@@ -24,7 +25,9 @@ SHOWN: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "b
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What became of events, counted.  ``verdicts["noop"]`` is one count; it prints as text.
+    """What became of events, counted.  It prints as text.
+
+    Each count that it prints is an entry, ``verdicts["absent"]``, and an attribute, ``verdicts.absent``.
 
     Parameters
     ----------
@@ -78,7 +81,15 @@ class Verdicts:
         return self.resolved + self.pending
 
     def __getitem__(self, name: str) -> int:
-        return self.counts[name]
+        known = {**self.counts, "pending": self.pending, "absent": self.absent}
+        if name not in known:
+            raise KeyError(f"there is no verdict {name!r}; {did_you_mean(name, known)}")
+        return known[name]
+
+    def __getattr__(self, name: str) -> int:
+        if name in SHOWN:
+            return self.counts[name]
+        raise AttributeError(f"Verdicts has no {name!r}; {did_you_mean(name, [*SHOWN, 'pending', 'absent'])}")
 
     def _repr_html_(self) -> str:
         """The counts that are not 0, for a notebook."""

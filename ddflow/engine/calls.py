@@ -108,7 +108,9 @@ class Calls:
             raise TimeWentBack(
                 f"cannot {asked}",
                 f"the last step was at {shown(self.dataflow.last)}",
-                "give every step a greater time",
+                "give every step a greater time; replace({name: rows, ...}, time=...) takes several inputs at one time"
+                if asked.kind == "replace"
+                else "give every step a greater time",
             )
         return None
 

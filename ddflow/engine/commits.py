@@ -197,7 +197,8 @@ class Commits:
                 f"{asked}",
                 f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
                 f"{call.digest}, these have {digest or 'other columns'}",
-                "give the same rows again, or other rows as the next epoch, at a time above the last",
+                "give the same rows again, or other rows as the next epoch, at a time above the last"
+                + ("; of several inputs at one time: replace({name: rows, ...}, time=...)" * (asked.kind == "replace")),
             )
         tables = {
             name: self.log.table(

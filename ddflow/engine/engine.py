@@ -29,7 +29,7 @@ from ddflow.engine.digests import combined
 from ddflow.engine.evolve import evolve
 from ddflow.engine.opening import new_dataflow, recover, runnable
 from ddflow.engine.reads import Reading
-from ddflow.engine.replace import replace
+from ddflow.engine.replace import Allowed, replace
 from ddflow.engine.watching import Watching
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
@@ -214,10 +214,8 @@ class Engine(Reading, Attaching, Watching, Closing):
 
         Raises
         ------
-        SpecError
-            If the state is not durable.
-        Fenced, StorageFull, StorageFailed, OutcomeUnknown
-            If another writer has committed; if the commit did not happen; if it may have happened.
+        SpecError, Fenced, StorageFull, StorageFailed, OutcomeUnknown
+            If the state is not durable; if another writer has committed; if the commit did not, or may have, happened.
 
         Notes
         -----
@@ -235,6 +233,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         *,
         order: Any = None,
         max_absent: int | str | None = None,
+        allow_empty: bool = False,
         epoch: int | None = None,
     ) -> Step:
         """Epoch mode: make ``table`` all that the input ``name`` holds from ``time`` on; returns the differences.
@@ -245,7 +244,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         Parameters
         ----------
         name : str
-            The input.  With one input you may leave it out: ``replace(table)``.
+            The input.  Or ``{name: table}``, which replaces several in one step; of one input its rows alone will do.
         table : table
             A path or anything that speaks Arrow.  A reader is read as it goes; 8 or 16 bytes a row stay in memory.
         time, epoch
@@ -256,11 +255,13 @@ class Engine(Reading, Attaching, Watching, Closing):
             That of the deletions, by column of ``order_by`` and ``seq``.  By default the greatest in the table.
         max_absent : int or str, optional
             How many keys may be deleted, or which share of those held: 100, "50%".
+        allow_empty : bool
+            Whether a ``table`` without rows may delete all keys.
 
         Raises
         ------
-        DuplicateKeys, OutOfScope, TooManyAbsent, ExpressionError, SpecError
-            If it names a key twice, has rows outside the scope, lacks too many keys; for a scope or order of no use.
+        DuplicateKeys, OutOfScope, TooManyAbsent, EmptyContents, ExpressionError, SpecError
+            If it names a key twice, has rows outside the scope, lacks too many keys or all; for a bad scope or order.
         DdflowError
             What `step` raises.  Nothing changes then.
 
@@ -268,7 +269,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         -----
         O(n + k), for n rows and k held keys.
         """
-        return replace(self.calls, "replace", name, table, time, scope, order, epoch, max_absent)
+        return replace(self.calls, "replace", name, table, time, scope, order, epoch, Allowed(max_absent, allow_empty))
 
     def restate(
         self, name: Any, events: Any = None, time: int | None = None, *, order: Any = None, epoch: int | None = None
@@ -300,7 +301,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         -----
         O(n + k), for n events and k held keys.
         """
-        return replace(self.calls, "restate", name, events, time, None, order, epoch)
+        return replace(self.calls, "restate", name, events, time, None, order, epoch, Allowed(empty=True))
 
     def evolve(self, columns: Any) -> None:
         """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.
@@ -316,8 +317,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         Raises
         ------
         SpecError, PlanChanged
-            For a type that is not wider; while calls are not committed; for what would mean something else, or needs
-            state to be rewritten (`ddflow.evolve`).
+            For a type that is not wider or would rewrite state (`ddflow.evolve`); while calls are not committed.
 
         Notes
         -----

@@ -246,7 +246,8 @@ class Reading(Looking):
             raise told_only(f"read {name!r}", name, sides[name][0])
         if node is None:
             known = [*self.flow.outputs, *self.flow.inputs]
-            raise NotReadable(f"read {name!r}", "that is no output or input", did_you_mean(name, known))
+            remedy = f"{did_you_mean(name, dict.fromkeys(known))}; of one that the flow got since, open it again"
+            raise NotReadable(f"read {name!r}", "that is no output or input", remedy)
         if lost := self.dataflow.graph.unkept(node):
             remedy = "give keep=True to flow.updates to have them arranged; the differences are in each step's output"
             raise NotReadable(f"read {name!r}", f"it is made of rows of the inputs {lost}, which are not kept", remedy)

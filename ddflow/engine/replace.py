@@ -21,23 +21,47 @@ import dataclasses
 import json
 import re
 import warnings
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import value_hashes
+from ddflow.connectors.at_path import at_path, is_path
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import Inflow, of_one
+from ddflow.dataflow.inflow import Inflow, Look, full_by_input
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked
 from ddflow.engine.digests import combined
 from ddflow.engine.full_contents import Contents
-from ddflow.errors import SpecError, TooManyAbsent, WrongMode
+from ddflow.errors import DdflowError, EmptyContents, SpecError, TooManyAbsent, WrongMode
 from ddflow.operators.upsert.events import Events
 from ddflow.storage.feeding import FULL, RESTATED, Way
+
+
+class Allowed(NamedTuple):
+    """``most``: how many keys may be absent, as `most_absent` takes it.  ``empty``: whether there may be no rows."""
+
+    most: int | str | None = None
+    empty: bool = False
+
+    def check(self, absent: int, contents: Contents) -> None:
+        """Raise `EmptyContents` or `TooManyAbsent` for keys that may not go."""
+        if absent and not contents.rows and not self.empty:
+            raise EmptyContents(
+                contents.asked,
+                f"it has no rows, so every key would be deleted, {absent:,} in all",
+                "give allow_empty=True if that is so; nothing was taken in",
+            )
+        if self.most is not None and absent > (allowed := most_absent(self.most, there := absent + contents.named)):
+            raise TooManyAbsent(
+                contents.asked,
+                f"it lacks {absent:,} of {there:,} keys, and max_absent={self.most!r} lets {allowed:,} go",
+                "is it whole? if it is, allow more; nothing was taken in",
+            )
 
 
 def replace(
@@ -49,15 +73,14 @@ def replace(
     scope: str | None,
     order: Any,
     epoch: int | None,
-    most: int | str | None = None,
+    allowed: Allowed,
 ) -> Step:
-    """Either of the two: a step of one input, in which what is absent is deleted.
+    """Either of the two: a step, in which what is absent is deleted from the inputs that have rows.
 
-    ``name``: the rows where ``rows`` is None.  ``time``: None for one above the last.  ``most``: how many keys may be
-    absent, as `most_absent` takes it.
+    ``name``: the rows where ``rows`` is None, of one input or by input.  ``time``: None for one above the last.
     """
-    if most is not None:
-        most_absent(most, 0)
+    if allowed.most is not None:
+        most_absent(allowed.most, 0)
     dataflow = calls.dataflow
     with dataflow.guard.use(kind):
         if dataflow.flow.holds_back:
@@ -67,31 +90,40 @@ def replace(
                 "full contents are of one time; push their rows as events, or leave time= out of the spec",
             )
         time = calls.time(kind, time, epoch)
-        name, rows = of_one(kind, name, rows, dataflow.admissions)
-        upsert = dataflow.graph.inputs[name].keyed_for(f"{kind} of {name!r}")
-        contents = Contents(upsert, f"{kind} of {name!r} at time {time}", scope, order)
-        asked = Asked(kind, time, _further(dataflow, name, contents))
-        way = Way(FULL if kind == "replace" else RESTATED, scope, contents.spelled)
-        if (again := calls.replayed(asked, epoch, {name: rows})) is not None:
+        inputs = full_by_input(kind, name, rows, dataflow.admissions)
+        if len(inputs) > 1 and (scope is not None or order is not None):
+            found = f"there are rows for {len(inputs)} inputs: {list(inputs)}"
+            raise SpecError(kind, found, "scope= and order= are those of one: call it for each, at a time of its own")
+        upserts = {each: dataflow.graph.inputs[each].keyed_for(f"{kind} of {each!r}") for each in inputs}
+        every = {
+            each: Contents(upsert, f"{kind} of {each!r} at time {time}", scope, order)
+            for each, upsert in upserts.items()
+        }
+        asked = Asked(kind, time, _further(dataflow, every))
+        if (again := calls.replayed(asked, epoch, inputs)) is not None:
             return again
         make_room(dataflow.budget, dataflow.graph, dataflow.batchers)
-        inflow, digest = _flown(calls, name, rows, time, contents, asked)
-        _warn_of_lacking(dataflow, name, contents.asked)
-        full = dataflow.admissions[name].arrived + inflow.rows
-        absent = _absent(dataflow, inflow, contents, time, full, kind == "replace")
-        if most is not None and absent > (allowed := most_absent(most, there := absent + contents.named)):
-            raise TooManyAbsent(
-                contents.asked,
-                f"it lacks {absent:,} of {there:,} keys, and max_absent={most!r} lets {allowed:,} go",
-                "is it whole? if it is, allow more; nothing was taken in",
-            )
-        upsert.contents = full
+        inflows, digest = _flown(calls, inputs, time, every, asked)
+        total = 0
         try:
-            step = dataflow.step({name: inflow}, time)
+            for each, contents in every.items():
+                _warn_of_lacking(dataflow, each, contents.asked)
+                full = dataflow.admissions[each].arrived + inflows[each].rows
+                try:
+                    absent = _absent(dataflow, inflows[each], contents, time, full, kind == "replace")
+                    allowed.check(absent, contents)
+                except DdflowError as error:
+                    if is_path(inputs[each]):
+                        raise at_path(inputs[each], error) from None
+                    raise
+                upserts[each].contents, total = full, total + absent
+            step = dataflow.step(inflows, time)
         finally:
-            upsert.contents = None
-        step.verdicts = dataclasses.replace(step.verdicts, absent=absent)
-        return calls.done(asked, digest, step, {name: inflow}, way)
+            for upsert in upserts.values():
+                upsert.contents = None
+        step.verdicts = dataclasses.replace(step.verdicts, absent=total)
+        spelled = next(iter(every.values())).spelled
+        return calls.done(asked, digest, step, inflows, Way(FULL if kind == "replace" else RESTATED, scope, spelled))
 
 
 def most_absent(given: int | str, there: int) -> int:
@@ -116,24 +148,32 @@ def _warn_of_lacking(dataflow: Dataflow, name: str, asked: str) -> None:
         warnings.warn(f"{asked}: it lacks the columns {lacking}, which are null in all its rows", stacklevel=4)
 
 
-def _further(dataflow: Dataflow, name: str, contents: Contents) -> str:
+def _further(dataflow: Dataflow, every: Mapping[str, Contents]) -> str:
     """What a call names beside its rows, in words: with others it is another call."""
-    order = None if contents.order is None else int(value_hashes(contents.order, dataflow.secret)[0])
-    return json.dumps([name, contents.text, order])
+    words = []
+    for name, contents in sorted(every.items()):
+        order = None if contents.order is None else int(value_hashes(contents.order, dataflow.secret)[0])
+        words.append([name, contents.text, order])
+    return json.dumps(words)
 
 
-def _flown(calls: Calls, name: str, rows: Any, time: int, contents: Contents, asked: Asked) -> tuple[Inflow, str]:
-    """Admit the rows, showing them to ``contents``; and the call's digest, on durable state."""
+def _flown(
+    calls: Calls, inputs: Mapping[str, Any], time: int, every: Mapping[str, Contents], asked: Asked
+) -> tuple[dict[str, Inflow], str]:
+    """Admit the rows, showing them to their contents; and the call's digest, on durable state."""
     dataflow = calls.dataflow
-    digest = None if calls.durable is None else calls.digest(name)
+    digests = {} if calls.durable is None else {name: calls.digest(name) for name in inputs}
 
-    def look(events: pa.RecordBatch) -> None:
-        contents.look(events)
-        if digest is not None:
-            digest.update(events)
+    def looking(name: str) -> Look:
+        def look(events: pa.RecordBatch) -> None:
+            every[name].look(events)
+            if name in digests:
+                digests[name].update(events)
 
-    inflow = dataflow.inflow(name, rows, time, look)
-    return inflow, "" if digest is None else combined(asked.words, time, {name: digest})
+        return look
+
+    inflows = {name: dataflow.inflow(name, rows, time, looking(name)) for name, rows in inputs.items()}
+    return inflows, combined(asked.words, time, digests) if digests else ""
 
 
 def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, arrival: int, once: bool) -> int:

@@ -60,7 +60,9 @@ class Stepping(Protocol):
     def advance_to(self, frontier: int, /) -> Step:
         """See `Engine.advance_to`."""
 
-    def replace(self, name: str, table: Any, /, *, max_absent: int | str | None = None) -> Step:
+    def replace(
+        self, name: str, table: Any, /, *, max_absent: int | str | None = None, allow_empty: bool = False
+    ) -> Step:
         """See `Engine.replace`."""
 
     def evolve(self, columns: Any, /) -> None:
@@ -284,7 +286,7 @@ class RunLoop:
                     ready = self._step(ready)
                     schema = batches[0].schema if batches else inlet.schemas[name]
                     table, most = pa.Table.from_batches(batches, schema), self.how.max_absent
-                    self._count(self.engine.replace(name, table, max_absent=most), batches)
+                    self._count(self.engine.replace(name, table, max_absent=most, allow_empty=True), batches)
                     continue
                 for batch in batches:
                     if ready.get(name) and not ready[name][0].schema.equals(batch.schema):

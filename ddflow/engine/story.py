@@ -1,8 +1,11 @@
 """A key's story: its versions, its pending events and its events in a log, as a table and as text.
 
+Invariant: a story is what the engine found, and changes nothing; a notebook and a prompt show what `print` prints.
+
 >>> row = {"what": "held", "_time": 3, "verdict": None, "seq": None, "id": 7}
 >>> Story("people", {"id": 7}, pa.Table.from_pylist([row]), {"id": 7}, ("id",), 0, "")
-Story(input='people', ...)
+the key (id=7) of 'people' holds (id=7)
+  from 3: (id=7)
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +18,7 @@ from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import shown_row
 from ddflow.engine.fed_by import FedBy
 from ddflow.operators.updates import ints, time_column
-from ddflow.terminal import as_text
+from ddflow.terminal import as_text, html_text
 from ddflow.time import NEVER
 
 HELD: Final = ("deleted", "held")
@@ -28,7 +31,7 @@ LOST: Final = ("stale", "tie_lost", "superseded")
 """The verdicts of events that another one won against."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Story:
     """One key's story.  ``engine.why(input, key)`` makes it; it prints as text.
 
@@ -69,6 +72,13 @@ class Story:
     fed: str = ""
     scopes: tuple[str | None, ...] = ()
     source: FedBy | None = None
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """What it prints, for a notebook."""
+        return html_text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
         """The story in plain values, under ``story`` the rows of the table."""
@@ -122,7 +132,7 @@ class Story:
         return f"{words}{as_text(order if self.source is None else self.source.order(order))}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Origins:
     """What rows of an output are made of.  ``engine.why(output, {column: value})`` makes it; it prints as text.
 
@@ -154,6 +164,13 @@ class Origins:
     time_type: pa.DataType = field(default_factory=pa.int64)
     sources: Mapping[str, FedBy] = field(default_factory=dict)
     near: Mapping[str, pa.Table] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """What it prints, for a notebook."""
+        return html_text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""

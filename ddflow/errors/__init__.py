@@ -26,6 +26,7 @@ from ddflow.errors.engines import (
 from ddflow.errors.events import (
     BadMessage,
     DuplicateKeys,
+    EmptyContents,
     LateEvent,
     LogUnclear,
     NotArrow,
@@ -93,6 +94,7 @@ __all__ = [
     "CountOverflow",
     "DdflowError",
     "DuplicateKeys",
+    "EmptyContents",
     "EngineClosed",
     "EpochSkipped",
     "ExpressionError",

@@ -97,6 +97,16 @@ class TooManyAbsent(DdflowError, ValueError):
     """
 
 
+class EmptyContents(DdflowError, ValueError):
+    """Full contents have no rows, and there are keys, all of which they would delete.
+
+    It is mostly a file that was cut off. ``allow_empty=True``, on the shell ``--allow-empty``, takes it. Nothing
+    changes.
+
+    What to do: look whether the file is whole; if it is, allow it.
+    """
+
+
 class OutOfScope(DdflowError, ValueError):
     """Full contents of a scope have rows outside of it.
 

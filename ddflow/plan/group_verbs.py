@@ -111,7 +111,7 @@ class Grouping(NamesElsewhere, Generic[Made]):
 class GroupVerbs(VerbFamily[Made], Generic[Made]):
     """What brings equal rows of some columns together."""
 
-    def count(self, by: str | Sequence[str] | None = None, *, name: str = "count") -> Made:
+    def count(self, by: str | Sequence[str] | None = None, *more: str, name: str = "count") -> Made:
         """Count the rows of each group.  A group at zero is not there.
 
         Asked for twice, it is one collection, with one arrangement.
@@ -120,6 +120,8 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         ----------
         by : str or sequence of str, optional
             The group columns.  By default all; ``[]`` counts all rows.
+        *more : str
+            Further ones: ``count("city", "kind")``.
         name : str
             The name of the count's column, an int64.
 
@@ -137,6 +139,8 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         -----
         O(n) expected, for n updates of a step.  It holds a row for each group.
         """
+        if more:
+            by = [*([by] if isinstance(by, str) else by or ()), *more]
         return self._then("count", by, name)
 
     def group_by(self, *columns: str) -> Grouping[Made]:

@@ -29,6 +29,7 @@ from ddflow.errors import SpecError, cut
 from ddflow.plan.merge import checks
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
+from ddflow.plan.named_options import named_options
 
 Tie = Literal["last", "first", "greatest", "error"]
 Late = Literal["error", "drop", "advance"]
@@ -100,6 +101,7 @@ def tombstone(column: str, value: bool | int | float | str | None = None) -> Tom
     return Tombstone(column, value)
 
 
+@named_options
 @dataclass(frozen=True)
 class Upsert:
     """How the events of one input upsert.

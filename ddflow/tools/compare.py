@@ -73,7 +73,7 @@ def compare(before: Any, after: Any, key: str | Sequence[str], *, ignore: str | 
     key : str or sequence of str
         The columns that identify a row.
     ignore : str or sequence of str
-        Columns that are left out.
+        Columns that are left out, beside ``_diff`` and ``_time``, which what an engine gives has.
 
     Returns
     -------
@@ -129,7 +129,8 @@ def comparison(
     rows, doubts = zip((before, after), SIDES, strict=True), dict[str, None]()
     both = [_read(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
     _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
-    both = [table.drop_columns([name for name in left_out if name in table.column_names]) for table in both]
+    ours = {*left_out, *(name for name in RESERVED if name not in keys)}
+    both = [table.drop_columns([name for name in table.column_names if name in ours]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
         _check_known(keys, f"key (in the rows {side})", table.column_names)
     both = _texts(both, (before, after), how)
@@ -240,8 +241,10 @@ def _compared(both: list[pa.Table], schema: pa.Schema, keys: tuple[str, ...]) ->
     flow.output(_ROWS, flow.upserts(_ROWS, schema, Upsert(key=keys, null_key="keep")))
     with flow.open() as engine:
         for table, side in zip(both, SIDES, strict=True):
+            for lacking in [field for field in schema if field.name not in table.column_names]:
+                table = table.append_column(lacking, pa.nulls(table.num_rows, lacking.type))
             try:
-                updates = engine.replace(_ROWS, table)[_ROWS]
+                updates = engine.replace(_ROWS, table, allow_empty=True)[_ROWS]
             except DuplicateKeys as error:
                 remedy = "a row needs a key of its own: name more columns in the key, or mend the rows"
                 raise DuplicateKeys(f"compare: the rows {side}", error.found, remedy) from None

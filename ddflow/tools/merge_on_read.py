@@ -31,12 +31,14 @@ from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
 from ddflow.engine.logs import MARKS, Full, Restated, batches, parts_of
+from ddflow.engine.replace import Allowed
 from ddflow.errors import NotArrow
 from ddflow.operators.inputs import RunningInput
 from ddflow.plan.binding import Binding, Spec, bound_to
 from ddflow.plan.spec import Upsert
 from ddflow.time import CLOSED
 
+ANY = Allowed(empty=True)
 LOG = "log"
 """The input, as messages call it."""
 
@@ -123,15 +125,16 @@ def folded(
         yield engine.dataflow.graph.inputs[LOG]
 
 
-def take(
-    engine: Engine, name: str, part: Any, time: int, epoch: int | None = None, most: int | str | None = None
-) -> Step:
+def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None, allowed: Allowed = ANY) -> Step:
     """One call of an engine: a part of a log, as it is marked, for the input ``name``.  As those raise and cost.
 
-    ``most``: how many keys may be absent from full contents.
+    ``allowed``: what full contents may lack.  A log is taken as it was fed.
     """
     if isinstance(part, Full):
-        return engine.replace(name, part.rows, time, part.scope, order=part.order, max_absent=most, epoch=epoch)
+        most, empty = allowed
+        return engine.replace(
+            name, part.rows, time, part.scope, order=part.order, max_absent=most, allow_empty=empty, epoch=epoch
+        )
     if isinstance(part, Restated):
         return engine.restate(name, part.rows, time, order=part.order, epoch=epoch)
     if engine.flow.holds_back:

@@ -76,7 +76,7 @@ def test_a_pattern_in_quotes_is_expanded_here() -> None:
 
 def test_a_full_file_without_rows_deletes_everything_only_where_that_is_allowed() -> None:
     Path("nothing.csv").write_text("")
-    for name, found in (("none.csv", "none.csv: it has no rows, so every key would be deleted; give --allow-empty"),):
+    for name, found in (("none.csv", "it has no rows, so every key would be deleted, 4 in all; give --allow-empty"),):
         result = run("replace", "1.csv", name, *REPLACE, code=1)
         assert found in result.stderr
         assert len(result.stdout.splitlines()) == 4  # those of the file before

@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Any, Any, Any, type[Exception], str]] = {
     "no key after": ({"city": [1]}, {"cityy": [1]}, "city", SchemaMismatch, "the rows after.*mean 'cityy'"),
     "a clash": ({"n": [1], "n_before": [1]}, {"n_before": [1]}, "n_before", SpecError, r"\['n_before'\] clash"),
     "a taken name": ({"id": [1], "_change": [1]}, {"_change": [1]}, "_change", SpecError, r"\['_change'\] clash"),
-    "times": ({"id": [1], "_time": [1]}, {"id": [1]}, "id", SpecError, r"\['_time'\] clash .*ignore="),
+    "times in the key": ({"_time": [1], "n": [1]}, {"_time": [1]}, "_time", SpecError, r"\['_time'\] clash .*ignore="),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import ddflow as dd
+from ddflow import errors
 
 EVIL = "<script>alert('x')</script>&\x1b"
 
@@ -116,3 +118,48 @@ def test_wide_rows_long_values_and_odd_times_are_cut() -> None:
     flow.output("long", flow.upserts("long", {"id": int, "text": str}, dd.Upsert("id")))
     with flow.open() as engine:
         assert len(engine.step({"id": [1], "text": ["x" * 10**6]})._repr_html_()) < 2000
+
+
+def test_counts_of_verdicts_are_had_as_they_are_printed_and_a_wrong_name_says_which_there_are() -> None:
+    flow = dd.Flow()
+    rows = flow.upserts("rows", {"id": int, "city": str}, dd.Upsert(key="id"))
+    flow.output("by_city", rows.count("id", "city"))
+    with flow.open() as engine:
+        engine.replace({"id": [1, 2], "city": ["Bern", "Chur"]})
+        step = engine.replace({"id": [1], "city": ["Bern"]})
+        assert str(step.verdicts) == "noop 1, absent 1"
+        for name, n in (("noop", 1), ("absent", 1), ("applied", 0), ("pending", 0)):
+            assert step.verdicts[name] == getattr(step.verdicts, name) == n
+        with pytest.raises(KeyError, match="no verdict 'aplied'; did you mean 'applied'"):
+            step.verdicts["aplied"]
+        with pytest.raises(AttributeError, match="did you mean 'noop'"):
+            step.verdicts.nop  # noqa: B018 - the error is what is asked for
+        with pytest.raises(KeyError, match="there is no output 'by_ctiy'; did you mean 'by_city'"):
+            step["by_ctiy"]
+        assert "by_ctiy" not in step and engine.read("by_city").schema.names == ["id", "city", "count", "_diff"]
+        flow.output("later", rows)
+        with pytest.raises(errors.NotReadable, match="open it again"):
+            engine.read("later")
+        story = engine.why("rows", 1)
+        assert repr(story) == str(story) and "<pre>the key (id=1)" in story._repr_html_()
+    with pytest.raises(errors.SpecError, match=r"Upsert\(ignore=...\): there is no such option; did you mean 'noop_ig"):
+        dd.Upsert(key="id", ignore="city")  # type: ignore[call-arg]  # as a user of compare writes it
+
+
+def test_what_an_engine_gives_is_compared_without_its_own_columns() -> None:
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("rows", {"id": int, "city": str}, dd.Upsert(key="id")))
+    with flow.open() as engine:
+        step = engine.step({"id": [1], "city": ["Bern"]})
+        (row,) = dd.compare(engine.read("rows"), {"id": [1], "city": ["Zug"]}, key="id").to_pylist()
+        assert row["_changed"] == ["city"] and "_diff_before" not in row
+        assert not dd.compare(engine.read("rows"), step["rows"], key="id").num_rows
+
+
+def test_a_day_that_is_no_time_says_its_ordinal() -> None:
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("rows", {"id": int}, dd.Upsert(key="id")))
+    with flow.open() as engine:
+        for day in ("2026-11-07", dt.date(2026, 11, 7)):
+            with pytest.raises(errors.SchemaMismatch, match=r"of a day, date.toordinal\(\): here 739927"):
+                engine.step({}, time=day)  # type: ignore[arg-type]  # as a user gives a day

@@ -131,8 +131,8 @@ def test_tombstones_take_the_order_given_else_the_greatest_of_the_table() -> Non
     with flow().open() as engine:
         engine.step({"rows": FIRST}, 1)
         with pytest.raises(errors.SpecError, match="give order="):
-            engine.replace("rows", table(), 2)
-        assert engine.replace("rows", table(), 2, order=9).verdicts.absent == 4
+            engine.replace("rows", table(), 2, allow_empty=True)
+        assert engine.replace("rows", table(), 2, order=9, allow_empty=True).verdicts.absent == 4
         assert held(engine) == []
 
 
@@ -228,7 +228,7 @@ def test_orderless_and_held_back_inputs() -> None:
         engine.step({"rows": FIRST}, 1)
         with pytest.raises(errors.SpecError, match="keeps no order"):
             engine.replace("rows", FIRST, 2, order=4)
-        assert engine.replace("rows", table(), 2).verdicts.absent == 4
+        assert engine.replace("rows", table(), 2, allow_empty=True).verdicts.absent == 4
     with flow(dd.Upsert(key="id", time="at")).open() as engine, pytest.raises(errors.WrongMode, match="replace"):
         engine.replace("rows", FIRST, 1)
 
@@ -291,15 +291,52 @@ def test_contents_that_are_the_same_write_nothing() -> None:
         assert engine.dataflow.graph.inputs["rows"].arranged.spine.versions == 4
 
 
-def test_full_contents_of_several_inputs_are_refused_rather_than_one_of_them_taken() -> None:
-    flow = dd.Flow()
+@pytest.mark.parametrize("durable", [False, True])
+def test_full_contents_of_several_inputs_are_one_step_at_one_time(durable: bool, tmp_path: Path) -> None:
+    flow, states = dd.Flow(), [str(tmp_path / "state")] if durable else []
     for name in ("a", "b"):
-        flow.output(f"of_{name}", flow.upserts(name, {"id": int}, dd.Upsert(key="id")))
+        flow.upserts(name, {"id": int, "n": int}, dd.Upsert(key="id"))
+    flow.output("sums", flow.sql("select a.id, a.n + b.n s from a join b on a.id = b.id"))
+    with flow.open(*states) as engine:
+        first = {"a": {"id": [1, 2], "n": [1, 2]}, "b": {"id": [1, 2], "n": [10, 20]}}
+        engine.replace(first, time=20261101)
+        out = engine.replace({"a": {"id": [1], "n": [5]}, "b": {"id": [1], "n": [50]}}, time=20261102)
+        assert sorted((row["s"], row["_time"], row["_diff"]) for row in out["sums"].to_pylist()) == [
+            (11, 20261102, -1),
+            (22, 20261102, -1),
+            (55, 20261102, 1),
+        ]
+        assert out.verdicts.absent == 2
+        for refused, error, found in (
+            ({"a": {"id": [1, 1], "n": [1, 1]}, "b": first["b"]}, errors.DuplicateKeys, "replace of 'a' at time"),
+            ({"a": {"id": [7], "n": [7]}, "b": {"id": [], "n": []}}, errors.EmptyContents, "replace of 'b' at time"),
+        ):
+            with pytest.raises(error, match=found):
+                engine.replace(refused)
+        with pytest.raises(errors.SpecError, match="scope= and order= are those of one"):
+            engine.replace(first, scope="id = 1")
+        with pytest.raises(errors.DdflowError, match=r"replace\(\{name: rows, ...\}, time=...\)"):
+            engine.replace("b", first["b"], time=20261102)
+        assert engine.read("sums").to_pylist() == [{"id": 1, "s": 55, "_diff": 1}]
+        if durable:
+            assert engine.replace(first, time=20261101)["sums"].num_rows == 2 and engine.epoch == 2
     with flow.open() as engine:
-        with pytest.raises(errors.NotArrow, match=r"rows for 2 inputs: \['a', 'b'\]; call it for each"):
-            engine.replace({"a": {"id": [1]}, "b": {"id": [1]}})
-        assert engine.read("of_a").num_rows == 0
-        assert engine.replace({"a": {"id": [1]}})["of_a"].num_rows == 1
+        assert engine.replace({"a": {"id": [1], "n": [1]}}).verdicts["applied"] == 1
+
+
+def test_full_contents_without_rows_delete_all_keys_only_where_that_is_allowed(tmp_path: Path) -> None:
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("rows", {"id": int, "city": str}, dd.Upsert(key="id")))
+    (cut := tmp_path / "cut.csv").write_text("id,city\n")
+    with flow.open() as engine:
+        assert engine.replace(cut).verdicts.absent == 0  # nothing is lost
+        engine.replace({"id": [1, 2], "city": ["Bern", "Chur"]})
+        for empty in (cut, {"id": [], "city": []}):
+            with pytest.raises(errors.EmptyContents, match="deleted, 2 in all; give allow_empty=True"):
+                engine.replace(empty)
+        assert engine.read("rows").num_rows == 2
+        assert engine.replace("rows", cut, scope="city = 'Zug'").verdicts.absent == 0
+        assert engine.replace(cut, allow_empty=True).verdicts.absent == 2
 
 
 def test_full_contents_that_lack_too_many_keys_or_a_column_do_not_pass_without_a_word() -> None:

@@ -1,0 +1,51 @@
+"""What is wrong with rows that a path gave names the path, and the row as the file's reader counts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ddflow as dd
+from ddflow import errors
+
+
+def opened() -> dd.Engine:
+    flow = dd.Flow()
+    flow.output("beds", flow.upserts("beds", {"bed_id": int, "ward": str}, dd.Upsert(key="bed_id")))
+    return flow.open()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "verb", "error", "said"),
+    [
+        ("null.csv", "bed_id,ward\n1,a\n,b\n", "step", errors.NullKey, "first in row 3; mend"),
+        ("null.jsonl", '{"bed_id": 1}\n{"bed_id": null}\n', "step", errors.NullKey, "first in row 2; mend"),
+        ("twice.csv", "bed_id,ward\n1,a\n1,b\n", "replace", errors.DuplicateKeys, "1 keys have more than one row"),
+        ("empty.csv", "bed_id,ward\n", "replace", errors.EmptyContents, "give allow_empty=True"),
+        ("new.csv", "bed_id,ward,floor\n1,a,2\n", "step", errors.SchemaMismatch, "'floor' that was not declared"),
+        ("lost.csv", "bed,ward\n1,a\n", "replace", errors.SchemaMismatch, "'bed_id' is missing: .*did you mean 'bed'"),
+    ],
+)
+def test_an_error_of_a_file_names_it_and_its_row(
+    name: str, text: str, verb: str, error: type[errors.DdflowError], said: str, tmp_path: Path
+) -> None:
+    (file := tmp_path / name).write_text(text)
+    with opened() as engine:
+        engine.step({"bed_id": [1, 9], "ward": ["a", "b"]})
+        for given in (file, str(file)):
+            with pytest.raises(error, match=said) as caught:
+                getattr(engine, verb)(given)
+            assert str(caught.value).count(str(file)) == 1 and "counted from 0" not in str(caught.value)
+        assert engine.read("beds").num_rows == 2
+
+
+def test_rows_of_several_files_and_of_no_path_are_counted_as_they_were(tmp_path: Path) -> None:
+    for day in "12":
+        (tmp_path / f"{day}.csv").write_text("bed_id,ward\n1,a\n,b\n")
+    with opened() as engine:
+        with pytest.raises(errors.NullKey, match=r"row 1, counted from 0") as caught:
+            engine.step(tmp_path)
+        assert str(tmp_path) in caught.value.asked
+        with pytest.raises(errors.NullKey, match=r"^rows for 'beds': .* row 0, counted from 0"):
+            engine.step({"bed_id": [None], "ward": ["a"]})
