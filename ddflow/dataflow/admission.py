@@ -76,6 +76,13 @@ class Admission:
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
         self.format, self.marks = bound.format, bound.marks_bad
 
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """The columns that the last rows lacked and are null there; under a merge, and of messages, they are not."""
+        if self.format is not None or self.bound.merging is not None:
+            return ()
+        return tuple(name for name in self.bound.schema.names if name not in self.columns)
+
     def parts(self, given: Any, first: int = 0) -> Iterator[tuple[Any, Truncate | None]]:
         """Rows as they are given; of messages the events, cut where one truncates, which is told before the next part.
 

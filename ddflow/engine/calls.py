@@ -13,12 +13,14 @@ dataflow.
 (1, '')
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from logging import DEBUG
 from time import perf_counter
 from typing import Any
 
 from ddflow.columns.hashing import RowHashes
+from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow
 from ddflow.dataflow.result import Step
@@ -44,6 +46,9 @@ class Calls:
         self.timer = CommitTimer(every, dataflow.guard, self.epoch)
         if durable is not None:
             dataflow.taken = "interrupted"
+        self.quiet = False
+        """Whether columns that rows lack are nothing to warn of: sources may lack some."""
+        self._warned: set[tuple[str, tuple[str, ...]]] = set()
         self.hashes: dict[str, RowHashes] = {}
         self.rehash()
 
@@ -117,10 +122,25 @@ class Calls:
     def admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:
         """The rows of each input, admitted, and the digest of the call, "" in memory.  O(rows)."""
         if self.durable is None:
-            return self.dataflow.admit(inputs, time), ""
-        digests = {name: self.digest(name) for name in inputs}
-        inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
-        return inflows, combined(asked.kind, asked.time, digests)
+            inflows, digest = self.dataflow.admit(inputs, time), ""
+        else:
+            digests = {name: self.digest(name) for name in inputs}
+            inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
+            digest = combined(asked.kind, asked.time, digests)
+        for name in inputs:
+            admission = self.dataflow.admissions[name]
+            if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
+                self._warn_of_lacking(name, admission)
+        return inflows, digest
+
+    def _warn_of_lacking(self, name: str, admission: Admission) -> None:
+        """Warn of columns that rows lack, once of the same ones: a stream of small steps lacks them in each."""
+        # Where events may delete, those that do need only their key.
+        lacking = admission.lacking if admission.bound.spec.delete is None else ()
+        if lacking and (name, lacking) not in self._warned:
+            self._warned.add((name, lacking))
+            found = f"they lack the columns {list(lacking)}, which are null in all of them"
+            warnings.warn(f"rows for {name!r}: {found}; later ones that lack the same are not named", stacklevel=4)
 
     def flush(self) -> int:
         """Commit the calls since the last commit as one epoch; the last one's number.  As `Engine.flush`."""

@@ -107,7 +107,9 @@ def replace(
         total = 0
         try:
             for each, contents in every.items():
-                _warn_of_lacking(dataflow, each, contents.asked)
+                if lacking := dataflow.admissions[each].lacking:
+                    found = f"it lacks the columns {list(lacking)}, which are null in all its rows"
+                    warnings.warn(f"{contents.asked}: {found}", stacklevel=3)
                 full = dataflow.admissions[each].arrived + inflows[each].rows
                 try:
                     absent = _absent(dataflow, inflows[each], contents, time, full, kind == "replace")
@@ -137,15 +139,6 @@ def most_absent(given: int | str, there: int) -> int:
         found = "that is no number of keys, nor a share of them"
         raise SpecError(f"max_absent={given!r}", found, "write 100, or '50%'")
     return int(match[1]) if match[1] else int(there * float(match[2]) / 100)
-
-
-def _warn_of_lacking(dataflow: Dataflow, name: str, asked: str) -> None:
-    """Warn of columns that full contents lack, which are null from then on; under a merge they are left as they are."""
-    admission = dataflow.admissions[name]
-    if admission.format is not None or dataflow.graph.inputs[name].bound.merging is not None:
-        return
-    if lacking := [each for each in admission.bound.schema.names if each not in admission.columns]:
-        warnings.warn(f"{asked}: it lacks the columns {lacking}, which are null in all its rows", stacklevel=4)
 
 
 def _further(dataflow: Dataflow, every: Mapping[str, Contents]) -> str:

@@ -300,7 +300,12 @@ class RunLoop:
             rows = sum(batch.num_rows for batches in ready.values() for batch in batches)
             if rows >= MANY:
                 self.report.before(f"taking in {rows:,} rows")
-            self._count(call(ready), [batch for batches in ready.values() for batch in batches])
+            self.calls.quiet = True
+            try:
+                step = call(ready)
+            finally:
+                self.calls.quiet = False
+            self._count(step, [batch for batches in ready.values() for batch in batches])
         return {}
 
     def _count(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:

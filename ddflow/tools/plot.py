@@ -12,14 +12,16 @@ and gives them back.
 ([1, 1], [0, -1])
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import date
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.names import DIFF, TIME
+from ddflow.columns.names import DIFF, TIME, column_names, did_you_mean
 from ddflow.columns.schema import one_chunk
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.result import Step
@@ -32,21 +34,40 @@ if TYPE_CHECKING:
 
 CAME: Final = "#3fae5a"
 WENT: Final = "#d9534f"
+CHANGED: Final = "#4c8dff"
+NOOP: Final = "noop"
+ABSENT: Final = "absent"
 MOST: Final = 200
 """Bars of a plot; of more times, neighbours are added up."""
 COLOURS: Final = dict(
-    zip(SHOWN, ("#3fae5a", "#9ccc65", "#b0bec5", "#e8912d", "#8d6e63", "#c0504d", "#7b1fa2", "#4c8dff"), strict=True)
+    zip(
+        (*SHOWN, ABSENT),
+        ("#3fae5a", "#9ccc65", "#b0bec5", "#e8912d", "#8d6e63", "#c0504d", "#7b1fa2", "#4c8dff", "#455a64"),
+        strict=True,
+    )
 )
 """By verdict."""
 
 
-def changes(updates: Any, *, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """Rows that came and went, by time: a bar above the line and one below it.
+def changes(
+    updates: Any,
+    *,
+    key: str | Sequence[str] = (),
+    dates: bool = False,
+    title: str | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Rows that came and went, or keys that were added, removed and changed, by time.
 
     Parameters
     ----------
     updates : table or list of tables
-        Updates with ``_time`` and ``_diff``: an output of a step, or that of several; any frame.
+        Updates with ``_diff``: an output of a step, or that of several; what `Engine.changes` gives, which has no
+        ``_time`` and is one bar; any frame.
+    key : str or sequence of str
+        The columns that identify a row.  With them a row that went and came at one time is a key that changed.
+    dates : bool
+        Whether times are those of days, as ``date.toordinal()`` gives them.
     title : str, optional
         Above the plot.
     ax : matplotlib.axes.Axes, optional
@@ -55,12 +76,12 @@ def changes(updates: Any, *, title: str | None = None, ax: "Axes | None" = None)
     Returns
     -------
     matplotlib.axes.Axes
-        With two containers of bars: what came, what went.
+        With two containers of bars, what came and what went; with a key three: added, changed, removed.
 
     Raises
     ------
     SchemaMismatch
-        For rows without ``_time`` or ``_diff``.
+        For rows without ``_diff``, or without a column of the key.
     SpecError
         For a step, which has the updates of each output.
     MissingExtra
@@ -70,47 +91,83 @@ def changes(updates: Any, *, title: str | None = None, ax: "Axes | None" = None)
     -----
     O(n log n), for n updates.
     """
-    if isinstance(updates, Step) or (isinstance(updates, list) and any(isinstance(each, Step) for each in updates)):
-        found = "a step has the updates of each output"
-        raise SpecError("plot changes", found, "give those of one: step['by_city'], or a list of these")
-    if isinstance(updates, list) and updates and all(isinstance(each, pa.Table) for each in updates):
-        updates = pa.concat_tables(updates)
-    table = to_table(updates, "a plot", pa.schema([]))
-    for name in (TIME, DIFF):
-        if name not in table.schema.names:
-            remedy = "give the updates of an output: step['by_city'], or those of several steps in a list"
-            raise SchemaMismatch("plot changes", f"there is no column {name!r} among {table.schema.names}", remedy)
+    keys = column_names(key, "plot changes", "key")
+    table = _updates(updates, keys)
     axes = _axes(ax)
     times, diffs = one_chunk(table.column(TIME)), np.asarray(table.column(DIFF))
     distinct = times.unique()
     distinct = distinct.take(pc.sort_indices(distinct))
     together = -(-len(distinct) // MOST) or 1
     at = np.asarray(pc.index_in(times, distinct)) // together
-    came, went = (np.zeros(-(-len(distinct) // together), np.int64) for _ in range(2))
-    np.add.at(came, at[diffs > 0], diffs[diffs > 0])
-    np.add.at(went, at[diffs < 0], diffs[diffs < 0])
-    places = np.arange(came.size)
-    axes.bar(places, came, color=CAME, label="came")
-    axes.bar(places, went, color=WENT, label="went")
-    labels = [str(each) for each in distinct.to_pylist()[::together]]
-    _labelled(axes, labels, "time", "rows", title)
+    bars = _of_keys(table, keys, distinct, together) if keys else {}
+    if not keys:
+        bars = {"came": (CAME, at[diffs > 0], diffs[diffs > 0]), "went": (WENT, at[diffs < 0], diffs[diffs < 0])}
+    heights = np.zeros((len(bars), -(-len(distinct) // together)), np.int64)
+    below = np.zeros(heights.shape[1], np.int64)
+    for height, (label, (colour, places, counts)) in zip(heights, bars.items(), strict=True):
+        np.add.at(height, places, counts)
+        up = bool((height >= 0).all())
+        axes.bar(np.arange(height.size), height, bottom=below if up else 0, color=colour, label=label)
+        below += height if up else 0
+    _labelled(axes, [_time_text(each, dates) for each in distinct.to_pylist()[::together]], "time", title)
+    axes.set_ylabel("keys" if keys else "rows")
     return cast("Axes", axes)
 
 
-def verdicts(of: Any, *, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """What became of events: a bar a call, stacked by verdict.
+def _updates(updates: Any, keys: Sequence[str]) -> pa.Table:
+    """Updates as one table with times.  Raises as `changes`."""
+    if isinstance(updates, Step) or (isinstance(updates, list) and any(isinstance(each, Step) for each in updates)):
+        found = "a step has the updates of each output"
+        raise SpecError("plot changes", found, "give those of one: step['by_city'], or a list of these")
+    if isinstance(updates, list) and updates and all(isinstance(each, pa.Table) for each in updates):
+        updates = pa.concat_tables(updates)
+    table = to_table(updates, "a plot", pa.schema([]))
+    for name in (DIFF, *keys):
+        if name not in table.schema.names:
+            remedy = "give the updates of an output: step['by_city'], or those of several steps in a list"
+            if name in keys:
+                remedy = did_you_mean(name, table.schema.names)
+            raise SchemaMismatch("plot changes", f"there is no column {name!r} among {table.schema.names}", remedy)
+    if TIME in table.schema.names:
+        return table
+    return table.append_column(TIME, pa.array(["net"] * table.num_rows, pa.string()))
+
+
+def _of_keys(table: pa.Table, keys: Sequence[str], distinct: Any, together: int) -> dict[str, Any]:
+    """By what became of keys: a colour, the bar of each key, and 1 or, of those removed, -1."""
+    diffs = table.column(DIFF)
+    signs = {"came": pc.greater(diffs, 0), "went": pc.less(diffs, 0)}
+    both = pa.table({TIME: table.column(TIME), **{f"key {i}": table.column(k) for i, k in enumerate(keys)}, **signs})
+    groups = both.group_by(both.column_names[: 1 + len(keys)]).aggregate([("came", "any"), ("went", "any")])
+    at = np.asarray(pc.index_in(one_chunk(groups.column(TIME)), distinct)) // together
+    came, went = (groups.column(name).to_numpy() for name in ("came_any", "went_any"))
+    kinds = {
+        "added": (CAME, came & ~went, 1),
+        "changed": (CHANGED, came & went, 1),
+        "removed": (WENT, went & ~came, -1),
+    }
+    return {kind: (colour, at[which], np.full(int(which.sum()), n)) for kind, (colour, which, n) in kinds.items()}
+
+
+def verdicts(
+    of: Any, *, noop: bool = False, dates: bool = False, title: str | None = None, ax: "Axes | None" = None
+) -> "Axes":
+    """What became of events, and which keys full contents deleted: a bar a call, stacked by verdict.
 
     Parameters
     ----------
     of : Verdicts, Step, CallMetrics, or an iterable of these
         ``engine.verdicts``, a step, or a list of what ``metrics=`` was given.
-    title, ax
+    noop : bool
+        Whether events that changed nothing are drawn too.  They are often most of them, and would hide the others;
+        the legend says how many they are.
+    dates, title, ax
         As of `changes`.
 
     Returns
     -------
     matplotlib.axes.Axes
-        With a container of bars for each verdict that occurs.
+        With a container of bars for each verdict that occurs and is drawn.
 
     Raises
     ------
@@ -122,12 +179,15 @@ def verdicts(of: Any, *, title: str | None = None, ax: "Axes | None" = None) -> 
     given = list(of) if isinstance(of, Iterable) and not isinstance(of, Step | CallMetrics) else [of]
     counts = [_counts(each) for each in given]
     axes, places, below = _axes(ax), np.arange(len(counts)), np.zeros(len(counts), np.int64)
-    for name in SHOWN:
+    for name, colour in COLOURS.items():
         heights = np.array([each.get(name, 0) for each in counts], np.int64)
-        if heights.any():
-            axes.bar(places, heights, bottom=below, color=COLOURS[name], label=name)
+        if heights.any() and (noop or name != NOOP):
+            axes.bar(places, heights, bottom=below, color=colour, label=name)
             below += heights
-    _labelled(axes, [_called(each, n) for n, each in enumerate(given)], "call", "events", title)
+    hidden = 0 if noop else sum(each.get(NOOP, 0) for each in counts)
+    note = f"and {hidden:,} noop" if hidden else None
+    _labelled(axes, [_called(each, n, dates) for n, each in enumerate(given)], "call", title, note)
+    axes.set_ylabel("events")
     return cast("Axes", axes)
 
 
@@ -138,11 +198,19 @@ def _counts(of: Any) -> Mapping[str, int]:
     if not isinstance(of, Verdicts):
         found = f"a {type(of).__name__} has no verdicts"
         raise SpecError("plot verdicts", found, "give engine.verdicts, steps, or what metrics= was given")
-    return of.counts
+    return {**of.counts, ABSENT: of.absent}
 
 
-def _called(of: Any, number: int) -> str:
-    return str(of.time) if isinstance(of, CallMetrics) and of.time else str(number + 1)
+def _called(of: Any, number: int, dates: bool) -> str:
+    time = of.time if isinstance(of, CallMetrics) else of.frontier - 1 if dates and isinstance(of, Step) else None
+    return _time_text(time, dates) if time else str(number + 1)
+
+
+def _time_text(time: Any, dates: bool) -> str:
+    """A time as an axis has it.  ``dates``: it is a day's ordinal."""
+    with suppress(ValueError, OverflowError, TypeError):
+        return str(date.fromordinal(time)) if dates else str(time)
+    return str(time)
 
 
 def _axes(ax: Any) -> Any:
@@ -155,14 +223,17 @@ def _axes(ax: Any) -> Any:
     return pyplot.subplots(figsize=(8, 3), layout="constrained")[1]
 
 
-def _labelled(axes: Any, labels: list[str], under: str, beside: str, title: str | None) -> None:
+def _labelled(axes: Any, labels: list[str], under: str, title: str | None, note: str | None = None) -> None:
+    """Name what is drawn.  ``note``: below the legend's names, also where there are none."""
     every = max(len(labels) // 12, 1)
     axes.set_xticks(range(0, len(labels), every), labels[::every])
     axes.set_xlabel(under)
-    axes.set_ylabel(beside)
     axes.axhline(0, color="gray", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    handles, names = axes.get_legend_handles_labels()
+    if note is not None:
+        handles, names = [*handles, axes.plot([], [], " ")[0]], [*names, note]
+    if handles:
+        axes.legend(handles, names, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     if title is not None:
         axes.set_title(title)

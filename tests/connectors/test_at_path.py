@@ -24,7 +24,7 @@ def opened() -> dd.Engine:
         ("twice.csv", "bed_id,ward\n1,a\n1,b\n", "replace", errors.DuplicateKeys, "1 keys have more than one row"),
         ("empty.csv", "bed_id,ward\n", "replace", errors.EmptyContents, "give allow_empty=True"),
         ("new.csv", "bed_id,ward,floor\n1,a,2\n", "step", errors.SchemaMismatch, "'floor' that was not declared"),
-        ("lost.csv", "bed,ward\n1,a\n", "replace", errors.SchemaMismatch, "'bed_id' is missing: .*did you mean 'bed'"),
+        ("lost.csv", "bed,ward\n1,a\n", "replace", errors.SchemaMismatch, "'bed_id' is missing; .*did you mean 'bed'"),
     ],
 )
 def test_an_error_of_a_file_names_it_and_its_row(

@@ -89,3 +89,15 @@ def test_a_null_is_refused_where_none_was_declared_though_the_schema_is_the_same
         with pytest.raises(dd.SchemaMismatch, match=r"'id'.*declared not null"):
             engine.step({"orders": table}, 1)
         assert engine.step({"orders": rows(1)}, 1).verdicts["applied"] == 1
+
+
+def test_columns_that_rows_lack_are_warned_of_once() -> None:
+    partial = rows(1, 2).drop_columns(["city"])
+    with opened() as engine:
+        with pytest.warns(UserWarning, match="rows for .orders.: they lack the columns") as said:
+            for time in range(1, 4):
+                engine.step(partial, time)
+            engine.step(rows(1), 4)
+            engine.step(partial.drop_columns(["amount"]), 5)
+        assert [str(each.message).count("'amount'") for each in said] == [0, 1]
+        assert {each.filename for each in said} == {__file__}

@@ -48,7 +48,7 @@ def test_times_are_shown_in_their_own_type_and_many_are_added_up() -> None:
 def test_verdicts_are_stacked_by_call() -> None:
     steps, seen = fed()
     for given in (steps, seen):
-        axes = dd.plot.verdicts(given)
+        axes = dd.plot.verdicts(given, noop=True)
         assert {each.get_label(): heights(each) for each in axes.containers} == {"applied": [2, 1], "noop": [0, 1]}
     assert len(dd.plot.verdicts(steps[0].verdicts).containers) == 1
 
@@ -67,3 +67,29 @@ def test_changes_of_several_steps_are_a_list_of_their_updates() -> None:
     for given in (steps[0], steps):
         with pytest.raises(dd.SpecError, match="a step has the updates of each output; give those of one"):
             dd.plot.changes(given)
+
+
+def test_few_changes_beside_many_noops_are_seen_and_keys_that_are_gone_too() -> None:
+    flow = dd.Flow()
+    flow.output("beds", flow.upserts("beds", {"id": int, "ward": str}, dd.Upsert("id")))
+    first, ids = dt.date(2026, 11, 7), list(range(2_000))
+    with flow.open(retain=9) as engine:
+        steps = [
+            engine.replace({"id": ids, "ward": ["a"] * 2_000}, time=first.toordinal()),
+            engine.replace({"id": ids[1:], "ward": ["b"] * 3 + ["a"] * 1_996}, time=first.toordinal() + 1),
+        ]
+        net = engine.changes("beds", *(first.toordinal() + n for n in (0, 1)))
+    axes = dd.plot.verdicts(steps[1], dates=True)
+    assert {each.get_label(): heights(each) for each in axes.containers} == {"applied": [3], "absent": [1]}
+    legend = axes.get_legend()
+    assert legend is not None and [each.get_text() for each in legend.get_texts()][-1] == "and 1,996 noop"
+    assert [each.get_text() for each in axes.get_xticklabels()] == ["2026-11-08"]
+    for given in (steps[1]["beds"], net):
+        axes = dd.plot.changes(given, key="id", dates=True)
+        shown = {each.get_label(): heights(each) for each in axes.containers}
+        assert shown == {"added": [0], "changed": [3], "removed": [-1]}
+        days = [each.get_text() for each in axes.get_xticklabels()]
+        assert days == (["net"] if given is net else ["2026-11-08"])
+    assert [heights(each) for each in dd.plot.changes(net).containers] == [[3], [-4]]
+    with pytest.raises(dd.errors.SchemaMismatch, match=r"no column 'idd' .*did you mean 'id'"):
+        dd.plot.changes(net, key="idd")
