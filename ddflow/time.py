@@ -71,14 +71,14 @@ def as_int64(asked: str, time: Any, most: int) -> int:
     if time.__class__ is int and NEVER <= time <= most:
         return time  # as nearly always: what is abstract takes longer to ask
     if isinstance(time, bool) or not isinstance(time, Integral) or not NEVER <= int(time) <= most:
-        day = _of_day(time)
+        day = of_day(time)
         raise SchemaMismatch(
             asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit{day}"
         )
     return int(time)
 
 
-def _of_day(time: Any) -> str:
+def of_day(time: Any) -> str:
     """What to give for a day, where a time is one."""
     with suppress(ValueError):
         day = date.fromisoformat(time) if isinstance(time, str) else time

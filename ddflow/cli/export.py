@@ -105,10 +105,14 @@ def time_of(text: str, kind: Any) -> int:
     import pyarrow as pa
 
     from ddflow.errors import NotReadable
+    from ddflow.time import of_day
 
     if re.fullmatch(r"-?\d+", text.strip()):
         return int(text)
     try:
         return int(pa.scalar(text).cast(kind).value)
     except (pa.ArrowException, ValueError, AttributeError) as error:
-        raise NotReadable(f"--as-of {text}", f"that is no {kind} ({error})", "write a time that is kept") from None
+        day = of_day(text) if pa.types.is_integer(kind) else ""
+        raise NotReadable(
+            f"--as-of {text}", f"that is no {kind} ({error})", f"write a time that is kept{day}"
+        ) from None

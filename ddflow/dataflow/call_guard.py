@@ -85,7 +85,8 @@ class CallGuard:
         if self.state != "open":
             self.untold = None
             self._release()
-            raise EngineClosed(what, WHY[self.state], "open a new engine") from self.failure
+            committed = "; durable state holds every epoch up to engine.epoch" * (self.state == "interrupted")
+            raise EngineClosed(what, WHY[self.state], f"open a new engine{committed}") from self.failure
         return self
 
     def _release(self) -> None:

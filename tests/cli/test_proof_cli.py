@@ -124,6 +124,7 @@ def test_export_writes_collections_whole_or_not_at_all(state: str) -> None:
     assert sorted(Path("c.csv").read_text().splitlines()) == ['"007",1', '"Bern",2', '"city","count"']
     assert "since is -1" in run("export", state, "--as-of", "-5", "orders", code=1)
     assert "that is no int64" in run("export", state, "--as-of", "soon", "orders", code=1)
+    assert "date.toordinal(): here 739927" in run("export", state, "--as-of", "2026-11-07", "orders", code=1)
     assert "did you mean 'orders'?" in run("export", state, "order", code=1)
     run("export", state, "orders", "cities", "-o", "d.csv", code=2)
     assert not Path("d.csv").exists() and not Path("orders.parquet").exists()
