@@ -49,7 +49,7 @@ def test_the_same_mistake_is_worded_for_who_made_it() -> None:
     with flow.open() as engine:
         with pytest.raises(SchemaMismatch, match=r"row 3, column 'n': .* type that fits: \{'n': 'string'\}$"):
             engine.step("a.csv")
-        with pytest.raises(ValueError, match="first in row 1, counted from 0; mend them, or choose null_key='drop' or"):
+        with pytest.raises(ValueError, match="first in row 3; mend them, or choose null_key='drop' or"):
             engine.step("null.csv")
     said = run("diff", "a.csv", "--key", "id", "--types", "n=int64", code=1).stderr
     assert said.endswith("column 'n': 'x' is no int64; mend it, or declare another type: --types n=string\n")
