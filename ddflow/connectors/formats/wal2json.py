@@ -142,7 +142,8 @@ class Wal2Json(Enveloped):
         """See `Enveloped`."""
         value = messages.value
         exact = any(pat.is_decimal(each.type) and each.type.precision > 15 for each in target.columns)
-        if is_text(value.type) and (exact or (any(map(is_text, target.columns.types)) and _fractions(value))):
+        texts = [each.name for each in target.columns if is_text(each.type)]
+        if is_text(value.type) and (exact or _changed_as_text(value, texts)):
             value = pc.replace_substring_regex(value, _NUMBER, r'"value":"\1"')  # a reader of JSON keeps 15 digits
         whole = opened(value, _SHAPE)
         of, changes = _changes(whole)
@@ -184,9 +185,12 @@ class Wal2Json(Enveloped):
 _NONE: Final = Named(np.empty(0, np.int64), pa.array([], pa.string()), pa.array([], pa.string()))
 
 
-def _fractions(value: pa.Array) -> bool:
-    """Whether messages have numbers whose text a reader of JSON would change: 1.10, 1e+300."""
-    return bool(pc.any(pc.match_substring_regex(value, '"type":"(numeric|double|real)')).as_py())
+def _changed_as_text(value: pa.Array, names: Sequence[str]) -> bool:
+    """Whether columns that are read as text hold numbers whose text a reader of JSON changes: 1.10, 1e+300."""
+    kinds = ("numeric", "double", "real")
+    cells = (f'"name":{json.dumps(name, ensure_ascii=False)},"type":"{kind}' for name in names for kind in kinds)
+    there = " or ".join(f"contains(v, {quoted(cell)})" for cell in cells)
+    return bool(there) and pc.any(computed(value, there)).as_py() is True
 
 
 def _changes(whole: Inside) -> tuple[Ints, pa.Array]:
