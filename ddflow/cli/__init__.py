@@ -103,8 +103,8 @@ def guard(debug: bool) -> Iterator[None]:
         sys.stdout.flush()
     except (typer.Exit, typer.Abort):
         raise
-    except KeyboardInterrupt:
-        _say("interrupted", debug)
+    except KeyboardInterrupt as error:
+        _say("interrupted" + (f"; {error}" if str(error) else ""), debug)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # Python flushes stdout once more when it ends, and would complain.

@@ -16,6 +16,7 @@ import typer
 
 from ddflow.cli.arguments import Delimiter, Encoding, Format, Null, Output, Types
 from ddflow.cli.say import say
+from ddflow.terminal import counted
 
 DIFFERENT, TROUBLE = 1, 2
 """How it ends with ``--exit-code``, as `diff` does: where rows differ, and where they could not be compared."""
@@ -100,7 +101,7 @@ def compare(
         say(json.dumps({**done.counts, "before": done.rows[0], "after": done.rows[1], "output": output}))
     else:
         found = ", ".join(f"{n:,} {what}" for what, n in done.counts.items())
-        say(f"{found}; {done.rows[0]:,} rows before, {done.rows[1]:,} after", err=True)
+        say(f"{found}; {counted(done.rows[0], 'row')} before, {done.rows[1]:,} after", err=True)
     if exit_code and done.table.num_rows:
         raise typer.Exit(DIFFERENT)
 

@@ -49,7 +49,7 @@ def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
 
     Raises what `open_files` raises.
     """
-    known = None if ask.state is None else _columns(ask.state, ask.trust)
+    known = None if ask.state is None else state_columns(ask.state, ask.trust)
     if message_format(ask.format) is None:
         given = open_files(ask.inputs, parse_types(ask.types or ()), required, known, asked_how(ask, skipped))
     else:
@@ -65,11 +65,11 @@ def declared(ask: Ask, given: FilesSource) -> pa.Schema:
     """The columns of the rows of a run: those of its files, or, of messages, of its state or of what these show."""
     if ask.format is None or message_format(ask.format) is None:
         return given.schema
-    known = None if ask.state is None else _columns(ask.state, ask.trust)
+    known = None if ask.state is None else state_columns(ask.state, ask.trust)
     return columns_of(given, ask.format, parse_types(ask.types or ())) if known is None else known
 
 
-def _columns(state: str, trust: str) -> pa.Schema | None:
+def state_columns(state: str, trust: str) -> pa.Schema | None:
     """The columns of our input in a state; None where there is no state yet, or another one."""
     try:
         with opened_store(state, trust=trust) as store:
@@ -149,13 +149,15 @@ def _receipt(engine: dd.Engine, number: int) -> Epoch | None:
 
 @contextmanager
 def told(engine: Any) -> Iterator[None]:
-    """Say, where a run is refused, which of its epochs were committed all the same."""
+    """Say, where a run is refused or interrupted, which of its epochs were committed all the same."""
     before = engine.epoch
     try:
         yield
-    except DdflowError as error:
+    except (DdflowError, KeyboardInterrupt) as error:
         if engine.epoch == before:
             raise
         again = f"epochs {before + 1} to {engine.epoch} are committed: the same files with --epoch {before + 1} give "
         again += "their rows again, and go on"
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(again) from None
         raise type(error)(error.asked, error.found, f"{error.remedy}; {again}") from None

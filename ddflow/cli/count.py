@@ -8,16 +8,27 @@ Invariant: at each time a group's old count leaves and its new one enters; a gro
 """
 
 import dataclasses
+from typing import Annotated
 
-from ddflow.cli.options import OF_FULL_FILES, Ask, asks
+import typer
+
+from ddflow.cli.options import Ask, asks
 
 
-@asks(without=OF_FULL_FILES)
-def count(ask: Ask) -> None:
+@asks()
+def count(
+    ask: Ask,
+    full: Annotated[
+        bool, typer.Option("--full", help="Each file holds all rows: a key that it does not name is deleted.")
+    ] = False,
+) -> None:
     """Count the live rows of a history of upserts by group, incrementally.
 
     At each time at which a group's count changes, the old count leaves (`_diff` -1) and the new one enters
     (`_diff` 1). A group without rows has no count. `--net` writes the final counts alone.
+
+    A key counts until a row deletes it. With `--full` each file holds *all* rows of its time, as in `ddflow replace`:
+    a key that it does not name is deleted, and `--scope`, `--allow-empty` and `--max-absent` mean what they mean there.
 
     The two modes are those of `ddflow diff`: each file is one epoch, or with `--time` events wait for their time.
 
@@ -28,7 +39,9 @@ def count(ask: Ask) -> None:
     * `ddflow count orders.parquet --key id --order-by updated_at --tombstone op=D --by city --net`
 
     * `ddflow count orders/ --key id --time day --filter "amount > 100" --by city,status -o counts.csv`
+
+    * `ddflow count 'beds/*.csv' --full --key bed_id --by ward --net`
     """
     from ddflow.cli.once import run
 
-    run(dataclasses.replace(ask, counts=True))
+    run(dataclasses.replace(ask, counts=True, whole=full))

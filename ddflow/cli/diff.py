@@ -20,6 +20,8 @@ def diff(ask: Ask) -> None:
     **Epoch mode**, the default: each file is one epoch, in the order given, and `_time` is 1, 2, 3, ... An event below
     the order of its key (`--order-by`) is stale, however late it arrives.
 
+    A key stays until a row deletes it. Where each file holds all rows, use `ddflow replace`.
+
     **Hold-back mode**, with `--time`: `_time` is the event's own. Events wait until their time is closed: at the end
     of input, or with `--lateness` once times that much greater have been seen.
 

@@ -16,6 +16,7 @@ import typer
 
 from ddflow.cli.arguments import AsOf, State, Trust
 from ddflow.cli.say import say
+from ddflow.terminal import counted
 
 
 def export(
@@ -74,7 +75,7 @@ def export(
     if as_json:
         say(json.dumps({"state": state, "epoch": epoch, "as_of": at, "written": done}))
     for each in done if not as_json else ():
-        say(f"{each['name']}: {each['rows']:,} rows of epoch {epoch} to {each['file']}", err=True)
+        say(f"{each['name']}: {counted(each['rows'], 'row')} of epoch {epoch} to {each['file']}", err=True)
 
 
 def _path(name: str, output: Path | None, many: int) -> Path:

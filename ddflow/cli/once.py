@@ -11,6 +11,7 @@ was for a state that goes on (``continued``). Nothing is interpreted here (``pla
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import ddflow as dd
-from ddflow.cli.continued import declared, epochs, opened, told
+from ddflow.cli.continued import declared, epochs, opened, state_columns, told
 from ddflow.cli.messages import say_bad
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
@@ -35,7 +36,8 @@ from ddflow.columns.schema import updates_schema
 from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_output
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.errors import OutputExists
+from ddflow.errors import OutputExists, PlanChanged
+from ddflow.storage.address import public
 
 Target = FileOutput | Piped | Preview
 
@@ -57,10 +59,9 @@ def run(ask: Ask) -> None:
         for each in (out, *sides.values()):
             stack.enter_context(each)
         shown = stack.enter_context(progress(given.rows, isinstance(out, Piped) and sys.stdout.isatty()))
-        read = [0]
 
         def tick(rows: int, updates: int) -> None:
-            read[0] += rows
+            skipped.rows += rows
             shown(rows, updates)
 
         for step in _steps(engine, given, ask, tick, skipped):
@@ -79,7 +80,7 @@ def run(ask: Ask) -> None:
     files = [file for file in given.files if file not in skipped]
     done = Done(
         files,
-        rows=read[0],
+        rows=skipped.rows,
         epochs=None if ask.held_back else len(files),
         updates=updates,
         written=out.written,
@@ -98,11 +99,17 @@ def run(ask: Ask) -> None:
 
 
 def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
-    """The engine of a run: on its state, where it names one."""
+    """The engine of a run: on its state, where it names one.  Raises as `Flow.open`."""
     if ask.state is None:
         return flow.open()
     trust: Any = ask.trust
-    return flow.open(ask.state, memory=ask.memory, retain=ask.retain, trust=trust, commit_every=None)
+    try:
+        return flow.open(ask.state, memory=ask.memory, retain=ask.retain, trust=trust, commit_every=None)
+    except PlanChanged as error:
+        if state_columns(ask.state, ask.trust) is not None:
+            raise
+        more = f"a state of your own flow goes on with it: ddflow run FLOW.PY --state {shlex.quote(public(ask.state))}"
+        raise PlanChanged(error.asked, error.found, f"{error.remedy}; {more}") from None
 
 
 def _steps(engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick, skipped: Skipped) -> Iterator[dd.Step]:

@@ -30,7 +30,7 @@ _MERGES = "How partial rows are merged"
 _OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
 
 OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})
-"""The options of ``replace`` alone; below those of ``count`` alone, of a state, partial rows, events, and messages."""
+"""The options of ``replace`` and ``count --full``; below those of ``count`` alone, of a state, of merges, of events."""
 OF_COUNTS = frozenset({"by", "name", "net"})
 OF_STATE = frozenset({"epoch", "retain", "memory", "trust"})
 OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
@@ -304,10 +304,10 @@ class Ask:
     counts: bool = False
     whole: bool = False
 
-    def of_state(self) -> list[str]:
-        """The options that were given and mean nothing without ``--state``."""
-        of = (each for each in fields(self) if each.name in OF_STATE)
-        return [f"--{each.name}" for each in of if getattr(self, each.name) != each.default]
+    def given(self, of: Collection[str]) -> list[str]:
+        """Those of some options that were given."""
+        asked = (each for each in fields(self) if each.name in of)
+        return [f"--{each.name.replace('_', '-')}" for each in asked if getattr(self, each.name) != each.default]
 
     @property
     def held_back(self) -> bool:

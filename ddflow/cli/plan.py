@@ -23,7 +23,7 @@ import typer
 
 import ddflow as dd
 from ddflow.cli.messages import check_bad, message_format
-from ddflow.cli.options import Ask
+from ddflow.cli.options import OF_EVENTS, OF_FULL_FILES, OF_STATE, Ask
 from ddflow.engine.replace import most_absent
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
@@ -58,7 +58,11 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
     check_apart({"--output": ask.output, "--stale-output": ask.stale_output, "--bad-output": ask.bad_output})
     if ask.max_absent is not None:
         most_absent(ask.max_absent, 0)
-    if ask.state is None and (given := ask.of_state()):
+    if ask.counts and not ask.whole and (given := ask.given(OF_FULL_FILES)):
+        raise typer.BadParameter(f"{given[0]} is of full files: give --full too")
+    if ask.counts and ask.whole and (given := ask.given(OF_EVENTS)):
+        raise typer.BadParameter(f"{given[0]} is of events, and with --full each file holds all rows: leave one out")
+    if ask.state is None and (given := ask.given(OF_STATE)):
         raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
 
 

@@ -77,25 +77,29 @@ IN_MEMORY: Final = 64 << 20
 
 
 class Skipped(dict[str, str]):
-    """The files that are left out, each with the reason; where that is not ``allowed``, they are errors."""
+    """The files that are left out, each with the reason; where that is not ``allowed``, they are errors.
+
+    ``rows``: how many were read of all the others."""
 
     def __init__(self, allowed: bool) -> None:
         super().__init__()
-        self.allowed = allowed
+        self.allowed, self.rows = allowed, 0
 
     def note(self, file: str, error: DdflowError) -> None:
         """Say that a file is left out."""
         self[file] = worded(error)
-        say(f"skipped {file}: {self[file]}", err=True)
+        say(f"skipped {self[file] if self[file].startswith(file) else f'{file}: {self[file]}'}", err=True)
 
     @contextmanager
     def over(self, file: str) -> Iterator[None]:
         """Leave a file out for what is wrong with it inside."""
+        before = self.rows
         try:
             yield
         except BAD as error:
             if not self.allowed:
                 raise
+            self.rows = before
             self.note(file, error)
 
     def check(self, files: Sequence[str]) -> None:

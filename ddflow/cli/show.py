@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from ddflow.storage.closing import Closing
-from ddflow.terminal import console, printable
+from ddflow.terminal import console, counted, printable
 
 _HIGH: Final = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
 SHOWN: Final = 20
@@ -49,17 +49,18 @@ class Done:
 
     def text(self) -> str:
         """The same for people, on one line."""
-        files = self.inputs[0] if len(self.inputs) == 1 else f"{len(self.inputs):,} files"
-        mode = "by time" if self.epochs is None else f"in {self.epochs:,} epoch{'s' * (self.epochs != 1)}"
+        files = self.inputs[0] if len(self.inputs) == 1 else counted(len(self.inputs), "file")
+        mode = "by time" if self.epochs is None else f"in {counted(self.epochs, 'epoch')}"
         mode += f", now at epoch {self.epoch:,}" if self.epoch is not None else ""
-        put = f"{self.updates:,} updates" + (f", {self.written:,} counts" if self.written != self.updates else "")
+        put = counted(self.updates, "update")
+        put += f", {counted(self.written, 'count')}" if self.written != self.updates else ""
         where = f" to {self.output}" if self.output else ""
         rate = self.rows / max(self.seconds, 1e-3)
         verdicts = ", ".join(f"{name} {n:,}" for name, n in self.verdicts.items() if n) or "no events"
         verdicts += f", pending {self.pending:,}" if self.pending else ""
-        verdicts += f"; skipped {len(self.skipped)} bad file{'s' * (len(self.skipped) != 1)}" if self.skipped else ""
+        verdicts += f"; skipped {counted(len(self.skipped), 'bad file')}" if self.skipped else ""
         took = f"{self.seconds:.2f} s, {rate:,.0f} rows/s"
-        return f"{self.rows:,} rows of {files} {mode}: {put}{where} in {took}; {verdicts}"
+        return f"{counted(self.rows, 'row')} of {files} {mode}: {put}{where} in {took}; {verdicts}"
 
 
 class _Stdout:

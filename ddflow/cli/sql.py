@@ -21,6 +21,7 @@ import typer
 
 from ddflow.cli.arguments import BadOutput, Delimiter, Encoding, Format, Null, OnBad, Output, Types
 from ddflow.cli.say import say
+from ddflow.terminal import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -190,7 +191,9 @@ def _done(read: int, tables: int, wrote: dict[str, int], bad: int, output: str |
         say(json.dumps({"read": read, "tables": tables, **wrote, "bad": bad, "output": output}))
         return
     ((what, n),) = wrote.items()
-    say(f"{read:,} rows of {tables} tables: {n:,} {what}" + (f"; bad {bad:,}" if bad else ""), err=True)
+    put = counted(n, what.removesuffix("s"))
+    says = f"{counted(read, 'row')} of {counted(tables, 'table')}: {put}"
+    say(says + (f"; bad {bad:,}" if bad else ""), err=True)
 
 
 def told(text: str) -> NamedTable:

@@ -93,8 +93,24 @@ def why(
             told = snapshot.why(bound.name, key_of(",".join(values) or key, bound), given.get(bound.name), time)
         else:
             asked = values_of(values, outputs[name].schema, f"why of {name!r}")
-            told = snapshot.why(name, asked, given or None, time)
+            say_apart(told := snapshot.why(name, asked, given or None, time), values)
     say(json.dumps(told.to_dict(), default=str) if as_json else str(told))
+
+
+def say_apart(told: "Story | Origins", values: Sequence[str]) -> None:
+    """Say how values are given, where none of the rows has them and one looks like several."""
+    shown = getattr(told, "shown", None)
+    if shown is not None and not shown.num_rows and any(apart(each, shown.column_names) for each in values):
+        say("give each value of an output as a word of its own: city=Bern 'ward name=IPS'", err=True)
+
+
+def apart(value: str, names: Sequence[str]) -> bool:
+    """Whether there is another ``COLUMN=`` behind a comma in a value.
+
+    >>> apart("city=Bern,ward=IPS", ["city", "ward"]), apart("city=Bern, BE", ["city", "ward"])
+    (True, False)
+    """
+    return any(part.partition("=")[0].strip() in names for part in value.split(",")[1:] if "=" in part)
 
 
 def parted(

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from ddflow.columns.casts import exact, fitting
 from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
-from ddflow.columns.schema import normal_type, one_chunk, plain
+from ddflow.columns.schema import is_text, normal_type, one_chunk, plain
 from ddflow.connectors.files import AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.kinds import is_text_kind
 from ddflow.connectors.files.places import STDIN, listed
@@ -96,7 +96,7 @@ def compare(before: Any, after: Any, key: str | Sequence[str], *, ignore: str | 
     Warns
     -----
     UserWarning
-        For a column that one side lacks: it is null there.
+        For a column that one side lacks, where it is null, and for one that is text on one side alone.
 
     Notes
     -----
@@ -133,13 +133,25 @@ def comparison(
     both = [table.drop_columns([name for name in table.column_names if name in ours]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
         _check_known(keys, f"key (in the rows {side})", table.column_names)
+    kinds = [dict(zip(table.column_names, table.schema.types, strict=True)) for table in both]
     both = _texts(both, (before, after), how)
     schema = _schema(both, keys)
     lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
     notes = tuple(
         f"compare: {name!r} is only in the rows {SIDES[1 - i]}, so it is null {SIDES[i]}" for name, i in lacking
     )
+    notes += _as_text(schema, kinds)
     return Comparison(_compared(both, schema, keys), notes, (both[0].num_rows, both[1].num_rows), tuple(doubts))
+
+
+def _as_text(schema: pa.Schema, kinds: Sequence[Mapping[str, pa.DataType]]) -> tuple[str, ...]:
+    """What is said of columns that are text on one side alone.  ``kinds``: the types of each side."""
+    notes, there = list[str](), kinds[0].keys() & kinds[1].keys()
+    for field in schema:
+        was, now = (kind[field.name] if field.name in there else pa.null() for kind in kinds)
+        if is_text(field.type) and is_text(was) != is_text(now) and not {pa.null()} & {was, now}:
+            notes.append(f"compare: {field.name!r} is {was} before and {now} after, so its values are compared as text")
+    return tuple(notes)
 
 
 def _read(

@@ -44,7 +44,7 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
-from ddflow.terminal import as_text
+from ddflow.terminal import as_text, counted
 from ddflow.time import CLOSED, shown
 from ddflow.tools.compared import Piece, aligned
 from ddflow.tools.merge_on_read import folded
@@ -98,7 +98,7 @@ class Compared:
     @property
     def text(self) -> str:
         """For people: a line, and one for each difference that is named, and for each note."""
-        said = f"input {self.input!r} agrees with its log: {self.rows:,} rows, {self.events:,} events"
+        said = f"input {self.input!r} agrees with its log: {counted(self.rows, 'row')}, {counted(self.events, 'event')}"
         if not self.ok:
             said = (
                 f"input {self.input!r} DIFFERS from its log: {self.missing:,} rows missing, "

@@ -118,7 +118,7 @@ class CsvFile(TextFile):
                 return _conflict(f"{where}, {_row(1)}")
             said = f"{_row(shape['row'])}: " if shape["row"] else ""
             remedy = "mend the row: is it a whole CSV file?"
-            header = self.bytes(head=True).read(SAMPLE).partition(b"\n")[0].decode(errors="replace")
+            header = self.bytes(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
             between = next((each for each in ";\t|" if each in header and self._between not in header), None)
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
                 remedy = f"is the delimiter {between!r}? give --delimiter {between!r}, in Python a frame of the file"
@@ -197,5 +197,8 @@ def lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
         found = f"the header is one column, {next(iter(there))!r}"
         remedy = f"is the delimiter '{shown}'? give delimiter='{shown}', or write commas"
         return SchemaMismatch(reader.place.name, found, remedy)
-    found = f"the column {column!r} is missing, which every file must have"
-    return SchemaMismatch(reader.place.name, found, did_you_mean(column, there))
+    found, remedy = f"the column {column!r} is missing, which every file must have", did_you_mean(column, there)
+    if isinstance(reader, CsvFile) and any(re.fullmatch(r"-?\d[\d.]*", name) for name in there):
+        found += "; its first row is read as the names of its columns"
+        remedy = f"put a header in front; {remedy}"
+    return SchemaMismatch(reader.place.name, found, remedy)

@@ -15,8 +15,10 @@ text here, parsed by Arrow as one type.  Under a text type every scalar is its t
 
 import io
 from abc import abstractmethod
+from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -169,9 +171,17 @@ class TextFile(File):
         if self.place.kind.wrapped is not None:
             stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
         encoding = self.dialect.encoding
-        if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+        if encoding.lower().replace("_", "-") not in ("utf-8", "utf8") and not self._marked:
             stream = pa.transcoding_input_stream(stream, encoding, "utf-8")
         return stream
+
+    @cached_property
+    def _marked(self) -> bool:
+        """Whether it begins with the mark of UTF-8, which says more than an option for all files."""
+        with self.place.head() as stream:
+            if self.place.kind.wrapped is not None:
+                stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
+            return bytes(stream.read(len(BOM_UTF8))) == BOM_UTF8
 
     def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, str]:
         """What is wrong with a value that is none of its column's type, and what to type."""

@@ -1,0 +1,107 @@
+"""What an analyst of nightly full files meets on the shell: counts, skipped files, states of flows, encodings."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import typer
+from test_cli import refused, run
+
+import ddflow as dd
+from ddflow.cli import guard
+from ddflow.cli.continued import told
+
+
+def test_counts_of_full_files_know_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("id,city\n1,Bern\n2,Bern\n")
+    Path("2.csv").write_text("id,city\n1,Bern\n")
+    words = ("count", "1.csv", "2.csv", "--key", "id", "--by", "city", "--net", "-o", "-")
+    assert json.loads(run(*words).stdout)["count"] == 2
+    full = run(*words, "--full")
+    assert json.loads(full.stdout)["count"] == 1
+    assert full.stderr.startswith("3 rows of 2 files in 2 epochs: 3 updates, 1 count in ")
+    assert "lets 0 go" in refused(*words, "--full", "--max-absent", "0")
+    for given, says in (("--max-absent", "--max-absent is of full files"), ("--scope", "--scope is of full files")):
+        assert says in run(*words, given, "1", code=2).stderr.replace("\n", " ")
+    assert "--order-by is of events" in run(*words, "--full", "--order-by", "id", code=2).stderr
+
+
+def test_the_rows_of_a_skipped_file_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("id,city\n1,Bern\n1,Chur\n")
+    Path("2.csv").write_text("id,city\n1,Bern\n")
+    said = run("replace", "1.csv", "2.csv", "--key", "id", "--skip-bad-files", "-o", "out.parquet").stderr
+    assert "1 row of 2.csv in 1 epoch: 1 update to out.parquet" in said
+    assert said.startswith("skipped 1.csv: ") and said.split("\n")[0].count("1.csv") == 1
+
+
+def test_a_state_of_another_flow_is_shown_its_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("id,city\n1,Bern\n")
+    flow = dd.Flow()
+    flow.output("beds", flow.upserts("beds", {"id": int, "city": str}, dd.Upsert(key="id")))
+    with flow.open("state") as engine:
+        engine.replace("beds", "1.csv")
+    assert "ddflow run FLOW.PY --state state" in refused("replace", "1.csv", "--key", "id", "--state", "state")
+
+
+def test_a_mark_of_utf_8_wins_over_the_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_bytes("id,city\n1,Zürich\n".encode("cp1252"))
+    Path("2.csv").write_bytes("id,city\n1,Zürich\n2,Genève\n".encode("utf-8-sig"))
+    out = run("compare", "1.csv", "2.csv", "--key", "id", "--encoding", "cp1252", "--json", "-o", "out.jsonl")
+    assert {name: n for name, n in json.loads(out.stdout).items() if name in ("added", "removed", "changed")} == {
+        "added": 1,
+        "removed": 0,
+        "changed": 0,
+    }
+    assert "Genève" in Path("out.jsonl").read_text()
+
+
+def test_compare_says_which_columns_are_text_on_one_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("id,since\n1,2026-11-01\n")
+    Path("2.csv").write_text("id,since,rate\n1,01/11/2026,7\n")
+    said = run("compare", "1.csv", "2.csv", "--key", "id", "-o", "-").stderr
+    assert "'since' is date32[day] before and string after, so its values are compared as text" in said
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run("compare", "2.csv", "1.csv", "--key", "id", "-o", "-")
+    assert not found
+
+
+def test_a_marked_file_of_semicolons_is_asked_for_its_delimiter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("id;city\n1;Bern, BE\n", encoding="utf-8-sig")
+    assert "--delimiter ';'" in refused("replace", "1.csv", "--key", "id")
+
+
+def test_standard_input_without_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("7,Bern\n")
+    assert "its first row is read as the names of its columns" in refused("replace", "1.csv", "--key", "id")
+
+
+def test_commas_between_values_of_an_output_are_hinted_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("id,city,ward\n1,Bern,IPS\n")
+    run("diff", "1.csv", "--key", "id", "--state", "s", "-o", "o.parquet")
+    assert "a word of its own" in run("why", "s", "output", "city=Bern,ward=IPS").stderr
+    assert run("why", "s", "output", "city=Bern", "ward=IPS").stderr == ""
+
+
+def test_an_interrupted_run_says_what_is_committed(capsys: pytest.CaptureFixture[str]) -> None:
+    class Engine:
+        epoch = 3
+
+    with pytest.raises(typer.Exit) as code, guard(False), told(Engine):
+        Engine.epoch = 5
+        raise KeyboardInterrupt
+    assert code.value.exit_code == 130
+    assert capsys.readouterr().err.startswith("ddflow: interrupted; epochs 4 to 5 are committed: the same files with ")
