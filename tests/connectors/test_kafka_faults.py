@@ -213,7 +213,7 @@ def test_a_broken_message_is_named_by_its_offset(servers: str, topic: str, tmp_p
     source = {"rows": dd.sources.kafka(servers, topic)}
     with flow().open(tmp_path / "state") as engine, pytest.raises(BadMessage, match=f"offset 1 of {topic}/2: .*on_bad"):
         engine.run(source)
-    dropping, says = flow(dd.formats.plain_json(on_bad="drop")), f"first offset 2 of {topic}/2; mend them, or choose"
+    dropping, says = flow(dd.formats.plain_json(on_bad="drop")), f"first in offset 2 of {topic}/2; mend them, or choose"
     with dropping.open(tmp_path / "other") as engine, pytest.raises(NullKey, match=says):
         engine.run(source)
 
