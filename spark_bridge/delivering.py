@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple, Self
 import pyarrow as pa
 
 from ddflow.connectors.attached import TableSink
-from ddflow.engine.deliveries import Deliveries, Synced
+from ddflow.engine.deliveries import Deliveries
 from ddflow.engine.delivery import Delivery
+from ddflow.engine.differing import Difference
 from ddflow.engine.flow import Flow
 from ddflow.engine.run_options import RunOptions
 from ddflow.errors import DdflowError
@@ -87,7 +88,7 @@ def sync(
     dry: bool = False,
     detach: tuple[str, ...] = (),
     trust: Literal["owner", "group"] = "owner",
-) -> dict[str, Synced]:
+) -> dict[str, Difference]:
     """Give targets the difference between what they hold and what the outputs of a state hold, as ``ddflow sync`` does.
 
     Stop what feeds the state first; otherwise it is `Fenced`.
@@ -109,8 +110,8 @@ def sync(
 
     Returns
     -------
-    dict of str to Synced
-        By output, the keys whose rows went and the rows that were added.
+    dict of str to Difference
+        By output, how many rows of the table were deleted, changed and added.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """``ddflow sync``: targets get the difference between what they hold and what the outputs hold.
 
-Invariant: without ``--yes`` nothing is written: it says what would be deleted and added. Only with ``--adopt`` it
-touches a table that this state did not write.
+Invariant: without ``--yes`` nothing is written: it says what would be deleted, changed and added. Only with
+``--adopt`` it touches a table that this state did not write.
 
 >>> sync.__name__
 'sync'
@@ -17,14 +17,15 @@ from ddflow.cli.arguments import Trust
 from ddflow.cli.progress import watching
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, loaded, sinks
 from ddflow.cli.say import say
+from ddflow.engine.differing import Difference
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.driver_epochs import sync_state
 from ddflow.storage.manifest import newest
 from ddflow.storage.opening import opened_store
-from ddflow.terminal import printable
+from ddflow.terminal import counted, printable
 
 LISTED: Final = 20
-"""Keys whose rows go that are listed, of each target."""
+"""Keys whose rows go or change that are listed, of each target."""
 
 
 def sync(
@@ -72,19 +73,30 @@ def sync(
                 done = engine.sync(targets, adopt=adopt, dry=not yes, look=tick)
                 engine.detach(*forget)
     if as_json:
-        say(json.dumps({"done": yes} | {name: {"gone": each.gone, "rows": each.rows} for name, each in done.items()}))
+        counts = {name: dict(zip(each._fields[:3], each[:3], strict=True)) for name, each in done.items()}
+        say(json.dumps({"done": yes} | counts))
         return
     for name in detach or ():
         say(f"{name} {'is' if yes else 'would be'} detached")
     for name, each in done.items():
         did = "deleted" if yes else "would be deleted"
-        say(f"{name} ({targets[name].target}): {each.gone:,} {did}, {each.rows:,} added")
-        for row in () if each.keys is None else each.keys.slice(0, LISTED).to_pylist():
-            say(f"  {printable(', '.join(f'{column}={value!r}' for column, value in row.items()))}")
-        if each.keys is not None and each.keys.num_rows > LISTED:
-            say(f"  and {each.keys.num_rows - LISTED:,} keys more")
+        said = f"{counted(each.deleted, 'row')} {did}, {each.changed:,} changed, {each.added:,} added"
+        say(f"{name} ({targets[name].target}): {said}")
+        _list(each)
     if not yes:
         say("nothing was written; do it with --yes", err=True)
+
+
+def _list(found: Difference) -> None:
+    """The keys of rows that go or change."""
+    keys = found.keys
+    if keys is None or not keys.num_columns:
+        return
+    for number, row in enumerate(keys.slice(0, LISTED).to_pylist()):
+        verb = "deleted" if number < keys.num_rows - found.changed else "changed"
+        say(f"  {verb}: {printable(', '.join(f'{column}={value!r}' for column, value in row.items()))}")
+    if keys.num_rows > LISTED:
+        say(f"  and {keys.num_rows - LISTED:,} keys more")
 
 
 def _partitions(state: str, trust: str) -> int:

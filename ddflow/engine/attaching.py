@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.engine.calls import Calls
-from ddflow.engine.deliveries import Synced, detach, sync
+from ddflow.engine.deliveries import detach, sync
+from ddflow.engine.differing import Difference
 from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run import RunDone, RunLoop
 from ddflow.engine.run_options import RunOptions
@@ -108,7 +109,7 @@ class Attaching(ABC):
         adopt: bool = False,
         dry: bool = False,
         look: Look = lambda rows: None,
-    ) -> dict[str, Synced]:
+    ) -> dict[str, Difference]:
         """Give targets the difference between what they hold and what the outputs hold, as of the last epoch.
 
         Parameters
@@ -124,19 +125,19 @@ class Attaching(ABC):
 
         Returns
         -------
-        dict of str to Synced
-            By output.
+        dict of str to Difference
+            By output, how many rows of the table were deleted, changed and added.
 
         Raises
         ------
         SinkRefused
-            For a table that is another's, without ``adopt``, or of another shape.
+            For a table that is another's, without ``adopt``, or of another shape; no row of any target is changed.
         SinkFailed, SpecError
-            As `run`.
+            As `run`; it says which targets were changed before one that failed.
 
         Notes
         -----
-        O(rows of the output and the table).
+        O(rows of the outputs and the tables).  It holds all rows that differ.
         """
         self.calls.settled("sync")
         return sync(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)

@@ -17,33 +17,21 @@ manifest, or by one of its own at the end.
 """
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from time import monotonic, sleep
-from typing import Final, NamedTuple
-
-import pyarrow as pa
+from typing import Final
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.attached import TableSink
+from ddflow.connectors.attached import TableChanges, TableSink
 from ddflow.engine.delivery import Delivery
+from ddflow.engine.differing import Difference
 from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.engine.run_options import EPOCHS
-from ddflow.errors import SpecError
+from ddflow.errors import DdflowError, SpecError
 from ddflow.metrics import Look, SinkLag
 
 NAP: Final = 0.01
 """Seconds between two looks for something to do."""
-
-
-class Synced(NamedTuple):
-    """What `Engine.sync` gave to a target, or would."""
-
-    gone: int
-    """The keys whose rows went, or the rows that were taken back."""
-    rows: int
-    """The rows that were added."""
-    keys: pa.Table | None = None
-    """Those keys; None where rows are only added."""
 
 
 class Deliveries:
@@ -112,16 +100,32 @@ class Deliveries:
 
 def sync(
     epochs: KeptEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
-) -> dict[str, Synced]:
-    """Give targets the difference.  As `Engine.sync`."""
-    done = dict[str, Synced]()
-    for name, sink in sinks.items():
-        with closing(Delivery(epochs, name, sink, look)) as delivery:
-            made = delivery.sync(adopt, dry)
-        done[name] = Synced(0 if made.gone is None else made.gone.num_rows, made.rows.num_rows, made.gone)
-    if not dry:
-        epochs.acknowledge()
-    return done
+) -> dict[str, Difference]:
+    """Give targets the difference, none before all are seen to take it.  As `Engine.sync`."""
+    with ExitStack() as stack:
+        each = {name: stack.enter_context(closing(Delivery(epochs, name, sink, look))) for name, sink in sinks.items()}
+        for delivery in each.values():
+            delivery.claim(adopt)
+        for delivery in each.values():
+            delivery.table.prepare()
+        found = {name: delivery.difference() for name, delivery in each.items()}
+        if not dry:
+            _give({name: (delivery, found[name][0]) for name, delivery in each.items()})
+            epochs.acknowledge()
+    return {name: difference for name, (_, difference) in found.items()}
+
+
+def _give(each: Mapping[str, tuple[Delivery, TableChanges]]) -> None:
+    """Write differences.  An error says which were written before it."""
+    given = list[str]()
+    for name, (delivery, made) in each.items():
+        try:
+            delivery.give(made)
+        except DdflowError as error:
+            if given:
+                error.found += f" (changed before that: {', '.join(map(repr, given))})"
+            raise
+        given.append(name)
 
 
 def detach(epochs: KeptEpochs, names: tuple[str, ...]) -> None:

@@ -31,9 +31,10 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableSink, TargetRecord
-from ddflow.connectors.modes import changes, folded, netted, shaped
+from ddflow.connectors.modes import among, changes, folded, netted, shaped
 from ddflow.connectors.table_shape import OTHER_MODE
 from ddflow.engine.attachable import shape_of
+from ddflow.engine.differing import Difference, told
 from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.engine.trying import Trying
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
@@ -280,29 +281,33 @@ class Delivery:
             self.sink.kind, self.sink.target, self.sink.mode, self.at, written, digest
         )
 
-    def difference(self) -> TableChanges:
+    def difference(self) -> tuple[TableChanges, Difference]:
         """What the target's table lacks of the rows that are held, and has more.  O(rows of both).
 
         Nothing of a side output: what it said of events stays.
         """
-        ours = self._held()
+        epochs, ours = self.epochs, self._held()
         self.look(ours.num_rows)
-        if self.name not in self.epochs.flow.outputs:
-            return self._rows(self.epochs.epoch)(ours if self.sink.mode != "updates" else ours.drop_columns([DIFF]))
+        if self.name not in epochs.flow.outputs:
+            made = self._rows(epochs.epoch)(ours if self.sink.mode != "updates" else ours.drop_columns([DIFF]))
+            return made, told(made, ours.slice(0, 0), None, epochs.secret)
         read = self.table.read()
         self.look(read.num_rows)
         theirs = folded(self.sink.mode, read, ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
         gone = self._stamped(gone.select([*names, DIFF])).cast(ours.schema)
-        both = netted(pa.concat_tables([gone, ours]).combine_chunks(), self.epochs.secret)
-        return self._rows(self.epochs.epoch)(both)
+        both = netted(pa.concat_tables([gone, ours]).combine_chunks(), epochs.secret)
+        made = self._rows(epochs.epoch)(both)
+        if made.gone is not None and self.key:  # a key that the table has twice goes with a row that may be right
+            again = among(ours.select(list(self.key)), made.gone, epochs.secret)
+            made = made._replace(rows=ours.filter(pa.array(again)).select(names).cast(made.rows.schema))
+        return made, told(made, both, self.key, epochs.secret)
 
-    def sync(self, adopt: bool, dry: bool) -> TableChanges:
-        """Give the target the difference, and the record of this epoch.  As `difference`; raises `SinkRefused`.
+    def claim(self, adopt: bool) -> None:
+        """See whether `give` may be called.  Nothing is changed.  Raises `SinkRefused`, `SinkFailed`.
 
-        ``adopt``: whether the table may be another's.  ``dry``: only say what would be given, to a table that is made
-        where there is none.
+        ``adopt``: whether the table may be another's.
         """
         self._check_mode(self._known())
         there, state = self.table.written(), self.epochs.manifest.id
@@ -311,12 +316,10 @@ class Delivery:
             found = "nobody" if there is None else f"{there.output!r} of the state {there.state}"
             remedy = "give another table, or take it over with --adopt, which lists what that deletes"
             raise self._refused(f"it has rows, written by {found}", remedy)
-        self.table.prepare()
         self.before = there
-        made = self.difference()
-        if dry:
-            return made
+
+    def give(self, made: TableChanges) -> None:
+        """Write a difference, with the record of this epoch.  O(its rows).  Raises `SinkAhead`, `SinkFailed`."""
         self._write(made, self.epochs.epoch)
         self.at = self.epochs.epoch
         self._acknowledge()
-        return made

@@ -141,7 +141,7 @@ def test_a_new_column_is_taken_or_ends_the_run() -> None:
     run(*WORDS, *to)
     assert rows("out.db", "orders") == [(1, "Bern", None), (2, "Bern", None), (3, "Chur", 7)]
     said = run("sync", "flow.py", "--state", "state", "--to", "orders=sqlite:out.db").stdout
-    assert "0 would be deleted, 0 added" in said
+    assert "0 rows would be deleted, 0 changed, 0 added" in said
 
 
 def test_another_state_at_a_table_is_shown_the_way_to_take_it_over() -> None:
@@ -172,10 +172,12 @@ def test_sync_says_before_it_does() -> None:
     connection.close()
     words = ("sync", "flow.py", "--state", "state", "--to", "by_city=sqlite:out.db")
     found = run(*words)
-    assert "1 would be deleted, 1 added" in found.stdout and "nothing was written" in found.stderr
-    assert "city='Bern'" in found.stdout
+    assert "0 rows would be deleted, 1 changed, 0 added" in found.stdout
+    assert "nothing was written" in found.stderr
+    assert "  changed: city='Bern'" in found.stdout
     assert rows("out.db", "by_city") == [("Bern", 77)]
-    assert json.loads(run(*words, "--yes", "--json").stdout) == {"done": True, "by_city": {"gone": 1, "rows": 1}}
+    done = json.loads(run(*words, "--yes", "--json").stdout)
+    assert done == {"done": True, "by_city": {"deleted": 0, "changed": 1, "added": 0}}
     assert rows("out.db", "by_city") == [("Bern", 2)]
 
 

@@ -1,0 +1,100 @@
+"""`Engine.sync`: what it counts, and that no target is changed before all are seen to take theirs."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddflow as dd
+from ddflow.engine.engine import Engine
+from ddflow.errors import SinkFailed, SinkRefused
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Any:
+    """Of three outputs with the keys 1 to 5."""
+    made = dd.Flow()
+    held = made.upserts("k", {"id": int, "f": int}, dd.Upsert(key="id"))
+    for name in NAMES:
+        made.output(name, held)
+    with made.open(tmp_path / "state") as opened:
+        opened.step({"k": {"id": [1, 2, 3, 4, 5], "f": [1, 2, 3, 4, 5]}})
+        yield opened
+
+
+def sql(file: Path, *statements: str) -> list[Any]:
+    connection = sqlite3.connect(file)
+    try:
+        for each in statements:
+            found = connection.execute(each).fetchall()
+        connection.commit()
+        return sorted(found)
+    finally:
+        connection.close()
+
+
+def test_the_rows_of_the_table_are_counted(engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "out.db"
+    sql(out, "create table a (id integer, f integer)", "insert into a values (1, 1), (2, 99), (7, 7), (8, 8)")
+    sinks = {"a": dd.sinks.sqlite(out, "a")}
+    for dry in (True, False):
+        found = engine.sync(sinks, adopt=True, dry=dry)["a"]
+        assert (found.deleted, found.changed, found.added) == (2, 1, 3)
+        assert found.keys is not None
+        keys = found.keys["id"].to_pylist()
+        assert sorted(keys[:2]) == [7, 8] and keys[2:] == [2]
+    assert sql(out, "select * from a") == [(n, n) for n in range(1, 6)]
+    assert engine.sync(sinks)["a"][:3] == (0, 0, 0)
+
+
+def test_a_key_that_a_table_has_twice_is_there_once_then(engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "out.db"
+    sql(out, "create table a (id integer, f integer)", "insert into a values (1, 1), (2, 2), (2, 98), (3, 3), (3, 3)")
+    found = engine.sync({"a": dd.sinks.sqlite(out, "a")}, adopt=True)["a"]
+    assert (found.deleted, found.changed, found.added) == (2, 0, 2)
+    assert sql(out, "select * from a") == [(n, n) for n in range(1, 6)]
+
+
+def test_a_view_of_one_row_is_counted_too(tmp_path: Path) -> None:
+    flow = dd.Flow()
+    flow.output("n", flow.upserts("k", {"id": int}, dd.Upsert(key="id")).count(by=[]))
+    sinks = {"n": dd.sinks.sqlite(tmp_path / "out.db", "n")}
+    with flow.open(tmp_path / "state") as engine:
+        engine.step({"k": {"id": [1, 2]}})
+        assert engine.sync(sinks)["n"][:3] == (0, 0, 1)
+        engine.step({"k": {"id": [3]}})
+        assert engine.sync(sinks)["n"][:3] == (0, 1, 0)
+        assert sql(tmp_path / "out.db", "select * from n") == [(3,)]
+
+
+@pytest.mark.parametrize("bad", ["other rows", "other columns"])
+def test_nothing_is_changed_where_one_is_refused(bad: str, engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "out.db"
+    sinks = {name: dd.sinks.sqlite(out, name) for name in NAMES}
+    engine.sync({"a": sinks["a"]})
+    sql(out, "update a set f = 99")
+    before = sql(out, "select * from a")
+    column = "f integer" if bad == "other rows" else "g text"
+    sql(out, f"create table b (id integer, {column})", "insert into b values (9, 9)")
+    with pytest.raises(SinkRefused):
+        engine.sync(sinks, adopt=bad != "other rows")
+    assert sql(out, "select * from a") == before
+    assert not sql(out, "select 1 from sqlite_master where name = 'c'") or not sql(out, "select * from c")
+
+
+def test_a_failure_in_the_middle_says_what_was_changed(engine: Engine, tmp_path: Path) -> None:
+    out = tmp_path / "out.db"
+    sinks = {name: dd.sinks.sqlite(out, name) for name in NAMES}
+    engine.sync(sinks, dry=True)  # makes the tables
+    sql(out, "create trigger full before insert on c begin select raise(abort, 'it is full'); end")
+    with pytest.raises((SinkFailed, SinkRefused), match=r"it is full.*\(changed before that: 'a', 'b'\)"):
+        engine.sync(sinks)
+    assert sql(out, "select * from a") == sql(out, "select * from b") == [(n, n) for n in range(1, 6)]
+    assert sql(out, "select * from c") == []
+    sql(out, "drop trigger full")
+    assert [each[:3] for each in engine.sync(sinks).values()] == [(0, 0, 0), (0, 0, 0), (0, 0, 5)]
