@@ -124,7 +124,7 @@ class TopicReader(OpenSource):
         for partition, offset in self.at.items():
             with suppress(kafka.KafkaException):
                 high = self.consumer.get_watermark_offsets(kafka.TopicPartition(self.of.topic, partition), cached=True)
-                behind += max(0, high[1] - offset) if high else 0
+                behind += max(0, max(high[1] if high else 0, self.until[partition]) - offset)
         return behind
 
     def poll(self, room: int) -> Polled | None:

@@ -13,7 +13,7 @@ tells its type waits for one: until then it is null either way.
 (False, {})
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -44,6 +44,8 @@ class Inlet:
         self.trying = Trying(f"the source {name!r}")
         self.heard = monotonic()
         """When rows came last."""
+        self.on_open: Callable[[], object] = lambda: None
+        """Called when the source is open, before it is read."""
         self._source: OpenSource | None = None
         self._lag: int | None = None
         """What was there and not taken, when that was last known."""
@@ -83,9 +85,14 @@ class Inlet:
         """Whether nothing comes before a commit."""
         return self._source is not None and self.trying.failing is None and self._source.waits
 
+    @property
+    def unknown(self) -> bool:
+        """Whether it was never known what is there."""
+        return self._lag is None
+
     def lag(self) -> SourceLag:
-        """What is there and was not taken."""
-        if self._source is not None and (known := self._source.lag()) is not None:
+        """What is there and was not taken; within an answer of the source, what it said before."""
+        if self._source is not None and not self.within and (known := self._source.lag()) is not None:
             self._lag = known
         return SourceLag(self._lag, self.of.unit, self.trying.failing is not None)
 
@@ -105,6 +112,7 @@ class Inlet:
             if self._source is None:
                 self._source = self.of.open(self.schemas, self.position)
                 self._source.keyed(self.keys)
+                self.on_open()
             found = self._source.poll(room)
         except SourceFailed as error:
             self.trying.failed(error, now)

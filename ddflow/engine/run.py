@@ -222,6 +222,7 @@ class RunLoop:
                     came = True
             if all(each.ended or each.waits for each in self.inlets):
                 return
+            self.report.tell(self._holder())
             if not came:
                 if ends is not None and now - began >= ends:
                     self._stop = self._stop or "time"

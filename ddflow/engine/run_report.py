@@ -1,7 +1,8 @@
 """How a run goes, for who looks: a line on the terminal, and records for metrics.
 
 Invariant: it asks sources and sinks what they know and changes nothing. The line is written five times a second at
-most; a record is published behind each epoch, once a second while nothing comes, and at the end.
+most; a record is published when a source is open, when its lag is first known, behind each epoch, once a second
+between them, and at the end.
 
 >>> import ddflow as dd, tempfile, pathlib
 >>> flow = dd.Flow()
@@ -39,6 +40,8 @@ class RunReport:
         self._holder = cast(tuple[str, int] | None, None)
         self.rows = 0
         """Taken in so far."""
+        for each in inlets:
+            each.on_open = self.publish
 
     def close(self) -> None:
         """End the line."""
@@ -46,7 +49,8 @@ class RunReport:
 
     def tell(self, holder: tuple[str, int] | None) -> None:
         """Show and publish what is due.  ``holder``: as `RunLoop` has it."""
-        if self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY:
+        due = self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY
+        if due or any(each.unknown and each.lag().amount is not None for each in self.inlets):
             self.publish()
         self._holder = holder
         if self.line.due:

@@ -83,6 +83,19 @@ def source(server: Server, **more: Any) -> Any:
     return dd.sources.postgres(server.url, "orders", slot="shop", **more)
 
 
+def test_what_waits_in_the_log_is_a_figure_before_it_is_read(server: Server, tmp_path: Path) -> None:
+    ask(server, ORDERS)
+    seen = list[Any]()
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"orders": source(server)})
+    ask(server, "insert into orders select n, n, n, repeat('x', 100) from generate_series(1, 1000) n")
+    with flow().open(tmp_path / "state", metrics=seen.append) as engine:
+        engine.run({"orders": source(server)})
+    first = seen[0]
+    assert first.kind == "run" and first.sources["orders"].amount > 100_000 and not first.sources["orders"].failing
+    assert [each.sources["orders"].amount for each in seen if each.kind == "run"][-1] < 100_000
+
+
 def test_a_copy_and_every_kind_of_change(server: Server, tmp_path: Path) -> None:
     large = "x" * 9000  # kept apart from its row, and not written again where it stays
     rows = f"(1, 7, 1.50, repeat('ab', 9000)), (2, 7, 2, '{large}'), (3, 8, null, null)"

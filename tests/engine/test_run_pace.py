@@ -147,6 +147,43 @@ def test_a_lag_has_one_unit_and_none_is_shown_before_it_is_known() -> None:
     assert shown[0] == [] and shown[-1] == [(("rows", "batches"), 7)]
 
 
+class Slow(Numbers):
+    """A source that says what is there, and reads for long."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__(10, ends=1)
+        self.seen, self.before = seen, list[Any]()
+
+    def poll(self, room: int) -> Polled:
+        """What was published until it is read."""
+        self.before = self.before or list(self.seen)
+        return super().poll(room)
+
+
+def test_what_waits_is_shown_before_it_is_read() -> None:
+    seen = list[Any]()
+    source = Slow(seen)
+    with flow().open(metrics=seen.append) as engine:
+        engine.run({"rows": source}, rows=10)
+    assert [(call.kind, call.sources["rows"].amount) for call in source.before] == [("run", 7)]
+
+
+def test_what_waits_is_shown_when_the_first_answer_tells_it() -> None:
+    seen = list[Any]()
+
+    class Late(Numbers):
+        """A source that knows what is there once it was asked."""
+
+        def lag(self) -> Any:
+            """None until it was."""
+            return 7 if self.asked else None
+
+    with flow().open(metrics=seen.append) as engine:
+        engine.run({"rows": Late(10, ends=1)}, rows=10)
+    kinds = [(call.kind, call.sources["rows"].amount if call.kind == "run" else 0) for call in seen]
+    assert kinds[:3] == [("run", None), ("run", 7), ("step", 0)]
+
+
 def test_epochs_end_by_rows(tmp_path: Path) -> None:
     with flow().open(tmp_path / "state") as engine:
         done = engine.run({"rows": Numbers(10, ends=3)}, interval="60s", rows=25)
