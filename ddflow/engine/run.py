@@ -39,7 +39,6 @@ from ddflow.engine.run_report import RunReport
 from ddflow.engine.signals import on_signal
 from ddflow.errors import DdflowError, SpecError
 from ddflow.metrics import LOG
-from ddflow.terminal import counted
 from ddflow.time import NEVER
 
 MANY: Final = 1 << 17
@@ -232,7 +231,8 @@ class RunLoop:
 
     def _epoch(self) -> None:
         """Take in what was gathered, and commit it with its positions."""
-        moved, before, calls = [each for each in self.inlets if each.moved], self.done.rows, self._called
+        moved, calls = [each for each in self.inlets if each.moved], self._called
+        before, began = (self.done.rows, self.done.updates), monotonic()
         for inlet in moved:
             with self._located(inlet):
                 self._take(inlet)
@@ -252,13 +252,14 @@ class RunLoop:
         if self._evolved:
             self._evolved = False
             self.outlets.reshaped()
-        names = [each.name for each in moved]
         if self._called == calls:
             self.done.moved += 1
+            names = [each.name for each in moved]
             LOG.info("epoch %d: no rows, only the positions of %s moved", self.calls.epoch, names)
             return
         self.done.epochs += 1
-        LOG.info("epoch %d: %s of %s", self.calls.epoch, counted(self.done.rows - before, "row"), names)
+        rows, updates = self.done.rows - before[0], self.done.updates - before[1]
+        self.report.epoch(moved, rows, updates, monotonic() - began)
 
     def _evolve(self) -> None:
         """Take in columns that are new in sources, behind the epoch before them.  Raises `SchemaMismatch`."""

@@ -1,4 +1,4 @@
-"""How a run goes, for who looks: a line on the terminal, and records for metrics.
+"""How a run goes, for who looks: a line on the terminal, one of the log for each epoch, and records for metrics.
 
 Invariant: it asks sources and sinks what they know and changes nothing. The line is written five times a second at
 most; a record is published when a source is open, when its lag is first known, behind each epoch, once a second
@@ -15,19 +15,37 @@ between them, and at the end.
 ('run', {'people': SourceLag(amount=0, unit='files', failing=False)})
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from ddflow.engine.calls import Calls
 from ddflow.engine.deliveries import Deliveries
 from ddflow.engine.inlet import Inlet
-from ddflow.metrics import CallMetrics, Look, publish
-from ddflow.terminal import Line
+from ddflow.metrics import LOG, CallMetrics, Look, fields, publish
+from ddflow.terminal import Line, counted
 from ddflow.time import shown
 
 EVERY: Final = 1.0
 """Seconds between two records while there are no epochs."""
+
+
+class EpochDone(NamedTuple):
+    """An epoch of a run, in the log."""
+
+    epoch: int
+    """Its number."""
+    rows: int
+    """Taken in."""
+    updates: int
+    """Put out."""
+    seconds: float
+    """From its first call to behind its commit."""
+    lags: Mapping[str, int | None]
+    """By source, what is there and was not taken, in its unit."""
+    sinks: Mapping[str, int]
+    """By output, the last epoch that its sink has."""
 
 
 class RunReport:
@@ -77,6 +95,18 @@ class RunReport:
             self.doing(f"writing {name}", written, began)
 
         return look
+
+    def epoch(self, moved: Sequence[Inlet], rows: int, updates: int, seconds: float) -> None:
+        """A line of the log for an epoch that is committed.  ``moved``: the sources of its rows."""
+        if not LOG.isEnabledFor(logging.INFO):
+            return
+        lags = {each.name: each.lag() for each in self.inlets}
+        amounts = {name: lag.amount for name, lag in lags.items()}
+        done = EpochDone(self.calls.epoch, rows, updates, seconds, amounts, self.outlets.at)
+        parts = [f"{counted(rows, 'row')} of {[each.name for each in moved]}", counted(updates, "update")]
+        parts += [f"{seconds * 1e3:,.0f} ms", *(f"{name} is {lag} behind" for name, lag in lags.items() if str(lag))]
+        parts += [f"the sink of {name} has {at:,}" for name, at in done.sinks.items()]
+        LOG.info("epoch %d: %s", done.epoch, ", ".join(parts), extra=fields(done))
 
     def publish(self) -> None:
         """A record of what waits, for whoever takes the figures of calls."""

@@ -1,7 +1,8 @@
 """Trying: what may fail for a while, tried again with growing pauses, until it has failed for too long.
 
-Invariant: a source and a sink wait alike. The log says once that something fails, and once that it answers again; each
-pause is twice the one before, up to `PAUSES`. It keeps no clock: the caller says what time it is, in seconds.
+Invariant: a source and a sink wait alike. The log says that something fails, at growing intervals that it still does,
+and once that it answers again, a line each; each pause is twice the one before, up to `PAUSES`. It keeps no clock: the
+caller says what time it is, in seconds.
 
 >>> trying = Trying("the sink of 'people'")
 >>> trying.failed(SinkFailed("write", "it is away", "wait"), now=0.0)
@@ -22,13 +23,17 @@ PAUSES: Final = (0.05, 30.0)
 """Seconds before the second attempt, and at most before a later one."""
 
 
+REMINDERS: Final = (5.0, 60.0)
+"""Seconds before the log repeats that it fails, and at most before it does again."""
+
+
 class Trying:
     """``what``: as the log calls it.  ``failing``: the last error; None where the last attempt did not fail."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.failing: SourceFailed | SinkFailed | None = None
-        self._since = self._again = self._pause = 0.0
+        self._since = self._again = self._pause = self._said = self._silence = 0.0
 
     def due(self, now: float) -> bool:
         """Whether it is not to wait."""
@@ -37,10 +42,14 @@ class Trying:
     def failed(self, error: SourceFailed | SinkFailed, now: float) -> None:
         """Note a failure."""
         if self.failing is None:
-            LOG.warning("%s fails, and is tried again: %s", self.what, error)
+            LOG.warning("%s fails, and is tried again: %s", self.what, _line(error))
             self._since, self._pause = now, PAUSES[0]
+            self._said, self._silence = now, REMINDERS[0]
         else:
             self._pause = min(2 * self._pause, PAUSES[1])
+        if now - self._said >= self._silence:
+            LOG.warning("%s still fails, after %.0f s: %s", self.what, now - self._since, _line(error))
+            self._said, self._silence = now, min(2 * self._silence, REMINDERS[1])
         self.failing, self._again = error, now + self._pause
 
     def answered(self, now: float) -> None:
@@ -53,3 +62,8 @@ class Trying:
         """Raise what has failed for longer than ``patience``; None: never."""
         if patience is not None and self.failing is not None and now - self._since >= patience:
             raise self.failing
+
+
+def _line(error: Exception) -> str:
+    """What it says in one line, because a record of a log is one: drivers answer in several."""
+    return " ".join(str(error).split())

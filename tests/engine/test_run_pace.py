@@ -196,7 +196,13 @@ def test_epochs_end_by_time_and_each_is_a_line_of_the_log(tmp_path: Path, caplog
     with flow().open(tmp_path / "state") as engine:
         done = engine.run({"rows": Numbers(1, ends=3)}, interval="200ms")
     assert 3 <= done.epochs <= done.seconds / 0.2 + 1
-    lines = [re.fullmatch(r"epoch (\d+): ([\d,]+) rows? of \['rows'\]", each.message) for each in caplog.records]
+    words = r"epoch (\d+): ([\d,]+) rows? of \['rows'\], ([\d,]+) updates?, [\d,]+ ms, rows is 7 batches behind"
+    lines = [re.fullmatch(words, each.message) for each in caplog.records]
+    records = [each.__dict__["ddflow"] for each, line in zip(caplog.records, lines, strict=True) if line]
+    assert [(each["epoch"], each["rows"], each["updates"]) for each in records] == [
+        tuple(int(text.replace(",", "")) for text in line.groups()) for line in lines if line
+    ]
+    assert all(each["seconds"] > 0 and each["lags"] == {"rows": 7} and each["sinks"] == {} for each in records)
     told = [(int(line[1]), int(line[2].replace(",", ""))) for line in lines if line]
     assert [epoch for epoch, _ in told] == list(range(1, done.epochs + 1))
     assert sum(rows for _, rows in told) == done.rows
