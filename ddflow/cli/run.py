@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import Trust
+from ddflow.cli.held_state import HeldState
 from ddflow.cli.say import say
 from ddflow.errors import SpecError
 from ddflow.terminal import counted
@@ -194,7 +195,8 @@ def run(
     check(given, sources, targets, RunOptions(**how))  # before there is a state
     served = metrics and _served(flow, metrics)
     choices: dict[str, Any] = {"memory": memory, "retain": retain, "trust": trust, "metrics": served}
-    with given.open(state, **choices) as engine:
+    with HeldState(state, trust) as held, given.open(state, **choices) as engine:
+        held.hold()
         _say_events(engine, sources)
         done = engine.run(sources, targets, **how)
         epoch = engine.epoch

@@ -164,6 +164,37 @@ def test_each_epoch_is_a_timed_line_where_that_is_asked_for() -> None:
     assert re.search(r"^20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d+ INFO opened .*state at epoch 1 ", said.stderr, re.M)
 
 
+def test_a_second_run_on_a_state_is_refused_at_its_start(tmp_path: Path) -> None:
+    process = subprocess.Popen([DDFLOW, *WORDS, "--follow", "--verbose"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        said = next((line for line in process.stderr if "epoch 1:" in line or "Error" in line), "")
+        assert "epoch 1:" in said
+        assert "state: another run has it; stop that one" in refused(*WORDS)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.stderr.close()
+    run(*WORDS)
+
+
+def test_a_run_that_fails_leaves_no_state_that_it_made() -> None:
+    connection = sqlite3.connect("out.db")
+    connection.execute("create table by_city (other text)")
+    connection.commit()
+    connection.close()
+    to = ("--to", "by_city=sqlite:out.db")
+    refused(*WORDS, *to)
+    assert not Path("state").exists()
+    Path("state").mkdir(mode=0o700)
+    refused(*WORDS, *to)
+    assert Path("state").exists()  # it was there
+    run(*WORDS)
+    refused(*WORDS, *to)
+    assert json.loads(run("inspect", "state", "--json").stdout)["epoch"] == 1
+
+
 def test_sync_says_before_it_does() -> None:
     run(*WORDS, "--to", "by_city=sqlite:out.db")
     connection = sqlite3.connect("out.db")
