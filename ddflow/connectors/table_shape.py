@@ -37,11 +37,7 @@ def lacking(shape: TableShape, there: Mapping[str, Any], wanted: Mapping[str, An
     if other:
         raise refused(shape, place, "; ".join(other), "give another table, or change its columns")
     if lost := [column for column in there if column not in wanted]:
-        remedy = (
-            OTHER_MODE
-            if MARKS & {*lost}
-            else "give another table, or drop them; declare in the flow those that a run took in"
-        )
+        remedy = OTHER_MODE if MARKS & {*lost} else "give another table, or drop them; declare those that a run took in"
         raise refused(shape, place, f"it has columns that we do not write: {lost}", remedy)
     if gone := [column for column in shape.key or () if column not in there]:
         raise refused(shape, place, f"it lacks the key {gone}", "give another table")
