@@ -198,8 +198,7 @@ def run(
     with HeldState(state, trust) as held, given.open(state, **choices) as engine:
         held.hold()
         _say_events(engine, sources)
-        done = engine.run(sources, targets, **how)
-        epoch = engine.epoch
+        done, epoch = engine.run(sources, targets, **how), engine.epoch
     _done(epoch, done, as_json)
 
 
