@@ -231,8 +231,8 @@ class RunLoop:
 
     def _epoch(self) -> None:
         """Take in what was gathered, and commit it with its positions."""
-        moved, calls = [each for each in self.inlets if each.moved], self._called
-        before, began = (self.done.rows, self.done.updates), monotonic()
+        moved, calls, began = [each for each in self.inlets if each.moved], self._called, monotonic()
+        rows, updates = self.done.rows, self.done.updates
         for inlet in moved:
             with self._located(inlet):
                 self._take(inlet)
@@ -254,12 +254,10 @@ class RunLoop:
             self.outlets.reshaped()
         if self._called == calls:
             self.done.moved += 1
-            names = [each.name for each in moved]
-            LOG.info("epoch %d: no rows, only the positions of %s moved", self.calls.epoch, names)
+            LOG.info("epoch %d: no rows, only positions of %s moved", self.calls.epoch, [each.name for each in moved])
             return
         self.done.epochs += 1
-        rows, updates = self.done.rows - before[0], self.done.updates - before[1]
-        self.report.epoch(moved, rows, updates, monotonic() - began)
+        self.report.epoch(moved, self.done.rows - rows, self.done.updates - updates, monotonic() - began)
 
     def _evolve(self) -> None:
         """Take in columns that are new in sources, behind the epoch before them.  Raises `SchemaMismatch`."""
