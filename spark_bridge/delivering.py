@@ -18,7 +18,7 @@ import pyarrow as pa
 from ddflow.connectors.attached import TableSink
 from ddflow.engine.deliveries import Deliveries
 from ddflow.engine.delivery import Delivery
-from ddflow.engine.differing import Difference
+from ddflow.engine.differing import Synced
 from ddflow.engine.flow import Flow
 from ddflow.engine.run_options import RunOptions
 from ddflow.errors import DdflowError
@@ -88,7 +88,7 @@ def sync(
     dry: bool = False,
     detach: tuple[str, ...] = (),
     trust: Literal["owner", "group"] = "owner",
-) -> dict[str, Difference]:
+) -> dict[str, Synced]:
     """Give targets the difference between what they hold and what the outputs of a state hold, as ``ddflow sync`` does.
 
     Stop what feeds the state first; otherwise it is `Fenced`.
@@ -110,7 +110,7 @@ def sync(
 
     Returns
     -------
-    dict of str to Difference
+    dict of str to Synced
         By output, how many rows of the table were deleted, changed and added.
 
     Raises

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.engine.differing import Difference
+from ddflow.engine.differing import Synced
 from ddflow.engine.run import RunDone
 from ddflow.plan.explain import Explained
 from ddflow.plan.input import Input
@@ -45,7 +45,7 @@ with flow.open("state", memory="1GB", commit_every="50ms", metrics=dd.exporters.
     assert_type(engine.stats(), dd.Stats)
     sinks = {"by_city": dd.sinks.sqlite("shop.db", "by_city", mode="changelog")}
     assert_type(engine.run({"orders": dd.sources.files("landing/*.csv")}, sinks), RunDone)
-    assert_type(engine.sync(sinks), dict[str, Difference])
+    assert_type(engine.sync(sinks), dict[str, Synced])
 
 assert_type(dd.read("state", "by_city"), pa.Table)
 assert_type(dd.compare({"id": [1]}, {"id": [2]}, key="id"), pa.Table)

@@ -17,7 +17,7 @@ from ddflow.cli.arguments import Trust
 from ddflow.cli.progress import watching
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, loaded, sinks
 from ddflow.cli.say import say
-from ddflow.engine.differing import Difference
+from ddflow.engine.differing import Synced
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.driver_epochs import sync_state
 from ddflow.storage.manifest import newest
@@ -87,7 +87,7 @@ def sync(
         say("nothing was written; do it with --yes", err=True)
 
 
-def _list(found: Difference) -> None:
+def _list(found: Synced) -> None:
     """The keys of rows that go or change."""
     keys = found.keys
     if keys is None or not keys.num_columns:

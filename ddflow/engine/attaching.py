@@ -19,7 +19,7 @@ from typing import Any, Literal
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.engine.calls import Calls
 from ddflow.engine.deliveries import detach, sync
-from ddflow.engine.differing import Difference
+from ddflow.engine.differing import Synced
 from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run import RunDone, RunLoop
 from ddflow.engine.run_options import RunOptions
@@ -109,7 +109,7 @@ class Attaching(ABC):
         adopt: bool = False,
         dry: bool = False,
         look: Look = lambda rows: None,
-    ) -> dict[str, Difference]:
+    ) -> dict[str, Synced]:
         """Give targets the difference between what they hold and what the outputs hold, as of the last epoch.
 
         Parameters
@@ -125,7 +125,7 @@ class Attaching(ABC):
 
         Returns
         -------
-        dict of str to Difference
+        dict of str to Synced
             By output, how many rows of the table were deleted, changed and added.
 
         Raises

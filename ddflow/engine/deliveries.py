@@ -24,7 +24,7 @@ from typing import Final
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.attached import TableChanges, TableSink
 from ddflow.engine.delivery import Delivery
-from ddflow.engine.differing import Difference
+from ddflow.engine.differing import Synced
 from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.engine.run_options import EPOCHS
 from ddflow.errors import DdflowError, SpecError
@@ -100,7 +100,7 @@ class Deliveries:
 
 def sync(
     epochs: KeptEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
-) -> dict[str, Difference]:
+) -> dict[str, Synced]:
     """Give targets the difference, none before all are seen to take it.  As `Engine.sync`."""
     with ExitStack() as stack:
         each = {name: stack.enter_context(closing(Delivery(epochs, name, sink, look))) for name, sink in sinks.items()}

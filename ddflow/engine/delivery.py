@@ -34,7 +34,7 @@ from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableSink, 
 from ddflow.connectors.modes import among, changes, folded, netted, shaped
 from ddflow.connectors.table_shape import OTHER_MODE
 from ddflow.engine.attachable import shape_of
-from ddflow.engine.differing import Difference, told
+from ddflow.engine.differing import Synced, told
 from ddflow.engine.kept_epochs import KeptEpochs
 from ddflow.engine.trying import Trying
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
@@ -281,7 +281,7 @@ class Delivery:
             self.sink.kind, self.sink.target, self.sink.mode, self.at, written, digest
         )
 
-    def difference(self) -> tuple[TableChanges, Difference]:
+    def difference(self) -> tuple[TableChanges, Synced]:
         """What the target's table lacks of the rows that are held, and has more.  O(rows of both).
 
         Nothing of a side output: what it said of events stays.

@@ -1,4 +1,4 @@
-"""Difference: how a table of a sink differs from the rows that an output holds, counted for people.
+"""Synced: how a table of a sink differs from the rows that an output holds, counted for people.
 
 Invariant: what is counted are rows of the table: one is deleted, or is changed where its key goes on, and a row is
 added where its key is new to the table. A log, such as a changelog, only gets rows.
@@ -22,7 +22,7 @@ from ddflow.connectors.attached import TableChanges
 from ddflow.connectors.modes import among
 
 
-class Difference(NamedTuple):
+class Synced(NamedTuple):
     """What `Engine.sync` gave to a target, or would: rows of its table."""
 
     deleted: int
@@ -35,17 +35,17 @@ class Difference(NamedTuple):
     """The keys of those that are deleted, then of those that are changed; None where rows are only added."""
 
 
-def told(made: TableChanges, both: pa.Table, key: Sequence[str] | None, secret: Secret) -> Difference:
+def told(made: TableChanges, both: pa.Table, key: Sequence[str] | None, secret: Secret) -> Synced:
     """The difference that is written as ``made``.  O(rows of both).
 
     ``both``: as updates, the table's rows that are to go and the rows that are to come.
     """
     if made.gone is None:
-        return Difference(0, 0, made.rows.num_rows)
+        return Synced(0, 0, made.rows.num_rows)
     diffs, keys = np.array(both.column(DIFF), np.int64), both.select(list(key or ()))
     theirs, ours = (keys.filter(pa.array(sign)) for sign in (diffs < 0, diffs > 0))
     stays = among(theirs, ours, secret) if key else np.full(theirs.num_rows, ours.num_rows > 0)
     known = among(ours, theirs, secret) if key else np.full(ours.num_rows, theirs.num_rows > 0)
     changed, gone = int(np.count_nonzero(known)), int(-diffs[diffs < 0].sum())
     listed = pa.concat_tables([theirs.filter(pa.array(~stays)), ours.filter(pa.array(known))])
-    return Difference(gone - changed, changed, ours.num_rows - changed, listed)
+    return Synced(gone - changed, changed, ours.num_rows - changed, listed)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ddflow.connectors.attached import TableSink
 from ddflow.engine.deliveries import detach, sync
-from ddflow.engine.differing import Difference
+from ddflow.engine.differing import Synced
 from ddflow.engine.kept_epochs import InParts, KeptEpochs
 from ddflow.metrics import Look
 from ddflow.partitions.commit import EpochDriver
@@ -92,7 +92,7 @@ def sync_state(
     dry: bool,
     forget: tuple[str, ...] = (),
     look: Look = lambda rows: None,
-) -> dict[str, Difference]:
+) -> dict[str, Synced]:
     """What `Engine.sync` and then `Engine.detach` do, of a state of many partitions.  Raises as they do."""
     epochs = DriverEpochs(driver)
     done = sync(epochs, sinks, adopt, dry, look)
