@@ -18,7 +18,7 @@ it does not parse at line 1, column 6: Required keyword: 'expression' missing
          ^
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from sqlglot import exp
@@ -65,6 +65,17 @@ class DdflowSpark(_SPARK):  # type: ignore[misc]
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {"CASE": _SPARK.Parser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
 
 
+class QuerySpark(DdflowSpark):
+    """The dialect of queries: double quotes are around names, as in the SQL standard (Spark has a setting for it)."""
+
+    class Tokenizer(DdflowSpark.Tokenizer):
+        """Text stands in single quotes only."""
+
+        QUOTES: ClassVar[list[str]] = ["'"]
+        IDENTIFIERS: ClassVar[list[str]] = ["`", '"']
+        STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'"]
+
+
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ)
 _PREDICATES = (exp.Is, exp.In, exp.Between, exp.Like, exp.ILike, exp.RegexpLike)
 _BITS = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor)
@@ -78,10 +89,24 @@ _AROUND = 60  # characters that are shown on both sides of a mistake
 
 
 class Parsed(NamedTuple):
-    """``nested``: how many levels lie within each other."""
+    """``nested``: how many levels lie within each other.  ``quoted``: texts that stand in double quotes."""
 
     tree: Tree
     nested: int
+    quoted: frozenset[str]
+
+    def check_quoted(self, names: Iterable[str]) -> None:
+        """Raise Refusal where a text in double quotes is the name of one of these columns.
+
+        SQL has names in double quotes and Spark has text in them, so that a wrong answer would come of either.
+        """
+        folded = {each.casefold() for each in self.quoted}
+        for name in names:
+            if name.casefold() in folded:
+                raise Refusal(
+                    f'"{name}" is a text, and there is a column of that name',
+                    f"write `{name}` in backquotes for the column, or '{name}' in single quotes for the text",
+                )
 
 
 def parse(text: str) -> Parsed:
@@ -90,18 +115,17 @@ def parse(text: str) -> Parsed:
     Raises Refusal for what goes beyond a limit, and where it does not parse, with line, column and a caret.
     """
     remedy = "an expression is what goes into WHERE or SELECT, without AS; names that are SQL words go in backquotes"
-    return _parsed(text, "expressions", remedy, lambda parser, tokens: parser.parse_into(exp.Condition, tokens, text))
+    return _parsed(text, DdflowSpark(), "expressions", remedy, lambda parser, tokens: parser.parse_into(exp.Condition, tokens, text))
 
 
 def parse_query(text: str) -> Tree:
     """The tree of one query.  As `parse`."""
     remedy = "a query is SELECT, VALUES or WITH, in Spark's dialect; names that are SQL words go in backquotes"
-    return _parsed(text, "queries", remedy, lambda parser, tokens: parser.parse(tokens, text)).tree
+    return _parsed(text, QuerySpark(), "queries", remedy, lambda parser, tokens: parser.parse(tokens, text)).tree
 
 
-def _parsed(text: str, several: str, remedy: str, trees: Callable[[Any, Any], Any]) -> Parsed:
+def _parsed(text: str, dialect: Tree, several: str, remedy: str, trees: Callable[[Any, Any], Any]) -> Parsed:
     _within(len(text), MOST_TEXT, "characters")
-    dialect = DdflowSpark()
     try:
         text.encode()
         tokens = dialect.tokenize(text)
@@ -123,7 +147,8 @@ def _parsed(text: str, several: str, remedy: str, trees: Callable[[Any, Any], An
         raise Refusal(found, "give text that can be written as UTF-8") from error
     except RecursionError as error:
         raise too_deep() from error
-    return Parsed(tree, nested)
+    quoted = (each for each in tokens if each.token_type == TokenType.STRING and text[each.start] == '"')
+    return Parsed(tree, nested, frozenset(each.text for each in quoted))
 
 
 def too_deep() -> Refusal:

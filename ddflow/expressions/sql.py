@@ -26,6 +26,7 @@ def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple
         fresh()
         try:
             parsed = parse(text)
+            parsed.check_quoted(schema.names)
             node = Lowering(columns).lower(parsed.tree)
             return parsed, convert(node, BOOL) if boolean and node.type == NULL else node
         except Refusal as refusal:

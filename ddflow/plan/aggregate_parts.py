@@ -59,7 +59,7 @@ def checked_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
 def aggregated(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
     """See `ddflow.plan.group_verbs.Grouping.agg`."""
     own = {name for name, given in texts.items() if isinstance(given, AppliedAggregate)}
-    calls = {name: written_aggregate(name, text) for name, text in texts.items() if name not in own}
+    calls = {name: written_aggregate(name, text, of.schema.names) for name, text in texts.items() if name not in own}
     folding = [name for name in texts if name in own or _folds(calls[name])]
     if len(folding) == len(texts):
         return of._then("agg", by, texts)

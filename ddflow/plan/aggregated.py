@@ -15,6 +15,7 @@ ddflow.errors.ExpressionError: agg n='median(a)': there is no aggregate 'median'
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
@@ -74,8 +75,8 @@ class AggregateCall(NamedTuple):
         return ExpressionError(f"agg {self.name}={cut(self.text)!r}", found, remedy)
 
 
-def written_aggregate(name: str, text: Any) -> AggregateCall:
-    """What the text of an aggregate says.  O(text).  Raises `ExpressionError`."""
+def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> AggregateCall:
+    """What the text of an aggregate says.  ``columns``: of what is aggregated.  O(text).  Raises `ExpressionError`."""
     from sqlglot import exp  # which takes long to import
 
     from ddflow.expressions.node import Refusal
@@ -85,10 +86,11 @@ def written_aggregate(name: str, text: Any) -> AggregateCall:
     if not isinstance(text, str):
         raise empty.refused(f"it is {type(text).__name__}", "write SQL, as in total='sum(amount)'")
     try:
-        tree = parse(text).tree
+        parsed = parse(text)
+        parsed.check_quoted(columns)
     except Refusal as refusal:
         raise empty.refused(refusal.found, refusal.remedy) from refusal
-    where, ignores = None, False
+    tree, where, ignores = parsed.tree, None, False
     while isinstance(tree, exp.Filter | exp.IgnoreNulls | exp.RespectNulls | exp.Paren):
         ignores = ignores or isinstance(tree, exp.IgnoreNulls)
         where = tree.expression.this if isinstance(tree, exp.Filter) else where

@@ -238,7 +238,7 @@ FUNCTIONS: Final[dict[str, type[FoldedAggregate]]] = {
 
 def aggregate_of(name: str, text: Any, schema: pa.Schema) -> FoldedAggregate:
     """The aggregate that a text says, one that adds up, over some columns.  O(text).  Raises `ExpressionError`."""
-    call = written_aggregate(name, text)
+    call = written_aggregate(name, text, schema.names)
     return FUNCTIONS[call.function](call, schema)
 
 

@@ -103,7 +103,10 @@ class Names:
             could = ", ".join(f"{each.alias}.{each.name}" for each in found)
             return refused(written, f"the column {name!r} could be any of {could}", "write the table's name before it")
         known = list(dict.fromkeys(each.name for each in self.visible))
-        return refused(written, f"there is no column {name!r}", did_you_mean(name.rpartition(".")[2], known))
+        remedy = did_you_mean(name.rpartition(".")[2], known)
+        if any(part.args.get("quoted") for part in written.find_all(exp.Identifier)):
+            remedy = f"{remedy}; double quotes are around names: write '{name}' if it is a text"
+        return refused(written, f"there is no column {name!r}", remedy)
 
     def star(self, written: Tree, alias: str | None = None) -> list[Visible]:
         """What ``*`` or ``alias.*`` stands for."""
