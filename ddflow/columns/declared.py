@@ -32,7 +32,7 @@ from typing import Any, Final, get_args, get_origin
 import pyarrow as pa
 
 from ddflow.columns.names import check_names
-from ddflow.columns.schema import normal_field
+from ddflow.columns.schema import normal_type, usual_type
 from ddflow.columns.type_text import parse_type
 from ddflow.errors import DdflowError, NotArrow, SpecError
 
@@ -72,7 +72,8 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
     """The declared schema of a source, in normal types.
 
     ``given``: a ``pa.Schema``; a ``pl.Schema``; Spark's ``StructType``; a frame of pandas, Polars, DuckDB or Spark, or
-    anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, see `to_type`.
+    anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, see `to_type`.  Text of a frame is
+    ``string``, whatever the frame keeps it as (``large_string``, ``string_view``, a dictionary).
 
     Raises `SpecError` for duplicate or reserved names and for a text that names no type, `NotArrow` for anything else.
     O(columns).
@@ -85,7 +86,8 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
         remedy = "give a pyarrow.Schema, a frame, {name: type}, or anything with __arrow_c_schema__"
         raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
     check_names(schema.names, what)
-    return pa.schema([normal_field(field) for field in schema])
+    usual = normal_type if isinstance(given, pa.Schema | Mapping) else usual_type
+    return pa.schema([field.with_type(usual(field.type)) for field in schema])
 
 
 def _schema(given: Any, what: str) -> pa.Schema:
@@ -138,7 +140,7 @@ def to_type(kind: Any, what: str) -> pa.DataType:
         raise NotArrow(what, "Decimal has no precision", 'write "decimal(12,2)", for example')
     if type(kind).__module__.startswith("polars."):
         made: pa.DataType = pa.schema(sys.modules["polars"].Schema({"type": kind})).field(0).type
-        return made
+        return usual_type(made)
     if hasattr(kind, "jsonValue") and not isinstance(kind, type):
         return _of_spark({"fields": [{"name": "type", "type": kind.jsonValue(), "nullable": True}]}, what).field(0).type
     known = ", ".join(each.__name__ for each in _PYTHON)

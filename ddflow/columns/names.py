@@ -69,7 +69,7 @@ def check_names(names: Sequence[str], what: str) -> None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the nearest one, and all of them."""
-    known = list(known)
+    known = list(dict.fromkeys(known))
     folded = {each.casefold(): each for each in reversed(known)}
     near = get_close_matches(str(name), known, 1) or [
         folded[each] for each in get_close_matches(str(name).casefold(), folded, 1)

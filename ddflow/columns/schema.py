@@ -24,8 +24,9 @@ import pyarrow.types as pat
 
 from ddflow.columns.casts import exact, first_misfit, fitting, may_cast
 from ddflow.columns.names import DIFF, TIME, did_you_mean
+from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import becomes
-from ddflow.errors import SchemaMismatch, cut
+from ddflow.errors import SchemaMismatch, TooLarge, cut
 
 
 def normal_type(kind: pa.DataType) -> pa.DataType:
@@ -47,6 +48,27 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_list(kind) or pat.is_list_view(kind):
         return pa.list_(normal_field(kind.value_field))
     return kind
+
+
+def usual_type(kind: pa.DataType) -> pa.DataType:
+    """What frames have as ``large_string`` or another encoding, as a declaration has it: without wide offsets.
+
+    >>> usual_type(pa.large_list(pa.large_string()))
+    ListType(list<item: string>)
+    """
+    kind = normal_type(kind)
+    if pat.is_large_string(kind):
+        return pa.string()
+    if pat.is_large_binary(kind):
+        return pa.binary()
+    if pat.is_struct(kind):
+        return pa.struct([field.with_type(usual_type(field.type)) for field in kind])
+    if pat.is_map(kind):
+        return pa.map_(usual_type(kind.key_type), usual_type(kind.item_type))
+    if not (pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind)):
+        return kind
+    value = kind.value_field.with_type(usual_type(kind.value_type))
+    return pa.list_(value, kind.list_size) if pat.is_fixed_size_list(kind) else pa.list_(value)
 
 
 def normal_field(field: pa.Field) -> pa.Field:
@@ -145,10 +167,11 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
-def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[str] = ()) -> pa.Table:
+def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[str] = (), input: str = "") -> pa.Table:
     """``table`` with exactly ``schema``'s columns, order and types, each column in one chunk.
 
-    Columns are matched by name; one that is missing is null, unless it is ``required``.  Raises `SchemaMismatch`
+    Columns are matched by name; one that is missing is null, unless it is ``required``.  ``input``: whose columns they
+    are, where an engine takes in new ones.  Raises `SchemaMismatch`
     for an unknown, duplicate or missing required column, a value that has no equal in the declared type, or a null that
     the schema forbids.  O(rows) only for columns that need a cast or have several chunks.
     """
@@ -174,18 +197,17 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[
         if names.count(name) > 1:
             raise SchemaMismatch(f"rows for {what}", f"the column {name!r} occurs more than once", "give it one name")
         if schema.get_field_index(name) < 0:
-            raise SchemaMismatch(
-                f"rows for {what}",
-                f"there is a column {name!r} that was not declared",
-                f"{did_you_mean(name, schema.names)}; leave it out of the rows, or take it in with "
-                f"engine.evolve({{{name!r}: {str(table.schema.field(name).type)!r}}})",
-            )
+            remedy = f"{did_you_mean(name, schema.names)}; leave it out of the rows"
+            if input:
+                types = {input: {name: spelled_type(usual_type(table.schema.field(name).type))}}
+                remedy += f", or take it in with engine.evolve({types})"
+            raise SchemaMismatch(f"rows for {what}", f"there is a column {name!r} that was not declared", remedy)
     columns = []
     for field in schema:
         if field.name not in names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
-        widens = field.name not in required  # keys and orders never change
+        widens = "" if field.name in required else input  # keys and orders never change
         columns.append(lossless(table.column(field.name), field, f"rows for {what}", widens))
     return _without_nulls(pa.Table.from_arrays(columns, schema=schema), what)
 
@@ -201,10 +223,10 @@ def _without_nulls(table: pa.Table, what: str) -> pa.Table:
     return table
 
 
-def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, widens: bool = False) -> pa.Array:
+def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, widens: str = "") -> pa.Array:
     """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there.
 
-    ``widens``: the error says how a state's column becomes wider.
+    ``widens``: the input of a state whose column may become wider, which the error says how to do.
     """
     source = column.type
     if source == field.type:
@@ -213,18 +235,21 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, widens: bool =
     made = exact(array, field.type)
     if made is not None:
         return made
-    asked = f"column {field.name!r} of {what}"
+    asked, kind = f"column {field.name!r} of {what}", usual_type(source)
+    if kind == field.type and array.nbytes > 2**31 - 1:
+        found = f"its text takes {array.nbytes:,} bytes, 32-bit offsets reach 2 GiB"
+        raise TooLarge(asked, found, "take smaller steps, or declare the column large_string")
     if may_cast(array.type, field.type):
         row = first_misfit(array, field.type)
-        found = f"row {row:,} holds {_value(array, row)} ({source}), which does not fit {field.type}"
-        fits = fitting(array.type, field.type)
-        raise SchemaMismatch(asked, found, f"mend the row, or declare {fits}{becomes(field, fits) if widens else ''}")
+        found = f"row {row:,} holds {_value(array, row)} ({kind}), which does not fit {field.type}"
+        fits = usual_type(fitting(array.type, field.type))
+        raise SchemaMismatch(
+            asked, found, f"mend the row, or declare {fits}{becomes(field, fits, widens) if widens else ''}"
+        )
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
-    found = f"it is {source}, declared is {field.type}" + "".join(
-        f"; row {i:,} holds {_value(array, i)}" for i in there
-    )
-    remedy = f"cast it yourself, or declare {array.type}{becomes(field, array.type) if widens else ''}"
-    raise SchemaMismatch(asked, found, remedy)
+    found = f"it is {kind}, declared is {field.type}" + "".join(f"; row {i:,} holds {_value(array, i)}" for i in there)
+    how = becomes(field, kind, widens) if widens else ""
+    raise SchemaMismatch(asked, found, f"cast it yourself, or declare {kind}{how}")
 
 
 def _value(array: pa.Array, row: int) -> str:

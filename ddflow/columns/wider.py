@@ -102,7 +102,7 @@ def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
 _REWRITING: Final = re.compile(r"dd\.evolve\(STATE, (\{[^{}]*\})\)")
 
 
-def becomes(field: pa.Field, kind: pa.DataType) -> str:
+def becomes(field: pa.Field, kind: pa.DataType, input: str = "") -> str:
     """How a column is widened to a type, for the remedy of an error; "" where it cannot be.
 
     >>> becomes(pa.field("c", pa.int32()), pa.float64())
@@ -112,7 +112,7 @@ def becomes(field: pa.Field, kind: pa.DataType) -> str:
     if how is None:
         return ""
     types = {field.name: spelled_type(kind)}
-    taken = f"engine.evolve({types}), or " if how == "read" else ""
+    taken = f"engine.evolve({ {input: types} if input else types }), or " if how == "read" else ""
     return f"; in a state the column becomes that by {taken}{rewriting(types)}"
 
 

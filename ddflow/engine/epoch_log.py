@@ -44,7 +44,7 @@ from ddflow.errors import (
     StorageFull,
 )
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.compatibility import PlanChange, caught_up, compare
+from ddflow.plan.compatibility import PlanChange, caught_up, compare, offsets_kept
 from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
@@ -111,6 +111,8 @@ class EpochLog:
             manifest = newest(store)
             if manifest is not None and catches_up:
                 flow = caught_up(manifest.plan, flow, manifest.added, store.where)
+            if manifest is not None:
+                flow = offsets_kept(manifest.plan, flow, store.where)
             plan = describe(flow)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
             where = Outputs.open(outputs, store, manifest, schemas, trust)

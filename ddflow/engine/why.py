@@ -125,7 +125,8 @@ def value_of(field: pa.Field, value: Any, asked: str) -> pa.Array:
             raise ValueError("it has a fraction")
         return pa.array([value], field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise NotReadable(asked, f"{value!r} is no {field.type} ({error})", "give a value of that type") from None
+        why = "" if isinstance(error, TypeError) else f" ({error})"  # which speaks of Arrow's own types
+        raise NotReadable(asked, f"{value!r} is no {field.type}{why}", "give a value of that type") from None
 
 
 class _Telling:

@@ -13,8 +13,9 @@ Refused at compile time: pairs that ANSI refuses, and floats as text, for Java's
 <pyarrow.Int64Scalar: None>
 """
 
+import re
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -90,13 +91,18 @@ def as_text(node: Node) -> Node:
     return convert(node, STRING)
 
 
+_COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
+
+
 def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
     def checked(array: pa.Array) -> pa.Array:
         result = turn(array)
         if result.null_count > array.null_count:
             value = array.filter(pc.and_(array.is_valid(), result.is_null()))[0]
             shown = cut(repr(value.as_py()) if source == STRING else str(value), 100)
-            raise pa.ArrowInvalid(f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}")
+            comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
+            hint = "; for a decimal comma cast replace(x, ',', '.')" if comma else ""
+            raise pa.ArrowInvalid(f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}{hint}")
         return result
 
     return checked

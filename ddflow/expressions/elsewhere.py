@@ -59,6 +59,21 @@ _INSTEAD: Final = {
 _BY_NAME: Final = {name: made for names, made in _INSTEAD.items() for name in names.split()}
 
 
+_FORMATTED: Final = (
+    "it reads 2024-02-29; for 29.02.2024 write "
+    "{}(concat(substr(text, 7, 4), '-', substr(text, 4, 2), '-', substr(text, 1, 2)))"
+)
+
+
+def fewer(name: str) -> str:
+    """What to write for a function that has more arguments elsewhere.
+
+    >>> fewer("upper")
+    'give as many as it takes'
+    """
+    return _FORMATTED.format(name) if name in ("to_date", "to_timestamp") else "give as many as it takes"
+
+
 def instead(name: str) -> str | None:
     """An expression for what a function elsewhere does; None where there is none.  ``name``: in lower case.  O(1)."""
     return _BY_NAME.get(name)

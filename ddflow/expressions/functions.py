@@ -54,6 +54,13 @@ _AGGREGATES = _names("""
     last_value listagg max max_by mean median min min_by mode percentile percentile_approx regr_count skewness some
     std stddev stddev_pop stddev_samp string_agg sum try_avg try_sum var_pop var_samp variance
 """)
+_UNKEPT = _names("""
+    approx_count_distinct approx_percentile arg_max arg_min bit_and bit_or bit_xor corr count_if covar_pop covar_samp
+    group_concat grouping kurtosis listagg max_by median min_by mode percentile percentile_approx regr_count skewness
+    string_agg try_avg try_sum
+""")
+_KEPT = "there are array_agg, avg, bool_and, bool_or, count, first, last, max, min, stddev_*, sum, var_*"
+_INSTEAD_OF = {"count_if": "write count(*) filter (where ...)", "approx_count_distinct": "write count(distinct x)"}
 _WINDOWS = _names("cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number")
 _CHANGING = _names("""
     curdate current_date current_timestamp current_time current_user localtimestamp monotonically_increasing_id now rand
@@ -89,11 +96,15 @@ def find(name: str) -> Function:
     lower = name.lower()
     if lower in FUNCTIONS:
         return FUNCTIONS[lower]
+    if lower in _UNKEPT:
+        remedy = _INSTEAD_OF.get(
+            lower, "array_agg(x) has all values of a group, and dd.Aggregate makes one of your own"
+        )
+        raise Refusal(f"there is no aggregate {lower}", f"{remedy}; {_KEPT}")
     if lower in _AGGREGATES or lower in _WINDOWS:
         raise Refusal(
             f"{lower} looks at several rows, and an expression sees one row at a time",
-            "aggregates of groups stand in .agg() and in the select list of a query; there are "
-            "array_agg, avg, bool_and, bool_or, count, first, last, max, min, stddev_*, sum, var_*",
+            f"aggregates of groups stand in .agg() and in the select list of a query; {_KEPT}",
         )
     if lower in _CHANGING:
         raise Refusal(f"{lower} differs from call to call", "bring the value in as a column or a literal")

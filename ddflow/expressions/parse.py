@@ -115,7 +115,13 @@ def parse(text: str) -> Parsed:
     Raises Refusal for what goes beyond a limit, and where it does not parse, with line, column and a caret.
     """
     remedy = "an expression is what goes into WHERE or SELECT, without AS; names that are SQL words go in backquotes"
-    return _parsed(text, DdflowSpark(), "expressions", remedy, lambda parser, tokens: parser.parse_into(exp.Condition, tokens, text))
+    return _parsed(
+        text,
+        DdflowSpark(),
+        "expressions",
+        remedy,
+        lambda parser, tokens: parser.parse_into(exp.Condition, tokens, text),
+    )
 
 
 def parse_query(text: str) -> Tree:

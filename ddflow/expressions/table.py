@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from ddflow.expressions.casts import as_text, convert
 from ddflow.expressions.compare import checked_regex, literal_text
+from ddflow.expressions.elsewhere import fewer
 from ddflow.expressions.node import Compute, Node, Refusal, apply, null
 from ddflow.expressions.types import DATE, DOUBLE, INSTANT, NULL, STRING, is_number, is_time, sql_name
 
@@ -63,7 +64,7 @@ class Function:
         """The node of a call. Raises Refusal for a wrong number of arguments, and what takes and builds them raises."""
         count = len(arguments)
         if count < self.least or (count > len(self.takes) and not self.more):
-            raise Refusal(f"{self.name} takes {self.arity()}, and this gives {count}", "give as many as it takes")
+            raise Refusal(f"{self.name} takes {self.arity()}, and this gives {count}", fewer(self.name))
         takes = chain(self.takes, repeat(self.takes[-1]))
         given = [take(node, self.name) for take, node in zip(takes, arguments, strict=False)]
         return null(self.of_null) if any(each is None for each in given) else self.build(*given)

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ddflow.columns.schema import usual_type
 from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import rewriting, widening
 from ddflow.errors import PlanChanged, cut
@@ -134,7 +135,7 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         change = replace(change, before=plan)
     remedy = "open it with the plan that it was made by, or make a new state of the log with dd.migrate"
     if any(LACKS in each for each in refused):
-        remedy = f"declare the columns that the state has; or {remedy}"
+        remedy = f"declare the columns that the state has, {_lacking(before, flow)}; or {remedy}"
     if lost := [name for name in record.record("outputs").names() if name not in flow.outputs]:
         remedy = f"{_dropping(lost, where)}; or {remedy}"
     if not refused and change.rewrites and not rewriting:
@@ -144,6 +145,29 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
         raise PlanChanged(asked, ", and ".join(refused[:MOST]) + more, remedy)
     return change
+
+
+def offsets_kept(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
+    """``flow`` with the wide offsets that a state's columns have (``large_string``), which are no other type."""
+    schemas = dict[str, pa.Schema]()
+    for name, (there, _) in inputs(old, where).items():
+        if name in flow.inputs:
+            mine = flow.inputs[name].bound.schema
+            known = {field.name: field.type for field in there if field.type != usual_type(field.type)}
+            wide = [f.name for f in mine if f.name in known and f.type == usual_type(known[f.name])]
+            if wide:
+                schemas[name] = pa.schema([f.with_type(known[f.name]) if f.name in wide else f for f in mine])
+    return evolved(flow, schemas)[0] if schemas else flow
+
+
+def _lacking(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> str:
+    """The columns of a state that a plan does not declare, as they are declared."""
+    parts = []
+    for name, (schema, _) in before.items():
+        mine = flow.inputs[name].bound.schema.names if name in flow.inputs else schema.names
+        if types := {field.name: spelled_type(field.type) for field in schema if field.name not in mine}:
+            parts.append(f"{types} of {name!r}")
+    return " and ".join(parts)
 
 
 def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:

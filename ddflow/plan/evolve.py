@@ -25,7 +25,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.declared import to_schema
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import is_text, normal_type
+from ddflow.columns.schema import is_text, normal_type, usual_type
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.errors import ExpressionError, PlanChanged, SpecError, cut
 from ddflow.plan.bind import Bound
@@ -87,6 +87,7 @@ def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Sc
     fields = []
     for field in bound.schema:
         kind = normal_type(types.get(field.name, field.type))
+        kind = field.type if kind == usual_type(field.type) else kind
         if kind != field.type and widening(field.type, kind) is None:
             raise SpecError(
                 f"{asked}: column {field.name!r} as {kind}",

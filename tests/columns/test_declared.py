@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -16,7 +17,7 @@ from pyspark.sql import types as T
 
 import ddflow as dd
 from ddflow.columns.declared import to_schema
-from ddflow.errors import NotArrow, SpecError
+from ddflow.errors import NotArrow, PlanChanged, SchemaMismatch, SpecError
 
 PLAIN = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.timestamp("us"), "n": pa.float64()})
 TABLE = PLAIN.empty_table()
@@ -98,3 +99,28 @@ def test_what_is_no_schema_is_refused_with_its_column(name: str) -> None:
     given, error, why = WRONG[name]
     with pytest.raises(error, match=why):
         to_schema(given)
+
+
+def test_text_of_a_frame_is_declared_as_string_and_a_wide_declaration_is_the_same_type(tmp_path: Path) -> None:
+    def flow(columns: Any) -> dd.Flow:
+        made = dd.Flow()
+        made.output("out", made.upserts("beds", columns, dd.Upsert(key="id")))
+        return made
+
+    frame = pl.DataFrame({"id": ["a"], "tags": [["x", None]]})
+    assert to_schema(frame) == pa.schema({"id": pa.string(), "tags": pa.list_(pa.string())})
+    wide = pa.schema({"id": pa.large_string(), "tags": pa.large_list(pa.large_string())})
+    for number, (first, then) in enumerate([(frame, {"id": str, "tags": list[str]}), (wide, frame), (wide, wide)]):
+        state = tmp_path / str(number)
+        with flow(first).open(state) as engine:
+            engine.step(frame)
+        with flow(then).open(state) as engine:
+            engine.step(pl.DataFrame({"id": ["b"], "tags": [[]]}))
+            assert sorted(engine.read("out")["id"].to_pylist()) == ["a", "b"]
+            with pytest.raises(SchemaMismatch) as error:
+                engine.step(pl.DataFrame({"id": ["b"], "tags": [[]], "ward": ["x"]}))
+            assert error.value.remedy.endswith("take it in with engine.evolve({'beds': {'ward': 'string'}})")
+            engine.evolve({"beds": {"ward": "string"}})
+            engine.step(pl.DataFrame({"id": ["b"], "tags": [[]], "ward": ["x"]}))
+        with pytest.raises(PlanChanged, match=r"that the state has, \{'ward': 'string'\} of"):
+            flow(then).open(state)

@@ -151,7 +151,7 @@ LOSSY = [
     (pa.array([10**7]), pa.decimal128(9, 2), "does not fit decimal128.9, 2.; .* decimal128.22, 2."),
     (pa.array([1]), pa.string(), "it is int64, declared is string; row 0 holds 1; cast it yourself"),
     (pa.array([None, "1"]), pa.int64(), "it is string, declared is int64; row 1 holds '1'; .* or declare string"),
-    (pa.array(["1"]).dictionary_encode(), pa.int64(), "it is dictionary.*row 0 holds '1'; .* or declare string"),
+    (pa.array(["1"]).dictionary_encode(), pa.int64(), "it is string.*row 0 holds '1'; .* or declare string"),
     (pa.array([b"\xff"]), pa.string(), "it is binary, declared is string"),
     (pa.array([Decimal("1.55")]), pa.decimal128(5, 1), "does not fit decimal128.5, 1.; .* decimal128.6, 2."),
     (pa.array([0, 1500]).view(pa.timestamp("ms")), pa.timestamp("s"), "row 1 .* not fit timestamp.*timestamp.ms."),

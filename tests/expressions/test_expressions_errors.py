@@ -162,3 +162,15 @@ def test_what_is_said_to_do_the_same_as_a_function_elsewhere_compiles(name: str)
 def test_a_name_that_is_merely_alike_is_not_suggested(name: str) -> None:
     with pytest.raises(ExpressionError, match=f"there is no function {name}; known are"):
         compile(f"{name}(text)", elsewhere.COLUMNS)
+
+
+def test_what_spark_has_and_is_not_there_says_what_to_write_instead() -> None:
+    assert refusal("count_if(amount > 5)").remedy.startswith("write count(*) filter (where ...)")
+    median = refusal("median(amount)")
+    assert (median.found, median.remedy[:12]) == ("there is no aggregate median", "array_agg(x)")
+    batch = pa.record_batch({"text": ["29.02.2024"], "price": ["135,11"]})
+    remedy = refusal("to_date(text, 'dd.MM.yyyy')", batch).remedy
+    written = remedy.partition("write ")[2]
+    assert str(compile(written, batch.schema)(batch)[0]) == "2024-02-29"
+    assert "for a decimal comma cast replace(x, ',', '.')" in failure("cast(price as double)", batch).found
+    assert compile("cast(replace(price, ',', '.') as double)", batch.schema)(batch).to_pylist() == [135.11]

@@ -55,10 +55,10 @@ def test_double_quotes_are_around_names_in_a_query_and_refused_for_a_column_in_a
         engine.step([{"id": 1, "ward name": "IPS"}, {"id": 2, "ward name": "Notfall"}, {"id": 3, "ward name": 'a "b"'}])
         rows = sorted(engine.read("out").select(["ward name", "how many"]).to_pylist(), key=str)
     assert rows == [{"ward name": "IPS", "how many": 1}, {"ward name": "Notfall", "how many": 1}]
-    with pytest.raises(ExpressionError, match="no column 'IPS'.* write 'IPS' if it is a text"):
+    with pytest.raises(ExpressionError, match=r"no column 'IPS'.* write 'IPS' if it is a text"):
         flow.sql('select id from beds where `ward name` = "IPS"')
     for wrong in (lambda: beds.filter("\"Ward name\" = 'IPS'"), lambda: beds.group_by("id").agg(n='max("ward name")')):
-        with pytest.raises(ExpressionError, match="is a text.* write `ward name` in backquotes for the column"):
+        with pytest.raises(ExpressionError, match=r"is a text.* write `ward name` in backquotes for the column"):
             wrong()
     assert beds.filter('`ward name` = "IPS"').schema == beds.schema
 

@@ -14,12 +14,13 @@ text here, parsed by Arrow as one type.  Under a text type every scalar is its t
 """
 
 import io
+import re
 from abc import abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,9 +33,11 @@ from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fittin
 from ddflow.connectors.files.kinds import Dialect
 from ddflow.connectors.files.places import Place
 from ddflow.connectors.files.reading import File, brief, reading
-from ddflow.connectors.files.spelling import Misspelled, converted, values
+from ddflow.connectors.files.spelling import Misspelled, converted, fits, values
 from ddflow.connectors.files.wire import is_listed, restored, wire
 from ddflow.errors import SchemaMismatch
+
+_COMMA: Final = re.compile(r"[+-]?\d+,\d+")
 
 UNQUOTED = (pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_duration)
 
@@ -187,7 +190,12 @@ class TextFile(File):
         """What is wrong with a value that is none of its column's type, and what to type."""
         text, shown = str(column.texts[row]), column.shown(row)
         if declared:
-            return f"{shown} is no {kind}", f"mend it, or declare another type: {as_declared(name, 'string')}"
+            other, hint = "string", ""
+            if pat.is_timestamp(kind) and fits(pa.array([text]), pa.timestamp("us", "UTC")):
+                other = "timestamptz"
+            elif _COMMA.fullmatch(text):
+                hint = f" (for a decimal comma, a filter or projection casts replace({name}, ',', '.'))"
+            return f"{shown} is no {kind}", f"mend it, or declare another type: {as_declared(name, other)}{hint}"
         fit = fitting(kind, text)
         remedy = f"mend it, or declare the type that fits: {self._declare.get(name, str)({name: spelled_type(fit)})}"
         if self._converts:
