@@ -375,3 +375,13 @@ def test_a_file_is_not_closed_under_arrows_thread(tmp_path: Path, name: str, mon
     opened.clear()
     gc.collect()
     assert not any(each() for each in left)
+
+
+def test_a_zone_or_a_decimal_comma_is_named_with_what_to_declare(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,at,price\n1,2026-11-01T03:36:00+01:00,"135,11"\n')
+    said = refused(tmp_path / "a.csv", types={"at": pa.timestamp("us")})
+    assert said.endswith("declare another type: {'at': 'timestamptz'}"), said
+    said = refused(tmp_path / "a.csv", types={"price": pa.float64()})
+    assert said.endswith(
+        "{'price': 'string'} (for a decimal comma, a filter or projection casts replace(price, ',', '.'))"
+    )
