@@ -86,7 +86,11 @@ def arrow(given: Any, what: str, schema: pa.Schema) -> Rows:
     if isinstance(given, list | tuple) and all(isinstance(row, Mapping) for row in given):
         names = list(dict.fromkeys(name for row in given for name in row))
         return _columns({name: [row.get(name) for row in given] for name in names}, what, schema)
-    raise NotArrow(f"rows for {what}", f"{type(given).__name__} does not speak Arrow", _REMEDY)
+    found, remedy = f"{type(given).__name__} does not speak Arrow", _REMEDY
+    if hasattr(given, "rows") and hasattr(given, "order"):  # which events do not have, and marks of a log's parts do
+        found = f"{type(given).__name__} marks a part of a log, which verify, migrate and why are given"
+        remedy = "give its rows to engine.replace or engine.restate"
+    raise NotArrow(f"rows for {what}", found, remedy)
 
 
 def is_rows(given: Any) -> bool:

@@ -163,3 +163,10 @@ def test_a_day_that_is_no_time_says_its_ordinal() -> None:
         for day in ("2026-11-07", dt.date(2026, 11, 7)):
             with pytest.raises(errors.SchemaMismatch, match=r"of a day, date.toordinal\(\): here 739927"):
                 engine.step({}, time=day)  # type: ignore[arg-type]  # as a user gives a day
+
+
+def test_a_mark_of_a_log_is_no_rows_of_a_step() -> None:
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("rows", {"id": int}, dd.Upsert(key="id")))
+    with flow.open() as engine, pytest.raises(errors.NotArrow, match="give its rows to engine"):
+        engine.step({"rows": dd.Full({"id": [1]})})
