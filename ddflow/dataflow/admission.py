@@ -15,6 +15,7 @@ its own time. Waiting is the business of ``batcher``, deciding that of ``operato
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +58,15 @@ class Admitted(NamedTuple):
     """The greatest time among the events that go on, or NEVER."""
 
 
+@dataclass
+class Came:
+    """What came of an input in a call so far.  ``table``: that messages are of, None while none has said it;
+    ``messages``: how many."""
+
+    table: str | None
+    messages: int = 0
+
+
 class Admission:
     """``bound``: the input's spec and schema.  ``arrived``: how many rows have come so far; the engine adds to it."""
 
@@ -65,6 +75,8 @@ class Admission:
         self.columns: list[str] = bound.schema.names
         """Those that the last rows had."""
         self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required
+        self.table: str | None = None
+        """That messages are of, once one has said it; the engine sets it."""
         self.certain = [field.name for field in bound.schema if not field.nullable]
         self.key = [name for name in bound.indispensable if name not in self.certain]
         """The columns in which null makes an event bad."""
@@ -83,13 +95,13 @@ class Admission:
             return ()
         return tuple(name for name in self.bound.schema.names if name not in self.columns)
 
-    def parts(self, given: Any, first: int = 0) -> Iterator[tuple[Any, Truncate | None]]:
+    def parts(self, given: Any, came: Came | None = None) -> Iterator[tuple[Any, Truncate | None]]:
         """Rows as they are given; of messages the events, cut where one truncates, which is told before the next part.
 
-        ``first``: the number of the first message in its call.  O(1), O(bytes) of messages.  Raises `BadMessage`, and
-        `SchemaMismatch` for what is no table of messages.
+        ``came``: what came before in the call.  O(1), O(bytes) of messages.  Raises `BadMessage`, and `SchemaMismatch`
+        for what is no table of messages.
         """
-        made = self.decoded(given, first)
+        made = self.decoded(given, came)
         if not isinstance(made, Decoded):
             yield made, None
             return
@@ -99,13 +111,14 @@ class Admission:
             begin, before = each.row, each
         yield made.rows.slice(begin), before
 
-    def uncut(self, given: Any, first: int = 0) -> Any:
+    def uncut(self, given: Any, came: Came | None = None) -> Any:
         """Rows as they are given, and of messages the events.  As `parts`, and `BadMessage` for a truncate."""
-        made = self.decoded(given, first)
+        made = self.decoded(given, came)
         return uncut(made, self.what).rows if isinstance(made, Decoded) else made
 
-    def decoded(self, given: Any, first: int = 0) -> Any:
+    def decoded(self, given: Any, came: Came | None = None) -> Any:
         """The events of messages, `Decoded`; rows as they are, where these are given, or were decoded before."""
+        came = came or Came(self.table)
         format = self.format
         if format is None:
             return given
@@ -113,7 +126,9 @@ class Admission:
         if DELETED in table.column_names:
             return table
         assert not isinstance(self.bound, BoundDifferences)
-        made = decoded(format, table, self.bound.target, first)
+        first = came.messages
+        made = decoded(format, table, self.bound.target._replace(table=came.table), first)
+        came.messages, came.table = first + table.num_rows, made.table
         if format.of_rows:
             there = (*table.column_names, *OWN)
             made = made._replace(rows=made.rows.select([name for name in made.rows.column_names if name in there]))

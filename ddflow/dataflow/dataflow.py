@@ -228,7 +228,7 @@ class Dataflow:
                 self.batchers[name] = inflow.batcher
             admission = self.admissions[name]
             admission.arrived += inflow.rows
-            admission.greatest = max(admission.greatest, inflow.greatest)
+            admission.greatest, admission.table = max(admission.greatest, inflow.greatest), inflow.table
         if computed is not None:
             for batcher in self.batchers.values() if self.holds_back else ():
                 batcher.discard(frontier)

@@ -23,7 +23,7 @@ from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.frames import arrow, to_table
-from ddflow.dataflow.admission import Admission, Admitted
+from ddflow.dataflow.admission import Admission, Admitted, Came
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
 from ddflow.dataflow.graph import Released
@@ -50,6 +50,8 @@ class Inflow:
     """Verdict rows, when they are asked for."""
     bad: list[pa.Array] = field(default_factory=list)
     """What is to be said of messages that could not be read."""
+    table: str | None = None
+    """That messages are of, None while none has said it."""
 
     def put(self, events: Events, budget: Budget) -> None:
         """Put events with those that came; where they are many they go to files.  Raises `SpillFull`, `SpillFailed`."""
@@ -95,7 +97,7 @@ def flowing(
     and `SpillFailed`; nothing has changed then.
     """
     most = budget.piece // 2 if budget.spills else None
-    inflow, came = Inflow(batcher), 0
+    inflow, came = Inflow(batcher), Came(admission.table)
     for part in (given,) if most is None else portions(given, admission.what, admission.given, most):
         whole = admission.format is None
         for rows, seen in ((part, look),) if whole else _cut_up(part, admission, came, inflow, look, truncated):
@@ -109,15 +111,15 @@ def flowing(
                 inflow.bad.append(admitted.refused.column(MARK).drop_null())
             if listed is not None:
                 inflow.listed.append(listed(admitted))
-        came += part.num_rows if most is not None else 0
+    inflow.table = came.table
     return inflow
 
 
 def _cut_up(
-    part: Any, admission: Admission, first: int, inflow: Inflow, look: Look | None, truncated: Truncated | None
+    part: Any, admission: Admission, came: Came, inflow: Inflow, look: Look | None, truncated: Truncated | None
 ) -> Iterator[tuple[Any, Look | None]]:
     """The events of messages, and of truncates among them, each with what is to be shown them: not what is implied."""
-    for rows, cut in admission.parts(part, first):
+    for rows, cut in admission.parts(part, came):
         if cut is not None and truncated is not None:
             yield from ((deletes, None) for deletes in list(truncated(inflow, cut)))
         yield rows, look

@@ -66,6 +66,7 @@ def take(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
             arrangements.take(upsert.arranged, batch_store),
             pending.take(dataflow.batchers[name], batch_store),
             None if upsert.expiring is None else upsert.expiring.horizons.greatest,
+            dataflow.admissions[name].table,
         )
         for name, upsert in graph.inputs.items()
     }
@@ -101,6 +102,7 @@ def fill(
         admission.arrived = sum(each.arrived for each in given)
         upsert.unfed = not admission.arrived
         admission.greatest = max(each.greatest for each in given)
+        admission.table = next((each.table for each in given if each.table is not None), None)
         _rows(dataflow, upsert, found, batch_store, indexed, sieved)
         for number, each in enumerate(upsert.arranged.partitions):
             if partitions > 1 and (odd := misplaced(each, number, partitions)) is not None:

@@ -187,6 +187,8 @@ class Commits:
         if past is not None:
             plan, _ = evolved(dataflow.flow, past.inputs, only=())
             admissions = {name: Admission(input.bound) for name, input in plan.inputs.items()}
+            for name, each in admissions.items():
+                each.table = dataflow.admissions[name].table
         try:
             digest = digest_of(asked.words, asked.time, inputs, admissions, dataflow.secret)
         except SchemaMismatch:

@@ -26,7 +26,7 @@ import xxhash
 from ddflow.columns.hashing import RowHashes, Secret
 from ddflow.columns.schema import is_text
 from ddflow.columns.widening import narrowed
-from ddflow.dataflow.admission import Admission
+from ddflow.dataflow.admission import Admission, Came
 from ddflow.dataflow.inflow import portions
 from ddflow.errors import SchemaMismatch
 
@@ -103,7 +103,8 @@ def digest_of(
     for name, given in inputs.items():
         admission = admissions[name]
         schema = admission.bound.schema
+        came = Came(admission.table)
         for part in portions(given, repr(name), admission.given, MOST):
-            for rows, _ in admission.parts(part):
+            for rows, _ in admission.parts(part, came):
                 digests[name].update(admission.events(narrowed(rows, schema)))
     return combined(kind, time, digests)

@@ -79,8 +79,8 @@ def _evolve(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) ->
         upsert.unfed = not dataflow.admissions[name].arrived
         if was.expiring is not None:
             was.expiring.bound, upsert.expiring = upsert.bound, was.expiring
-        admission = Admission(upsert.bound)
-        admission.arrived, admission.greatest = dataflow.admissions[name].arrived, dataflow.admissions[name].greatest
+        admission, before = Admission(upsert.bound), dataflow.admissions[name]
+        admission.arrived, admission.greatest, admission.table = before.arrived, before.greatest, before.table
         dataflow.admissions[name] = admission
     for node, running in graph.keeping.items():
         _keep(next(old.keeping[of] for of, to in nodes.items() if to is node), running, dataflow)

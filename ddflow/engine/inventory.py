@@ -31,13 +31,15 @@ from ddflow.trace.records import ArrangementRecord
 
 class InputRecord(Strict, frozen=True):
     """An input.  ``arrived``: how many events.  ``greatest``: of their times.  ``rows``: what is held.  ``runs``: what
-    waits.  ``horizon``: the greatest order of all steps, where keys expire and there was one."""
+    waits.  ``horizon``: the greatest order of all steps, where keys expire and there was one.  ``table``: that its
+    messages are of, where that is known."""
 
     arrived: Natural
     greatest: Instant
     rows: ArrangementRecord
     runs: list[PendingRecord]
     horizon: Instant | None = None
+    table: str | None = None
 
 
 class OperatorRecord(Strict, frozen=True):

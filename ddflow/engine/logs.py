@@ -32,7 +32,7 @@ from ddflow.columns.schema import conform, normal_type, plain
 from ddflow.columns.widening import Inexact, widened
 from ddflow.columns.wider import widening
 from ddflow.connectors.frames import arrow, is_rows, to_table
-from ddflow.dataflow.admission import Admission
+from ddflow.dataflow.admission import Admission, Came
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow, SchemaMismatch
 from ddflow.plan.binding import Binding
@@ -237,28 +237,26 @@ class _LogParts:
         return LogUnclear(f"the log of {self.bound.name!r}", f"the state was fed {self.fed}; {found}", remedy)
 
 
-def batches(part: Any, bound: Binding) -> Iterator[pa.RecordBatch]:
+def batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.RecordBatch]:
     """A part of a log, without its mark, as batches of the input's columns.
 
-    ``part``: anything that speaks Arrow.  O(rows) for columns that need a cast, else O(1) a batch.  Raises `NotArrow`,
-    `SchemaMismatch`.
+    ``part``: anything that speaks Arrow.  ``table``: that messages are of, where that is known.  O(rows) for columns
+    that need a cast, else O(1) a batch.  Raises `NotArrow`, `SchemaMismatch`.
     """
     what, admission = repr(bound.name), Admission(bound)
     part = arrow(part, what, admission.given)
-    for rows in _events(part, admission):
+    for rows in _events(part, admission, Came(table)):
         given = fitted(to_table(rows, what, bound.schema), bound.schema, what)
-        table = conform(given, bound.schema, what, bound.required)
+        fit = conform(given, bound.schema, what, bound.required)
         if bound.merging is not None:  # a column that is not there is not null
-            table = table.select([name for name in table.column_names if name in given.column_names])
-        yield from table.to_batches()
+            fit = fit.select([name for name in fit.column_names if name in given.column_names])
+        yield from fit.to_batches()
 
 
-def _events(part: Any, admission: Admission) -> Iterator[Any]:
+def _events(part: Any, admission: Admission, came: Came) -> Iterator[Any]:
     """The rows of a part; of messages the events.  Raises `BadMessage` for a truncate, which is of the whole input."""
-    first = 0
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
-        yield admission.uncut(rows, first)
-        first += rows.num_rows
+        yield admission.uncut(rows, came)
 
 
 def fitted(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:

@@ -187,6 +187,7 @@ class _Task:
                     rows=rows.get(to, nothing),
                     runs=runs,
                     horizon=horizon if input.spec.expiry is not None else None,
+                    table=given.table,
                 ),
                 len(batcher),
             )

@@ -116,7 +116,8 @@ class Bound:
         deciding = [*spec.order_by, spec.time, spec.seq, *(name for order, _ in spec.grouped for name in order)]
         named = tuple(name for name in deciding if name in columns.names and name not in spec.key)
         ordered = bool(format.order) and format.order[0][0] in self.schema.names
-        return Target(repr(self.name), columns, tuple(spec.key), named, ordered, self.schema)
+        keyed = spec.null_key == "error"
+        return Target(repr(self.name), columns, tuple(spec.key), named, ordered, self.schema, keyed)
 
     @property
     def marks_bad(self) -> bool:

@@ -30,12 +30,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, validity, words
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
-from ddflow.connectors.formats.base import BAD
+from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable
@@ -74,13 +73,15 @@ class Difference:
 @dataclass
 class Compared:
     """One input.  ``events``: of the log; ``later``: those at or after the state's frontier, ``pending``: events that
-    wait in the state for theirs.  ``rows``: in the state; ``expected``: of the log.  ``unknown``: keys that were not
-    compared.  ``first``: the first rows that differ.  ``notes``: what to know of it."""
+    wait in the state for theirs; ``bad``: messages of the log that cannot be read, and are left out as a step does.
+    ``rows``: in the state; ``expected``: of the log.  ``unknown``: keys that were not compared.  ``first``: the first
+    rows that differ.  ``notes``: what to know of it."""
 
     input: str
     events: int = 0
     later: int = 0
     pending: int = 0
+    bad: int = 0
     rows: int = 0
     expected: int = 0
     missing: int = 0
@@ -244,7 +245,8 @@ class _Comparison:
         """The parts of the log as the input takes them in, in their marks."""
         for part in told:
             marked = isinstance(part, MARKS)
-            seen = map(self._before, batches(part.rows if marked else part, self.bound))
+            table = self.snapshot.dataflow.admissions[self.out.input].table
+            seen = map(self._before, batches(part.rows if marked else part, self.bound, table))
             if not marked:
                 yield from seen
             elif (first := next(seen, None)) is not None:
@@ -268,8 +270,9 @@ class _Comparison:
         message that was bad."""
         self.out.events += batch.num_rows
         self.look(batch.num_rows)
-        if BAD in batch.schema.names:
-            batch = batch.filter(pc.is_null(batch.column(BAD)))
+        if self.bound.marks_bad and (bad := batch.num_rows - batch.column(MARK).null_count):
+            self.out.bad += bad
+            batch = batch.filter(batch.column(MARK).is_null())
         name, frontier = self.bound.spec.time, self.snapshot.frontier
         if name is None or frontier == CLOSED or not batch.num_rows:
             return batch
@@ -333,6 +336,8 @@ class _Comparison:
             notes.append(f"{out.unknown:,} keys have a late event pending that was advanced, and are not compared")
         if spec.late != "error" and (late := self.snapshot.dataflow.totals.get("late", 0)):
             notes.append(f"the state has refused {late:,} late events, which no log can tell: they are folded here")
+        if out.bad:
+            notes.append(f"{out.bad:,} messages of the log cannot be read, and are left out as on_bad='drop' says")
         arrived = self.snapshot.dataflow.admissions[out.input].arrived
         if arrived != out.events:
             notes.append(f"the state has taken in {arrived:,} events, the log has {out.events:,}")

@@ -51,7 +51,7 @@ def debezium(
     ----------
     table : str, optional
         Of a topic that has several, whose messages are read: ``"orders"``, ``"public.orders"`` or
-        ``"shop.public.orders"``.  Without it a batch of several tables is refused.
+        ``"shop.public.orders"``.  Without it messages of other tables than that of the first are bad.
     flattened : bool
         Whether messages are the row after a change, as ``ExtractNewRecordState`` leaves them.
     decimals : {"precise", "string", "double"}

@@ -52,7 +52,8 @@ class Target(NamedTuple):
 
     ``what``: how messages call the input.  ``columns``: those declared.  ``key``: of the rows.  ``deciding``: further
     columns that events are ordered or stamped by, which deletes need too.  ``ordered``: whether the format's own order
-    counts.  ``out``: the columns of events."""
+    counts.  ``out``: the columns of events.  ``keyed``: whether an event without its key is none.
+    ``table``: that messages were of before, None where none has said."""
 
     what: str
     columns: pa.Schema
@@ -60,6 +61,8 @@ class Target(NamedTuple):
     deciding: tuple[str, ...]
     ordered: bool
     out: pa.Schema
+    keyed: bool = False
+    table: str | None = None
 
 
 class Truncate(NamedTuple):
@@ -74,7 +77,8 @@ class Upserts(NamedTuple):
     """What a format makes of messages: of each upsert its cells by column, and whether it deletes.
 
     ``order``: by column, where the format orders.  ``at``: the messages that upserts come from, ascending; None for
-    each its own.  ``absent``: by column, which cells are not there.  ``truncates``: the messages that are some."""
+    each its own.  ``absent``: by column, which cells are not there.  ``truncates``: the messages that are some.
+    ``table``: that they are of, None where that is not asked, or none says it."""
 
     columns: dict[str, pa.Array]
     deleted: Bools
@@ -82,15 +86,17 @@ class Upserts(NamedTuple):
     at: Ints | None = None
     absent: dict[str, Bools] | None = None
     truncates: tuple[Truncate, ...] = ()
+    table: str | None = None
 
 
 class Decoded(NamedTuple):
     """``rows``: in the columns of `Target.out`.  ``truncates``: where the batch is cut.  ``at``: the message of each
-    row."""
+    row.  ``table``: as of `Target`, after them."""
 
     rows: pa.Table
     truncates: tuple[Truncate, ...]
     at: Ints
+    table: str | None = None
 
 
 class BadMessages:
@@ -228,8 +234,11 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
         bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
     made = format.upserts(messages, target, bad)
     at: Ints = np.arange(messages.rows) if made.at is None else made.at
+    if target.keyed and format.on_bad == "drop":
+        for name in target.key:
+            bad.mark(at[np.flatnonzero(np.asarray(made.columns[name].is_null()))], f"its key {name!r} is null")
     if not bad.reasons:
-        return Decoded(_table(made, at, target), _placed(made.truncates, at), at)
+        return Decoded(_table(made, at, target), _placed(made.truncates, at), at, made.table or target.table)
     if format.on_bad == "stop":
         row = min(bad.reasons)
         more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
@@ -305,7 +314,8 @@ def _with_bad(made: Upserts, at: Ints, messages: Messages, bad: BadMessages, tar
     )
     every = np.concatenate([at[good], rows])
     order = np.argsort(every, kind="stable")
-    return Decoded(table.take(pa.array(order)), _placed(made.truncates, every[order]), every[order])
+    cuts = _placed(made.truncates, every[order])
+    return Decoded(table.take(pa.array(order)), cuts, every[order], made.table or target.table)
 
 
 def _placed(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Truncate, ...]:

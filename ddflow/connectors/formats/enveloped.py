@@ -31,6 +31,8 @@ from ddflow.connectors.formats.row_columns import Own
 from ddflow.errors import cut
 
 UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)
+_DO: Final = (UPSERT, DELETE, TRUNCATE)
+"""What is done to rows of a table, by a message that says which."""
 SOURCE: Final = ("lsn", "file", "pos", "row", "table", "schema", "db")
 """What may be known of an event's source; the last two only where a table is named."""
 
@@ -94,10 +96,11 @@ class Enveloped(Format):
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
         read = self.read(messages, target, bad)
-        codes = self._codes(read, messages, bad)
+        codes = self._codes(read, messages, target, bad)
         order = positions(read.source, messages, read.of) if target.ordered else {}
         if order:
             order = filled(order, codes == TOMBSTONE, messages, read.of)
+        table = None if self.table is not None else target.table or _first(_tables(codes, read))
         truncates = self._truncates(codes, order, messages, read.of)
         live = np.flatnonzero((codes == UPSERT) | (codes == DELETE) | (codes == TOMBSTONE))
         if live.size < codes.size:
@@ -106,10 +109,10 @@ class Enveloped(Format):
             order = {name: column.take(pa.array(live)) for name, column in order.items()}
         deleted, at = codes[live] != UPSERT, read.of
         columns, missing = self._columns(read, at, deleted, messages, target, bad)
-        made = Upserts(columns, deleted, order, at, missing, truncates)
+        made = Upserts(columns, deleted, order, at, missing, truncates, table)
         return self._moved(read, made, target, bad) if read.before else made
 
-    def _codes(self, read: Envelopes, messages: Messages, bad: BadMessages) -> Ints:
+    def _codes(self, read: Envelopes, messages: Messages, target: Target, bad: BadMessages) -> Ints:
         """What each message does; those that cannot be told, and those of other tables, do nothing."""
         codes, wrong = read.codes.copy(), read.inside.wrong
         if wrong.any():
@@ -120,19 +123,39 @@ class Enveloped(Format):
             said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
             codes[said[_same_key(messages, read.of[said])]] = NOTHING
         if self.table is not None:
+            silent = read.of[np.isin(codes, _DO) & self._untold(read.source)]
+            bad.mark(silent, f"it does not say whether it is of the table {cut(self.table, 80)!r}")
             codes[~self._of_table(read.source) & (codes != TOMBSTONE)] = NOTHING
             codes[~self._of_topic(messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
         else:
-            does = pa.array((codes < NOTHING) | (codes == TRUNCATE))
-            named = pc.if_else(does, read.source["table"].cast(pa.string()), None)
-            if len(several := pc.unique(named.drop_null())) > 1:
-                first = int(pc.index(pc.not_equal(pc.fill_null(named, several[0]), several[0]), True).as_py())
-                found = f"its table is {cut(str(several[1]), 80)!r}, that of others {cut(str(several[0]), 80)!r}"
-                bad.mark(read.of[[first]], f"{found}: name one, dd.formats.{self.kind}(table={str(several[0])!r})")
+            self._one_table(codes, read, target.table, bad)
         if (unknown := np.flatnonzero(codes == UNKNOWN)).size:
             bad.mark(read.of[unknown], self.unknown)
         codes[codes == UNKNOWN] = NOTHING
         return codes
+
+    def _one_table(self, codes: Ints, read: Envelopes, own: str | None, bad: BadMessages) -> None:
+        """Mark the messages of other tables than ``own``, or that of the first which says its own; they do nothing."""
+        named = _tables(codes, read)
+        own = own or _first(named)
+        others = np.flatnonzero(np.asarray(pc.fill_null(pc.not_equal(named, own), False)))
+        if own is None or not others.size:
+            return
+        told = named.take(pa.array(others)).to_pylist()
+        bad.mark(read.of[others], lambda n: _several(str(told[n]), own, self.kind))
+        codes[np.isin(read.of, read.of[others])] = NOTHING
+
+    def _untold(self, source: dict[str, pa.Array]) -> Bools:
+        """Which messages do not say enough of their table to know whether it is the one that was named."""
+        *before, table = str(self.table).split(".")
+        name, schema, db = (source[each].cast(pa.string()) for each in ("table", "schema", "db"))
+        lacks = pa.array(np.zeros(len(name), np.bool_))
+        if before:
+            lacks = pc.and_(name.is_valid(), pc.and_(schema.is_null(), db.is_null()))
+        if len(before) > 1:
+            lacks = pc.or_(lacks, db.is_null())
+        mine = pc.fill_null(pc.equal(name, table), False)
+        return np.asarray(pc.or_(name.is_null(), pc.and_(mine, lacks)))
 
     def _of_topic(self, messages: Messages) -> Bools:
         """Which messages are of a topic of that table alone: a tombstone does not say whose it is."""
@@ -239,6 +262,23 @@ class Enveloped(Format):
             at=np.concatenate([made.at, made.at[rows]])[which],
             absent={n: np.concatenate([c, np.zeros(rows.size, bool)])[which] for n, c in (made.absent or {}).items()},
         )
+
+
+def _several(table: str, own: str, kind: str) -> str:
+    """What is said of a message of another table than those of others."""
+    remedy = f"name one, dd.formats.{kind}(table={own!r})"
+    return f"its table is {cut(table, 80)!r}, that of others {cut(own, 80)!r}: {remedy}"
+
+
+def _tables(codes: Ints, read: Envelopes) -> pa.Array:
+    """The tables of the messages that do something to a row of one."""
+    return pc.if_else(pa.array(np.isin(codes, _DO)), read.source["table"].cast(pa.string()), None)
+
+
+def _first(named: pa.Array) -> str | None:
+    """The first table that is named."""
+    at = int(pc.index(named.is_valid(), True).as_py())
+    return None if at < 0 else str(named[at])
 
 
 def _same_key(messages: Messages, rows: Ints) -> Bools:

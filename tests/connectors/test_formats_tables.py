@@ -1,0 +1,125 @@
+"""Whose messages an input takes: those of one table; others, and those that do not say whose they are, are bad."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+
+COLUMNS = {"id": pa.int64(), "v": pa.string()}
+
+
+def flow_of(on_bad: Any = "stop", table: str | None = None, **spec: Any) -> dd.Flow:
+    flow = dd.Flow()
+    format = dd.formats.debezium(on_bad=on_bad, table=table)
+    flow.output("t", flow.upserts("t", COLUMNS, dd.Upsert(key="id", **spec), format=format))
+    return flow
+
+
+def change(n: int, op: str = "c", **source: Any) -> dict[str, Any]:
+    """A message of the table ``t``, or as ``source`` says; the row of another table has a column of another name."""
+    source = {"schema": "public", "table": "t", "lsn": 10 + n} | source
+    row = {"id": n, "v" if source["table"] == "t" else "w": "x"}
+    return {"op": op, "before": row if op == "d" else None, "after": None if op == "d" else row, "source": source}
+
+
+def messages(*each: Any) -> pa.Table:
+    return pa.table({"value": [m if isinstance(m, str) else json.dumps(m) for m in each]})
+
+
+MIXED = messages(
+    change(1),
+    change(2, table="u"),
+    change(1, lsn=30, table="u"),
+    change(3),
+    change(1, "t", lsn=40, table="u"),
+    change(3, "d", lsn=50, table="u"),
+)
+
+
+def test_messages_of_other_tables_than_that_of_the_first_are_bad() -> None:
+    found = (
+        r"row 1.*: its table is 'u', that of others 't': name one, .*\(table='t'\) \(4 of 6 messages are like that\)"
+    )
+    with flow_of().open() as engine:
+        with pytest.raises(dd.errors.BadMessage, match=found):
+            engine.step({"t": MIXED})
+        assert engine.read("t").num_rows == 0
+    with flow_of("drop").open() as engine:
+        step = engine.step({"t": MIXED})
+        assert str(step.verdicts) == "applied 2, bad 4"
+        assert step["t.bad"]["position"].to_pylist() == ["row 1", "row 2", "row 4", "row 5"]
+        assert sorted(engine.read("t")["id"].to_pylist()) == [1, 3]
+
+
+@pytest.mark.parametrize("memory", [None, "64MB"])
+def test_the_table_is_remembered_in_the_state(tmp_path: Path, memory: str | None) -> None:
+    first, other = messages(change(1), change(2)), messages(change(1, lsn=30, table="u"), change(4))
+    budget: dict[str, Any] = {} if memory is None else {"memory": memory, "spill": tmp_path}
+    with flow_of().open(tmp_path / "stop", **budget) as engine:
+        engine.step({"t": messages(change(0, "m"))})
+        engine.step({"t": first})
+    for _ in range(2):
+        with flow_of().open(tmp_path / "stop", **budget) as engine:
+            with pytest.raises(dd.errors.BadMessage, match="its table is 'u', that of others 't'"):
+                engine.step({"t": other})
+            engine.step({"t": messages(change(3))})
+    with flow_of("drop").open(tmp_path / "drop", **budget) as engine:
+        engine.step({"t": first}, epoch=1)
+    with flow_of("drop").open(tmp_path / "drop", **budget) as engine:
+        assert str(engine.step({"t": other}, epoch=2).verdicts) == "applied 1, bad 1"
+        assert engine.step({"t": other}, epoch=2)["t.bad"].num_rows == 1  # given again
+        assert sorted(engine.read("t")["id"].to_pylist()) == [1, 2, 4]
+    assert dd.verify(tmp_path / "drop", {"t": [first, other]}).ok
+    assert dd.verify(tmp_path / "drop", {"t": [first, messages("{")]}).ok is False
+
+
+def test_what_was_refused_is_not_remembered() -> None:
+    with flow_of().open() as engine:
+        with pytest.raises(dd.errors.BadMessage):
+            engine.step({"t": messages(change(1, table="u"), "{")})
+        engine.step({"t": messages(change(1))})
+
+
+def test_a_message_without_its_key_is_bad_unless_such_rows_are_kept() -> None:
+    lacks = change(1)
+    lacks["after"] = {"v": "x"}
+    for null_key, said in (("error", "applied 1, bad 1"), ("drop", "applied 1, bad 1"), ("keep", "applied 2")):
+        with flow_of("drop", null_key=null_key).open() as engine:
+            step = engine.step({"t": messages(lacks, change(2))})
+            assert str(step.verdicts) == said
+            if null_key == "error":
+                assert step["t.bad"]["reason"].to_pylist() == ["its key 'id' is null"]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("public.t", {"schema": None}),
+        ("shop.public.t", {"db": None}),
+        ("t", {"table": None}),
+        ("public.t", {"table": None}),
+    ],
+)
+def test_with_a_table_named_a_message_that_does_not_say_its_own_is_bad(name: str, source: dict[str, Any]) -> None:
+    silent, other = change(1, **source), change(2, table="u", schema=None)
+    with flow_of(table=name).open() as engine:
+        with pytest.raises(dd.errors.BadMessage, match=f"it does not say whether it is of the table '{name}'"):
+            engine.step({"t": messages(silent)})
+        engine.step({"t": messages(change(3, db="shop"), other, change(4, schema="other", db="shop"))})
+        assert sorted(engine.read("t")["id"].to_pylist()) == ([3, 4] if name == "t" else [3])
+
+
+def test_a_log_with_bad_messages_is_verified_as_the_steps_took_it(tmp_path: Path) -> None:
+    log = messages(change(1), "{", change(2))
+    with flow_of("drop").open(tmp_path / "state") as engine:
+        engine.step({"t": log})
+    found = dd.verify(tmp_path / "state", {"t": log})
+    assert found.ok and (found.inputs["t"].bad, found.inputs["t"].events) == (1, 3)
+    assert "1 messages of the log cannot be read, and are left out as on_bad='drop' says" in str(found)
+    assert not dd.verify(tmp_path / "state", {"t": messages(change(1), "{")}).ok
