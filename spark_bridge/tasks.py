@@ -137,7 +137,7 @@ class EpochStage:
             if receipt is None:
                 part, way = self._part(number)
                 with on_failure(close, part):  # half way through, or nobody wants the rest
-                    done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests)
+                    done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests, shuffle.tables)
                     figures = {
                         **done.receipt.figures,
                         "take": taken,
@@ -201,6 +201,8 @@ class RunStage:
             inputs, sums = _read(shuffle, batches)
             rows = {name: reader.read_all() for name, reader in inputs.items()}
             yield from shuffle.forwarded
+        if not rows and not sums:
+            return
         done = computed(self.cut, self.stage, self.secret, rows, sums)
         if self.output is None:
             yield from packed_sums(done.sent, self.cut, self.partitions, self.secret)

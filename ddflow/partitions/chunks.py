@@ -49,7 +49,8 @@ PACKED: Final = pa.schema(
 )
 """The columns that travel: the partition; the input's number, or -1 less the exchange's, or `RECEIPT`, or null for a
 row that only calls its partition; where rows come from, text that sorts as they arrived, and the place of the first
-one there; how many; their digest; they themselves."""
+one there; how many; their digest; they themselves.  Of an input without a payload: ``origin`` is the table that its
+messages are of."""
 RECEIPT: Final = 2**31 - 1
 NO_ROWS: Final = bytes(16)
 """The digest of no rows."""
@@ -238,6 +239,15 @@ def sliced(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
     step = max(min(most_rows, rows.num_rows * most_bytes // max(size, 1), rows.num_rows - 1), 1)
     for begin in range(0, rows.num_rows, step):
         yield from sliced(rows.slice(begin, step), most_rows, most_bytes)
+
+
+def packed_table(table: str, what: int, partitions: int) -> pa.RecordBatch:
+    """What tells every partition the table that messages of an input are of, and brings no rows.  O(partitions)."""
+    n = partitions
+    columns = [[*range(n)], [what] * n, [table] * n, [0] * n, [0] * n, [NO_ROWS] * n, [None] * n]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(columns, PACKED, strict=True)], schema=PACKED
+    )
 
 
 def packed_receipts(receipts: Iterable[bytes], to: int) -> pa.RecordBatch:

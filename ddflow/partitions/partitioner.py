@@ -28,9 +28,10 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.connectors.formats.base import OWN, decoded, uncut
 from ddflow.connectors.formats.messages import Messages
+from ddflow.dataflow.admission import Came
 from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
-from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, row_hashes, sliced
+from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_table, row_hashes, sliced
 from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
 from ddflow.plan.plan import Plan
@@ -77,12 +78,14 @@ class Partitioner:
         ``origin``: the number of the task that reads them, by which tasks' rows are put into order.  O(rows); 40 ns a
         row of four numbers.  Raises `SchemaMismatch`.
         """
-        first = 0
+        first, came = 0, Came(None)
         for table in self._chunks(batches):
-            chunks = self._routed(table, origin, first)
+            chunks = self._routed(table, origin, first, came)
             first += table.num_rows
             if chunks.num_rows:
                 yield chunks
+        if came.table is not None:  # other tasks see other messages
+            yield packed_table(came.table, self.number, self.partitions)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Rows as tables that are packed together; one without rows where there are none, to be looked at."""
@@ -105,9 +108,9 @@ class Partitioner:
         if chunk:
             yield pa.Table.from_batches(chunk)
 
-    def _routed(self, table: pa.Table, number: int, first: int) -> pa.RecordBatch:
+    def _routed(self, table: pa.Table, number: int, first: int, came: Came) -> pa.RecordBatch:
         if self.format is not None and self.target is not None:
-            return self._packed(*self._decoded(table, number, first))
+            return self._packed(*self._decoded(table, number, first, came))
         told = tells_arrival(table.schema, self.declared)
         # Looked at before anything is cast: what travels is in whatever integers there are.
         origin = self._told(table) if told else Origin.one(f"{number:010d}", first, table.num_rows)
@@ -117,10 +120,11 @@ class Partitioner:
             table = self.restore(table)
         return self._packed(one_batch(conform(table, self.schema, repr(self.input), self.required)), origin)
 
-    def _decoded(self, table: pa.Table, number: int, first: int) -> tuple[pa.RecordBatch, Origin]:
+    def _decoded(self, table: pa.Table, number: int, first: int, came: Came) -> tuple[pa.RecordBatch, Origin]:
         """The events of messages, and where they come from.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
-        made = uncut(decoded(self.format, table, self.target, first), repr(self.input))
+        made = uncut(decoded(self.format, table, self.target._replace(table=came.table), first), repr(self.input))
+        came.table = made.table
         made = made._replace(rows=made.rows.select(self.schema.names))
         if tells_arrival(table.schema, pa.schema([])):
             of = self._told(table)

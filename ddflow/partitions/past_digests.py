@@ -40,6 +40,7 @@ class PastDigests:
 
     def __call__(self, chunks: pa.RecordBatch) -> pa.RecordBatch:
         """The same chunks of rows, with digests by the past columns.  O(rows).  Raises `Misrouted`."""
+        chunks = chunks.filter(chunks.column("payload").is_valid())
         payload = chunks.column("payload")
         told = zip(*(chunks.column(name).to_pylist() for name in ("what", "origin", "rows")), strict=True)
         found = starmap(self._digest, ((payload_at(payload, i), *each) for i, each in enumerate(told)))

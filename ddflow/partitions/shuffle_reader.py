@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints
 from ddflow.columns.schema import empty
-from ddflow.errors import Misrouted
+from ddflow.errors import BadMessage, Misrouted, cut
 from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
@@ -76,7 +76,7 @@ class ShuffleReader(Closing):
     ``columns``: by input, the declared columns that its rows have, as its `Partitioner` was told (all, where not said).
 
     ``rows``, ``digests``: of what came, by input (those that none came for are not in it; 32 hex digits).
-    ``receipts``: what came to be passed on.
+    ``receipts``: what came to be passed on.  ``tables``: by input, that its messages are of, where tasks told it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ShuffleReader(Closing):
         self.schemas = {
             name: chunk_schema(input.bound.schema, (columns or {}).get(name)) for name, input in cut.flow.inputs.items()
         }
-        self.rows: dict[str, int] = {}
+        self.rows, self.tables = dict[str, int](), dict[str, str]()
         self.receipts: list[bytes] = []
         self.bytes_resident = self.spilled = 0
         self._digests: dict[str, bytes] = {}
@@ -111,7 +111,8 @@ class ShuffleReader(Closing):
     def take(self, batch: pa.RecordBatch) -> None:
         """Take in some chunks, of the columns `PACKED`.  O(chunks), and O(bytes) where memory runs out.
 
-        Raises `Misrouted` for one that is not for this task, `SpillFull` and `SpillFailed`.
+        Raises `Misrouted` for one that is not for this task, `BadMessage` where tasks read messages of several tables
+        for an input, `SpillFull` and `SpillFailed`.
         """
         if not batch.num_rows:
             return
@@ -120,6 +121,8 @@ class ShuffleReader(Closing):
         payload = batch.column(6)
         here = [i for i, given in enumerate(payload.is_valid().to_pylist()) if given and what[i] is not None]
         self._check(to, {what[i] for i in here})
+        if len(here) < len(to):
+            self._told([(what[i], origin[i]) for i in range(len(to)) if i not in {*here} and what[i] is not None])
         self._payloads.append(payload)
         self.bytes_resident += batch.nbytes
         if self.most is not None and self.bytes_resident > self.most:
@@ -135,6 +138,11 @@ class ShuffleReader(Closing):
                 name = self.names[number]
                 self.rows[name] = self.rows.get(name, 0) + rows[i]
                 self._digests[name] = added(self._digests.get(name, NO_ROWS), digest[i])
+
+    def _told(self, tables: list[tuple[int, str]]) -> None:
+        """Keep the table that messages of an input are of.  Raises `BadMessage` for another one."""
+        for number, table in tables:
+            same_table(self.names[number], self.tables.setdefault(self.names[number], table), table)
 
     def _check(self, to: list[int], what: set[int]) -> None:
         """Raise `Misrouted` for what is not for this task."""
@@ -221,6 +229,17 @@ class ShuffleReader(Closing):
             yield from _interleaved(stretch, schema)
 
 
+def same_table(input: str, own: str | None, table: str) -> None:
+    """Raise `BadMessage` unless messages of the input are of its own table.  ``own``: None while none has said it."""
+    if own not in (None, table):
+        one, other = (cut(each, 80) for each in sorted([own, table]))
+        raise BadMessage(
+            f"messages for {input!r}",
+            f"some are of the table {one!r}, others of {other!r}",
+            "give those of one table, or name it: table= of its format; nothing was taken in",
+        )
+
+
 def _arrived(chunk: Chunk) -> tuple[str, int, int, bytes]:
     """What chunks are put in order by; the last two so that it does not hang on the shuffle where the others agree."""
     return chunk.origin, chunk.at, chunk.rows, chunk.digest
@@ -243,8 +262,8 @@ def _interleaved(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterat
     every = max(most // step, 1)
     cuts = np.unique(taken[every - 1 :: every])
     begins = [0] * len(batches)
-    for cut in [*cuts.tolist(), None] if len(batches) > 1 else [None]:
-        ends = [p.size if cut is None else int(np.searchsorted(p, cut, side="right")) for p in places]
+    for end in [*cuts.tolist(), None] if len(batches) > 1 else [None]:
+        ends = [p.size if end is None else int(np.searchsorted(p, end, side="right")) for p in places]
         parts = [b.slice(i, j - i) for b, i, j in zip(batches, begins, ends, strict=True) if i < j]
         begins = ends
         if parts:

@@ -45,6 +45,7 @@ from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.engine.outputs import put
 from ddflow.partitions.epoch_start import EpochStart, own
 from ddflow.partitions.receipt import Receipt
+from ddflow.partitions.shuffle_reader import same_table
 from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
 from ddflow.partitions.stages import Stages
 from ddflow.plan.codec import node_ids
@@ -152,11 +153,13 @@ class StagePart:
         sums: Mapping[int, pa.Table],
         rows: Mapping[str, int],
         digests: Mapping[str, str],
+        tables: Mapping[str, str] | None = None,
     ) -> PartDone:
         """Take in this part's rows of an epoch, and write what came of them.  O(rows and updates) expected.
 
         ``inputs``: by input, on stage 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by exchange of
-        this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  Raises what a step of an engine raises; the
+        this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  ``tables``: by input, that messages are
+        of, which must be that of epochs before.  Raises what a step of an engine raises; the
         part must then be closed, and what it wrote is garbage.
         """
         self._look(start)
@@ -165,6 +168,10 @@ class StagePart:
         for name, upsert in self.dataflow.graph.inputs.items():
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = start.horizons.get(name)
+        for name, table in (tables or {}).items():
+            admission = self.dataflow.admissions[name]
+            same_table(name, admission.table, table)
+            admission.table = table
         step = self._events(start, inputs) if self.stage == 0 else self._sums(start, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}

@@ -85,6 +85,33 @@ def test_what_cannot_be_read_stops_the_run(spark: SparkSession, tmp_path: Path) 
         spark_bridge.run(flow_of(), {"t": frame_of(spark, pa.table({"id": [1]}))}, state=state)
 
 
+def of_table(table: str, *ids: int, lsn: int = 0) -> pa.Table:
+    source = {"table": table, "lsn": lsn}
+    values = [json.dumps({"op": "c", "after": {"id": n, "v": table, "d": "ASY="}, "source": source}) for n in ids]
+    return pa.table({"value": values})
+
+
+@pytest.mark.parametrize("on_bad", ["stop", "drop"])
+def test_messages_of_two_tables_are_refused_whichever_task_reads_them(
+    spark: SparkSession, tmp_path: Path, on_bad: str
+) -> None:
+    flow, state, says = flow_of(on_bad=on_bad), str(tmp_path / "state"), "some are of the table 'a', others of 'b'"
+    for name, messages in (("a", of_table("a", *range(40))), ("b", of_table("b", 3, lsn=9))):
+        pq.write_table(messages, tmp_path / f"{name}.parquet")
+    mine, other = (spark.read.parquet(str(tmp_path / f"{name}.parquet")) for name in "ab")
+    ran = spark_bridge.run(flow, {"t": mine.union(other)}, partitions=3)
+    with pytest.raises(PySparkException, match=says):
+        ran["t"].toArrow()
+    with pytest.raises(dd.errors.BadMessage, match=says):
+        spark_bridge.run(flow, {"t": other.union(mine)}, state=state, partitions=3, epoch=1)
+    first = spark_bridge.run(flow, {"t": mine}, state=state, partitions=3, epoch=1)
+    with pytest.raises(dd.errors.BadMessage, match=says):
+        spark_bridge.run(flow, {"t": other}, state=state, epoch=2)
+    again = spark_bridge.run(flow, {"t": mine}, state=state, epoch=1)
+    assert counted(again["t"].toArrow()) == counted(first["t"].toArrow())
+    assert dd.read(state, "t").num_rows == 40
+
+
 def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_path: Path) -> None:
     """As a batch and as a stream; and a flow of such rows is that of the messages."""
     came, format = messages(0, 60), dd.formats.debezium(on_bad="drop")
