@@ -35,9 +35,10 @@ from ddflow.columns.hashing import RowHashes, Secret, is_wide
 from ddflow.columns.layout import offset_width, width
 from ddflow.columns.schema import conform, empty, one_batch
 from ddflow.columns.sorting import sort
+from ddflow.connectors.formats.messages import VALUE
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.budget import shown_size
-from ddflow.errors import SpecError
+from ddflow.errors import SchemaMismatch, SpecError
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.spec import Upsert
@@ -192,6 +193,9 @@ class _Seen:
 
     def __init__(self, given: Any, spec: Upsert) -> None:
         batches, schema = _batches(given)
+        if VALUE in schema.names and not {*schema.names}.intersection(spec.key):
+            remedy = "give their rows, as spark_bridge.decode makes them"
+            raise SchemaMismatch("an estimate", f"these are messages, without the key {list(spec.key)}", remedy)
         self.bound = bind("the table", schema, spec)
         stored = [*self.bound.row_schema.names, *(spec.order_by if orders(self.bound).hidden else [])]
         nbytes, alive, parts = 0.0, 0, []

@@ -230,6 +230,7 @@ BAD: list[tuple[dict[str, Any], type[errors.DdflowError], str]] = [
     ({"step": 0}, errors.SpecError, "step=0: that is no count"),
     ({"step": True}, errors.SpecError, "step=True: that is no count"),
     ({"spec": dd.Upsert("id")}, errors.SpecError, "key= of 'the table': there is no column 'id'"),
+    ({"table": pa.table({"value": ["{}"]})}, errors.SchemaMismatch, r"messages, without the key .*spark_bridge.decode"),
     ({"table": [1, 2]}, errors.NotArrow, "list does not speak Arrow"),
     ({"table": pa.table({"key": [1], "_diff": [1]})}, errors.SpecError, r"\['_diff'\] are those that updates carry"),
 ]
