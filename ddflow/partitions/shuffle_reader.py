@@ -121,8 +121,9 @@ class ShuffleReader(Closing):
         payload = batch.column(6)
         here = [i for i, given in enumerate(payload.is_valid().to_pylist()) if given and what[i] is not None]
         self._check(to, {what[i] for i in here})
-        if len(here) < len(to):
-            self._told([(what[i], origin[i]) for i in range(len(to)) if i not in {*here} and what[i] is not None])
+        if payload.null_count:
+            given = payload.is_valid().to_pylist()
+            self._told([(what[i], origin[i]) for i in range(len(to)) if not given[i] and what[i] is not None])
         self._payloads.append(payload)
         self.bytes_resident += batch.nbytes
         if self.most is not None and self.bytes_resident > self.most:

@@ -158,9 +158,9 @@ class StagePart:
         """Take in this part's rows of an epoch, and write what came of them.  O(rows and updates) expected.
 
         ``inputs``: by input, on stage 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by exchange of
-        this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  ``tables``: by input, that messages are
-        of, which must be that of epochs before.  Raises what a step of an engine raises; the
-        part must then be closed, and what it wrote is garbage.
+        this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  ``tables``: by input, that messages are of,
+        which must be that of epochs before.  Raises what a step of an engine raises, and `BadMessage` for another
+        table; the part must then be closed, and what it wrote is garbage.
         """
         self._look(start)
         began = perf_counter_ns()
