@@ -17,28 +17,40 @@ NullKey('a step', 'row 7 has no key', 'mend it')
 """
 
 import json
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from ddflow import errors
 from ddflow.errors import DdflowError
 
+_ROW: Final = re.compile(r"(, first (in )?)?\brow \d+, counted from 0(: )?")
 MARK: Final = "as an error of ddflow: "
 
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """An error of ddflow's that leaves the block carries itself in a note."""
+    """An error of ddflow's that leaves the block carries itself in a note, without a number of a row.
+
+    Rows of a task or a batch are counted from where Spark cut them, which says nothing about the DataFrame.
+    """
     try:
         yield
     except DdflowError as error:
-        if not any(note.startswith(MARK) for note in getattr(error, "__notes__", ())):
-            error.add_note(MARK + json.dumps([type(error).__name__, error.asked, error.found, error.remedy]))
+        error.found = _ROW.sub("", error.found)
+        error.args = (error.asked, error.found, error.remedy)
+        _note(error)
         raise
+
+
+def _note(error: Exception) -> None:
+    if isinstance(error, DdflowError) and not any(each.startswith(MARK) for each in getattr(error, "__notes__", ())):
+        error.add_note(MARK + json.dumps([type(error).__name__, error.asked, error.found, error.remedy]))
 
 
 @contextmanager
@@ -51,6 +63,20 @@ def translated() -> Iterator[None]:
         if own is None:
             raise
         raise own from error
+
+
+def fail(session: SparkSession, query: Any, error: Exception) -> None:
+    """End a classic query from outside of its batches: it fails with the error's text at its next trigger.
+
+    A Spark that cannot be given an error so is asked to stop the query instead, which fails nothing.  O(1).
+    """
+    _note(error)
+    text = "".join(traceback.format_exception_only(error)).strip()
+    try:
+        java: Any = session.sparkContext._jvm
+        query._jsq.streamingQuery().errorNotifier().markError(java.java.lang.RuntimeException(text))
+    except Exception:  # this is no interface of Spark's, so another version may lack any part of it
+        query.stop()
 
 
 def parsed(text: str) -> DdflowError | None:

@@ -8,7 +8,7 @@ uses the state. On Spark Connect a feeder is pickled and travels to another proc
 >>> options = StateOptions("state", None, None, None, "owner", None)
 >>> feeder = Feeder(Flow(), {}, options, None, SinkOptions.of({}, "10min"))
 >>> [name for name, travels in feeder.__getstate__().items() if travels is None]
-['then', 'stop', 'failure', '_job', '_outlets', '_lock', '_thread']
+['then', 'fail', 'failure', '_job', '_outlets', '_lock', '_thread']
 """
 
 from collections.abc import Callable, Mapping
@@ -37,8 +37,8 @@ _QUERY: Final = "sql.streaming.queryId"
 
 
 class Feeder:
-    """What ``foreachBatch`` calls.  ``account``: what this process committed.  ``stop``: stops the query, where that
-    is in this process.  ``failure``: of a sink, which ended it."""
+    """What ``foreachBatch`` calls.  ``account``: what this process committed.  ``fail``: ends the query with an error,
+    where that is in this process.  ``failure``: of a sink, which ended it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Feeder:
     ) -> None:
         self.flow, self.columns, self.options, self.then, self.sinks = flow, columns, options, then, sinks
         self.account, self.at = Account(), dict[str, int]()
-        self.stop: Callable[[], Any] | None = None
+        self.fail: Callable[[Exception], Any] | None = None
         self.failure: Exception | None = None
         self._job: Job | None = None
         self._outlets: Outlets | None = None
@@ -58,13 +58,21 @@ class Feeder:
         self._thread: Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = dict.fromkeys(("stop", "_job", "_outlets", "_lock", "_thread"))
+        mine = dict.fromkeys(("fail", "_job", "_outlets", "_lock", "_thread"))
         options = self.options._replace(metrics=None)  # which takes figures in this process
         return {**self.__dict__, **mine, "account": Account(), "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = RLock()
+
+    @property
+    def name(self) -> str:
+        """What the query is called: its name, or its inputs."""
+        return self.options.name or ", ".join(self.flow.inputs)
+
+    def __repr__(self) -> str:
+        return f"{self.name} into {self.options.state}"
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
         # Where it fails the query ends, and another one reads the state anew.
@@ -113,8 +121,8 @@ class Feeder:
                         return
                 except Exception as error:
                     self.failure = error
-        if self.stop is not None:
-            self.stop()
+        if self.fail is not None:
+            self.fail(self.failure)
 
     def drain(self, session: Any) -> None:
         """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""

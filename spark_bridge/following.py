@@ -84,7 +84,7 @@ class SnapshotSplit(InputPartition):
 
 
 class Follower(DataSourceStreamReader):
-    """See `DdflowSource.streamReader`.  ``begin``: "earliest", "latest" or an epoch's number."""
+    """See `DdflowSource.streamReader`.  ``begin``: "earliest", "latest", "kept" or an epoch's number."""
 
     def __init__(self, store: str, trust: str, flow: Plan | None, name: str, columns: pa.Schema, begin: str) -> None:
         self.where, self.trust, self.flow, self.output = store, trust, flow, name
@@ -102,7 +102,10 @@ class Follower(DataSourceStreamReader):
         manifest = self._newest()
         if self.begin == "latest":
             return offset(manifest, manifest.epoch)
-        first, kept = int(self.begin), [each.epoch for each in manifest.receipts]
+        kept = [each.epoch for each in manifest.receipts]
+        if self.begin == "kept":
+            return offset(manifest, min(kept, default=manifest.epoch + 1) - 1)
+        first = int(self.begin)
         if first != manifest.epoch + 1 and first not in kept:
             raise SnapshotExpired(
                 f"follow {self.where} from epoch {first}",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
+from ddflow.dataflow.result import no_output
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.partitions.receipt import Committed
 from ddflow.plan.past import PastSchemas
@@ -52,6 +53,8 @@ class Ran(Mapping[str, DataFrame]):
         self.sinks = sinks
 
     def __getitem__(self, name: str) -> DataFrame:
+        if name not in self._shapes:
+            return no_output(name, self._shapes)
         shape, place = self._shapes[name], self._files
         output = self._done.outputs.get(name)
         files = [(blob.name, blob.length, blob.digest) for blob in output.blobs] if output is not None else []

@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.attached import TableSink
+from ddflow.dataflow.result import no_output
 from ddflow.engine.flow import Flow
 from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.stages import Stages, cut
@@ -228,6 +229,13 @@ def _only(flow: Plan) -> Stages:
     return stages
 
 
+class _Frames(dict[str, DataFrame]):
+    """A frame for each output.  Raises `NoSuchOutput`, a `KeyError`, for another name."""
+
+    def __missing__(self, name: str) -> DataFrame:
+        return no_output(name, self)
+
+
 def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None) -> dict[str, DataFrame]:
     """A frame for each output, of the stages from an empty start; stages that outputs have in common are one frame."""
     cut(flow)
@@ -243,7 +251,7 @@ def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None)
     wide, secret = _partitions(partitions, next(iter(frames.values()))), Secret.fresh()
     chunks = {name: routed(frames[name], router(flow, name, wide, secret, columns[name]), None) for name in flow.inputs}
     made: dict[tuple[Any, ...], DataFrame] = {}
-    out = {}
+    out = _Frames()
     for name, shape in known.items():
         stages, key = cut(flow, only=name), _read_by(flow, name)
         frame = made.setdefault(key, joined(chunks[each] for each in key))

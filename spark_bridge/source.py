@@ -40,6 +40,10 @@ from spark_bridge.types import spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
+_HISTORY: Final = (
+    "a state that began on Spark keeps the last one, its changes are in outputs= and in a sink of mode 'changelog'; "
+    "one that flow.open began with retain= keeps more"
+)
 OPTIONS: Final = ("path", "output", "trust", *BATCH, *STREAM)
 
 
@@ -151,7 +155,8 @@ class DdflowSource(DataSource):
                 raise told_only(f"read {name!r} of {store.where}", name, plan.side_outputs()[name][0])
             as_of = to if after is not None else as_of
             for time in (time for time in (after, as_of) if time is not None):
-                check_readable(f"read {name!r} of {store.where} at {time}", time, manifest.since, manifest.frontier)
+                asked = f"read {name!r} of {store.where} at {time}"
+                check_readable(asked, time, manifest.since, manifest.frontier, _HISTORY)
             if after is not None and after > (last := max(manifest.last, manifest.since) if as_of is None else as_of):
                 raise TimeWentBack(f"changes from {after}", f"they end at {shown(last)}", "give an earlier time")
             version = Version.of(store, manifest, self._trust())
@@ -197,6 +202,8 @@ class DdflowSource(DataSource):
                     "it is an input: no state keeps its updates",
                     "make an output of it, or read it as a batch",
                 )
+            if begin == "earliest" and name not in plan.outputs:
+                begin = "kept"  # a state holds no rows of a side output to begin with
             columns = self._columns(plan.updates_schema(name), schema, name)
             given = (store.where, self._trust(), self.flow, name, columns, begin)
             try:

@@ -13,10 +13,13 @@ is the input's and the trigger's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from typing import Any, Literal
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from ddflow.connectors.attached import TableSink
@@ -25,7 +28,7 @@ from ddflow.errors import SpecError, WrongMode
 from ddflow.metrics import Metrics
 from ddflow.storage.closing import on_failure
 from spark_bridge.delivering import SinkOptions
-from spark_bridge.errors import translated
+from spark_bridge.errors import fail, translated
 from spark_bridge.feeder import Feeder, Then
 from spark_bridge.job import KEEP, StateOptions, check_address, checked, context_of, settings
 from spark_bridge.monitoring import ACCOUNTS
@@ -159,6 +162,9 @@ class Stream:
         self.feeder, self.frames, self.checkpoint = feeder, frames, checkpoint
         self.trigger, self.name, self.close = trigger, name, close
 
+    def __repr__(self) -> str:
+        return f"Stream({self.feeder}; not started: call .start())"
+
     def start(self) -> Query:
         """Open the state, and start the query.
 
@@ -192,7 +198,7 @@ class Stream:
                 feeder.release()
             with settings(session, job.memory):  # a query keeps those that it was started with
                 started = writer.start()
-        feeder.stop = None if context_of(session) is None else started.stop
+        feeder.fail = None if context_of(session) is None else partial(fail, session, started)
         return Query(started, feeder, session, self.close)
 
 
@@ -226,6 +232,9 @@ class Epochs:
             return self._feeder.account.stats()
         return QueryStats.read(self._feeder.options.state, self._feeder.options.trust)
 
+    def __repr__(self) -> str:
+        return f"the epochs of {self._feeder.options.state}: call .stats()" if self._elsewhere else str(self.stats())
+
     @property
     def sinks(self) -> dict[str, int]:
         """By output, the last epoch that its sink has, as far as this process knows."""
@@ -257,6 +266,14 @@ class Query:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._query, name)
 
+    def __repr__(self) -> str:
+        return f"Query({self._feeder}; {self._query.id})"
+
+    @property
+    def name(self) -> str:
+        """The name that it was given, or its inputs.  Spark has none then, as two queries may not share one."""
+        return self._feeder.name
+
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """Wait for the end of the query, and until its sinks have all epochs.
 
@@ -277,7 +294,7 @@ class Query:
         DdflowError
             What ended the query.
         """
-        with translated():
+        with self._as_own():
             ended: bool | None = self._query.awaitTermination(timeout)
         if ended is not False:
             try:
@@ -297,8 +314,24 @@ class Query:
 
     def processAllAvailable(self) -> None:
         """Wait until all that the inputs have now is committed.  Raises what ended the query."""
-        with translated():
+        with self._as_own():
             self._query.processAllAvailable()
+
+    def exception(self) -> Exception | None:
+        """What ended the query, as Spark has it; or the error of a sink with which it will end at its next trigger."""
+        ended: Exception | None = self._query.exception()
+        return self._feeder.failure if ended is None else ended
+
+    @contextmanager
+    def _as_own(self) -> Iterator[None]:
+        """An error that ended the query, and is not Spark's, as what it was."""
+        try:
+            with translated():
+                yield
+        except PySparkException as error:
+            if self._feeder.failure is None:
+                raise
+            raise self._feeder.failure from error
 
     def stop(self) -> None:
         """Stop the query.  Spark gives a running batch again when a query goes on.  No time is closed.

@@ -10,14 +10,14 @@ never change afterwards and own their memory.
 (['v', '_time', '_diff'], 1, 5)
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NoReturn
 
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.errors import SpecError, cut
+from ddflow.errors import NoSuchOutput, SpecError, cut
 from ddflow.terminal import counted, html_table
 
 SHOWN: Final = 10
@@ -80,9 +80,7 @@ class Step(Mapping[str, pa.Table]):
         return wait(epoch, timeout)
 
     def __getitem__(self, name: str) -> pa.Table:
-        if name not in self._tables:
-            raise KeyError(f"there is no output {name!r}; {did_you_mean(name, self._tables)}")
-        return self._tables[name]
+        return self._tables[name] if name in self._tables else no_output(name, self._tables)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tables)
@@ -97,6 +95,11 @@ class Step(Mapping[str, pa.Table]):
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}: {table.num_rows:,} updates" for name, table in self._tables.items())
         return f"Step({sizes}; {self.verdicts})"
+
+
+def no_output(name: object, known: Iterable[str]) -> NoReturn:
+    """Raise `NoSuchOutput`, a `KeyError` as mappings raise it.  O(names)."""
+    raise NoSuchOutput("take an output", f"there is no output {name!r:.200}", did_you_mean(str(name), known))
 
 
 def rows_html(name: str, table: pa.Table) -> str:

@@ -20,6 +20,8 @@ reader.
 []
 """
 
+from typing import Final
+
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF
@@ -30,12 +32,14 @@ from ddflow.operators.updates import concat, consolidated, negate
 from ddflow.plan.collection import Collection
 from ddflow.time import NEVER, shown
 
+RETAIN: Final = "a larger retain=, or a reader opened in time, keeps more of them"
 
-def check_readable(asked: str, time: int, since: int, frontier: int) -> int:
+
+def check_readable(asked: str, time: int, since: int, frontier: int, more: str = RETAIN) -> int:
     """The same time, when it can be read: ``since <= time < frontier``; before anything is closed, `NEVER`.
 
-    ``asked``: what wants to read, for the message.  Raises `NotReadable`, which says what since or the frontier is.
-    O(1).
+    ``asked``, ``more``: what wants to read and what keeps more times, for the message.  Raises `NotReadable`, which
+    says what since or the frontier is.  O(1).
     """
     if since <= time < max(frontier, NEVER + 1):
         return time
@@ -43,7 +47,7 @@ def check_readable(asked: str, time: int, since: int, frontier: int) -> int:
     raise NotReadable(
         asked,
         f"{why}: it can be read from {shown(since)} up to, not including, {shown(frontier)}",
-        "read at a closed time; a larger retain=, or a reader opened in time, keeps more of them",
+        f"read at a closed time; {more}",
     )
 
 

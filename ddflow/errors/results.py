@@ -21,6 +21,15 @@ class NotReadable(DdflowError, ValueError):
     """
 
 
+class NoSuchOutput(DdflowError, KeyError):
+    """What a step or a run gave back is asked for an output that the flow does not have.
+
+    What to do: take one of the names that the message lists; ``flow.output(name, ...)`` gives them.
+    """
+
+    __str__ = DdflowError.__str__  # a KeyError shows its arguments
+
+
 class NotUnique(DdflowError, ValueError):
     """A key that becomes an upsert, or is looked up, holds several rows.
 

@@ -37,7 +37,8 @@ def prometheus(
     registry : prometheus_client.CollectorRegistry, optional
         Where metrics are registered; by default the one that ``prometheus_client`` serves.
     serve : str or int, optional
-        A port, or ``"host:port"``, at which ``/metrics`` is served from a thread; 0 takes any free port.
+        A port, or ``"host:port"``, at which ``/metrics`` is served from a thread; 0 takes any free port,
+        which ``.address`` of the exporter says.
 
     Returns
     -------

@@ -34,6 +34,9 @@ class OpenTelemetryExporter:
         self.meter = (get_meter_provider() if provider is None else provider).get_meter("ddflow", __version__)
         self.instruments = {each.name: self._made(each) for each in FIGURES}
 
+    def __repr__(self) -> str:
+        return f"OpenTelemetryExporter({self.flow!r})"
+
     def _made(self, figure: Any) -> Any:
         given = {"name": f"ddflow.{figure.name}", "unit": figure.unit or "1", "description": figure.text}
         if figure.kind == "counter":

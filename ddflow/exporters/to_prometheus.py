@@ -28,13 +28,19 @@ _MADE: Final[WeakKeyDictionary[CollectorRegistry, dict[str, Any]]] = WeakKeyDict
 
 
 class PrometheusExporter:
-    """``flow``: the value of the label.  ``registry``: None for Prometheus's own."""
+    """``flow``: the value of the label.  ``registry``: None for Prometheus's own.  ``address``: the host and the port
+    that `serve` took, None before."""
 
     def __init__(self, flow: str, registry: CollectorRegistry | None) -> None:
         self.flow, self.registry = flow, REGISTRY if registry is None else registry
         if self.registry not in _MADE:
             _MADE[self.registry] = {each.name: self._made(each) for each in FIGURES}
         self.metrics = _MADE[self.registry]
+        self.address: tuple[str, int] | None = None
+
+    def __repr__(self) -> str:
+        at = "" if self.address is None else f", served at http://{self.address[0]}:{self.address[1]}/metrics"
+        return f"PrometheusExporter({self.flow!r}{at})"
 
     def _made(self, figure: Any) -> Any:
         given = (f"ddflow_{figure.name}", figure.text, ("flow", *figure.labels))
@@ -69,4 +75,5 @@ class PrometheusExporter:
             raise SpecError(
                 f"serve metrics at {where!r}", str(error), "give a free port: 9464, or 0.0.0.0:9464"
             ) from None
-        return host or "127.0.0.1", int(server.server_port)
+        self.address = (host or "127.0.0.1", int(server.server_port))
+        return self.address

@@ -219,7 +219,8 @@ class Plan(Nodes):
     def _input(self, bound: Binding) -> Input:
         name, spec = bound.name, bound.spec
         if name in self.inputs or name in self.outputs:
-            raise SpecError(f"input {name!r}", "that name is taken", "give every input a name of its own")
+            by = "input" if name in self.inputs else "output"
+            raise SpecError(f"input {name!r}", f"an {by} has that name already", "give every input a name of its own")
         for other in self.inputs.values():
             self._agree(bound, other.bound)
         for side, schema in bound.sides.items():
@@ -276,9 +277,15 @@ class Plan(Nodes):
             raise SpecError("flow.output", found, 'write flow.output("name", collection)')
         if collection.flow is not self:
             raise SpecError(f"output {name!r}", "the collection is of another flow", "build it in this one")
-        taken = name in self.outputs or name in self.side_outputs()
-        if taken or (name in self.inputs and self.inputs[name] is not collection):
-            raise SpecError(f"output {name!r}", "that name is taken", "give every output a name of its own")
+        asked = f"output {name!r}"
+        if name in self.outputs:
+            raise SpecError(asked, "an output has that name already", "give every output a name of its own")
+        if name in self.side_outputs():
+            by = self.side_outputs()[name][0].name
+            raise SpecError(asked, f"the input {by!r} adds an output of that name", "give this one another name")
+        if name in self.inputs and self.inputs[name] is not collection:
+            found = "an input has that name, and only its own rows may be put out under it"
+            raise SpecError(asked, found, "give this output another name")
         self.outputs[name] = collection
         return collection
 

@@ -264,15 +264,17 @@ def test_an_expression_that_cannot_be_is_refused_where_it_is_written(build: Call
         (lambda f, s: s.concat(s.project(["id"])), "the columns differ"),
         (lambda f, s: s.concat(dd.Flow().upserts("s", SCHEMA, dd.Upsert("id"))), "another flow"),
         (lambda f, s: f.output("o", dd.Flow().upserts("s", SCHEMA, dd.Upsert("id"))), "another flow"),
-        (lambda f, s: (f.output("o", s), f.output("o", s)), "output 'o': that name is taken"),
-        (lambda f, s: f.upserts("s", SCHEMA, dd.Upsert("id")), "input 's': that name is taken"),
+        (lambda f, s: (f.output("o", s), f.output("o", s)), "output 'o': an output has that name already"),
+        (lambda f, s: f.output("s", s.count([], name="n")), "output 's': an input has that name, .* another name"),
+        (lambda f, s: (f.output("o", s), f.upserts("o", SCHEMA, dd.Upsert("id"))), "'o': an output has that name"),
+        (lambda f, s: f.upserts("s", SCHEMA, dd.Upsert("id")), "input 's': an input has that name already"),
         (lambda f, s: f.upserts("u", TIMED, dd.Upsert("id", time="t")), "hold-back mode"),
         (
             lambda f, s: (
                 f.upserts("m", SCHEMA, dd.Upsert("id", order_by="at", stale="mark")),
                 f.output("m.events", s),
             ),
-            "output 'm.events': that name is taken",
+            "output 'm.events': the input 'm' adds an output of that name",
         ),
         (
             lambda f, s: (f.output("m.stale", s), f.upserts("m", SCHEMA, dd.Upsert("id", order_by="at", stale="side"))),

@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ddflow as dd
 from ddflow.exporters.figures import FIGURES
-from ddflow.exporters.to_prometheus import PrometheusExporter
 from ddflow.metrics import CallMetrics, SinkLag, SourceLag
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "monitoring" / "grafana.json"
@@ -72,8 +71,10 @@ def test_two_flows_share_a_registry_and_a_second_exporter_of_one_goes_on() -> No
 
 
 def test_the_page_is_served_to_this_machine_and_a_taken_port_is_named() -> None:
-    exporter = PrometheusExporter("shop", CollectorRegistry())
-    host, port = exporter.serve("0")
+    exporter = dd.exporters.prometheus("shop", registry=CollectorRegistry(), serve=0)
+    assert exporter.address is not None
+    host, port = exporter.address
+    assert repr(exporter) == f"PrometheusExporter('shop', served at http://127.0.0.1:{port}/metrics)"
     fed(exporter)
     with urllib.request.urlopen(f"http://{host}:{port}/metrics") as page:
         assert 'ddflow_rows_total{flow="shop",input="orders"} 4.0' in page.read().decode()

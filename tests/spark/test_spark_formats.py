@@ -79,7 +79,7 @@ def test_what_cannot_be_read_stops_the_run(spark: SparkSession, tmp_path: Path) 
     with pytest.raises(dd.errors.BadMessage, match=r"offset \d+ of shop/\d: it is no JSON"):
         spark_bridge.run(flow_of(), {"t": frame_of(spark, messages(0, 40))}, state=state)
     cut = pa.table({"value": ['{"op": "t", "source": {"lsn": 1}}']})
-    with pytest.raises(dd.errors.BadMessage, match="row 0, counted from 0: it is a truncate"):
+    with pytest.raises(dd.errors.BadMessage, match=": it is a truncate"):
         spark_bridge.run(flow_of(), {"t": frame_of(spark, cut)}, state=state)
     with pytest.raises(dd.errors.SchemaMismatch, match="there is no column 'value'"):
         spark_bridge.run(flow_of(), {"t": frame_of(spark, pa.table({"id": [1]}))}, state=state)

@@ -168,6 +168,8 @@ def test_a_stream_gives_each_batch_to_its_sinks_once(spark: SparkSession, tmp_pa
     query = streamed(spark, tmp_path, sinks).start()
     query.awaitTermination()
     assert query.ddflow.sinks == {"by_city": 2, "orders": 2}
+    assert query.name == "orders" and repr(query.ddflow) == str(query.ddflow.stats())
+    assert repr(query) == f"Query(orders into {tmp_path / 'state'}; {query.id})"
     state = str(tmp_path / "state")
     assert {name: each.epoch for name, each in manifest_of(state).sinks.items()} == {"by_city": 2, "orders": 2}
     # A query dies when its sink has the epoch and Spark has no commit of the batch.
@@ -217,7 +219,12 @@ def test_a_sink_that_is_away_gets_its_epochs_when_it_is_back(
     # For too long: the query ends with the sink's error though no batch comes, and the state is whole.
     land(tmp_path / "in", 2, DAYS[2])
     fails[0] = 1 << 30
+    spark.streams.resetTerminated()
     query = streamed(spark, tmp_path, sinks, trigger={"processingTime": "0 seconds"}, give_up_after="2s").start()
+    with pytest.raises(PySparkException, match="SinkFailed: write: it is away"):
+        spark.streams.awaitAnyTermination()
+    spark.streams.resetTerminated()
+    assert not query.isActive and "it is away" in str(query.exception())
     with pytest.raises(SinkFailed, match="it is away"):
         query.awaitTermination()
     assert manifest_of(state).epoch == 3 and dd.fsck(state).ok

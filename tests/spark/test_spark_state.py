@@ -268,7 +268,13 @@ def test_what_a_step_refuses_is_refused_with_the_same_words(spark: SparkSession,
     with pytest.raises(NullKey) as told:
         spark_bridge.run(flow, {"orders": frame_of(spark, NULL)}, 2, state=state)
     assert (told.value.asked, told.value.remedy) == (local.value.asked, local.value.remedy)
+    assert (
+        local.value.found == f"{told.value.found}, first in row 0, counted from 0"
+    )  # of a task's rows it says nothing
     ran = spark_bridge.run(flow, {"orders": frame_of(spark, NULL.slice(1))}, 2, state=state)
+    with pytest.raises(KeyError, match="there is no output 'oo'; did you mean 'o'"):
+        ran["oo"]
+    assert "oo" not in ran and ran.get("oo") is None
     assert ran.epoch == 2 and ran.verdicts["noop"] == 1
 
 
