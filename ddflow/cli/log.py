@@ -117,7 +117,13 @@ def key_of(text: str, bound: Bound) -> dict[str, Any]:
         given = dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
     if sorted(given) != sorted(names):
         raise NotReadable(asked, f"its columns are {names}", f"write {','.join(f'{name}=...' for name in names)}")
-    return {name: value_in(given[name], bound.key_schema.field(name).type, asked) for name in names}
+    try:
+        return {name: value_in(given[name], bound.key_schema.field(name).type, asked) for name in names}
+    except NotReadable:
+        wrong = [name.strip() for name, equals, _ in pairs if equals and name.strip() not in names]
+        if not wrong:
+            raise
+        raise NotReadable(asked, f"there is no key column {wrong[0]!r}", did_you_mean(wrong[0], names)) from None
 
 
 def values_of(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[str, Any]:

@@ -7,14 +7,16 @@ is in `ddflow.engine.why` and `ddflow.engine.behind`.
 ('by_city', ['city=Bern'], ['log.csv'])
 >>> parted("7", ["log.csv"], ["orders"], ["by_city"])
 (None, [], ['log.csv'])
+>>> parted("orders", ["7", "log.csv"], ["orders"], ["by_city"])
+('orders', ['7'], ['log.csv'])
 """
 
 import json
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing
 from itertools import takewhile
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +25,7 @@ from ddflow.cli.say import say
 
 if TYPE_CHECKING:
     from ddflow.engine.story import Origins, Story
+    from ddflow.plan.plan import Plan
 
 
 def why(
@@ -79,7 +82,7 @@ def why(
 
     with ExitStack() as stack:
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
-        inputs, outputs = snapshot.flow.inputs, snapshot.flow.outputs
+        inputs, outputs = _kept(snapshot.flow, key)
         name, values, files = parted(key, log or [], inputs, outputs)
         time = None if as_of is None else time_of(as_of, snapshot.flow.time_type)
         given = dict[str, FilesLog]()
@@ -122,9 +125,25 @@ def parted(
 
     names, asked = [*outputs, *inputs], f"why of {key!r}"
     values = list(takewhile(lambda word: "=" in word and not Path(word).exists(), rest))
+    if not values and key in inputs and rest and _is_key(rest[0]):
+        values = [rest[0]]
     if values and key not in names:
         raise NotReadable(asked, "there is no input or output of that name", did_you_mean(key, names))
     if not values and key in outputs and key not in inputs:
         remedy = "write values of the row behind it, COLUMN=VALUE; or if it is a key, its column before it, id=..."
         raise NotReadable(asked, "that is an output, whose rows have no key", remedy)
     return key if values else None, values, list(rest[len(values) :])
+
+
+def _kept(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[str, Any]]":
+    """The inputs and outputs of a plan.  Raises `NotReadable` for a side output, of which a state holds nothing."""
+    from ddflow.engine.reads import told_only
+
+    if name in (sides := plan.side_outputs()):
+        raise told_only(f"why of {name!r}", name, sides[name][0])
+    return plan.inputs, plan.outputs
+
+
+def _is_key(word: str) -> bool:
+    """Whether a word behind an input's name is a key, and no file, folder or pattern of them."""
+    return not Path(word).exists() and not PurePath(word).suffix[1:].isalpha() and not set("/*?") & set(word)

@@ -16,9 +16,11 @@ import pyarrow as pa
 
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import shown_row
+from ddflow.connectors.formats.base import BAD
+from ddflow.connectors.formats.positions import POSITION, ROW
 from ddflow.engine.fed_by import FedBy
 from ddflow.operators.updates import ints, time_column
-from ddflow.terminal import as_text, html_text
+from ddflow.terminal import as_text, counted, html_text
 from ddflow.time import NEVER
 
 HELD: Final = ("deleted", "held")
@@ -100,8 +102,9 @@ class Story:
         for i, row in enumerate(rows):
             if row["what"] in HELD:
                 said = self._row(row) if row["what"] == "held" else "deleted"
-                settled = " or before" if i < self.settled else ""
-                lines.append(f"  from {row[TIME]}{settled}: {said}{self._by(row, ', by order ')}")
+                when = "  earlier, from" if i < self.settled - 1 else "  from"
+                settled = " or before" if i == self.settled - 1 else ""
+                lines.append(f"{when} {row[TIME]}{settled}: {said}{self._by(row, ', by order ')}")
         lines += [f"  pending, for {row[TIME]}: {self._row(row)}" for row in rows if row["what"] == "pending"]
         if self.source is not None:
             lines.append(f"its input is fed by {self.source}")
@@ -109,7 +112,7 @@ class Story:
             lines.append(f"its input was fed {self.fed}; full contents delete what they do not name")
         if self.replayed:
             events = sum(row["what"] == "event" for row in rows)
-            lines.append(f"its {events} events in the log ({self.replayed})")
+            lines.append(f"its {counted(events, 'event')} in the log ({self.replayed})")
         scopes = iter(self.scopes)
         for row in rows:
             if row["what"] == "event":
@@ -123,6 +126,8 @@ class Story:
 
     def _row(self, row: Mapping[str, Any]) -> str:
         names = self.columns if row["what"] == "held" else [n for n in list(row)[4:] if not n.startswith("winner_")]
+        if POSITION in row:  # of messages, whose decoder has columns of its own beside it
+            names = [name for name in names if name not in (ROW, BAD)]
         return as_text({name: row[name] for name in names})
 
     def _by(self, row: Mapping[str, Any], words: str) -> str:

@@ -102,7 +102,7 @@ def test_why_tells_winners_and_losers(state: str) -> None:
     found = as_json("why", state, "3", "a.csv", "b.csv")
     assert [row["verdict"] for row in found["story"]] == [None, None, "applied", "applied"]
     assert "'x' is no int64" in run("why", state, "x", code=1)
-    assert "'idd=2' is no int64" in run("why", state, "idd=2", code=1)
+    assert "there is no key column 'idd'; did you mean 'id'" in run("why", "state", "idd=2", code=1)
 
 
 def test_export_writes_collections_whole_or_not_at_all(state: str) -> None:
@@ -176,7 +176,8 @@ def test_why_names_the_rows_of_the_inputs_that_make_a_row_of_an_output(state: st
         "  why('orders', key) tells what a key of it held",
     ]
     assert run("why", state, "cities", "city=").startswith("no row of 'cities' has")
-    assert run("why", state, "orders", "id=2") == run("why", state, "2")
+    assert run("why", state, "orders", "id=2") == run("why", state, "orders", "2") == run("why", state, "2")
+    assert "there is no key column 'idd'; did you mean 'id'" in run("why", state, "orders", "idd=2", code=1)
     for words, error in (
         (["../by city", "town=Bern"], "there is no column 'town'"),
         (["../by city", "ciy=Bern"], "did you mean 'city'?"),

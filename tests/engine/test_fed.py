@@ -277,7 +277,7 @@ def test_a_story_names_the_full_contents_that_deleted_the_key() -> None:
     fed += "\"city = 'Bern'\" (epoch 3)"
     assert lines[1][-4:] == [
         f"{fed}; full contents delete what they do not name",
-        "its 1 events in the log (times are of the replay: one epoch for each part of the log)",
+        "its 1 event in the log (times are of the replay: one epoch for each part of the log)",
         "  at 1: applied (id=1, city='Bern', at=1, gone=False)",
         "  at 2: deleted: full contents do not name it",
     ]

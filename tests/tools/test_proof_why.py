@@ -123,7 +123,7 @@ def test_a_story_as_people_read_it() -> None:
     feed(store, log, retain=1)
     assert str(why_of(store, "orders", 7, log)).splitlines() == [
         "the key (id=7) of 'orders' holds nothing",
-        "  from 1 or before: (id=7, city='Chur', at=5), by order (at=5)",
+        "  earlier, from 1: (id=7, city='Chur', at=5), by order (at=5)",
         "  from 3 or before: deleted, by order (at=9)",
         "its 5 events in the log (times are of the replay: one epoch for each part of the log)",
         "  at 1: tie_lost (id=7, city='Bern', at=5, gone=False); the key held order (at=5)",
