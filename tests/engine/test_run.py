@@ -458,6 +458,9 @@ class Failing(Source):
         self.position, self.acknowledged, self.ended = position or 0, [], False
         return self
 
+    def keyed(self, keys: Any) -> None:
+        """Keys are all alike to it."""
+
     def poll(self, room: int) -> Any:
         """A transaction in two parts, behind the first of which no epoch may end."""
         self.position += 1
