@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ddflow.connectors import formats as formats
     from ddflow.connectors import sinks as sinks
     from ddflow.connectors import sources as sources
+    from ddflow.connectors.files.text_path import TextPath
     from ddflow.dataflow.result import Step
     from ddflow.dataflow.verdicts import Verdicts
     from ddflow.engine.engine import Engine
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "columns.hashing": "Secret",
+    "connectors.files.text_path": "TextPath",
     "dataflow.result": "Step",
     "dataflow.verdicts": "Verdicts",
     "engine.engine": "Engine",
@@ -152,6 +154,7 @@ __all__ = [
     "Snapshot",
     "Stats",
     "Step",
+    "TextPath",
     "ToUpserts",
     "Tombstone",
     "Upsert",

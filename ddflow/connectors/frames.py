@@ -64,8 +64,9 @@ def arrow(given: Any, what: str, schema: pa.Schema) -> Rows:
             FileOptions,
             open_files,
         )
+        from ddflow.connectors.files.text_path import dialect_of
 
-        known, how = schema if len(schema) else None, FileOptions(converts=False)
+        known, how = schema if len(schema) else None, FileOptions(dialect=dialect_of(given), converts=False)
         return of_files(open_files([os.fspath(given)], known=known, how=how))
     if hasattr(given, "collect_schema") and hasattr(given, "lazy") and not hasattr(given, "__arrow_c_stream__"):
         given = given.collect()

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from ddflow.columns.wider import rewriting
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
-from ddflow.connectors.files.kinds import kind_of
+from ddflow.connectors.files.kinds import PLAIN, Dialect, kind_of
 from ddflow.connectors.files.read_lines import blocks, filled
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.formats.base import DELETED
@@ -61,6 +61,7 @@ class LandedFiles(Source):
     tables: Mapping[str, str] | None = None
     others: Others = "error"
     full: bool = False
+    dialect: Dialect = PLAIN
     kind: ClassVar[str] = "files"
     unit: ClassVar[str] = "files"
     positions: ClassVar[Any] = FilesPosition
@@ -207,7 +208,8 @@ class FollowedFiles(OpenSource):
         if not stamp.size:
             return iter(())
         place = self._there.place(file, stamp)
-        source = FilesSource([place], {}, [], self.schema, FileOptions(empty=True, declare=rewriting, converts=False))
+        how = FileOptions(dialect=self.of.dialect, empty=True, declare=rewriting, converts=False)
+        source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
         self._beside = {
             field.name: Beside(None if field.name in source.blank else field.type, file)

@@ -19,6 +19,7 @@ from msgspec import ValidationError, convert
 
 from ddflow.connectors.attached import Source
 from ddflow.connectors.delta_feed import FollowedTable
+from ddflow.connectors.files.text_path import dialect_of
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.landed import LandedFiles
 from ddflow.connectors.postgres_slot import PostgresTables
@@ -46,7 +47,7 @@ def files(
     ----------
     pattern : str or path
         A file, a folder, or a pattern such as ``"landing/*.csv"`` or ``"s3://bucket/landing/**/*.json.gz"``.  Keys of
-        a bucket come from the environment.
+        a bucket come from the environment.  A `ddflow.TextPath` of one says the text's delimiter, nulls and encoding.
     follow : bool
         Whether to go on with files that come later.  By default the files that are there are all.
     settle : str
@@ -84,7 +85,8 @@ def files(
     >>> files("landing/*.parquet", follow=True).kind
     'files'
     """
-    return LandedFiles(fspath(pattern), follow, seconds(settle, "settle="), lines, tables, others, full)
+    how = dialect_of(pattern)
+    return LandedFiles(fspath(pattern), follow, seconds(settle, "settle="), lines, tables, others, full, how)
 
 
 def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:

@@ -20,6 +20,7 @@ on one side and as text on the other is text on both.
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from ddflow.columns.schema import is_text, normal_type, one_chunk, plain
 from ddflow.connectors.files import AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.kinds import is_text_kind
 from ddflow.connectors.files.places import STDIN, listed
+from ddflow.connectors.files.text_path import TextPath, dialect_of
 from ddflow.connectors.frames import of_files, to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DuplicateKeys, SchemaMismatch, SpecError
@@ -164,6 +166,7 @@ def _read(
 ) -> pa.Table:
     """Rows in normal types.  ``doubts``: gets those of files, once each."""
     if isinstance(given, str | os.PathLike):
+        how = replace(how, dialect=dialect_of(given)) if isinstance(given, TextPath) else how
         files = open_files([os.fspath(given)], types=types, how=how)
         if doubts is not None:
             doubts |= dict.fromkeys(files.doubts)

@@ -121,7 +121,8 @@ class CsvFile(TextFile):
             header = self.bytes(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
             between = next((each for each in ";\t|" if each in header and self._between not in header), None)
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
-                remedy = f"is the delimiter {between!r}? give --delimiter {between!r}, in Python a frame of the file"
+                remedy = f"is the delimiter {between!r}? give --delimiter {between!r}, in Python "
+                remedy += f"dd.TextPath({where!r}, delimiter={between!r})"
             return UnreadableInput(where, said + shape["what"], remedy)
         if "straddl" in message:
             message = f"a row is longer than {SAMPLE:,} bytes; is a quote not closed?"
