@@ -10,13 +10,16 @@ manifest and its inventory; that is `ddflow.tools.inspect`'s.
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ddflow import terminal
 from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def inspect(
@@ -48,42 +51,61 @@ def inspect(
 
 
 def _show(found: Mapping[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     person = sys.stdout.isatty()
     console = terminal.console(highlight=False, width=None if person else 1000)
     for title, head, given in sections(found):
-        rows = list(given)
-        if not rows:
+        if not (rows := [[_shown(value) for value in row] for row in given]):
             continue
-        # A pipe gets what can be searched and cut: a line a row, no frames.
-        look = box.SIMPLE_HEAD if person else None
-        table = Table(
-            title=Text(title, style="bold"),
-            title_justify="left",
-            box=look,
-            show_header=bool(head),
-            header_style="bold",
-            pad_edge=False,
-            padding=(0, 2, 0, 0),
-        )
-        for i in range(len(head or rows[0])):
-            number = i > 0 and all(isinstance(row[i], int) or row[i] in ("", None) for row in rows)
-            table.add_column(Text(head[i] if head else ""), justify="right" if number else "left")
-        for row in rows:
-            table.add_row(*(Text(_shown(value)) for value in row))
+        widths = [max(map(len, column)) for column in zip(head or rows[0], *rows, strict=True)]
+        wide = sum(widths) + 2 * len(widths) > console.width and max(widths) > LONG
         with console.capture() as drawn:
-            console.print(table)
+            console.print(_records(title, head, rows) if head and wide else _table(title, head, rows, person))
         say("\n".join(line.rstrip() for line in drawn.get().splitlines()), drawn=True)
         say()
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], person: bool) -> "Table":
+    """A line a row.  A pipe gets what can be searched and cut: no frames."""
+    from rich import box
+    from rich.text import Text
+
+    table = _grid(title, box=box.SIMPLE_HEAD if person else None, show_header=bool(head), header_style="bold")
+    for i in range(len(head or rows[0])):
+        number = i > 0 and all(row[i].replace(",", "").isdigit() or not row[i] for row in rows)
+        table.add_column(Text(head[i] if head else ""), justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _records(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
+    """A line a value, below the name of its row, because the rows are wider than the terminal."""
+    from rich.text import Text
+
+    table = _grid(title, show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, *values in rows:
+        table.add_row(Text(name, style="bold"))
+        for label, value in zip(head[1:], values, strict=True):
+            if value:
+                table.add_row(Text(f"  {label}", style="dim"), Text(value))
+    return table
+
+
+def _grid(title: str, **look: Any) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    return Table(title=Text(title, style="bold"), title_justify="left", pad_edge=False, padding=(0, 2, 0, 0), **look)
 
 
 def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "" if value is None else terminal.printable(str(value))
 
 
+LONG = 40
+"""From how many letters on a value is a text to read, and not a figure."""
 LATEST = 5
 """How many runs of calls are shown of an input."""
 _WAYS = {"events": "events", "full": "full contents", "restated": "a history, restated"}
@@ -93,23 +115,7 @@ Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
 
 def sections(found: Mapping[str, Any]) -> Iterator[Section]:
     """Title, head and rows of each table."""
-    from ddflow.dataflow.budget import shown_size
-    from ddflow.time import shown
-
-    times = f"last {shown(found['last'])}, frontier {shown(found['frontier'])}, readable from {shown(found['since'])}"
-    about = [
-        ("epoch", f"{found['epoch']}, in manifest {found['manifest']}"),
-        ("written", found["written"]),
-        ("by", f"{found['note']} (writer {found['writer']})"),
-        ("times", times),
-        ("files", f"{found['files']:,}, {shown_size(found['bytes'])}"),
-        ("events", ", ".join(f"{name} {n:,}" for name, n in found["verdicts"].items() if n) or "none"),
-    ]
-    if len(found["parts"]) > 1:
-        about.append(("partitions", f"{found['partitions']:,}, on {found['stages']} stages"))
-    if (fed := found["fed"]) is not None:
-        about.append(("fed by", f"query {fed['query'] or 'of unknown id'}, up to batch {fed['batch']}"))
-    yield found["state"], (), iter(about)
+    yield found["state"], (), _about(found)
     head: Sequence[str] = (
         "collection",
         "keys",
@@ -160,6 +166,30 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
             for each in found["versions"]
         ),
     )
+
+
+def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """The state as a whole."""
+    from ddflow.dataflow.budget import shown_size
+    from ddflow.time import shown
+
+    since = next(
+        (f", {ago(v['age'])} ago" for v in found["versions"] if v["manifest"] == found["manifest"] and "age" in v), ""
+    )
+    times = f"last {shown(found['last'])}, frontier {shown(found['frontier'])}, readable from {shown(found['since'])}"
+    about = [
+        ("epoch", f"{found['epoch']}, in manifest {found['manifest']}"),
+        ("written", f"{found['written']}{since}"),
+        ("by", f"{found['note']} (writer {found['writer']})"),
+        ("times", times),
+        ("files", f"{found['files']:,}, {shown_size(found['bytes'])}"),
+        ("events", ", ".join(f"{name} {n:,}" for name, n in found["verdicts"].items() if n) or "none"),
+    ]
+    if len(found["parts"]) > 1:
+        about.append(("partitions", f"{found['partitions']:,}, on {found['stages']} stages"))
+    if (fed := found["fed"]) is not None:
+        about.append(("fed by", f"query {fed['query'] or 'of unknown id'}, up to batch {fed['batch']}"))
+    yield from about
 
 
 def _attached(found: Mapping[str, Any]) -> Iterator[Section]:

@@ -10,6 +10,7 @@ Count(city string, count int64)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Generic, Literal, Never
 
@@ -97,8 +98,10 @@ class Grouping(NamesElsewhere, Generic[Made]):
         """
         if unnamed:
             given: tuple[Any, ...] = unnamed
-            written = given[0] if isinstance(given[0], str) else "count(*)"
-            raise SpecError("agg", f"{given[0]!r:.200} has no name", f"name each column, as in agg(n={written!r})")
+            written, name = given[0] if isinstance(given[0], str) else "count(*)", "n"
+            if of := re.fullmatch(r"(.*\S)\s+as\s+(\w+)", written, re.IGNORECASE | re.DOTALL):
+                written, name = of.groups()
+            raise SpecError("agg", f"{given[0]!r:.200} has no name", f"name each column, as in agg({name}={written!r})")
         if len(aggregates) == 1:
             ((name, text),) = aggregates.items()
             if not isinstance(text, AppliedAggregate) and written_aggregate(name, text).counts_rows:

@@ -262,3 +262,13 @@ def test_a_text_without_control_characters_is_the_same() -> None:
         assert printable(text) == text
     assert lines("a\n\tb\u202e\udcff") == "a\n\\tb\\u202e\\udcff"
     assert printable(lines(EVIL)) == lines(EVIL) == SPELLED
+
+
+def test_rows_wider_than_the_terminal_are_shown_value_by_value(shown: Callable[..., str]) -> None:
+    flow = dd.Flow()
+    flow.output("all", flow.upserts("rows", {f"column_{n}": int for n in range(40)}, dd.Upsert("column_0")))
+    with flow.open("state"):
+        pass
+    said = [line.rstrip() for line in OWN.sub("", shown("inspect", "state")).splitlines()]
+    assert said[said.index("rows") + 1].startswith("  columns  column_0 int64, column_1 int64,")
+    assert any(re.search(r"^ written .*, \d+ s ago$", line) for line in said)

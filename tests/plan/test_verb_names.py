@@ -24,6 +24,11 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         SpecError,
         r"'sum\(amount\)' has no name; name each column, as in agg\(n='sum\(amount\)'\)",
     ),
+    "an aggregate whose name is in its text": (
+        lambda rows: rows.group_by("city").agg("count(*) AS many"),
+        SpecError,
+        r"name each column, as in agg\(many='count\(\*\)'\)",
+    ),
     "aggregates in a dict": (lambda rows: rows.agg({"n": "count(*)"}), SpecError, r"agg\(n='count\(\*\)'\)"),
     "a list of groups": (lambda rows: rows.group_by(["city"]), SpecError, r"group_by\('city', 'year'\)"),
     "an aggregate that is misspelt": (lambda rows: rows.agg(n="summ(amount)"), ValueError, "did you mean sum"),
