@@ -14,14 +14,14 @@ the body, compact JSON.
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
 ...                  frontier=0, last=0, since=0, inventories=(), backlog=(), receipts=(), folder=None, note="created",
 ...                  previous="", partitions=1, horizons={}, greatest={}, feed=None, fed={}, past=(), sources={},
-...                  sinks={}, added={})
+...                  sinks={}, added={}, retain=0)
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 415 bytes, its header says 416; go back with ddflow ...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 415 bytes, its header says 416; go back with dd...
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = [
     "newest",
 ]
 
-FORMAT: Final = 9
+FORMAT: Final = 10
 """What `Manifest.encode` writes, and the only one that is read."""
 
 DEPTH: Final = 200
@@ -126,7 +126,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     sources: dict[str, Attached]
     sinks: dict[str, Delivered]
     added: dict[str, tuple[str, ...]]
-    retain: Natural = 0
+    retain: Natural
 
     def outputs(self) -> list[Blob]:
         """The files of all outputs of its own receipts, in order."""

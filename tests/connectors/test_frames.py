@@ -199,5 +199,5 @@ def test_what_is_wrong_with_the_columns_of_a_file_says_what_to_do(tmp_path: Path
 
 def test_a_file_of_decimal_commas_is_asked_for_its_delimiter(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id;price\n1;5,50\n2;6,10\n")
-    with pytest.raises(UnreadableInput, match="is the delimiter ';'\\? give --delimiter ';', in Python a frame"):
+    with pytest.raises(UnreadableInput, match=r"is the delimiter ';'\? give --delimiter ';', in Python dd.TextPath"):
         dd.compare(tmp_path / "a.csv", tmp_path / "a.csv", key="id")

@@ -280,6 +280,7 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         ),
         sinks=st.dictionaries(names, sinks(given[0][1]), max_size=2),
         added=columns,
+        retain=counts,
     )
 )
 
@@ -316,8 +317,8 @@ def test_another_format_is_told_from_damage() -> None:
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
     data = typical().encode()
-    damaged = refusal(data.replace(b"manifest 9", b"manifest 8", 1))
-    assert FORMAT == 9 and "its header says" in damaged.found and "checksum" in damaged.found
+    damaged = refusal(data.replace(b"manifest 10", b"manifest 11", 1))
+    assert FORMAT == 10 and "its header says" in damaged.found and "checksum" in damaged.found
 
 
 @pytest.mark.parametrize(
