@@ -264,7 +264,7 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         ).map(tuple),
         backlog=backlogs(given[0][0][0].epoch if given[0][0] else 0),
         receipts=st.just(given[0][0]),
-        folder=st.none() | st.text(st.characters(exclude_characters="\0"), max_size=8),
+        folder=st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8),
         note=st.text(max_size=8),
         previous=st.just("") | digests,
         partitions=st.just(given[1]),
