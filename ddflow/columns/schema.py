@@ -207,8 +207,8 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[
         if field.name not in names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
-        widens = "" if field.name in required else input  # keys and orders never change
-        columns.append(lossless(table.column(field.name), field, f"rows for {what}", widens))
+        widens = field.name not in required  # keys and orders never change
+        columns.append(lossless(table.column(field.name), field, f"rows for {what}", widens, input))
     return _without_nulls(pa.Table.from_arrays(columns, schema=schema), what)
 
 
@@ -223,10 +223,10 @@ def _without_nulls(table: pa.Table, what: str) -> pa.Table:
     return table
 
 
-def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, widens: str = "") -> pa.Array:
+def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, widens: bool = False, input: str = "") -> pa.Array:
     """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there.
 
-    ``widens``: the input of a state whose column may become wider, which the error says how to do.
+    ``widens``: the error says how a state's column becomes wider.  ``input``: whose column it is, where that is known.
     """
     source = column.type
     if source == field.type:
@@ -244,11 +244,11 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, widens: str = 
         found = f"row {row:,} holds {_value(array, row)} ({kind}), which does not fit {field.type}"
         fits = usual_type(fitting(array.type, field.type))
         raise SchemaMismatch(
-            asked, found, f"mend the row, or declare {fits}{becomes(field, fits, widens) if widens else ''}"
+            asked, found, f"mend the row, or declare {fits}{becomes(field, fits, input) if widens else ''}"
         )
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
     found = f"it is {kind}, declared is {field.type}" + "".join(f"; row {i:,} holds {_value(array, i)}" for i in there)
-    how = becomes(field, kind, widens) if widens else ""
+    how = becomes(field, kind, input) if widens else ""
     raise SchemaMismatch(asked, found, f"cast it yourself, or declare {kind}{how}")
 
 

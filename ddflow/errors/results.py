@@ -24,6 +24,8 @@ class NotReadable(DdflowError, ValueError):
 class NoSuchOutput(DdflowError, KeyError):
     """What a step or a run gave back is asked for an output that the flow does not have.
 
+    An output that changed nothing is there all the same, with no rows.
+
     What to do: take one of the names that the message lists; ``flow.output(name, ...)`` gives them.
     """
 
