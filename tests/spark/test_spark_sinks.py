@@ -93,7 +93,7 @@ def test_a_run_gives_its_epoch_to_tables(spark: SparkSession, tmp_path: Path, mo
     history = deltalake.DeltaTable(tmp_path / "orders")
     assert history.version() == len(DAYS)
     files = {row["path"]: row["num_records"] for row in pa.table(history.get_add_actions(flatten=True)).to_pylist()}
-    assert len(files) > len(DAYS)  # several tasks wrote the second
+    assert sum(not path.startswith("part-00000-") for path in files) in (1, 2)  # tasks wrote the second, of two keys
     assert manifest_of(state).sinks["orders"].written == 3
 
 
