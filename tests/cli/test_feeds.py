@@ -152,9 +152,7 @@ def test_a_feed_that_changes_ends_as_a_dict_does(change: str, ending: str, verb:
         done = run(*words, *files, "-o", "out.jsonl")
         assert accumulated(["out.jsonl"]) == meant, (change, seed)
         bad = [day for day in range(6) if feed.is_bad(day, verb)]
-        assert [f"skipped {day}{ending}: {day}{ending}" in done.stderr for day in range(6)] == [
-            day in bad for day in range(6)
-        ]
+        assert [f"skipped {day}{ending}" in done.stderr for day in range(6)] == [day in bad for day in range(6)]
         draw, state, outputs, left = random.Random(seed), f"state{seed}", list[str](), list(range(6))
         while left:
             days = [left.pop(0) for _ in range(min(draw.randrange(1, 4), len(left)))]
