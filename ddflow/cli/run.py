@@ -28,7 +28,7 @@ from ddflow.terminal import counted
 if TYPE_CHECKING:
     import ddflow as dd
     from ddflow.connectors.attached import Source, TableSink
-    from ddflow.engine.run import RunDone
+    from ddflow.engine.run_done import RunDone
     from ddflow.exporters.to_prometheus import PrometheusExporter
 
 FlowFile = Annotated[

@@ -21,7 +21,8 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.deliveries import detach, sync
 from ddflow.engine.differing import Synced
 from ddflow.engine.kept_epochs import EngineEpochs
-from ddflow.engine.run import RunDone, RunLoop
+from ddflow.engine.run import RunLoop
+from ddflow.engine.run_done import RunDone
 from ddflow.engine.run_options import RunOptions
 from ddflow.metrics import Look
 

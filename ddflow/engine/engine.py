@@ -17,8 +17,6 @@ One thread at a time. On durable state calls become epochs, published whole (``c
 
 from typing import Any
 
-import pyarrow as pa
-
 from ddflow.dataflow.inflow import by_input, lateness_frontier
 from ddflow.dataflow.result import Step
 from ddflow.engine.attaching import Attaching
@@ -70,21 +68,6 @@ class Engine(Reading, Attaching, Watching, Closing):
     def epoch(self) -> int:
         """The number of the last committed epoch, an int: 0 before the first, and for state in memory."""
         return self.calls.epoch
-
-    def output_schema(self, name: str) -> pa.Schema:
-        """The columns of the table of an output in a `Step`.
-
-        Parameters
-        ----------
-        name : str
-            An output, or a side output that ``stale=`` adds.
-
-        Returns
-        -------
-        pyarrow.Schema
-            The row's columns, then ``_time`` and ``_diff``; `KeyError` for an unknown name.
-        """
-        return self.dataflow.output_schema(name)
 
     def step(self, inputs: Any, time: int | None = None, *, epoch: int | None = None) -> Step:
         """Epoch mode: take in rows of any inputs as one epoch, stamped ``time``.

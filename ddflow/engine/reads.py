@@ -40,6 +40,21 @@ class Reading(Looking):
         """The last closed time, an int64."""
         return self.dataflow.last
 
+    def output_schema(self, name: str) -> pa.Schema:
+        """The columns of the table of an output in a `Step`.
+
+        Parameters
+        ----------
+        name : str
+            An output, or a side output that ``stale=`` adds.
+
+        Returns
+        -------
+        pyarrow.Schema
+            The row's columns, then ``_time`` and ``_diff``; `KeyError` for an unknown name.
+        """
+        return self.dataflow.output_schema(name)
+
     def read(self, name: str, as_of: int | None = None) -> pa.Table:
         """Read an output or an input, as it is or as it was.
 

@@ -18,7 +18,6 @@ were not committed when something else failed goes no further. A first SIGTERM o
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any, Final, Literal, Protocol
 
@@ -34,6 +33,7 @@ from ddflow.engine.deliveries import NAP, Deliveries
 from ddflow.engine.delivery import Delivery
 from ddflow.engine.inlet import Inlet, found, refused
 from ddflow.engine.kept_epochs import EngineEpochs
+from ddflow.engine.run_done import RunDone
 from ddflow.engine.run_options import RunOptions
 from ddflow.engine.run_report import RunReport
 from ddflow.engine.signals import on_signal
@@ -66,33 +66,6 @@ class Stepping(Protocol):
 
     def evolve(self, columns: Any, /) -> None:
         """See `Engine.evolve`."""
-
-
-@dataclass
-class RunDone:
-    """What a run did.
-
-    Attributes
-    ----------
-    epochs, rows, updates : int
-        How many were committed, taken in, and put out.
-    moved : int
-        How often positions were committed without an epoch, because nothing before them was rows of an input.
-    stopped : {"end", "signal", "time"}
-        Why it ended.
-    seconds : float
-        How long it took.
-    sinks : dict of str to int
-        By output, the last epoch that its sink has.
-    """
-
-    epochs: int = 0
-    rows: int = 0
-    updates: int = 0
-    moved: int = 0
-    stopped: Literal["end", "signal", "time"] = "end"
-    seconds: float = 0.0
-    sinks: dict[str, int] = field(default_factory=dict)
 
 
 class RunLoop:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from ddflow.cli import app
 from ddflow.cli.run import _done
-from ddflow.engine.run import RunDone
+from ddflow.engine.run_done import RunDone
 
 FLOW = """
 import ddflow as dd

@@ -1,0 +1,38 @@
+"""What a run did: ``RunDone``, which `Engine.run` gives back and ``ddflow run --json`` prints.
+
+Invariant: it counts what was committed. What a run took in and did not commit, because it failed, is in no figure.
+
+>>> done = RunDone(epochs=2, rows=30, stopped="signal")
+>>> done.epochs, done.rows, done.moved, done.stopped, done.sinks
+(2, 30, 0, 'signal', {})
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class RunDone:
+    """What a run did.
+
+    Attributes
+    ----------
+    epochs, rows, updates : int
+        How many were committed, taken in, and put out.
+    moved : int
+        How often positions were committed without an epoch, because nothing before them was rows of an input.
+    stopped : {"end", "signal", "time"}
+        Why it ended.
+    seconds : float
+        How long it took.
+    sinks : dict of str to int
+        By output, the last epoch that its sink has.
+    """
+
+    epochs: int = 0
+    rows: int = 0
+    updates: int = 0
+    moved: int = 0
+    stopped: Literal["end", "signal", "time"] = "end"
+    seconds: float = 0.0
+    sinks: dict[str, int] = field(default_factory=dict)
