@@ -2,8 +2,8 @@
 
 Invariant: the library names options and calls as they are in Python, because it does not know who asks.  Here alone
 they become those of the command line, where the verb has them: an option of the verb, a declared type where the verb
-has ``--types``, and `ddflow.evolve`, `ddflow.migrate`, `ddflow.rollback` and `ddflow.gc`.  What stands in quotes is
-somebody's text, and stays.
+has ``--types``, how a file is written, and `ddflow.evolve`, `ddflow.migrate`, `ddflow.rollback` and `ddflow.gc`.  What
+stands in quotes is somebody's text, and stays.
 
 >>> said = "it is 'null_key=x'; choose null_key='drop', declare {'n': 'double'}, or dd.evolve('s', {'n': 'int64'})"
 >>> in_shell(said, {"null_key": "--null-key", "types": "--types"})
@@ -25,6 +25,7 @@ _PAIR: Final = re.compile(rf"({_TEXT}): ({_TEXT})")
 _TYPES: Final = rf"\{{(?:{_TEXT}): (?:{_TEXT})(?:, (?:{_TEXT}): (?:{_TEXT}))*\}}"
 _EVOLVE: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), (?:({_TYPES})|\{{({_TEXT}): ({_TYPES})\}})\)")
 _DROP: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), drop_outputs=\[((?:{_TEXT})(?:, (?:{_TEXT}))*)\]\)")
+_WRITTEN: Final = re.compile(rf"dd\.TextPath\((?:{_TEXT}), (delimiter=(?:{_TEXT}))\)")
 _DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
 _VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
 OTHERWISE: Final = {"group": "groups"}
@@ -45,6 +46,8 @@ def in_shell(text: str, options: Mapping[str, str]) -> str:
     """A text of the library.  ``options``: as the shell calls them, by their names in Python.  O(text)."""
     text = _DROP.sub(_dropping, _EVOLVE.sub(_evolving, text))
     text = _CALLED.sub(lambda found: f"ddflow {found[1]}" if found[1] else found[0], text)
+    if "delimiter" in options:
+        text = _WRITTEN.sub(r"\1", text)
     if "types" in options:
         text = _DECLARED.sub(lambda found: found[1] + typed(_pairs(found[2])), text)
     if not options:

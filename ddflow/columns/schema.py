@@ -184,7 +184,7 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[
         raise SchemaMismatch(
             f"rows for {what}",
             f"there is one column, {names[0]!r}",
-            f"is the delimiter {between!r}? read the file with pandas, Polars or DuckDB, and give the frame",
+            f"is the delimiter {between!r}? read the file by it; dd.TextPath says it of a path",
         )
     for name in required:
         if name not in names:

@@ -40,6 +40,10 @@ def test_a_wrong_delimiter_is_recognised_and_options_of_text_hold_for_every_verb
     Path("a.csv").write_bytes("id;v\n1;Zürich\n2;NA\n".encode("latin-1"))
     said = refused("diff", "a.csv", "--key", "id")
     assert "a.csv: the header is one column, 'id;v'; is the delimiter ';'? give --delimiter ';'" in said
+    Path("b.csv").write_text("id;n\n1;5,50\n")
+    assert "b.csv: row 2: Expected 1 columns, got 2: 1;5,50; is the delimiter ';'? give --delimiter ';'\n" in refused(
+        "diff", "b.csv", "--key", "id"
+    )
     text = ["--delimiter", ";", "--null", "NA", "--encoding", "latin-1"]
     assert rows(run("diff", "a.csv", "--key", "id", *text, "-o", "-")) == [(1, "Zürich", 1, 1), (2, None, 1, 1)]
     assert rows(run("count", "a.csv", "--key", "id", *text, "--by", "v", "-o", "-")) == [

@@ -153,8 +153,10 @@ def test_a_delimiter_that_is_another_is_recognised(between: str, tmp_path: Path)
     shown = r"\t" if between == "\t" else between
     with pytest.raises(SchemaMismatch) as caught:
         open_files([tmp_path / "a.csv"], required=["id"])
-    said = f"the header is one column, {f'id{between}v'!r}; is the delimiter '{shown}'? give delimiter='{shown}'"
-    assert said in str(caught.value)
+    assert f"the header is one column, {f'id{between}v'!r}; is the delimiter '{shown}'? give dd.TextPath(" in str(
+        caught.value
+    )
+    assert f"a.csv', delimiter='{shown}')" in str(caught.value)
     assert rows(tmp_path / "a.csv", dialect=Dialect(shown)) == [{"id": 1, "v": 2}]
 
 

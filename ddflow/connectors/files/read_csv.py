@@ -31,6 +31,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
 from ddflow.connectors.files.reading import ENCODING, File, check_width, described, reading
+from ddflow.connectors.files.text_path import delimited
 from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
 _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")
@@ -121,8 +122,7 @@ class CsvFile(TextFile):
             header = self.bytes(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
             between = next((each for each in ";\t|" if each in header and self._between not in header), None)
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
-                remedy = f"is the delimiter {between!r}? give --delimiter {between!r}, in Python "
-                remedy += f"dd.TextPath({where!r}, delimiter={between!r})"
+                remedy = delimited(where, between)
             return UnreadableInput(where, said + shape["what"], remedy)
         if "straddl" in message:
             message = f"a row is longer than {SAMPLE:,} bytes; is a quote not closed?"
@@ -194,10 +194,8 @@ def _row(number: str | int) -> str:
 def lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
     """The error of a file without a column that it must have: perhaps its columns were not told apart."""
     if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
-        shown = r"\t" if between == "\t" else between
         found = f"the header is one column, {next(iter(there))!r}"
-        remedy = f"is the delimiter '{shown}'? give delimiter='{shown}', or write commas"
-        return SchemaMismatch(reader.place.name, found, remedy)
+        return SchemaMismatch(reader.place.name, found, delimited(reader.place.name, between))
     found, remedy = f"the column {column!r} is missing, which every file must have", did_you_mean(column, there)
     if isinstance(reader, CsvFile) and any(re.fullmatch(r"-?\d[\d.]*", name) for name in there):
         found += "; its first row is read as the names of its columns"

@@ -63,3 +63,12 @@ def dialect_of(given: Any) -> Dialect:
         return PLAIN
     nulls = (given.null,) if isinstance(given.null, str) else tuple(given.null)
     return Dialect(given.delimiter, nulls, given.encoding).checked()
+
+
+def delimited(path: str, between: str) -> str:
+    """What to do about a file whose values another character separates, for the remedy of an error.
+
+    >>> delimited("days/1.csv", ";")
+    "is the delimiter ';'? give dd.TextPath('days/1.csv', delimiter=';')"
+    """
+    return f"is the delimiter {between!r}? give dd.TextPath({path!r}, delimiter={between!r})"
