@@ -41,7 +41,7 @@ def test_a_wrong_delimiter_is_recognised_and_options_of_text_hold_for_every_verb
     said = refused("diff", "a.csv", "--key", "id")
     assert "a.csv: the header is one column, 'id;v'; is the delimiter ';'? give --delimiter ';'" in said
     Path("b.csv").write_text("id;n\n1;5,50\n")
-    assert "b.csv: row 2: Expected 1 columns, got 2: 1;5,50; is the delimiter ';'? give --delimiter ';'\n" in refused(
+    assert "b.csv: row 2: Expected 1 columns, got 2: 1;5,50; is the delimiter ';'? give --delimiter ';' " in refused(
         "diff", "b.csv", "--key", "id"
     )
     text = ["--delimiter", ";", "--null", "NA", "--encoding", "latin-1"]
