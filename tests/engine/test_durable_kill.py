@@ -63,25 +63,35 @@ def live(case: Case, place: Path, medium: Any, told: Callable[[int], Any]) -> No
         door.close()
 
 
-def killed(case: Case, place: Path, medium: Any, at: int, kind: str) -> tuple[int, bool]:
-    """A child's life until its ``at``-th call: the last epoch that it acknowledged, and whether it was killed."""
-    reads, writes = os.pipe()
+def died(work: Callable[[], Any]) -> bool:
+    """Whether a child that does this work was killed in it, as by a `Deadly` that it makes."""
     child = os.fork()
     if not child:
         status = 1
         try:
             gc.disable()
-            deadly = Deadly(at, kind)
-            live(case, place, medium, lambda epoch: deadly.write(writes, bytes([epoch])))
+            work()
             status = 0
         finally:
             os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed; do its work here to see how"
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def killed(case: Case, place: Path, medium: Any, at: int, kind: str) -> tuple[int, bool]:
+    """A child's life until its ``at``-th call: the last epoch that it acknowledged, and whether it was killed."""
+    reads, writes = os.pipe()
+
+    def life() -> None:
+        deadly = Deadly(at, kind)
+        live(case, place, medium, lambda epoch: deadly.write(writes, bytes([epoch])))
+
+    was = died(life)  # what it tells, a byte an epoch, has room in the pipe
     os.close(writes)
     with os.fdopen(reads, "rb") as pipe:
         told = pipe.read()
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed; run `live` by itself to see how"
-    return max(told, default=0), os.WIFSIGNALED(status)
+    return max(told, default=0), was
 
 
 def recovers(case: Case, place: Path, medium: Any, told: int, forget: bool = False) -> None:

@@ -6,10 +6,8 @@ The twin is a state of the smaller plan, fed with the same rows.  Plans have eve
 
 from __future__ import annotations
 
-import gc as python_gc
 import os
 import shutil
-import signal
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -23,7 +21,7 @@ from every_operator import NARROW, plan
 from hypothesis import given
 from hypothesis import strategies as st
 from parts_by_hand import Hands
-from test_durable_kill import Deadly
+from test_durable_kill import Deadly, died
 from test_evolve import FOREVER, flow_without, plain, rows, same, told
 
 import ddflow as dd
@@ -305,21 +303,14 @@ def test_functions_of_ones_own_come_with_the_flow() -> None:
 # Killed.
 
 
-def killed(state: Path, number: int, kind: str) -> bool:
+def killed(state: Path, at: int, kind: str) -> bool:
     """A child that drops an output, until a call of it that changes something; whether it was killed there."""
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            python_gc.disable()
-            Deadly(number, kind)
-            drop_outputs(state, ["by_city"])
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed"
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+    def work() -> None:
+        Deadly(at, kind)
+        drop_outputs(state, ["by_city"])
+
+    return died(work)
 
 
 @pytest.mark.drawn(1)

@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import shutil
-import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from pair import Pair
 from proof_case import EPOCH, events, plan
 from strategies import shapes
 from test_durable import Restarts, small_spines
-from test_durable_kill import Deadly
+from test_durable_kill import Deadly, died
 from test_laws import quietly
 from test_medium import crowds, drawn, everything, figures, readable, stir
 from tight import tiny
@@ -433,19 +432,12 @@ def test_a_state_without_a_commit_has_as_many_as_one_says() -> None:
 
 def killed(state: Path, at: int, kind: str) -> bool:
     """A child that rescales, until its ``at``-th call that changes something; whether it was killed there."""
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            gc.disable()
-            Deadly(at, kind)
-            rescale(state, 2)
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed"
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+    def work() -> None:
+        Deadly(at, kind)
+        rescale(state, 2)
+
+    return died(work)
 
 
 @pytest.mark.drawn(1)
