@@ -1,8 +1,8 @@
 """The state of a run on the shell: held by one run at a time, and removed where a run made it and committed nothing.
 
 Invariant: a folder is held by a lock on it, which ends with the process; it is advice for other runs, and what fences
-writers is the state's own. Only a folder that was not there before is removed, and only while nothing is committed in
-it. States in buckets, and file systems without locks, are left to the fencing.
+writers is the state's own. Only a folder that was not there before is removed, and only while this run holds it and
+nothing is committed in it. States in buckets, and file systems without locks, are left to the fencing.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder, HeldState(folder), HeldState(folder):
@@ -54,9 +54,12 @@ class HeldState:
                 self._release()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Leave it; behind an error it is removed where it is new."""
-        if error is not None and self._made and os.path.isdir(self.state) and not self._committed():
-            shutil.rmtree(self.state, ignore_errors=True)
+        """Leave it; behind an error it is removed where it is new, and no other run's."""
+        if error is not None and self._made:
+            with suppress(StateRefused):
+                self.hold()
+            if self._lock is not None and not self._committed():
+                shutil.rmtree(self.state, ignore_errors=True)
         self._release()
 
     def _committed(self) -> bool:

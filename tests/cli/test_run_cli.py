@@ -21,8 +21,10 @@ from test_cli import DDFLOW, on_a_terminal, refused, run
 from typer.testing import CliRunner
 
 from ddflow.cli import app
+from ddflow.cli.held_state import HeldState
 from ddflow.cli.run import _done
 from ddflow.engine.run_done import RunDone
+from ddflow.errors import StateRefused
 
 FLOW = """
 import ddflow as dd
@@ -177,6 +179,16 @@ def test_a_second_run_on_a_state_is_refused_at_its_start(tmp_path: Path) -> None
         process.kill()
         process.stderr.close()
     run(*WORDS)
+
+
+def test_a_run_that_comes_second_to_a_new_state_leaves_it_there() -> None:
+    """Both saw that there is none."""
+    with HeldState("state") as first:
+        with pytest.raises(StateRefused), HeldState("state") as second:
+            os.mkdir("state")
+            first.hold()
+            second.hold()
+        assert os.path.isdir("state")
 
 
 def test_a_run_that_fails_leaves_no_state_that_it_made() -> None:
