@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
@@ -185,12 +186,18 @@ def main() -> None:
     """The ``ddflow`` program."""
     guard_log()
     stop_on_signals()
+    warnings.showwarning = _warned
     try:
         app()
     except SystemExit as error:
         if error.code:
             _leave(error.code)
         raise
+
+
+def _warned(message: Warning | str, *where: Any, **how: Any) -> None:
+    """A warning on one line, without the line of Python that gave it."""
+    say(f"ddflow: {worded(str(message))}", err=True)
 
 
 def _leave(code: Any) -> None:

@@ -166,6 +166,20 @@ def test_each_epoch_is_a_timed_line_where_that_is_asked_for() -> None:
     assert re.search(r"^20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d+ INFO opened .*state at epoch 1 ", said.stderr, re.M)
 
 
+def test_a_warning_is_one_line_without_its_place_in_python() -> None:
+    words = ["run", "flow.py", "--state", "state", "--from", "orders=sqlite:shop.db#orders"]
+    connection = sqlite3.connect("shop.db")
+    connection.execute("create table orders (id integer primary key, city text)")
+    run(*words)
+    connection.execute("alter table orders drop column city")
+    connection.execute("insert into orders values (1)")
+    connection.commit()
+    connection.close()
+    told = subprocess.run([DDFLOW, *words], capture_output=True, text=True, check=True).stderr.splitlines()
+    assert told[0].startswith("ddflow: replace of 'orders' at time 2: it lacks the columns ['city']"), told
+    assert len(told) == 2
+
+
 def test_a_second_run_on_a_state_is_refused_at_its_start(tmp_path: Path) -> None:
     process = subprocess.Popen([DDFLOW, *WORDS, "--follow", "--verbose"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
