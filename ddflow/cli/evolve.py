@@ -84,7 +84,7 @@ def evolve(
 
     * `ddflow evolve state/outages --types outage_id=string,customers=double`
 
-    * `ddflow evolve state/orders --drop-output by_city`
+    * `ddflow evolve state/shop --drop-output by_city`
     """
     if bool(types) == bool(drop_output):
         raise typer.BadParameter("give columns that change (--types), or outputs that go (--drop-output)")

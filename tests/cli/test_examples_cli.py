@@ -80,6 +80,7 @@ FILES = {
     "readings/1.csv": "sensor,metric,at,value\n1,heat,2024-01-01 08:00:00,20.5\n1,heat,2024-01-01 08:05:00,21.0\n",
     "packages/1.csv": "name,version,checked_at\na,1,2024-01-01\n",
     "packages/2.csv": "name,version,checked_at\na,1,2024-01-02\n",
+    "beds/1.csv": "bed_id,ward\n1,A\n2,B\n",
     "outages.csv": "id,outage_id,customers\n1,70,3\n",
     "flow.py": f"{FLOW}orders, customers = inputs()\n{OUTPUTS}",
     "live.py": f"{FLOW}orders, customers = inputs(format=dd.formats.wal2json())\n{OUTPUTS}",
@@ -169,7 +170,6 @@ def test_every_verb_has_an_example(verb: str) -> None:
     assert examples(verb) and all(f"ddflow {verb}" in line for line in examples(verb))
 
 
-@pytest.mark.drawn(20)
 @pytest.mark.parametrize("which", EXAMPLES)
 def test_it_runs(
     which: str, prepared: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
