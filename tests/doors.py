@@ -466,7 +466,7 @@ class EngineDoor:
         given = None if order is None else row_table(self.columns[name], order).to_pylist()[0]
         if once:
             return self._call(self.engine.replace, name, table, time, scope, order=given, allow_empty=True)
-        return self._call(self.engine.restate, name, table, time, order=given)
+        return self._call(self.engine.restate, name, table, time, order=given, allow_empty=True)
 
     def push(self, inputs: Mapping[str, Rows]) -> Result:
         return self._call(self.engine.push, self._tables(inputs))

@@ -36,7 +36,7 @@ Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have cha
 @asks(
     without=OF_FULL_FILES
     | OF_MERGES
-    | {"inputs", "net", "stale_output", "bad_output", "state", "epoch", "retain", "skip_bad_files"}
+    | {"inputs", "net", "stale_output", "bad_output", "state", "epoch", "skip_bad_files"}
 )
 def migrate(
     old: Old,
@@ -58,7 +58,8 @@ def migrate(
     The log is replayed as OLD was fed; OLD records that. If `ddflow replace` fed it full files, the log has one file
     for each. If its events were cut into files otherwise, `--full` names the full ones.
 
-    Sources and sinks stay with OLD: NEW has no positions, and its sinks begin with `ddflow sync --adopt`.
+    Sources and sinks stay with OLD: NEW has no positions, and its sinks begin with `ddflow sync --adopt`. NEW keeps as
+    much history as OLD does, unless `--retain` says how much.
 
     The old state is not changed, and NEW must not exist yet. If anything fails, nothing of NEW is left.
 
@@ -94,7 +95,7 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
             for step in epochs(engine, given, ask, tick, skipped, least, list(told(INPUT, parts))):
                 tick(0, step[OUT].num_rows)
 
-    choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory}
+    choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory, "retain": ask.retain}
     with closing(given), replay(old, new, flow, feed, OUT, whole=whole, **choices) as done:
         with out:
             out.write(done.tables[OUT])

@@ -255,7 +255,14 @@ class Engine(Reading, Attaching, Watching, Closing):
         return replace(self.calls, "replace", name, table, time, scope, order, epoch, Allowed(max_absent, allow_empty))
 
     def restate(
-        self, name: Any, events: Any = None, time: int | None = None, *, order: Any = None, epoch: int | None = None
+        self,
+        name: Any,
+        events: Any = None,
+        time: int | None = None,
+        *,
+        order: Any = None,
+        allow_empty: bool = False,
+        epoch: int | None = None,
     ) -> Step:
         """Epoch mode: make the input ``name`` what ``events``, its corrected history, fold to from nothing.
 
@@ -269,6 +276,8 @@ class Engine(Reading, Attaching, Watching, Closing):
             Anything that speaks Arrow.  A reader is read as it goes.
         order : mapping or scalar, optional
             As in `replace`.  By default the greatest among the events.
+        allow_empty : bool
+            Whether ``events`` without rows may delete all keys.
 
         Returns
         -------
@@ -284,7 +293,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         -----
         O(n + k), for n events and k held keys.
         """
-        return replace(self.calls, "restate", name, events, time, None, order, epoch, Allowed(empty=True))
+        return replace(self.calls, "restate", name, events, time, None, order, epoch, Allowed(empty=allow_empty))
 
     def evolve(self, columns: Any) -> None:
         """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.

@@ -98,7 +98,7 @@ class TooManyAbsent(DdflowError, ValueError):
 
 
 class EmptyContents(DdflowError, ValueError):
-    """Full contents have no rows, and there are keys, all of which they would delete.
+    """Full contents, or a corrected history, have no rows, and there are keys, all of which they would delete.
 
     It is mostly a file that was cut off. ``allow_empty=True``, on the shell ``--allow-empty``, takes it. Nothing
     changes.

@@ -128,7 +128,7 @@ def folded(
 def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None, allowed: Allowed = ANY) -> Step:
     """One call of an engine: a part of a log, as it is marked, for the input ``name``.  As those raise and cost.
 
-    ``allowed``: what full contents may lack.  A log is taken as it was fed.
+    ``allowed``: what full contents, or a corrected history, may lack.  A log is taken as it was fed.
     """
     if isinstance(part, Full):
         most, empty = allowed
@@ -136,7 +136,7 @@ def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = No
             name, part.rows, time, part.scope, order=part.order, max_absent=most, allow_empty=empty, epoch=epoch
         )
     if isinstance(part, Restated):
-        return engine.restate(name, part.rows, time, order=part.order, epoch=epoch)
+        return engine.restate(name, part.rows, time, order=part.order, allow_empty=allowed.empty, epoch=epoch)
     if engine.flow.holds_back:
         return engine.push({name: part}, epoch=epoch)
     return engine.step({name: part}, time, epoch=epoch)

@@ -120,6 +120,7 @@ def migrate(
     *,
     whole: bool = False,
     old_flow: Flow | None = None,
+    retain: int | None = None,
     memory: str | int | None = None,
     trust: Trust = "owner",
 ) -> Migrated:
@@ -140,6 +141,8 @@ def migrate(
         Let an output whose columns differ come out whole.
     old_flow : Flow, optional
         The old plan, where it has functions.
+    retain : int, optional
+        How many times of history the new state keeps, as in `Flow.open`.  By default as many as the old one.
     memory, trust
         As in `Flow.open`; the budget is that of the new state.
 
@@ -158,9 +161,8 @@ def migrate(
     the times that were seen are closed (with ``lateness=``, those it closes), and all that the old state had closed.
     O(log); memory for both contents of an output.
     """
-    with replay(
-        old_state, new_state, flow, _fed(log), output, whole=whole, old_flow=old_flow, memory=memory, trust=trust
-    ) as done:
+    choices: dict[str, Any] = {"whole": whole, "old_flow": old_flow, "retain": retain, "memory": memory, "trust": trust}
+    with replay(old_state, new_state, flow, _fed(log), output, **choices) as done:
         return done
 
 
@@ -174,13 +176,19 @@ def replay(
     *,
     whole: bool = False,
     old_flow: Flow | None = None,
+    retain: int | None = None,
     memory: str | int | None = None,
     trust: Trust = "owner",
 ) -> Iterator[Migrated]:
     """As `migrate`, of a log that ``feed`` replays; where the block fails, the new state goes as if it never was."""
     with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
         wanted = _wanted(old, flow, output, whole)
-        with _fresh(new_state, trust) as store, flow.open(store, memory=memory, commit_every=None) as engine:
+        given: dict[str, Any] = {
+            "retain": old.manifest.retain if retain is None else retain,
+            "memory": memory,
+            "commit_every": None,
+        }
+        with _fresh(new_state, trust) as store, flow.open(store, **given) as engine:
             both = not flow.holds_back and not old.flow.holds_back
             feed(engine, old.last + 1 if both and old.last > NEVER else 1, Told(old, flow))
             _close(engine, old)

@@ -73,7 +73,7 @@ def call(engine: dd.Engine, way: tuple[Any, ...], time: int) -> Any:
         engine.step({"orders": table(rows)}, time)
         return table(rows)
     if kind == "restated":
-        engine.restate("orders", table(rows), time, order=order)
+        engine.restate("orders", table(rows), time, order=order, allow_empty=True)
         return dd.Restated(table(rows), order)
     by = spec.key
     rows = [{**row, "gone": False} for row in {tuple(row[n] for n in by): row for row in rows}.values()]

@@ -339,6 +339,20 @@ def test_full_contents_without_rows_delete_all_keys_only_where_that_is_allowed(t
         assert engine.replace(cut, allow_empty=True).verdicts.absent == 2
 
 
+def test_a_history_without_events_deletes_all_keys_only_where_that_is_allowed() -> None:
+    flow, none = dd.Flow(), {"id": [], "city": []}
+    flow.output("rows", flow.upserts("rows", {"id": int, "city": str}, dd.Upsert(key="id")))
+    with flow.open(store := MemoryStore()) as engine:
+        assert engine.restate(none).verdicts.absent == 0
+        engine.restate({"id": [1, 1], "city": ["Bern", "Chur"]})
+        with pytest.raises(errors.EmptyContents, match=r"restate of 'rows'.*deleted, 1 in all; give allow_empty=True"):
+            engine.restate(none)
+        assert engine.read("rows").num_rows == 1
+        assert engine.restate(none, allow_empty=True).verdicts.absent == 1
+    log = [dd.Restated({"id": [1], "city": ["Chur"]}), dd.Restated(none)]
+    assert dd.verify(store, {"rows": [dd.Restated(none), *log]}).ok  # a log is folded as it was fed
+
+
 def test_full_contents_that_lack_too_many_keys_or_a_column_do_not_pass_without_a_word() -> None:
     flow = dd.Flow()
     flow.output("places", flow.upserts("places", {"id": int, "city": str, "n": int}, dd.Upsert(key="id")))

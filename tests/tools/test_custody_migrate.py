@@ -108,6 +108,19 @@ def test_the_new_state_goes_on() -> None:
         engine._check()
 
 
+@pytest.mark.parametrize(("asked", "kept"), [(None, 2), (0, 0), (5, 5)])
+def test_the_new_state_keeps_as_much_history_as_the_old_one(asked: int | None, kept: int) -> None:
+    log = [{"orders": pa.table({"id": [1], "region": [1], "at": [1], "amount": [n]})} for n in range(6)]
+    with plan(SPECS["id"]).open(old := MemoryStore(), retain=2) as engine:
+        for time, inputs in enumerate(log, 1):
+            engine.step(inputs, time)
+    migrate(old, new := MemoryStore(), after := plan(SPECS["id"], 1), log, retain=asked)
+    with after.open(new.writer()) as engine:
+        assert (engine.last, engine.since) == (7, 7 - kept)
+        engine.step(log[0], 8)
+        assert engine.since == 8 - kept
+
+
 def test_outputs_that_cannot_be_compared_are_refused_by_name_or_given_whole() -> None:
     old, log = MemoryStore(), [{"orders": pa.table({"id": [1], "region": [1], "at": [1], "amount": [5]})}]
     run(plan(SPECS["id"]), log, old)
@@ -158,7 +171,7 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert result.exit_code == code, (result.output, result.exception)
         return result
 
-    verb("diff", "1.csv", "2.csv", "--key", "id", "--state", "old", "-o", "old.csv")
+    verb("diff", "1.csv", "2.csv", "--key", "id", "--state", "old", "-o", "old.csv", "--retain", "3")
     words = ["migrate", "old", "new", "1.csv", "2.csv", "--key", "id", "--order-by", "at"]
     result = verb(*words, "-o", "-")
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
@@ -166,6 +179,8 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {"id": 1, "city": "Bern", "at": 5, "_time": 3, "_diff": 1},
     ]
     assert "new is at epoch 2: 2 updates, net, of old" in result.stderr
+    verb("migrate", "old", "none", *words[3:], "-o", "none.csv", "--retain", "0")
+    assert [dd.Snapshot.open(each).manifest.retain for each in ("old", "new", "none")] == [3, 3, 0]
     assert "there is a state already" in verb(*words, code=1).stderr
     # It goes on as if `diff` had made it.
     result = verb("diff", "1.csv", "--key", "id", "--order-by", "at", "--state", "new", "-o", "-")
