@@ -1,8 +1,8 @@
 """``ddflow sql``: the answer of a query over files, each table of which is upserts by a key, or rows that are appended.
 
-Invariant: what is put out are the rows that `Plan.sql` holds after all files, each as often as it is there; with
-``--diff`` the updates that lead there. The n-th files of all tables are one epoch, but that a file of a table of full
-files, which replaces what the table held, is one of its own.
+Invariant: what is put out are the rows that `Plan.sql` holds after all files, each as often as it is there, in the
+order of the query; with ``--diff`` the updates that lead there. The n-th files of all tables are one epoch, but that a
+file of a table of full files, which replaces what the table held, is one of its own.
 
 >>> told("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
 NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': 'id,region', 'order-by': 'at'})
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     import ddflow as dd
     from ddflow.cli.progress import Tick
     from ddflow.cli.show import Piped, Preview
+    from ddflow.columns.order_words import OrderColumn
     from ddflow.connectors.files import FileOptions, FileOutput, FilesSource
+    from ddflow.plan.sql import Answer
 
 OUT: Final = "out"
 """What the flow calls its output."""
@@ -82,11 +84,11 @@ def sql(
     """Ask a query of files of upserts: joins, groups, subqueries, tops.
 
     The first files of all tables are one epoch, the second ones the next; full files are one of their own. The rows of
-    the answer come in no order.
+    the answer come as ORDER BY says, and in no order without.
 
     Examples:
 
-    * `ddflow sql "select city, count(*) n from orders group by city" orders=orders.parquet:key=id`
+    * `ddflow sql "select city, count(*) n from orders group by city order by n desc" orders=orders.parquet:key=id`
 
     * `ddflow sql "select path, count(*) n from log group by path" log='logs/*.csv.gz' --diff`
 
@@ -110,8 +112,9 @@ def sql(
         full |= {name} if FULL in told else set()
         paths, options = [each.file for each in parts], how(format, delimiter, null, encoding)
         given[name] = _declared(flow, name, paths, told, types or (), options, (format, on_bad))
-    rows = flow.output(OUT, flow.sql(query))
-    schema = rows.updates_schema(flow.time_type) if diff else rows.schema
+    answer, order = _asked(flow, query, diff)
+    rows = flow.output(OUT, answer.of)
+    schema = rows.updates_schema(flow.time_type) if diff else _only(rows.schema, answer.columns)
     with ExitStack() as stack:
         engine = stack.enter_context(flow.open())
         out: Any = stack.enter_context(_target(output, schema, overwrite))
@@ -128,7 +131,7 @@ def sql(
                         aside.write(step[side])
             read += sum(counts)
         if not diff:
-            out.write(_repeated(engine.read(OUT)))
+            out.write(_repeated(engine.read(OUT), order).select(answer.columns))
     _done(read, len(given), {"updates" if diff else "rows": out.written}, bad, output, as_json)
     say_bad(bad, bad_output)
 
@@ -163,6 +166,15 @@ def _declared(
     else:
         flow.upserts(name, found.schema, spec)
     return found
+
+
+def _asked(flow: "dd.Flow", query: str, diff: bool) -> "tuple[Answer, Sequence[OrderColumn]]":
+    """The query's collection, and how its rows are ordered."""
+    from ddflow.operators.row_order import ordered_by
+    from ddflow.plan.sql import Answer, answered
+
+    answer = Answer(flow.sql(query), [], []) if diff else answered(flow, query)
+    return answer, ordered_by(answer.by, answer.of.schema, "ORDER BY")
 
 
 def _left_out(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":
@@ -283,12 +295,22 @@ def _some(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBat
     yield from rows
 
 
-def _repeated(rows: "pa.Table") -> "pa.Table":
-    """Each row as often as it is there."""
+def _only(schema: "pa.Schema", names: Sequence[str]) -> "pa.Schema":
+    """Some of the columns."""
+    import pyarrow as pa
+
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _repeated(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table":
+    """Each row as often as it is there, in an order where one is asked for."""
     import numpy as np
 
-    times = rows.column("_diff").to_numpy()
-    return rows.drop_columns(["_diff"]).take(np.repeat(np.arange(len(times)), np.maximum(times, 0)))
+    from ddflow.operators.row_order import in_order
+
+    times, rows = rows.column("_diff").to_numpy(), rows.drop_columns(["_diff"])
+    places = in_order(rows, order) if order else np.arange(len(times))
+    return rows.take(np.repeat(places, np.maximum(times[places], 0)))
 
 
 def _target(output: str | None, schema: "pa.Schema", overwrite: bool) -> "Preview | Piped | FileOutput":

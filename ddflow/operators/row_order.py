@@ -136,6 +136,24 @@ class RowOrder:
         return out
 
 
+def in_order(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
+    """Where the rows of a table stand in an order, those that tie by their other columns.  O(n log n).
+
+    >>> rows = pa.table({"id": [1, 2, 3], "n": [7.5, None, float("nan")]})
+    >>> in_order(rows, ordered_by("n desc nulls first", rows.schema, "ORDER BY")).tolist()
+    [1, 2, 0]
+    """
+    if not rows.num_rows:
+        return np.zeros(0, np.int64)
+    order = RowOrder(rows.schema, [], by, Secret.fresh())
+    words = order_words(rows, order.words)
+    first: Ints = np.lexsort(words.T[::-1])
+    words = words[first]
+    classes = np.zeros(first.size, np.int64)
+    classes[1:] = np.cumsum((words[1:] != words[:-1]).any(axis=1))
+    return first[order.sorted(rows.take(pa.array(first)), classes)]
+
+
 def reordered(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
     """The columns, and their types, whose values stand in another order than in narrower types."""
     for name in differing(narrow, row):

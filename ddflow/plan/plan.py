@@ -195,8 +195,8 @@ class Plan(Nodes):
         ------
         ExpressionError
             For what does not parse, for unknown or ambiguous tables and columns, and for what cannot be maintained (an
-            ORDER BY without LIMIT, functions that differ from call to call, recursion, windows other than
-            ``row_number() <= k``), with its place.
+            ORDER BY without LIMIT, since a collection has no order, functions that differ from call to call, recursion,
+            windows other than ``row_number() <= k``), with its place.
         SpecError
             For a collection of another flow.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 from test_cli import run
@@ -106,3 +107,57 @@ def test_a_state_keeps_the_history_that_is_asked_for() -> None:
     assert Path("then.csv").read_text().split() == ['"id"', "1"]
     run("replace", "3.csv", "--key", "id", "--state", "s", "-o", "again.csv")
     assert "since is 2" in run("export", "s", "--as-of", "1", "-o", "gone.csv", code=1).stderr
+
+
+ORDERED = (
+    "select id, n from o order by n, id",
+    "select id, n from o order by n desc nulls first, 1 desc",
+    "select id, f from o order by f desc, id",
+    "select city from o order by id desc",
+    "select city, n from o order by n nulls last, id limit 3",
+    "select id, upper(city) as u from o order by u nulls last, id desc",
+    "select id from o order by n * 2 - id, id",
+    "select distinct city from o order by city desc",
+    "select city, count(*) as k from o group by city order by k desc, max(id)",
+    "select city, sum(n) as s from o group by city order by count(*), city nulls first",
+    "select id from o union all select n from o order by 1 desc",
+    "select a.id, b.id as other from o a join o b on a.city = b.city order by b.n desc, a.id, b.id",
+    "with w as (select * from o where id > 1) (select id from w order by city, id desc)",
+    "select id from o order by (select max(p.n) from o p where p.city = o.city), id",
+    "select id from o qualify row_number() over (partition by city order by n, id) <= 2 order by city, n desc, id",
+    "select id from o where id > 99 order by id",
+)
+
+
+@pytest.mark.parametrize("query", ORDERED)
+def test_an_answer_is_in_the_order_that_is_asked_for(query: str) -> None:
+    data = "id,city,n,f\n1,Bern,3,1.5\n2,Basel,4,\n3,Chur,,NaN\n4,Bern,4,-2\n5,,1,7\n6,A longer name of 1,0,-0.0\n"
+    Path("o.csv").write_text(data + "7,A longer name of 2,0,1e300\n8,A longer name of,-5,-1e300\n")
+    said = [list(json.loads(line).values()) for line in sql(query, "o=o.csv:key=id", "-o", "-").stdout.splitlines()]
+    with duckdb.connect() as door:
+        door.execute("set default_null_order = 'nulls_first_on_asc_last_on_desc'")
+        door.execute("create table o as from read_csv('o.csv', types = {'f': 'double'})")
+        expected = [list(row) for row in door.execute(query).fetchall()]
+    assert list(map(str, said)) == list(map(str, expected))
+
+
+def test_rows_that_tie_stand_by_the_select_list_and_are_repeated() -> None:
+    Path("o.csv").write_text("id,s,n\n1,b,1\n2,a,1\n3,b,1\n4,c,0\n")
+    found = sql("select s from o order by n desc", "o=o.csv:key=id", "-o", "out.csv").stderr
+    assert "4 rows" in found
+    assert Path("out.csv").read_text().split() == ['"s"', '"a"', '"b"', '"b"', '"c"']
+
+
+@pytest.mark.parametrize(
+    ("query", "words", "message"),
+    [
+        ("select id from o order by n", ["--diff"], "ORDER BY without LIMIT at line 1, column 27"),
+        ("select id from (select id from o order by n) x", [], "ORDER BY without LIMIT at line 1, column 43"),
+        ("select distinct city from o order by n", [], "ORDER BY o.n is not in SELECT DISTINCT"),
+        ("select id from o order by id offset 2", [], "OFFSET without LIMIT"),
+    ],
+)
+def test_an_order_that_means_nothing_is_refused(query: str, words: list[str], message: str) -> None:
+    said = sql(query, "o=monday.csv:key=id", *words, code=1).stderr
+    assert message in said
+    assert "LIMIT" not in message or "add LIMIT" in said

@@ -15,20 +15,43 @@ Project(town string)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddflow.aside import aside
 from ddflow.errors import DdflowError, ExpressionError, SpecError
 from ddflow.plan.registry import operator
 from ddflow.plan.sql.lower import QueryLowering
+from ddflow.plan.sql.query import ReadQuery, SelectQuery
 from ddflow.plan.sql.reader import QueryReader
-from ddflow.plan.sql.trees import ASKED
+from ddflow.plan.sql.relation import fresh
+from ddflow.plan.sql.trees import ASKED, quoted, refused, shown
 
-__all__ = ["planned"]
+__all__ = ["Answer", "answered", "planned"]
+
+
+class Answer(NamedTuple):
+    """A query whose rows are read once.  ``by``: how they are ordered then, as `top` takes it."""
+
+    of: Any
+    by: list[str]
+    columns: list[str]
+    """Those of the query; the collection has others behind them where the order asks for more."""
 
 
 def planned(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
     """The collection of a query.  See `ddflow.plan.plan.Plan.sql`."""
+    return _planned(flow, text, collections, False).of
+
+
+def answered(flow: Any, text: str) -> Answer:
+    """The collection of a query over inputs, and the order that its ORDER BY asks for, also without LIMIT.
+
+    Raises what `ddflow.plan.plan.Plan.sql` raises; `ExpressionError` where SELECT DISTINCT lacks what orders it.
+    """
+    return _planned(flow, text, {}, True)
+
+
+def _planned(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool) -> Answer:
     if not isinstance(text, str):
         raise ExpressionError(ASKED, f"it is given {text!r:.99}", "give a query as text")
     for name, each in collections.items():
@@ -36,14 +59,15 @@ def planned(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
             raise SpecError(ASKED, f"{name}= is {each!r:.99}, no collection of this flow", "build it in this flow")
     tables = {**flow.inputs, **collections}
 
-    def made() -> Any:
+    def made() -> Answer:
         reader = QueryReader(tables, lambda of: of.schema.names)
-        query = reader.read(text)
+        query = reader.read(text, sorted)
+        columns, by = list(query.columns), _shown_order(query) if sorted else []
 
         def constant(columns: list[str], rows: list[list[str]]) -> Any:
             return flow.known(operator("constant")(_inputs(flow, reader.used), columns, rows))
 
-        return QueryLowering(reader.nested, constant).named(query)
+        return Answer(QueryLowering(reader.nested, constant).named(query), by, columns)
 
     nodes = list(flow.nodes)
     try:
@@ -54,6 +78,27 @@ def planned(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
             raise
         remedy = "make collections of its parts, and pass them by name"
         raise ExpressionError(ASKED, "the query is nested too deeply", remedy) from error
+
+
+def _shown_order(query: ReadQuery) -> list[str]:
+    """The order of a query's rows, all of which its columns show now.  An order without LIMIT leaves the query."""
+    if not isinstance(query, SelectQuery):
+        return []
+    by = list[str]()
+    for tree, direction in query.order:
+        name = next(
+            (name for name, item in zip(query.columns, query.items, strict=True) if item.unnest() == tree), None
+        )
+        if name is None:
+            if query.distinct:
+                raise refused(query.written, f"ORDER BY {shown(tree)} is not in SELECT DISTINCT", "select it")
+            name = fresh(shown(tree), query.columns)
+            query.columns.append(name)
+            query.items.append(tree.copy())
+        by.append(f"{quoted(name)} {direction}")
+    if query.limit is None:
+        query.order.clear()
+    return by
 
 
 def _inputs(flow: Any, used: Iterable[Any]) -> list[Any]:

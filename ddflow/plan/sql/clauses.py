@@ -76,10 +76,12 @@ def aggregates(tree: Tree) -> list[Tree]:
 
 
 class ClauseReader:
-    """``nested``: the subqueries that were read, as `Nested` numbers them."""
+    """``nested``: the subqueries that were read, as `Nested` numbers them.  ``sorted``: the query whose rows are put in
+    order when they are read; None where there is none."""
 
     def __init__(self) -> None:
         self.nested: list[AskedQuery] = []
+        self.sorted: Tree | None = None
 
     def query(self, tree: Tree, withs: Any, around: Names | None) -> ReadQuery:
         """See `QueryReader`."""
@@ -228,9 +230,12 @@ class ClauseReader:
     def top(self, tree: Tree, out: SelectQuery, names: Names, withs: Any = None) -> None:
         """ORDER BY, LIMIT and OFFSET."""
         order, limit, offset = (tree.args.get(each) for each in ("order", "limit", "offset"))
-        if order is not None and limit is None:
-            remedy = "a collection has no order: add LIMIT, or sort what is read"
-            raise refused(order, "ORDER BY without LIMIT", remedy)
+        if order is not None and limit is None and tree is not self.sorted:
+            remedy = (
+                "a collection and its differences have no order: add LIMIT for a top, or sort the rows that are read"
+            )
+            shell = "ddflow sql without --diff prints its answer as the last ORDER BY says"
+            raise refused(order, "ORDER BY without LIMIT", f"{remedy}; {shell}")
         if offset is not None and limit is None:
             raise refused(offset, "OFFSET without LIMIT", "add LIMIT")
         first = {name: _copying(item) for name, item in zip(out.columns, out.items, strict=True)}

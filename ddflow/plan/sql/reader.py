@@ -63,14 +63,15 @@ class QueryReader(ClauseReader):
         """The tables that were asked for."""
         self._taken: dict[str, int] = {}
 
-    def read(self, sql: str) -> ReadQuery:
-        """What a text says.  Raises `ExpressionError`."""
+    def read(self, sql: str, sorted: bool = False) -> ReadQuery:
+        """What a text says.  ``sorted``: whether its own ORDER BY needs no LIMIT.  Raises `ExpressionError`."""
         try:
             tree = parse_query(sql)
         except Refusal as refusal:
             raise ExpressionError(ASKED, refusal.found, refusal.remedy) from refusal
         for node in tree.find_all(*CHANGING):
             self._placed_by_text(node, sql)
+        self.sorted = tree if sorted else None
         return self.query(tree, {}, None)
 
     def _placed_by_text(self, node: Tree, sql: str) -> None:
@@ -84,7 +85,10 @@ class QueryReader(ClauseReader):
         """A query within a query.  ``withs``: those of WITH around it."""
         withs = self._withs(tree, withs)
         if isinstance(tree, exp.Subquery) and not given(tree, {"this", "with_"}):
-            return self.query(tree.this, withs, around)
+            inner = tree.this
+            if tree is self.sorted:
+                self.sorted = inner
+            return self.query(inner, withs, around)
         if isinstance(tree, exp.Select):
             return self._select(tree, withs, around)
         made: ReadQuery
