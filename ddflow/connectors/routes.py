@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from ddflow.connectors.formats.envelope import opened
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
+from ddflow.connectors.formats.whose import named, of_table
 from ddflow.errors import BadMessage, SpecError, cut
 
 Others = Literal["error", "ignore"]
@@ -63,12 +64,11 @@ def routed(batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked:
     whose[np.asarray(pc.and_(found[TABLE].is_null(), messages.value.is_valid())) | messages.broken] = 0
     whose[silent] = -1
     for number, name in enumerate(tables):
-        whose[_of(name, found)] = number
+        whose[of_table(name, found)] = number
     lost = np.flatnonzero((whose < 0) & ~silent & np.asarray(found[TABLE].is_valid()))
     if lost.size and others == "error":
         row = int(lost[0])
-        parts = (found[each][row].as_py() for each in (DB, SCHEMA, TABLE))
-        shown = cut(".".join(part for part in parts if part), 80)
+        shown = cut(str(named({name: cells.slice(row, 1) for name, cells in found.items()})[0]), 80)
         remedy = "name it in tables=, or leave out what is not named: others='ignore'; nothing was taken in"
         raise BadMessage(asked, f"{messages.place(row)}: it is of the table {shown!r}, which feeds no input", remedy)
     inputs, made = list(tables.values()), dict[str, pa.RecordBatch]()
@@ -100,14 +100,3 @@ def _named(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
             told = [each[place] if len(each) >= -place and each[place] else None for each in parts]
             found[name] = pc.coalesce(found[name], pa.array(told, pa.string()))
     return found, np.asarray(pc.is_in(does, _ABOUT_NONE))
-
-
-def _of(name: str, found: dict[str, pa.Array]) -> Bools:
-    """Which are of a table: ``orders``, ``public.orders`` or ``shop.public.orders``."""
-    *before, table = name.split(".")
-    out = pc.equal(found[TABLE], table)
-    if before:
-        out = pc.and_(out, pc.equal(pc.coalesce(found[SCHEMA], found[DB]), before[-1]))
-    if len(before) > 1:
-        out = pc.and_(out, pc.equal(found[DB], before[-2]))
-    return np.asarray(pc.fill_null(out, False))

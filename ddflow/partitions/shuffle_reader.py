@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints
 from ddflow.columns.schema import empty
+from ddflow.connectors.formats.whose import longer
 from ddflow.errors import BadMessage, Misrouted, cut
 from ddflow.partitions.chunks import (
     NO_ROWS,
@@ -143,7 +144,8 @@ class ShuffleReader(Closing):
     def _told(self, tables: list[tuple[int, str]]) -> None:
         """Keep the table that messages of an input are of.  Raises `BadMessage` for another one."""
         for number, table in tables:
-            same_table(self.names[number], self.tables.setdefault(self.names[number], table), table)
+            name = self.names[number]
+            self.tables[name] = same_table(name, self.tables.get(name), table)
 
     def _check(self, to: list[int], what: set[int]) -> None:
         """Raise `Misrouted` for what is not for this task."""
@@ -230,15 +232,19 @@ class ShuffleReader(Closing):
             yield from _interleaved(stretch, schema)
 
 
-def same_table(input: str, own: str | None, table: str) -> None:
-    """Raise `BadMessage` unless messages of the input are of its own table.  ``own``: None while none has said it."""
-    if own not in (None, table):
-        one, other = (cut(each, 80) for each in sorted([own, table]))
-        raise BadMessage(
-            f"messages for {input!r}",
-            f"some are of the table {one!r}, others of {other!r}",
-            "give those of one table, or name it: table= of its format; nothing was taken in",
-        )
+def same_table(input: str, own: str | None, table: str) -> str:
+    """The table of messages of an input, by its longest name.  ``own``: None while none has said it.
+
+    Raises `BadMessage` for messages of another table than its own.
+    """
+    if (both := longer(own, table)) is not None:
+        return both
+    one, other = (cut(each, 80) for each in sorted([str(own), table]))
+    raise BadMessage(
+        f"messages for {input!r}",
+        f"some are of the table {one!r}, others of {other!r}",
+        "give those of one table, or name it: table= of its format; nothing was taken in",
+    )
 
 
 def _arrived(chunk: Chunk) -> tuple[str, int, int, bytes]:

@@ -170,8 +170,7 @@ class StagePart:
                 upsert.expiring.horizons.greatest = start.horizons.get(name)
         for name, table in (tables or {}).items():
             admission = self.dataflow.admissions[name]
-            same_table(name, admission.table, table)
-            admission.table = table
+            admission.table = same_table(name, admission.table, table)
         step = self._events(start, inputs) if self.stage == 0 else self._sums(start, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}

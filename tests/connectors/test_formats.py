@@ -252,7 +252,8 @@ def test_one_table_of_a_topic_of_several() -> None:
         assert fed(*messages, format=dd.formats.debezium(table=name)) == [{"id": 1, "v": "mine"}]
     assert fed(*messages, format=dd.formats.debezium(table="other.t")) == []
     with pytest.raises(
-        dd.errors.BadMessage, match=r"row 1, counted from 0: its table is 'u', that of others 't': name one"
+        dd.errors.BadMessage,
+        match=r"row 1, counted from 0: its table is 'public.u', that of others 'public.t': name one",
     ):
         fed(*messages)
 

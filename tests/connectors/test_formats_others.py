@@ -253,7 +253,7 @@ def test_other_tables_are_left_out(format: Any) -> None:
     schema = "public" if format is dd.formats.wal2json else "shop"
     for name in ("t", f"{schema}.t"):
         assert fed(format(table=name), mine, other) == [row]
-    with pytest.raises(dd.errors.BadMessage, match="its table is 'u', that of others 't'"):
+    with pytest.raises(dd.errors.BadMessage, match=f"its table is '{schema}.u', that of others '{schema}.t'"):
         fed(format(), mine, other)
 
 

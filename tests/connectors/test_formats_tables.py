@@ -43,9 +43,7 @@ MIXED = messages(
 
 
 def test_messages_of_other_tables_than_that_of_the_first_are_bad() -> None:
-    found = (
-        r"row 1.*: its table is 'u', that of others 't': name one, .*\(table='t'\) \(4 of 6 messages are like that\)"
-    )
+    found = r"row 1.*: its table is 'public.u', that of others 'public.t': name one, .*\(table='public.t'\) \(4 of 6"
     with flow_of().open() as engine:
         with pytest.raises(dd.errors.BadMessage, match=found):
             engine.step({"t": MIXED})
@@ -66,7 +64,7 @@ def test_the_table_is_remembered_in_the_state(tmp_path: Path, memory: str | None
         engine.step({"t": first})
     for _ in range(2):
         with flow_of().open(tmp_path / "stop", **budget) as engine:
-            with pytest.raises(dd.errors.BadMessage, match="its table is 'u', that of others 't'"):
+            with pytest.raises(dd.errors.BadMessage, match=r"its table is 'public.u', that of others 'public.t'"):
                 engine.step({"t": other})
             engine.step({"t": messages(change(3))})
     with flow_of("drop").open(tmp_path / "drop", **budget) as engine:
@@ -111,8 +109,77 @@ def test_with_a_table_named_a_message_that_does_not_say_its_own_is_bad(name: str
     with flow_of(table=name).open() as engine:
         with pytest.raises(dd.errors.BadMessage, match=f"it does not say whether it is of the table '{name}'"):
             engine.step({"t": messages(silent)})
-        engine.step({"t": messages(change(3, db="shop"), other, change(4, schema="other", db="shop"))})
-        assert sorted(engine.read("t")["id"].to_pylist()) == ([3, 4] if name == "t" else [3])
+        engine.step({"t": messages(change(3, db="shop"), other, change(4, table="u", schema="other", db="shop"))})
+        assert engine.read("t")["id"].to_pylist() == [3]
+
+
+def of_schema(n: int, schema: str | None, kind: str, table: str = "t") -> str:
+    """A message of a kind of format, of a table of a schema: of a database, where MySQL has that alone."""
+    row = {"id": n, "v": schema}
+    where: Any = {"database": schema, "table": table}
+    names, cells = ["id", "v"], [{"name": "id", "value": n}, {"name": "v", "value": schema}]
+    one = {"kind": "insert", "schema": schema, "table": table, "columnnames": names, "columnvalues": [n, schema]}
+    return json.dumps(
+        {
+            "debezium": {"op": "c", "after": row, "source": {"db": "d", "schema": schema, "table": table}},
+            "mysql": {"op": "c", "after": row, "source": {"db": schema, "table": table}},
+            "flattened": row | {"__op": "c", "__source_schema": schema, "__source_table": table},
+            "maxwell": {"type": "insert", "data": row, **where},
+            "canal": {"type": "INSERT", "data": [{"id": str(n), "v": schema}], **where},
+            "wal2json": {"action": "I", "schema": schema, "table": table, "columns": cells},
+            "wal2json 1": {"change": [one]},
+        }[kind]
+    )
+
+
+def format_of(kind: str, **options: Any) -> Any:
+    more = {"flattened": True} if kind == "flattened" else {}
+    name = {"mysql": "debezium", "flattened": "debezium", "wal2json 1": "wal2json"}.get(kind, kind)
+    return getattr(dd.formats, name)(**options, **more)
+
+
+KINDS = ["debezium", "mysql", "flattened", "maxwell", "canal", "wal2json", "wal2json 1"]
+
+
+def fed(kind: str, path: Path, *given: Any, **options: Any) -> tuple[list[Any], str]:
+    """The rows that messages leave, (number, schema, table) each and step by step, and the reasons of bad ones."""
+    flow = dd.Flow()
+    format = format_of(kind, on_bad="drop", **options)
+    flow.output("t", flow.upserts("t", COLUMNS, dd.Upsert(key="id"), format=format))
+    reasons = list[str]()
+    for batch in given:
+        with flow.open(path) as engine:
+            step = engine.step({"t": messages(*(of_schema(n, schema, kind, table) for n, schema, table in batch))})
+            reasons += step["t.bad"]["reason"].to_pylist()
+    with flow.open(path) as engine:
+        return sorted(tuple(row.values())[:2] for row in engine.read("t").to_pylist()), "; ".join(reasons)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_one_name_in_two_schemas_are_two(kind: str, tmp_path: Path) -> None:
+    own, other = ("d.a.t", "d.b.t") if kind == "debezium" else ("a.t", "b.t")
+    for number, batches in enumerate(
+        ([[(1, "a", "t"), (2, "b", "t"), (3, "a", "t")]], [[(1, "a", "t")], [(2, "b", "t"), (3, "a", "t")]])
+    ):
+        for name in (None, "t"):
+            rows, reasons = fed(kind, tmp_path / f"{number}-{name}", *batches, table=name)
+            assert rows == [(1, "a"), (3, "a")]
+            assert reasons.startswith(f"its table is '{other}', that of others '{own}': name one, dd.formats.")
+            assert reasons.endswith(f"(table='{own}')")
+        for name in ("a.t", own):
+            assert fed(kind, tmp_path / f"{number}-{name}", *batches, table=name) == ([(1, "a"), (3, "a")], "")
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_table_is_the_same_whether_its_schema_is_said_or_not(kind: str, tmp_path: Path) -> None:
+    rows, reasons = fed(kind, tmp_path, [(1, None, "t"), (2, "a", "t")], [(3, None, "t"), (4, "b", "t")])
+    assert rows == [(1, None), (2, "a"), (3, None)]
+    assert reasons.startswith("its table is 'b.t', that of others 'a.t': name one")
+
+
+def test_a_name_alone_leaves_out_tables_of_other_names(tmp_path: Path) -> None:
+    every = [(1, "a", "t"), (2, "a", "u"), (3, "b", "u")]
+    assert fed("debezium", tmp_path, every, table="t") == ([(1, "a")], "")
 
 
 def test_a_log_with_bad_messages_is_verified_as_the_steps_took_it(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def debezium(
     ----------
     table : str, optional
         Of a topic that has several, whose messages are read: ``"orders"``, ``"public.orders"`` or
-        ``"shop.public.orders"``.  Without it messages of other tables than that of the first are bad.
+        ``"shop.public.orders"``.  Without it messages of other tables than that of the first are bad, as are those of a
+        second table that has the given name in another schema or database.
     flattened : bool
         Whether messages are the row after a change, as ``ExtractNewRecordState`` leaves them.
     decimals : {"precise", "string", "double"}

@@ -115,8 +115,7 @@ class Debezium(Enveloped):
         """Messages with an envelope."""
         rows = {field.name: shape_of(field.type) for field in target.columns}
         before = {name: rows[name] for name in (*target.key, *target.deciding)}
-        names = SOURCE[0 if target.ordered else 4 : 5 if self.table is None else None]
-        source = dict.fromkeys(names, TEXT)
+        source = dict.fromkeys(SOURCE[0 if target.ordered else 4 :], TEXT)
         inside = opened(messages.value, {"op": TEXT, "after": rows, "before": before, "source": source})
         codes = _coded(inside.cells("op"), messages.value)
         missing = (codes == UPSERT) & np.asarray(inside.cells("after").is_null())

@@ -28,13 +28,14 @@ from ddflow.connectors.formats.parse import Bools
 from ddflow.connectors.formats.plain import misfit
 from ddflow.connectors.formats.positions import POSITION, ROW, filled, positions
 from ddflow.connectors.formats.row_columns import Own
+from ddflow.connectors.formats.whose import PARTS, named, of_table, of_topic, settled, untold
 from ddflow.errors import cut
 
 UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)
 _DO: Final = (UPSERT, DELETE, TRUNCATE)
 """What is done to rows of a table, by a message that says which."""
-SOURCE: Final = ("lsn", "file", "pos", "row", "table", "schema", "db")
-"""What may be known of an event's source; the last two only where a table is named."""
+SOURCE: Final = ("lsn", "file", "pos", "row", *PARTS)
+"""What may be known of an event's source."""
 
 
 class Envelopes(NamedTuple):
@@ -87,7 +88,11 @@ class Enveloped(Format):
 
     def owner(self, value: pa.Array) -> Own | None:
         """See `Format`."""
-        return None if self.table is None else lambda rows: self._of_table(self.sources(value.take(pa.array(rows))))
+        return (
+            None
+            if self.table is None
+            else lambda rows: of_table(str(self.table), self.sources(value.take(pa.array(rows))))
+        )
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """The events of messages.  Those that cannot be read are marked in ``bad``."""
@@ -96,11 +101,10 @@ class Enveloped(Format):
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
         read = self.read(messages, target, bad)
-        codes = self._codes(read, messages, target, bad)
+        codes, table = self._codes(read, messages, target, bad)
         order = positions(read.source, messages, read.of) if target.ordered else {}
         if order:
             order = filled(order, codes == TOMBSTONE, messages, read.of)
-        table = None if self.table is not None else target.table or _first(_tables(codes, read))
         truncates = self._truncates(codes, order, messages, read.of)
         live = np.flatnonzero((codes == UPSERT) | (codes == DELETE) | (codes == TOMBSTONE))
         if live.size < codes.size:
@@ -112,8 +116,9 @@ class Enveloped(Format):
         made = Upserts(columns, deleted, order, at, missing, truncates, table)
         return self._moved(read, made, target, bad) if read.before else made
 
-    def _codes(self, read: Envelopes, messages: Messages, target: Target, bad: BadMessages) -> Ints:
-        """What each message does; those that cannot be told, and those of other tables, do nothing."""
+    def _codes(self, read: Envelopes, messages: Messages, target: Target, bad: BadMessages) -> tuple[Ints, str | None]:
+        """What each message does, and the table that they are of; those that cannot be told, and those of other tables,
+        do nothing."""
         codes, wrong = read.codes.copy(), read.inside.wrong
         if wrong.any():
             bad.mark(read.of[np.flatnonzero(wrong & ~bad.mask[read.of])], "it is no JSON")
@@ -123,57 +128,26 @@ class Enveloped(Format):
             said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
             codes[said[_same_key(messages, read.of[said])]] = NOTHING
         if self.table is not None:
-            silent = read.of[np.isin(codes, _DO) & self._untold(read.source)]
+            silent = read.of[np.isin(codes, _DO) & untold(self.table, read.source)]
             bad.mark(silent, f"it does not say whether it is of the table {cut(self.table, 80)!r}")
-            codes[~self._of_table(read.source) & (codes != TOMBSTONE)] = NOTHING
-            codes[~self._of_topic(messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
-        else:
-            self._one_table(codes, read, target.table, bad)
+            codes[~of_table(self.table, read.source) & (codes != TOMBSTONE)] = NOTHING
+            codes[~of_topic(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
+        table = self._one_table(codes, read, target.table, bad)
         if (unknown := np.flatnonzero(codes == UNKNOWN)).size:
             bad.mark(read.of[unknown], self.unknown)
         codes[codes == UNKNOWN] = NOTHING
-        return codes
+        return codes, table
 
-    def _one_table(self, codes: Ints, read: Envelopes, own: str | None, bad: BadMessages) -> None:
-        """Mark the messages of other tables than ``own``, or that of the first which says its own; they do nothing."""
-        named = _tables(codes, read)
-        own = own or _first(named)
-        others = np.flatnonzero(np.asarray(pc.fill_null(pc.not_equal(named, own), False)))
-        if own is None or not others.size:
-            return
-        told = named.take(pa.array(others)).to_pylist()
-        bad.mark(read.of[others], lambda n: _several(str(told[n]), own, self.kind))
-        codes[np.isin(read.of, read.of[others])] = NOTHING
-
-    def _untold(self, source: dict[str, pa.Array]) -> Bools:
-        """Which messages do not say enough of their table to know whether it is the one that was named."""
-        *before, table = str(self.table).split(".")
-        name, schema, db = (source[each].cast(pa.string()) for each in ("table", "schema", "db"))
-        lacks = pa.array(np.zeros(len(name), np.bool_))
-        if before:
-            lacks = pc.and_(name.is_valid(), pc.and_(schema.is_null(), db.is_null()))
-        if len(before) > 1:
-            lacks = pc.or_(lacks, db.is_null())
-        mine = pc.fill_null(pc.equal(name, table), False)
-        return np.asarray(pc.or_(name.is_null(), pc.and_(mine, lacks)))
-
-    def _of_topic(self, messages: Messages) -> Bools:
-        """Which messages are of a topic of that table alone: a tombstone does not say whose it is."""
-        if messages.topic is None:
-            return np.zeros(messages.rows, np.bool_)
-        own = pc.or_(pc.equal(messages.topic, self.table), pc.ends_with(messages.topic, f".{self.table}"))
-        return np.asarray(pc.fill_null(own, False))
-
-    def _of_table(self, source: dict[str, pa.Array]) -> Bools:
-        """Which messages are of the table that was named: ``orders``, ``public.orders`` or ``shop.public.orders``."""
-        *before, table = str(self.table).split(".")
-        out = pc.equal(source["table"].cast(pa.string()), table)
-        if before:
-            inner = pc.coalesce(source["schema"].cast(pa.string()), source["db"].cast(pa.string()))
-            out = pc.and_(out, pc.equal(inner, before[-1]))
-        if len(before) > 1:
-            out = pc.and_(out, pc.equal(source["db"].cast(pa.string()), before[-2]))
-        return np.asarray(pc.fill_null(out, False))
+    def _one_table(self, codes: Ints, read: Envelopes, own: str | None, bad: BadMessages) -> str | None:
+        """The table that messages are of: ``own``, or that of the first which says it.  Others are bad, do nothing."""
+        names = pc.if_else(pa.array(np.isin(codes, _DO)), named(read.source), None)
+        table, others = settled(own, pc.unique(names).drop_null().to_pylist())
+        if others:
+            rows = np.flatnonzero(np.asarray(pc.is_in(names, pa.array(others))))
+            told = names.take(pa.array(rows)).to_pylist()
+            bad.mark(read.of[rows], lambda n: _several(str(told[n]), str(table), self.kind))
+            codes[np.isin(read.of, read.of[rows])] = NOTHING
+        return table
 
     def _truncates(self, codes: Ints, order: dict[str, pa.Array], messages: Messages, of: Ints) -> tuple[Truncate, ...]:
         rows = np.flatnonzero(codes == TRUNCATE).tolist()
@@ -268,17 +242,6 @@ def _several(table: str, own: str, kind: str) -> str:
     """What is said of a message of another table than those of others."""
     remedy = f"name one, dd.formats.{kind}(table={own!r})"
     return f"its table is {cut(table, 80)!r}, that of others {cut(own, 80)!r}: {remedy}"
-
-
-def _tables(codes: Ints, read: Envelopes) -> pa.Array:
-    """The tables of the messages that do something to a row of one."""
-    return pc.if_else(pa.array(np.isin(codes, _DO)), read.source["table"].cast(pa.string()), None)
-
-
-def _first(named: pa.Array) -> str | None:
-    """The first table that is named."""
-    at = int(pc.index(named.is_valid(), True).as_py())
-    return None if at < 0 else str(named[at])
 
 
 def _same_key(messages: Messages, rows: Ints) -> Bools:

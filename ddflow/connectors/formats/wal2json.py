@@ -44,6 +44,7 @@ from ddflow.connectors.formats.mysql_feeds import coded
 from ddflow.connectors.formats.parse import QUOTED, TEXT, Bools, computed, objects, parsed, quoted
 from ddflow.connectors.formats.row_columns import Lists
 from ddflow.connectors.formats.sql_types import of_sql
+from ddflow.connectors.formats.whose import of_table
 
 _CODES: Final = {
     **{"I": UPSERT, "U": UPSERT, "D": DELETE, "T": TRUNCATE, "B": NOTHING, "C": NOTHING, "M": NOTHING},
@@ -133,7 +134,10 @@ class Wal2Json(Enveloped):
             row = int(pc.index(texts, text).as_py())
             for schema, table, names, types in json.loads(text):
                 source = {"table": [table], "schema": [schema], "db": [None]}
-                if self.table is None or self._of_table({n: pa.array(c, pa.string()) for n, c in source.items()})[0]:
+                if (
+                    self.table is None
+                    or of_table(self.table, {n: pa.array(c, pa.string()) for n, c in source.items()})[0]
+                ):
                     for name, kind in zip(names or (), types or [""] * len(names or ()), strict=True):
                         found.setdefault(str(name), (row, str(kind)))
         return found
