@@ -45,8 +45,8 @@ class SourceLag(NamedTuple):
 
     >>> str(SourceLag(1200, "messages")), str(SourceLag(1, "files")), str(SourceLag(81920, "bytes"))
     ('1,200 messages', '1 file', '82 kB')
-    >>> str(SourceLag(0, "files")), str(SourceLag(None, "files"))
-    ('', '')
+    >>> str(SourceLag(0, "files")), str(SourceLag(None, "files")), str(SourceLag(3, "files", seconds=200.0))
+    ('', '', '3 files (200 s)')
     """
 
     amount: int | None
@@ -55,13 +55,17 @@ class SourceLag(NamedTuple):
     """What the amount counts, a plural: "messages", "files", "bytes".  A source has the same one for ever."""
     failing: bool = False
     """Whether its last attempt failed."""
+    seconds: float | None = None
+    """What was written so long ago or longer was taken: since the last row that was taken was written, by the source's
+    own time, or since all was taken that was there; 0 while the source is known to have no more.  None until known."""
 
     def __str__(self) -> str:
         if not self.amount or (self.unit == "bytes" and self.amount < 1000):
             return ""
+        there = counted(self.amount, self.unit.removesuffix("s"))
         if self.unit == "bytes":
-            return f"{self.amount / 1000:,.0f} kB"
-        return counted(self.amount, self.unit.removesuffix("s"))
+            there = f"{self.amount / 1000:,.0f} kB"
+        return there if self.seconds is None else f"{there} ({self.seconds:,.0f} s)"
 
 
 class CallMetrics(NamedTuple):
@@ -119,7 +123,7 @@ def fields(figures: NamedTuple, **more: object) -> dict[str, object]:
     """What a log record has besides its text: figures as plain values, under ``ddflow``, for logs in JSON.
 
     >>> fields(SourceLag(3, "files"), source="orders")
-    {'ddflow': {'source': 'orders', 'amount': 3, 'unit': 'files', 'failing': False}}
+    {'ddflow': {'source': 'orders', 'amount': 3, 'unit': 'files', 'failing': False, 'seconds': None}}
     """
     plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures._asdict().items()}
     return {"ddflow": {**more, **plain}}

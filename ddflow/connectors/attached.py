@@ -51,6 +51,10 @@ class Polled(NamedTuple):
 class OpenSource(ABC):
     """A source, being read."""
 
+    reached: float | None = None
+    """What was written until then was given, in seconds since 1970: when what it gave last was written, as the source
+    has it, or when it looked and found no more.  None where that is not known."""
+
     @abstractmethod
     def poll(self, room: int) -> Polled | None:
         """What came, of about ``room`` bytes at most; None where nothing is there now.  Waits for little.

@@ -148,9 +148,9 @@ class FeedReader(OpenSource):
         return not self.of.follow and self.rows is None and self.at >= self.until
 
     def lag(self) -> int | None:
-        """The versions that are there."""
+        """The versions that are there, one that is copied among them."""
         behind: int = self.until - self.at
-        return max(behind, 0)
+        return max(behind, 0) + (self.rows is not None)
 
     def poll(self, room: int) -> Polled | None:
         """Some of the copy, or the changes of whole versions."""
@@ -220,7 +220,7 @@ class FeedReader(OpenSource):
         history = self._opened(None).history()
         version = table.version() if version is None else version
         said = (each.get("timestamp") for each in history if each.get("version") == version)
-        at = pa.array([next(said, None)], pa.timestamp("ms")).cast(self.stamp)
+        at = self._reached(pa.array([next(said, None)], pa.timestamp("ms")))
         beside = {CHANGE: pa.array([change]), VERSION: pa.array([version]), WRITTEN: at}
         for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
             if fragment.path.rpartition("/")[2] not in paths:
@@ -268,10 +268,16 @@ class FeedReader(OpenSource):
             left = list(self._listed(before, old - files, 0, "delete", version))
             return [*left, *self._listed(now, files - old, 0)]
 
+    def _reached(self, at: Any) -> Any:
+        """Times of commits as the input takes them; the last one is noted."""
+        last = pc.max(at.cast(pa.timestamp("ms", "UTC"))).cast(pa.int64()).as_py()
+        self.reached = self.reached if last is None else last / 1000
+        return at.cast(self.stamp)
+
     def _ordered(self, rows: pa.Table) -> pa.RecordBatch:
         """Changes by version, and within one what left before what came, in the columns that the input takes."""
         rows = pa.table([plain(one_chunk(each)) for each in rows.columns], names=rows.schema.names)
-        version, at = rows.column(VERSION).cast(pa.int64()), rows.column(WRITTEN).cast(self.stamp)
+        version, at = rows.column(VERSION).cast(pa.int64()), self._reached(rows.column(WRITTEN))
         came = pc.is_in(rows.column(CHANGE), pa.array(["insert", "update_postimage"]))
         order = np.lexsort((np.asarray(came), np.asarray(version)))
         rows = rows.drop_columns([VERSION, WRITTEN]).append_column(VERSION, version).append_column(WRITTEN, at)

@@ -109,6 +109,8 @@ class TopicReader(OpenSource):
         with self._talking():
             self.consumer = kafka.Consumer({"isolation.level": "read_committed", **settings})
         self.until = dict[int, int]()
+        self.written = dict[int, float]()
+        """By partition, when the last message of it that was read was written; 0 for one without a time."""
         with on_failure(self.consumer.close), self._talking():
             self._assign(of.start if not resumed else "earliest")
         self._looked = monotonic()
@@ -120,11 +122,14 @@ class TopicReader(OpenSource):
 
     def lag(self) -> int | None:
         """The messages that are there and were not read, as far as is known."""
-        behind, kafka = 0, library()
+        behind, kafka, left = 0, library(), list[float]()
         for partition, offset in self.at.items():
             with suppress(kafka.KafkaException):
                 high = self.consumer.get_watermark_offsets(kafka.TopicPartition(self.of.topic, partition), cached=True)
-                behind += max(0, max(high[1] if high else 0, self.until[partition]) - offset)
+                if (more := max(high[1] if high else 0, self.until[partition]) - offset) > 0:
+                    behind += more
+                    left.append(self.written.get(partition, 0.0))
+        self.reached = min(left, default=0.0) or None
         return behind
 
     def poll(self, room: int) -> Polled | None:
@@ -176,9 +181,11 @@ class TopicReader(OpenSource):
             return None
         of, n = library().Message, len(good)
         partitions, offsets = (np.fromiter(map(each, good), np.int64, n) for each in (of.partition, of.offset))
-        for partition in np.unique(partitions).tolist():
-            self.at[partition] = max(self.at[partition], int(offsets[partitions == partition].max()) + 1)
         times = np.fromiter(map(itemgetter(1), map(of.timestamp, good)), np.int64, n)
+        for partition in np.unique(partitions).tolist():
+            last = np.flatnonzero(partitions == partition)[-1]
+            self.at[partition] = max(self.at[partition], int(offsets[last]) + 1)
+            self.written[partition] = max(int(times[last]), 0) / 1000
         columns: dict[str, pa.Array] = {
             "value": pa.array(list(map(of.value, good)), pa.binary()),
             "key": pa.array(list(map(of.key, good)), pa.binary()),

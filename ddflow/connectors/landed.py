@@ -114,6 +114,8 @@ class FollowedFiles(OpenSource):
         if position["at"] is not None:
             file, size, mtime, rows = position["at"]
             self._at = file, Stamp(size, mtime), 0 if of.full else rows
+        written = [stamp.mtime for stamp in (*self.done.values(), *(self._at[1:2] if self._at else ()))]
+        self.reached = max(written) / 1e9 if written else None
         self._reading: Iterator[tuple[pa.RecordBatch, int]] | None = None
         self._beside: dict[str, Beside] = {}
         self._seen: dict[str, tuple[Stamp, float]] = {}
@@ -178,6 +180,7 @@ class FollowedFiles(OpenSource):
             file = self._ready.pop(0)
             with suppress(FileNotFoundError):  # gone since, before a row of it was taken
                 self._at = file, self._there.stamp(file), 0
+                self.reached = self._at[1].mtime / 1e9
         if self._at is not None and self._reading is None:
             self._unchanged(*self._at[:2])
             self._reading = self._rows(*self._at)

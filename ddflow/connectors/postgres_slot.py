@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import time
 from typing import Any, ClassVar, Final, TypedDict
 
 import pyarrow as pa
@@ -42,7 +43,7 @@ from ddflow.connectors.postgres_catalog import (
     whole,
     worded,
 )
-from ddflow.connectors.postgres_stream import place, streamed, text_of
+from ddflow.connectors.postgres_stream import messages, place, streamed, text_of, written
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
 
@@ -170,9 +171,9 @@ class Slot(OpenSource):
         return self._waits and not self.of.follow
 
     def lag(self) -> int | None:
-        """The bytes of the log behind the position."""
+        """The bytes of the log behind the position; unknown within a copy."""
         with suppress(SourceFailed, UnreadableInput), worded(self.asked):
-            return max(self._now() - self.at, 0)
+            return max(self._now() - self.at, 0) if self._copy is None else None
         return None
 
     def poll(self, room: int) -> Polled | None:
@@ -218,7 +219,7 @@ class Slot(OpenSource):
 
     def _begin(self) -> None:
         """Make a slot, and begin to copy in its snapshot."""
-        slots, copying = self._slots(), self.of.slot + COPYING
+        began, slots, copying = time(), self._slots(), self.of.slot + COPYING
         if self.of.slot in slots:
             remedy = f"name another with slot=, or drop it: select pg_drop_replication_slot('{self.of.slot}')"
             raise UnreadableInput(self.asked, "it is there, and this state knows nothing of it", remedy)
@@ -234,10 +235,9 @@ class Slot(OpenSource):
                 made.error_message.decode()
             )
         begins, snapshot = (made.get_value(0, n).decode() for n in (1, 2))
-        self.at = place(begins)
-        self._copy = self._copies(begins, snapshot)
+        self.at, self._copy = place(begins), self._copies(begins, snapshot, began)
 
-    def _copies(self, begins: str, snapshot: str) -> Iterator[Polled]:
+    def _copies(self, begins: str, snapshot: str, began: float) -> Iterator[Polled]:
         """All rows of all tables, as messages that say they were inserted where the slot begins."""
         run = self.connection.execute
         run("begin isolation level repeatable read read only")
@@ -252,8 +252,9 @@ class Slot(OpenSource):
             cells = (cell(name, kinds[name]) for name in own)
             query = f"select '', json_build_object({', '.join(parts)}, 'columns', json_build_array({', '.join(cells)}))"
             for rows in streamed(self.connection, f"{query} from only {table.quoted}"):
-                yield Polled({table.input: [_messages(rows.column("data"))]}, None, beside=beside)
+                yield Polled({table.input: [messages(rows.column("data"))]}, None, beside=beside)
         run("commit")
+        self.reached = began
 
     def _copied(self) -> Polled:
         assert self._copy is not None
@@ -294,8 +295,9 @@ class Slot(OpenSource):
 
     def _changes(self, room: int) -> Polled | None:
         """Whole transactions, of about so many bytes."""
-        now, most = self._now(), max(room // self._message, 1)
+        looked_at, now, most = time(), self._now(), max(room // self._message, 1)
         if now <= self.at:
+            self.reached = looked_at
             return None
         looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
         self._identified()
@@ -305,23 +307,26 @@ class Slot(OpenSource):
         options = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
         if any(each.certain for each in looked.values()):
             options["include-not-null"] = "true"
+        if now - self.at > room:  # else all is read, and the time need not be in each message
+            options["include-timestamp"] = "true"
         given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in options.items())
         peeked = f"pg_logical_slot_peek_changes({literal(self._slot)}, null, {most}, {given})"
         rows: dict[str, list[pa.RecordBatch]] = {}
-        last, size, count = None, 0, 0
+        lsn, text, size, count = "", "{}", 0, 0
         for some in streamed(self.connection, f"select lsn, data from {peeked}"):
             ends = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
-            last = ends.column("lsn")[-1].as_py() if ends.num_rows else last
+            if ends.num_rows:
+                lsn, text = (ends.column(name)[-1].as_py() for name in ("lsn", "data"))
             size, count = size + some.nbytes, count + some.num_rows
             self._route(some.column("data"), looked, rows)
         self._message = max(size // count, MESSAGE[0]) if count else self._message
-        if last is None:
-            self.at = now if not self.of.follow or now - self.at > STILL else self.at
-            still = self.at < now
-        else:
-            self.at, still = place(last), False
-        if still:
+        self.reached = looked_at if count < most else (written(text) or self.reached)
+        if lsn:
+            self.at = place(lsn)
+        elif self.of.follow and now - self.at <= STILL:
             return None
+        else:
+            self.at = now
         self._waits = True
         return Polled(rows, {"lsn": text_of(self.at)})
 
@@ -329,7 +334,7 @@ class Slot(OpenSource):
         self, data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked], rows: dict[str, list[pa.RecordBatch]]
     ) -> None:
         """Give each message to the input of its table; those of begin and commit to none."""
-        text = _messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
+        text = messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
         if not len(text):
             return
         if len(self.tables) == 1:
@@ -342,7 +347,3 @@ class Slot(OpenSource):
             here = pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name))
             if (some := text.filter(here)) is not None and len(some):
                 rows.setdefault(table.input, []).append(pa.record_batch({"value": whole(some, table, looked[table])}))
-
-
-def _messages(data: pa.ChunkedArray) -> pa.RecordBatch:
-    return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})

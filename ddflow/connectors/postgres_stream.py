@@ -8,7 +8,9 @@ parses them.  A place compares as a number, and is written as Postgres writes it
 """
 
 import io
+import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -44,6 +46,21 @@ def place(lsn: str) -> int:
 def text_of(at: int) -> str:
     """A place in the log as Postgres writes it."""
     return f"{at >> 32:X}/{at & 0xFFFFFFFF:X}"
+
+
+def messages(data: pa.ChunkedArray) -> pa.RecordBatch:
+    """Messages as rows of an input."""
+    return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})
+
+
+def written(message: str) -> float | None:
+    """When the transaction of a message was committed, in seconds since 1970; None where it does not say so.
+
+    >>> written('{"action":"C","timestamp":"1970-01-01 01:00:02.5+01"}'), written('{"action":"C"}')
+    (2.5, None)
+    """
+    said = json.loads(message).get("timestamp")
+    return None if said is None else datetime.fromisoformat(said).timestamp()
 
 
 def _parsed(block: io.BytesIO) -> pa.Table:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from time import monotonic
+from time import monotonic, time
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -103,12 +103,13 @@ class WholeFile(OpenSource):
         """All rows, where the file is not as it was."""
         if self.ended or monotonic() - self._looked < LOOK:
             return None
-        self._looked, stamp = monotonic(), self.of.stamped(self.of.path)
+        self._looked, now, stamp = monotonic(), time(), self.of.stamped(self.of.path)
         self._asked = True
         if stamp == self.position:
+            self.reached = now
             return None
         rows, others = self.of.rows(self.schema, all_of_it=self.position is None)
-        self.position, where = stamp, self.of.target
+        self.position, self.reached, where = stamp, now, self.of.target
         beside = {name: Beside(kind, where) for name, kind in others.items()}
         return Polled({self.name: rows.to_batches()}, stamp, frozenset([self.name]), {self.name: beside})
 

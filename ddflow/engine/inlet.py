@@ -14,7 +14,7 @@ tells its type waits for one: until then it is null either way.
 """
 
 from collections.abc import Callable, Mapping
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +49,8 @@ class Inlet:
         self._source: OpenSource | None = None
         self._lag: int | None = None
         """What was there and not taken, when that was last known."""
+        self._reached: float | None = None
+        """As `OpenSource.reached`, also of one that fails now."""
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
@@ -92,9 +94,15 @@ class Inlet:
 
     def lag(self) -> SourceLag:
         """What is there and was not taken; within an answer of the source, what it said before."""
-        if self._source is not None and not self.within and (known := self._source.lag()) is not None:
-            self._lag = known
-        return SourceLag(self._lag, self.of.unit, self.trying.failing is not None)
+        known, now = None, time()
+        if self._source is not None and not self.within:
+            known = self._source.lag()
+            reached = now if known == 0 else self._source.reached
+            self._lag = self._lag if known is None else known
+            # An old row in a source that was read to its end makes the rest no older.
+            self._reached = max(filter(None, (self._reached, reached)), default=None)
+        seconds = None if self._reached is None else max(now - self._reached, 0.0)
+        return SourceLag(self._lag, self.of.unit, self.trying.failing is not None, seconds)
 
     def attached(self) -> Attached:
         """What the next manifest says of the source."""

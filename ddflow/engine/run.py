@@ -135,6 +135,7 @@ class RunLoop:
                     sleep(NAP)
             self._acknowledge()
             self.report.publish()
+            self.done.behind = {each.name: each.lag().seconds for each in self.inlets}
         self.done.stopped, self.done.seconds = self._stop or "end", monotonic() - began
         self.done.sinks = self.outlets.at
         return self.done

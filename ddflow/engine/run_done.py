@@ -27,6 +27,8 @@ class RunDone:
         How long it took.
     sinks : dict of str to int
         By output, the last epoch that its sink has.
+    behind : dict of str to float
+        By source, how far behind it was at the end, in seconds, as `metrics.SourceLag` has it; None where unknown.
     """
 
     epochs: int = 0
@@ -36,3 +38,4 @@ class RunDone:
     stopped: Literal["end", "signal", "time"] = "end"
     seconds: float = 0.0
     sinks: dict[str, int] = field(default_factory=dict)
+    behind: dict[str, float | None] = field(default_factory=dict)

@@ -12,7 +12,7 @@ between them, and at the end.
 ...     _ = (pathlib.Path(place) / "1.csv").write_text("id\\n1\\n")
 ...     _ = engine.run({"people": dd.sources.files(f"{place}/*.csv")})
 >>> seen[-1].kind, seen[-1].sources
-('run', {'people': SourceLag(amount=0, unit='files', failing=False)})
+('run', {'people': SourceLag(amount=0, unit='files', failing=False, seconds=0.0)})
 """
 
 import logging
@@ -44,6 +44,8 @@ class EpochDone(NamedTuple):
     """From its first call to behind its commit."""
     lags: Mapping[str, int | None]
     """By source, what is there and was not taken, in its unit."""
+    behind: Mapping[str, float | None]
+    """The same in seconds."""
     sinks: Mapping[str, int]
     """By output, the last epoch that its sink has."""
 
@@ -101,8 +103,8 @@ class RunReport:
         if not LOG.isEnabledFor(logging.INFO):
             return
         lags = {each.name: each.lag() for each in self.inlets}
-        amounts = {name: lag.amount for name, lag in lags.items()}
-        done = EpochDone(self.calls.epoch, rows, updates, seconds, amounts, self.outlets.at)
+        amounts, behind = ({name: getattr(lag, of) for name, lag in lags.items()} for of in ("amount", "seconds"))
+        done = EpochDone(self.calls.epoch, rows, updates, seconds, amounts, behind, self.outlets.at)
         parts = [f"{counted(rows, 'row')} of {[each.name for each in moved]}", counted(updates, "update")]
         parts += [f"{seconds * 1e3:,.0f} ms", *(f"{name} is {lag} behind" for name, lag in lags.items() if str(lag))]
         parts += [f"the sink of {name} has {at:,}" for name, at in done.sinks.items()]

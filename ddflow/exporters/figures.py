@@ -89,6 +89,14 @@ FIGURES: Final = (
         lambda call: [((name, of.unit), of.amount) for name, of in call.sources.items() if of.amount is not None],
     ),
     Figure(
+        "source_lag_seconds",
+        "gauge",
+        "s",
+        ("source",),
+        "What a source wrote longer ago was taken; 0 while it has no more.",
+        lambda call: [((name,), of.seconds) for name, of in call.sources.items() if of.seconds is not None],
+    ),
+    Figure(
         "source_failing",
         "gauge",
         "",

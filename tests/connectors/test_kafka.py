@@ -40,12 +40,14 @@ def topic() -> str:
     return f"t{next(NUMBERS)}"
 
 
-def produced(servers: str, topic: str, *rows: Any, partition: int = -1) -> None:
-    """Rows as messages: by their id, and deletes where they are a number."""
+def produced(servers: str, topic: str, *rows: Any, partition: int = -1, age: float = 0) -> None:
+    """Rows as messages of so many seconds ago: by their id, and deletes where they are a number."""
+    when = int((time.time() - age) * 1000)
     producer = Producer({"bootstrap.servers": servers, "log_level": 0})
     for row in rows:
         key, value = (row, None) if isinstance(row, int) else (row["id"], json.dumps(row))
-        producer.produce(topic, value, str(key), *([] if partition < 0 else [partition]))
+        producer.produce(topic, value, str(key), *([] if partition < 0 else [partition]), timestamp=when)
+        producer.poll(0)
     assert producer.flush(10) == 0
 
 
@@ -126,6 +128,23 @@ def test_messages_have_what_the_broker_says_of_them(servers: str, topic: str) ->
     assert opened.lag() == 0
     produced(servers, topic, row(1, "b"))
     opened.poll(1)
+    opened.close()
+
+
+def test_the_lag_in_seconds_is_by_the_time_of_the_last_message_that_was_read(servers: str, topic: str) -> None:
+    """Of the partition that is furthest behind among those that have more."""
+    for partition, age in ((0, 7200), (1, 60)):
+        produced(servers, topic, *(row(n, None) for n in range(15_000)), partition=partition, age=age)
+    opened = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, None)
+    assert (opened.lag(), opened.reached) == (30_000, None)
+    ages = dict[int, float | None]()
+    while not opened.ended:
+        opened.poll(1)
+        left = opened.lag()
+        assert left is not None
+        ages[left] = opened.reached and time.time() - opened.reached
+    behind = [round(age, -3) for left, age in ages.items() if age and left]
+    assert behind and set(behind) <= {7000, 0} and ages[0] is None
     opened.close()
 
 

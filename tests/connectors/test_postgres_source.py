@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,33 @@ def test_what_waits_in_the_log_is_a_figure_before_it_is_read(server: Server, tmp
     first = seen[0]
     assert first.kind == "run" and first.sources["orders"].amount > 100_000 and not first.sources["orders"].failing
     assert [each.sources["orders"].amount for each in seen if each.kind == "run"][-1] < 100_000
+
+
+def test_the_lag_in_seconds_is_by_the_commit_that_was_read_last(server: Server) -> None:
+    """While there is more than was asked for; else by the time of the look."""
+    ask(server, ORDERS, "insert into orders values (0)")
+    with flow().open() as engine:
+        schema = engine.dataflow.admissions["orders"].bound.schema
+    opened, came = source(server).open({"orders": schema}, None), None
+    began = time.time()
+    assert (opened.lag(), opened.reached) == (None, None)
+    while came is None or came.position is None:
+        came = opened.poll(1 << 20)
+    assert opened.reached < began
+    opened.acknowledge(came.position)
+    rows = "select n, n, n, repeat('x', 100) from generate_series({}) n"
+    times = [time.time()]
+    for numbers in ("1, 50", "51, 100"):
+        ask(server, f"insert into orders {rows.format(numbers)}")
+        times.append(time.time())
+    for before, after in pairwise(times):
+        came = opened.poll(1)
+        assert before <= opened.reached <= after and opened.lag() >= 0
+        opened.acknowledge(came.position)
+    began = time.time()
+    opened.poll(1 << 20)
+    assert opened.reached >= began
+    opened.close()
 
 
 def test_a_copy_and_every_kind_of_change(server: Server, tmp_path: Path) -> None:

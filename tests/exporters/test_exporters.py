@@ -110,11 +110,12 @@ def test_opentelemetry_has_the_same_figures(tmp_path: Path) -> None:
 
 def test_a_run_s_lags_are_shown_and_count_no_call() -> None:
     registry = CollectorRegistry()
-    lags = {"orders": SourceLag(7, "messages", True)}, {"by_city": SinkLag(2, 500)}
+    lags = {"orders": SourceLag(7, "messages", True, 12.5)}, {"by_city": SinkLag(2, 500)}
     call = CallMetrics("run", 1, 3, 0.1, {}, 0, {}, sources=lags[0], sinks=lags[1])
     dd.exporters.prometheus("shop", registry=registry)(call)
     found = samples(generate_latest(registry).decode())
     assert found["ddflow_source_lag", "source=orders", "unit=messages"] == 7
+    assert found["ddflow_source_lag_seconds", "source=orders"] == 12.5
     assert found["ddflow_source_failing", "source=orders"] == 1
     assert (
         found["ddflow_sink_lag_epochs", "output=by_city"] == 2
@@ -126,7 +127,7 @@ def test_a_run_s_lags_are_shown_and_count_no_call() -> None:
 def test_a_figure_has_as_many_values_as_labels() -> None:
     seen = list[CallMetrics]()
     fed(seen.append)
-    call = seen[-1]._replace(commit=0.1, sources={"a": SourceLag(1, "files")}, sinks={"b": SinkLag(1, 2)})
+    call = seen[-1]._replace(commit=0.1, sources={"a": SourceLag(1, "files", seconds=2.5)}, sinks={"b": SinkLag(1, 2)})
     for figure in FIGURES:
         values = list(figure.of(call))
         assert values, figure.name

@@ -1,0 +1,128 @@
+"""How far behind a source is in seconds: by its own time while it has more, and 0 when it was read to its end."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.engine.inlet import Inlet
+from ddflow.errors import SourceFailed
+
+SCHEMA = pa.schema({"id": pa.int64()})
+
+
+def flow() -> dd.Flow:
+    made = dd.Flow()
+    made.output("rows", made.upserts("rows", {"id": int}, dd.Upsert(key="id")))
+    return made
+
+
+def landed(folder: Path, *ages: int) -> str:
+    """A pattern of files that were written so many seconds ago."""
+    for at, age in enumerate(ages):
+        path = folder / f"{at}.csv"
+        path.write_text(f"id\n{at}\n")
+        os.utime(path, times=(0, time.time() - age))
+    return str(folder / "*.csv")
+
+
+def inlet(source: Source, position: Any = None) -> Inlet:
+    """An inlet whose source is open; its inputs have no format."""
+    made = Inlet("rows", source, {}, None)
+    made._source = source.open({"rows": SCHEMA}, position)
+    return made
+
+
+def test_of_files_it_is_since_the_last_one_was_written_that_was_read(tmp_path: Path) -> None:
+    source = dd.sources.files(landed(tmp_path, 7200, 3600, 60))
+    made = inlet(source)
+    assert made.lag().seconds is None
+    seen, position = list[Any](), None
+    while (found := made.poll(1)) is not None:
+        seen, position = [*seen, made.lag()], found.position if len(seen) == 1 else position
+    assert [round(each.seconds, -2) for each in seen[:2]] == [7200, 3600] and made.lag().seconds == 0.0
+    again = inlet(source, position)
+    assert again.lag().seconds == pytest.approx(3600, abs=60)
+    assert str(again.lag()) == ""  # how many there are is not known yet
+
+
+def test_of_delta_it_is_since_the_commit_of_the_version(tmp_path: Path) -> None:
+    for at in range(3):
+        rows = pa.table({"id": [at]})
+        feed = {"delta.enableChangeDataFeed": "true"}
+        deltalake.write_deltalake(tmp_path, rows, mode="append", configuration=None if at else feed)
+    commits = [each["timestamp"] / 1000 for each in reversed(deltalake.DeltaTable(tmp_path).history())]
+    schema = pa.schema({"id": pa.int64(), "_change_type": pa.string()})
+    opened = dd.sources.delta(tmp_path, start=0).open({"rows": schema}, None)
+    assert (opened.lag(), opened.reached) == (3, None)
+    seen = list[Any]()
+    while opened.poll(1) is not None:
+        seen.append((opened.lag(), opened.reached))
+    assert [seen[0][1], seen[-1]] == [commits[0], (0, commits[2])]
+
+
+def test_a_database_in_a_file_has_no_time_but_that_of_the_last_look(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        connection.execute("create table t (id integer)")
+        connection.execute("insert into t values (1)")
+    connection.close()
+    began = time.time()
+    made = inlet(dd.sources.sqlite(tmp_path / "a.db", "t"))
+    assert made.lag().seconds is None
+    assert made.poll(1) is not None
+    lag = made.lag()
+    assert lag.amount is None and lag.seconds is not None and 0 <= lag.seconds <= time.time() - began
+    assert str(lag) == ""
+
+
+class Old(Source, OpenSource):
+    """A row of long ago, then an end, then a failure."""
+
+    kind, unit, target = "old", "rows", "nowhere"
+    ended, left, reached = False, 1, time.time() - 3600
+
+    def open(self, inputs: Any, position: Any) -> OpenSource:
+        """Itself."""
+        return self
+
+    def lag(self) -> int:
+        """As it is set."""
+        return self.left
+
+    def poll(self, room: int) -> Polled | None:
+        """Nothing."""
+        raise SourceFailed("read nowhere", "it does not answer", "wait")
+
+
+def test_an_end_that_was_seen_is_no_older_than_that_also_while_the_source_fails() -> None:
+    source = Old()
+    made = inlet(source)
+    assert made.lag().seconds == pytest.approx(3600, abs=60)
+    assert str(made.lag()).startswith("1 row (3,6")
+    source.left = 0
+    assert made.lag().seconds == 0.0
+    source.left = 5  # by a row of long ago it would be an hour
+    first = made.lag().seconds
+    assert made.poll(1) is None
+    last = made.lag()
+    assert last.failing and first is not None and last.seconds is not None and 0 <= first <= last.seconds < 60
+
+
+def test_a_run_says_it_in_its_end_its_log_and_its_figures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    seen = list[Any]()
+    with flow().open(tmp_path / "state", metrics=seen.append) as engine:
+        done = engine.run({"rows": dd.sources.files(landed(tmp_path, 60))})
+    assert done.behind == {"rows": 0.0}
+    epochs = [each.__dict__["ddflow"] for each in caplog.records if each.message.startswith("epoch 1: ")]
+    assert [(each["lags"], each["behind"]) for each in epochs] == [({"rows": 0}, {"rows": 0.0})]
+    assert [call.sources["rows"].seconds for call in seen if call.kind == "run"][-1] == 0.0
