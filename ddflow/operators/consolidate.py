@@ -24,9 +24,9 @@ class Consolidate(Operator):
         """Equal rows."""
         return [tuple(self.schema.names)]
 
-    def identified_by(self) -> Columns | None:
-        """See `Collection.identified_by`: that of its input."""
-        return self.inputs[0].identified_by()
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: those of its input."""
+        return self.inputs[0].unique_by()
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the same rows."""

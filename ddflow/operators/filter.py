@@ -67,9 +67,9 @@ class Filter(Operator):
         """What is wanted, and what the condition reads."""
         return [wanted | set(self.read.names)]
 
-    def identified_by(self) -> Columns | None:
-        """See `Collection.identified_by`: that of its input."""
-        return self.inputs[0].identified_by()
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: those of its input."""
+        return self.inputs[0].unique_by()
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the same rows."""

@@ -18,7 +18,8 @@ kinds of joins are made of this one (`ddflow.plan.joining`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +41,9 @@ from ddflow.operators.updates import Updates, few, ints, netted, retracting_firs
 from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.record import Record
 from ddflow.trace.ordered_index import RowsByGroup
+
+MOST_KEYS: Final = 8
+"""Of the pairs of keys that identify the rows of a join, as many are known."""
 
 
 @register
@@ -120,17 +124,17 @@ class Join(Operator):
         mine, other = ({of: name for name, side, of in self.columns if side == each} for each in (at, 1 - at))
         return {pair[at]: other[pair[1 - at]] for pair in self.on if pair[1 - at] in other} | mine
 
-    def identified_by(self) -> Columns | None:
-        """See `Collection.identified_by`: that of a side whose rows meet one row at most, else those of both."""
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: those of a side whose rows meet one row at most, else of both, a few of many."""
         if self.proven is not None:
-            return self.proven
-        ids = [of.identified_by() for of in self.inputs]
-        alone = [of is not None and set(of) <= {pair[side] for pair in self.on} for side, of in enumerate(ids)]
-        for sides in ([0] if alone[1] else [], [1] if alone[0] else [], [0, 1]):
-            shown = [self.commuting(side).get(column) for side in sides for column in ids[side] or ()]
-            if sides and None not in shown and not any(ids[side] is None for side in sides):
-                return tuple(dict.fromkeys(map(str, shown)))
-        return None
+            return [self.proven]
+        keys, shown = [of.unique_by() for of in self.inputs], [self.commuting(side) for side in (0, 1)]
+        alone = [any({*key} <= {pair[side] for pair in self.on} for key in keys[side]) for side in (0, 1)]
+        both = [[(side, column) for column in key] for side in (0, 1) for key in keys[side] if alone[1 - side]]
+        both += [[*((0, each) for each in one), *((1, each) for each in other)] for one, other in product(*keys)]
+        here = [[shown[side].get(column) for side, column in key] for key in both]
+        found = dict.fromkeys(tuple(dict.fromkeys(map(str, key))) for key in here if None not in key)
+        return list(found)[:MOST_KEYS]
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: both rows of each pair that is one of these."""

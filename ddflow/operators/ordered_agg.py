@@ -108,9 +108,9 @@ class OrderedAgg(Operator):
         """The groups."""
         return [self.by]
 
-    def identified_by(self) -> Columns | None:
-        """See `Collection.identified_by`: the groups."""
-        return self.by
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: the groups."""
+        return [self.by]
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: all rows of their groups."""

@@ -117,10 +117,10 @@ class Project(Operator):
         names = {field.name: c for field, c in zip(self.schema, self.columns, strict=True) if isinstance(c, str)}
         return names if len(names) == len(self.columns) else None
 
-    def identified_by(self) -> Columns | None:
-        """See `Collection.identified_by`: that of its input, where it is here."""
-        below = self.inputs[0].identified_by()
-        return None if below is None else self.carried(below)
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: those of its input that are here."""
+        carried = map(self.carried, self.inputs[0].unique_by())
+        return [each for each in carried if each is not None]
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the rows that are mapped to these."""

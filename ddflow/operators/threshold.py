@@ -100,9 +100,9 @@ class Distinct(Threshold):
         super().__init__(of, _once)
         self.unique = self.positive = True
 
-    def identified_by(self) -> Columns | None:
-        """See `Collection.identified_by`: that of its input, else all columns."""
-        return self.proven or self.inputs[0].identified_by() or tuple(self.schema.names)
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: those of its input, else all columns."""
+        return super().unique_by() or self.inputs[0].unique_by() or [tuple(self.schema.names)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Nothing: its function is always the same."""

@@ -85,9 +85,9 @@ class AsUpserts(Operator):
             "apply it before to_upserts, behind which only flow.output(...) stands",
         )
 
-    def identified_by(self) -> Columns | None:
-        """See `Collection.identified_by`: the key, where it shows one row."""
-        return None if self.on_conflict == "all" else tuple(self.key)
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: the key, where it shows one row."""
+        return [] if self.on_conflict == "all" else [tuple(self.key)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The key, and the rule."""

@@ -125,9 +125,14 @@ class Top(Operator):
         """The groups."""
         return [self.partition_by]
 
-    def identified_by(self) -> Columns | None:
-        """See `Collection.identified_by`: that of its input."""
-        return self.inputs[0].identified_by()
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: those of its input; the groups, with the place where there are several."""
+        found = self.inputs[0].unique_by()
+        if self.k == 1:
+            found = [*found, self.partition_by]
+        if self.rank_name is not None:
+            found = [*found, (*self.partition_by, self.rank_name)]
+        return list(dict.fromkeys(found))
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the rows themselves, with those before them where places say what is shown."""

@@ -188,7 +188,11 @@ class Collection(
 
     def identified_by(self) -> Columns | None:
         """The columns by which the plan proves that no two rows are equal; None where it proves none."""
-        return self.proven
+        return next(iter(self.unique_by()), None)
+
+    def unique_by(self) -> list[Columns]:
+        """All such columns: what shows fewer of them may show others.  The first are those that rows are known by."""
+        return [] if self.proven is None else [self.proven]
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """For each input the rows that make some of its rows: applied to these, the operator gives them.

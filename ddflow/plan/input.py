@@ -38,9 +38,10 @@ class Input(Collection):
         """See `Collection.found_by`: the key, of upserts."""
         return tuple(self.bound.key_schema.names) if self.unique else None
 
-    def identified_by(self) -> tuple[str, ...] | None:
-        """See `Collection.identified_by`: the key, of upserts."""
-        return self.found_by()
+    def unique_by(self) -> list[tuple[str, ...]]:
+        """See `Collection.unique_by`: the key, of upserts."""
+        key = self.found_by()
+        return [] if key is None else [key]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Its name; its columns and its spec stand elsewhere, since they may change."""

@@ -20,6 +20,7 @@ ddflow.errors.SpecError: join: both sides have the columns ['id'], which are not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -321,15 +322,15 @@ def _marked(of: Any, made: Any) -> Any:
 def _proven(sides: Sides, outer: int) -> tuple[str, ...] | None:
     """The columns that identify the rows of an outer join: the outer side's, where each meets one row at most, else
     both sides'.  A row without a partner has a key that no pair has."""
-    ids = [of.identified_by() for of in (sides.left, sides.right)]
-    mine, other = ids[outer], ids[1 - outer]
-    if mine is None or other is None:
-        return None
+    mine, other = ((sides.left, sides.right)[side].unique_by() for side in (outer, 1 - outer))
     names = {(at, of): name for name, at, of in sides.names()} | {(1, name): name for name in sides.merged}
-    alone = set(other) <= {pair[1 - outer] for pair in sides.on}
-    wanted = [(outer, name) for name in mine] + [(1 - outer, name) for name in (() if alone else other)]
-    shown = [names.get(each) for each in wanted]
-    return None if None in shown else tuple(dict.fromkeys(map(str, shown)))
+    met = {pair[1 - outer] for pair in sides.on}
+    alone = any(met.issuperset(key) for key in other)
+    for one, rest in product(mine, [()] if alone else other):
+        shown = [names.get(each) for each in [*((outer, name) for name in one), *((1 - outer, name) for name in rest)]]
+        if None not in shown:
+            return tuple(dict.fromkeys(map(str, shown)))
+    return None
 
 
 def _padded(sides: Sides, side: int, pairs: Any, condition: str | None) -> Any:

@@ -63,6 +63,27 @@ def test_through_a_join_an_aggregate_and_a_top() -> None:
         ]
 
 
+def test_a_top_that_shows_no_key_is_made_of_the_rows_up_to_it() -> None:
+    flow = dd.Flow()
+    flow.upserts("orders", {"id": int, "customer": int, "amount": int}, dd.Upsert(key="id"))
+    first = "select customer, amount from orders qualify row_number() over (partition by customer order by amount) <= 2"
+    flow.output("first", flow.sql(first))
+    flow.output("amounts", flow.sql(first.replace("customer, amount from", "amount from")))
+    with flow.open() as engine:
+        engine.step({"orders": {"id": [1, 2, 3, 4, 5], "customer": [7, 7, 7, 8, 8], "amount": [5, 6, 6, 6, 9]}}, 1)
+
+        def made_of(output: str, of: dict[str, int]) -> tuple[int, list[int]]:
+            told: Any = engine.why(output, of)
+            return sum(told.shown.column("_diff").to_pylist()), sorted(told.rows["orders"].column("id").to_pylist())
+
+        assert made_of("first", {"customer": 7, "amount": 5}) == (1, [1])
+        count, rows = made_of("first", {"customer": 7, "amount": 6})
+        assert count == 1 and {2, 3} <= set(rows)
+        assert made_of("first", {"customer": 8}) == (2, [4, 5])
+        count, rows = made_of("amounts", {"amount": 6})
+        assert count == 2 and {2, 3, 4} <= set(rows)
+
+
 def test_a_log_tells_the_events_of_the_keys() -> None:
     log = [pa.table({"id": [1, 2], "city": ["Bern", "Chur"]}), pa.table({"id": [1], "city": ["Chur"]})]
     flow = dd.Flow()

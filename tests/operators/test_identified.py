@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -64,6 +66,42 @@ PLANS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "anti": ("select o.id, o.amount from o left anti join l on o.amount = l.id", ("id",)),
     "anti, and its key is not shown": ("select o.amount, o.customer from o left anti join l on o.amount = l.id", None),
     "each once": ("select distinct amount, customer % 2 as part from o", ("amount", "part")),
+    "the first of each group": (
+        "select customer, amount from o qualify row_number() over (partition by customer order by amount desc) = 1",
+        ("customer",),
+    ),
+    "the first of each group, with the input's key": (
+        "select customer, id from o qualify row_number() over (partition by customer order by amount) <= 1",
+        ("id",),
+    ),
+    "the first ones, with their places": (
+        "select customer, amount, row_number() over (partition by customer order by amount) as place "
+        "from o qualify place <= 2",
+        ("customer", "place"),
+    ),
+    "the first ones, with the places of all": (
+        "select place, amount from (select amount, row_number() over (order by amount) as place from o where true) x "
+        "where place <= 3",
+        ("place",),
+    ),
+    "the first ones without their places": (
+        "select customer, amount from o qualify row_number() over (partition by customer order by amount) <= 2",
+        None,
+    ),
+    "the first of a group that is not shown": (
+        "select amount from o qualify row_number() over (partition by customer order by amount) = 1",
+        None,
+    ),
+    "one meets the first of a group": (
+        "select l.line, x.amount from l join (select customer, amount, row_number() over (partition by customer "
+        "order by amount) as place from o where true) x on x.customer = l.id where x.place = 1",
+        ("line",),
+    ),
+    "left, one meets the first of a group": (
+        "select c.customer, x.amount from c left join (select customer, amount from o qualify row_number() over "
+        "(partition by customer order by amount) = 1) x on x.customer = c.customer",
+        ("customer",),
+    ),
     "a group that is not shown": ("select max(amount) as most from o group by customer", None),
 }
 
@@ -102,6 +140,48 @@ def test_what_is_proven_holds(name: str) -> None:
                 keys = rows.group_by(list(key)).aggregate([("_diff", "sum")])
                 assert keys["_diff_sum"].to_pylist() == [1] * keys.num_rows
     assert most > 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select customer, amount from o qualify row_number() over (partition by customer order by amount desc) = 1",
+        "select customer, amount, row_number() over (partition by customer order by amount) as place "
+        "from o qualify place <= 2",
+        "select amount from o order by amount desc limit 1",
+    ],
+)
+def test_a_top_without_the_key_of_its_input_replaces_rows_of_a_table(tmp_path: Path, query: str) -> None:
+    made = dd.Flow()
+    made.upserts("o", {**ORDERS, "gone": bool}, dd.Upsert(key="id", delete=dd.tombstone("gone")))
+    made.output("out", made.sql(query))
+    sinks, draw = {"out": dd.sinks.sqlite(tmp_path / "out.db", "out")}, random.Random(query)
+    log = list[dict[str, Any]]()
+    with made.open(tmp_path / "state") as engine, duckdb.connect() as door:
+        for epoch in range(6):
+            log += [
+                {
+                    "id": key,
+                    "customer": draw.choice([1, 2, None]),
+                    "amount": draw.randrange(4),
+                    "gone": draw.random() < 0.3,
+                }
+                for key in draw.sample(range(9), 5 if epoch else 9)
+            ]
+            engine.step({"o": log[-5 if epoch else -9 :]})
+            engine.run(sinks=sinks)
+            with closing(sqlite3.connect(tmp_path / "out.db")) as table:
+                found = table.execute("select * from out").fetchall()
+            live = {each["id"]: each for each in log}.values()
+            schema = pa.schema([*((name, pa.int64()) for name in ORDERS), ("gone", pa.bool_())])
+            door.register("o", pa.Table.from_pylist([each for each in live if not each["gone"]], schema))
+            assert sorted(found, key=str) == sorted(door.execute(query).fetchall(), key=str)
+        shown = engine.read("out").drop_columns(["_diff"]).to_pylist()[0]
+        told: Any = engine.why("out", shown)
+        assert told.shown.num_rows == 1
+        assert shown["amount"] in told.rows["o"].column("amount").to_pylist()
+    steps = [pa.Table.from_pylist(part, schema) for part in (log[:9], *(log[at : at + 5] for at in range(9, 34, 5)))]
+    assert dd.verify(tmp_path / "state", {"o": steps}).ok
 
 
 def test_a_join_replaces_rows_of_a_table(tmp_path: Path) -> None:

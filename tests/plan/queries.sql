@@ -158,6 +158,11 @@ select id, n from o qualify row_number() over (partition by status order by n de
 select id, row_number() over (partition by status order by n desc nulls last, id) as r from o qualify r <= 2
 with r as (select id, n, row_number() over (order by n desc nulls last, id) rn from o), s as (select id, rn from r) select id from s where rn <= 2
 select n from o union all select n from c order by 1 limit 3
+select n from o qualify row_number() over (partition by status order by n desc nulls last, id) <= 2
+select c, n from o qualify row_number() over (partition by c order by n nulls first, id desc) <= 2
+select status, n from (select status, n, row_number() over (partition by status order by n desc nulls last, id) rn from o) x where rn = 1
+select c, status, row_number() over (partition by c order by n desc nulls last, id) as place from o qualify place <= 3
+select x.status, c.name from (select c, status, row_number() over (partition by c order by amount desc nulls last, id) rn from o) x join c on x.c = c.id where x.rn <= 2
 
 -- tops of groups and joins
 select status, count(*) k from o group by status order by count(*) desc, status limit 1
