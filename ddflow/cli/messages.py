@@ -17,6 +17,7 @@ import pyarrow as pa
 import typer
 
 from ddflow.cli.say import say
+from ddflow.columns.names import did_you_mean
 from ddflow.connectors import formats
 from ddflow.connectors.files import FilesSource
 from ddflow.connectors.formats import Format
@@ -76,4 +77,9 @@ def columns_of(given: FilesSource, asked: str, types: Mapping[str, pa.DataType])
         told = "its messages do not tell types" if found is None else "the first messages have no row"
         raise SpecError(f"--format {asked}", told, "declare all columns: --types id=int64,city=string")
     guessed = schema_of(found.rows.to_pylist(), {**found.types, **types})
-    return pa.schema([field for field in guessed if not field.name.startswith("__")])
+    columns = pa.schema([field for field in guessed if not field.name.startswith("__")])
+    for name in types:
+        if name not in guessed.names:
+            near = did_you_mean(name, columns.names)
+            say(f"columns: no message looked at has {name!r}, which is declared: {near}", err=True)
+    return columns

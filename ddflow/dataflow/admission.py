@@ -26,6 +26,7 @@ from ddflow.columns.schema import conform, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, decoded, uncut
 from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.unseen import Unseen
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, NullKey, SchemaMismatch
@@ -87,6 +88,8 @@ class Admission:
         self.given = bound.schema if bound.format is None else pa.schema([])
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
         self.format, self.marks = bound.format, bound.marks_bad
+        self.unseen = Unseen(() if bound.format is None else bound.target.columns.names)
+        """The columns that no message has had."""
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -129,6 +132,7 @@ class Admission:
         first = came.messages
         made = decoded(format, table, self.bound.target._replace(table=came.table), first)
         came.messages, came.table = first + table.num_rows, made.table
+        self.unseen.look(format, table, made, self.what)
         if format.of_rows:
             there = (*table.column_names, *OWN)
             made = made._replace(rows=made.rows.select([name for name in made.rows.column_names if name in there]))
@@ -146,7 +150,7 @@ class Admission:
         if (rows := np.flatnonzero(lacking)).size:
             of_rows = self.format is not None and self.format.of_rows
             where = "" if of_rows else Messages(given, self.what, first).place(int(made.at[rows[0]]))
-            self._null_keys(lacking, where)
+            self._null_keys(lacking, "; ".join([where, *self.unseen.said(self.key)]))
 
     def events(self, given: Any) -> pa.RecordBatch:
         """Rows in the columns of events; nothing is copied where they have those, in one chunk.  O(rows) else.

@@ -131,6 +131,7 @@ class Calls:
             admission = self.dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
                 self._warn_of_lacking(name, admission)
+            warn_of_unseen(name, admission)
         return inflows, digest
 
     def _warn_of_lacking(self, name: str, admission: Admission) -> None:
@@ -226,3 +227,9 @@ class Calls:
                 {name: each.owed for name, each in held.items()},
             ),
         )
+
+
+def warn_of_unseen(name: str, admission: Admission) -> None:
+    """Warn of declared columns that no message of an input has had, once of each."""
+    for found in admission.unseen.told():
+        warnings.warn(f"messages for {name!r}: {found}", stacklevel=4)

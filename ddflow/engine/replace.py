@@ -33,7 +33,7 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow, Look, full_by_input
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.spilling import make_room
-from ddflow.engine.calls import Calls
+from ddflow.engine.calls import Calls, warn_of_unseen
 from ddflow.engine.commits import Asked
 from ddflow.engine.digests import combined
 from ddflow.engine.full_contents import Contents
@@ -110,6 +110,7 @@ def replace(
                 if lacking := dataflow.admissions[each].lacking:
                     found = f"it lacks the columns {list(lacking)}, which are null in all its rows"
                     warnings.warn(f"{contents.asked}: {found}", stacklevel=3)
+                warn_of_unseen(each, dataflow.admissions[each])
                 full = dataflow.admissions[each].arrived + inflows[each].rows
                 try:
                     absent = _absent(dataflow, inflows[each], contents, time, full, kind == "replace")

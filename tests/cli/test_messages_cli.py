@@ -66,6 +66,14 @@ def test_a_feed_becomes_differences_counts_and_answers(feed: Path) -> None:
     assert typed == ROW | {"paid": "5.50"}
 
 
+def test_a_declared_column_that_no_message_has_is_told(feed: Path) -> None:
+    every = ["diff", feed, "-k", "id", "--format", "debezium", "-o", "-", "--types", "piad=double"]
+    result = CliRunner().invoke(app, list(map(str, every)))
+    says = "columns: no message looked at has 'piad', which is declared: did you mean 'paid'? there are ['id', 'city',"
+    assert result.exit_code == 0 and says in result.stderr
+    assert json.loads(result.stdout) == ROW
+
+
 def test_a_state_goes_on_with_its_columns_and_is_proved_by_its_messages(feed: Path, tmp_path: Path) -> None:
     how, state = ("-k", "id", "--format", "debezium", "-o", "-"), tmp_path / "state"
     ran("diff", feed, *how, "--state", state)

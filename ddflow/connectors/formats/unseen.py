@@ -1,0 +1,69 @@
+"""The declared columns that no message has had so far: a name that was misspelled is a column of nulls.
+
+Invariant: a column is told once, and only where some message with a row was looked at and none had its name. Deletes,
+tombstones, bad messages and those with cells left out say nothing of a row's columns, and neither does a format whose
+rows cannot be looked into. Names are read only where a column is null in a whole batch, and no more once it was found
+or told: then a batch costs O(columns that are left), and nothing where none is.
+
+>>> from ddflow.connectors.formats.base import Target, decoded, events_schema
+>>> from ddflow.connectors.formats.plain import PlainJson
+>>> format, columns = PlainJson(), pa.schema({"id": pa.int64(), "amout": pa.float64()})
+>>> target = Target("'t'", columns, ("id",), (), False, events_schema(format, columns))
+>>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), Unseen(columns.names)
+>>> unseen.look(format, came, decoded(format, came, target), "'t'")
+>>> unseen.told()
+["none so far has the declared column 'amout', which is null: did you mean 'amount'? there are ['id', 'amount']"]
+>>> unseen.told()
+[]
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.names import did_you_mean
+from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Decoded, Format, messages_of
+
+
+class Unseen:
+    """``left``: the columns that are neither found nor told.  ``names``: those that messages had instead, so far."""
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        self.left = list(columns)
+        self.names: dict[str, None] = {}
+
+    def look(self, format: Format, given: pa.Table, made: Decoded, what: str) -> None:
+        """Look for the columns that are left in some messages, as they came and as they were decoded.
+
+        O(columns that are left); O(bytes) where one of them is null in all rows.
+        """
+        rows = made.rows
+        self.left = [name for name in self.left if rows.column(name).null_count == rows.num_rows]
+        if not self.left or not rows.num_rows:
+            return
+        says = ~np.asarray(rows.column(DELETED).fill_null(True))
+        for mark in (BAD, ABSENT):
+            if mark in rows.column_names:
+                says &= np.asarray(rows.column(mark).is_null())
+        if not says.any():
+            return
+        some = given if says.all() else given.take(pa.array(np.unique(made.at[says])))
+        names = format.columns(messages_of(format, some, what))
+        self.left = [name for name in self.left if name not in names]
+        self.names |= dict.fromkeys(names)
+
+    def told(self) -> list[str]:
+        """What is to be said of the columns that were looked for and not found, once.  O(columns)."""
+        said = self.said(self.left)
+        if said:
+            self.left = []
+        return said
+
+    def said(self, columns: Iterable[str]) -> list[str]:
+        """What is to be said of those among some columns.  O(columns)."""
+        return [
+            f"none so far has the declared column {name!r}, which is null: {did_you_mean(name, self.names)}"
+            for name in columns
+            if self.names and name in self.left
+        ]

@@ -1,0 +1,153 @@
+"""A declared column that no message has is told by its name, once, with the nearest name that messages have."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+
+COLUMNS = {"id": pa.int64(), "amout": pa.float64()}
+SAYS = "none so far has the declared column 'amout', which is null: did you mean 'amount'? there are ['id', 'amount']"
+KINDS = ["plain_json", "debezium", "schema", "flattened", "kcat", "maxwell", "canal", "wal2json", "wal2json 1"]
+
+
+def format_of(kind: str, **options: Any) -> Any:
+    if kind == "kcat":
+        return dd.formats.kcat(dd.formats.debezium(**options))
+    more = {"flattened": True} if kind == "flattened" else {}
+    name = {"schema": "debezium", "flattened": "debezium", "wal2json 1": "wal2json"}.get(kind, kind)
+    return getattr(dd.formats, name)(**options, **more)
+
+
+def message(kind: str, row: dict[str, Any], op: str = "c", table: str = "t") -> str:
+    """A message of a kind of format with a row: of an insert, or of a delete, which has all of the row before it."""
+    gone, n = op == "d", row["id"]
+    change = {"op": op, "before": row if gone else None, "after": None if gone else row, "source": {"table": table}}
+    fields = [{"field": name, "type": "double" if name != "id" else "int64"} for name in row]
+    after = {"field": "after", "type": "struct", "fields": fields}
+    cells = [{"name": name, "value": cell} for name, cell in row.items()]
+    keys: dict[str, Any] = {"columnnames": [*row], "columnvalues": [*row.values()]}
+    keys |= {"oldkeys": {"keynames": ["id"], "keyvalues": [n]}}
+    texts = {name: None if cell is None else str(cell) for name, cell in row.items()}
+    made: dict[str, Any] = {
+        "plain_json": row,
+        "debezium": change,
+        "schema": {"schema": {"type": "struct", "fields": [after]}, "payload": change},
+        "flattened": row | {"__deleted": str(gone).lower(), "__table": table},
+        "kcat": {"topic": "t", "partition": 0, "offset": n, "key": None, "payload": json.dumps(change)},
+        "maxwell": {"type": "delete" if gone else "insert", "table": table, "data": row},
+        "canal": {"type": "DELETE" if gone else "INSERT", "table": table, "data": [texts]},
+        "wal2json": {"action": "D" if gone else "I", "table": table, "columns": cells, "identity": cells[:1]},
+        "wal2json 1": {"change": [{"kind": "delete" if gone else "insert", "table": table, **keys}]},
+    }
+    return json.dumps(made[kind])
+
+
+def said(format: Any, *steps: Any, columns: Any = None, key: str = "id") -> list[str]:
+    """What an engine warns of, given messages step by step."""
+    flow = dd.Flow()
+    flow.output("t", flow.upserts("t", columns or COLUMNS, dd.Upsert(key=key), format=format))
+    with flow.open() as engine:
+        return warned(*(lambda given=given: engine.step({"t": given}) for given in steps))
+
+
+def warned(*calls: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for call in calls:
+            call()
+    assert {each.category for each in told} <= {UserWarning}
+    return [str(each.message) for each in told]
+
+
+def values(*each: str | None) -> pa.Table:
+    return pa.table({"value": pa.array(each, pa.string()), "key": ['{"id": 1}'] * len(each)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_no_message_has_is_told_once(kind: str) -> None:
+    first, second = (values(message(kind, {"id": n, "amount": 2.5})) for n in (1, 2))
+    assert said(format_of(kind), first, second) == [f"messages for 't': {SAYS}"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_is_null_in_all_messages_is_none_of_them(kind: str) -> None:
+    one, other = (message(kind, {"id": 1, "amout": amount}) for amount in (None, 1.5))
+    assert said(format_of(kind), values(one), values(one, other), values(one)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_came_before_is_missed_no_more(kind: str) -> None:
+    told, lacks = (message(kind, {"id": 1, name: 1.5}) for name in ("amout", "amount"))
+    assert said(format_of(kind), values(told), values(lacks)) == []
+    assert said(format_of(kind), values(lacks, told), values(lacks)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_deletes_say_nothing_of_columns(kind: str) -> None:
+    gone, lacks = message(kind, {"id": 1}, "d"), message(kind, {"id": 1, "amount": 2})
+    assert said(format_of(kind), values(gone)) == []
+    assert said(format_of(kind), values(gone), values(lacks)) == [f"messages for 't': {SAYS}"]
+
+
+def test_tombstones_and_what_cannot_be_read_say_nothing() -> None:
+    assert said(dd.formats.debezium(on_bad="drop"), values(None), values("{", None), values("{}")) == []
+    assert said(dd.formats.plain_json(), values(None)) == []
+
+
+def test_messages_of_other_tables_say_nothing() -> None:
+    mine, other = message("debezium", {"id": 1, "amount": 2}), message("debezium", {"id": 1, "amout": 2}, table="u")
+    for format in (dd.formats.debezium(table="t"), dd.formats.debezium(on_bad="drop")):
+        assert said(format, values(mine, other)) == [f"messages for 't': {SAYS}"]
+    assert said(dd.formats.debezium(table="u"), values(mine)) == []
+
+
+@pytest.mark.parametrize("kind", ["debezium", "wal2json"])
+def test_a_cell_that_was_left_out_says_nothing_of_its_column(kind: str) -> None:
+    hidden = json.loads(message(kind, {"id": 1, "amout": "__debezium_unavailable_value"}))
+    hidden |= {"op": "u"} if kind == "debezium" else {"action": "U", "columns": [{"name": "id", "value": 1}]}
+    columns = {"id": pa.int64(), "amout": pa.string()}
+    assert said(format_of(kind, unavailable=True), values(json.dumps(hidden)), columns=columns) == []
+
+
+def test_a_column_that_may_not_be_null_and_rows_of_a_change_feed() -> None:
+    columns = pa.schema([pa.field("id", pa.int64()), pa.field("amout", pa.float64(), nullable=False)])
+    assert said(dd.formats.plain_json(), values('{"id": 1, "amount": 2}'), columns=columns) == [
+        f"messages for 't': {SAYS}"
+    ]
+    feed = pa.table({"id": [1], "amount": [2.5], "_change_type": ["insert"], "_commit_version": [1]})
+    assert said(dd.formats.delta_cdf(), feed, feed) == [f"messages for 't': {SAYS}"]
+    assert said(dd.formats.custom(lambda messages: {"id": [1]}), values("x")) == []
+
+
+def test_a_key_that_no_message_has_is_refused_by_its_nearest_name() -> None:
+    with pytest.raises(dd.errors.NullKey, match=r"'idd', which is null: did you mean 'id'\? there are \['id', 'v'\]"):
+        columns = {"idd": int, "v": int}
+        said(dd.formats.plain_json(), pa.table({"value": ['{"id": 1, "v": 2}']}), columns=columns, key="idd")
+
+
+def test_in_pieces_full_contents_columns_that_come_later_and_a_run(tmp_path: Path) -> None:
+    lacks, told = '{"id": %d, "amount": 1}', '{"id": %d, "amout": 1}'
+    flow = dd.Flow()
+    flow.output("t", flow.upserts("t", COLUMNS, dd.Upsert(key="id"), format=dd.formats.plain_json()))
+    with flow.open(memory="16MB", spill=tmp_path) as engine:  # a call in pieces, of which the last has the column
+        every = values(*[lacks % n for n in range(200_000)], told % 1)
+        assert warned(lambda: engine.step({"t": every})) == []
+    with flow.open() as engine:
+        given = pa.table({"value": [lacks % 1]})
+        assert warned(lambda: engine.replace("t", given), lambda: engine.replace("t", given)) == [
+            f"messages for 't': {SAYS}"
+        ]
+        engine.evolve({"t": {"amount": "double", "more": "double"}})
+        assert len(told_of := warned(lambda: engine.step({"t": given}), lambda: engine.step({"t": given}))) == 1
+        assert "the declared column 'more'" in told_of[0]
+    (tmp_path / "in.jsonl").write_text(lacks % 1)
+    with flow.open(tmp_path / "state") as engine:
+        source = dd.sources.files(tmp_path / "in.jsonl", lines=True)
+        assert warned(lambda: engine.run({"t": source})) == [f"messages for 't': {SAYS}"]
