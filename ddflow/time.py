@@ -6,7 +6,8 @@ equation a batch guarantees, and neighbours in a spine meet: the upper of one is
 numbers are all called "the time so far" in other systems; here *frontier* is what may still appear in the input,
 *upper* what is complete, *since* what can still be told apart. Times are int64 and totally ordered; a time before
 which nothing was ever closed is ``NEVER``, a frontier past every time ``CLOSED``. Partially ordered times are not
-supported (nor does differential-dataflow's upsert operator support them).
+supported (nor does differential-dataflow's upsert operator support them). Where times are those of a column of dates or
+timestamps, the int64 is in that type's unit, and a person reads and writes it as a day or a moment.
 
 >>> advance(3, 7)
 7
@@ -16,6 +17,8 @@ Traceback (most recent call last):
 ddflow.errors.TimeWentBack: cannot advance to 4: the frontier is already 7; times may not go back
 >>> Description(0, 5, 0).meets(Description(5, 9, 3))
 True
+>>> shown(19725, pa.date32()), as_int64("read", date(2024, 1, 3), CLOSED, pa.date32())
+('2024-01-03', 19725)
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ import re
 from contextlib import suppress
 from datetime import date
 from numbers import Integral
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
 
 from ddflow.errors import SchemaMismatch, SpecError, TimeWentBack
 
@@ -32,8 +37,11 @@ NEVER: Final = -(2**63)
 """The least time: nothing is closed yet."""
 CLOSED: Final = 2**63 - 1
 """The frontier when no time can appear any more; no event may carry it as its time."""
+Time: TypeAlias = int | date | str
+"""A time as a caller gives it; all but integers only where times are dates or timestamps."""
 
 
+INT64: Final = pa.int64()
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -54,28 +62,66 @@ class Description(NamedTuple):
         return Description(self.lower, later.upper, max(self.since, later.since))
 
 
-def advance(frontier: int, to: int) -> int:
-    """The new frontier.  Raises `TimeWentBack` when ``to`` is below the present one.  O(1)."""
+def advance(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
+    """The new frontier.  Raises `TimeWentBack` when ``to`` is below the present one.  O(1).
+
+    ``kind``: the type of times.
+    """
     if to < frontier:
-        raise TimeWentBack(f"cannot advance to {to}", f"the frontier is already {frontier}", "times may not go back")
+        found = f"the frontier is already {shown(frontier, kind)}"
+        raise TimeWentBack(f"cannot advance to {shown(to, kind)}", found, "times may not go back")
     return to
 
 
-def shown(time: int) -> str:
-    """A frontier or time as a person reads it."""
-    return "CLOSED" if time == CLOSED else "the beginning" if time == NEVER else str(time)
+def shown(time: int, kind: pa.DataType = INT64) -> str:
+    """A frontier or time as a person reads it.  ``kind``: the type of times.
+
+    One that Python has no value for is its bare number.
+    """
+    if time in (CLOSED, NEVER):
+        return "CLOSED" if time == CLOSED else "the beginning"
+    if kind == INT64:
+        return str(time)
+    with suppress(OverflowError, ValueError):
+        return str(pa.scalar(time, pa.int32() if kind.bit_width == 32 else INT64).cast(kind).as_py())
+    return str(time)
 
 
-def as_int64(asked: str, time: Any, most: int) -> int:
-    """A time or frontier as an int.  Raises `SchemaMismatch` for anything that is none, or is above ``most``."""
+def as_shown(time: Any, kind: pa.DataType = INT64) -> str:
+    """A time as it was asked for, for a message; ``repr`` of what is none.  ``kind``: the type of times."""
+    if isinstance(time, Integral) and not isinstance(time, bool) and NEVER <= int(time) <= CLOSED:
+        return shown(int(time), kind)
+    return str(time) if isinstance(time, date) else repr(time)
+
+
+def as_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int:
+    """A time or frontier as an int.  Raises `SchemaMismatch` for anything that is none, or is above ``most``.
+
+    ``kind``: the type of times.  Of dates and timestamps it may be given as Python's value, or as text.
+    """
     if time.__class__ is int and NEVER <= time <= most:
         return time  # as nearly always: what is abstract takes longer to ask
-    if isinstance(time, bool) or not isinstance(time, Integral) or not NEVER <= int(time) <= most:
-        day = of_day(time)
-        raise SchemaMismatch(
-            asked, "that is no int64 time", f"give an integer, {most} at most, in the time's own unit{day}"
-        )
-    return int(time)
+    if not isinstance(time, bool) and isinstance(time, Integral) and NEVER <= int(time) <= most:
+        return int(time)
+    if pa.types.is_integer(kind):
+        remedy = f"give an integer, {most} at most, in the time's own unit{of_day(time)}"
+        raise SchemaMismatch(asked, "that is no int64 time", remedy)
+    try:
+        # A day of pandas is its midnight.
+        return int(pa.scalar(str(time).removesuffix(" 00:00:00")).cast(kind).value)
+    except (pa.ArrowException, ValueError):
+        remedy = f"give a time like {shown(0, kind)}, or an integer in its unit"
+        raise SchemaMismatch(asked, f"that is no time of type {kind}", remedy) from None
+
+
+def from_text(asked: str, text: str, kind: pa.DataType) -> int:
+    """A time as it is written on the shell: a number, or as its type is written.  Raises `SchemaMismatch`.
+
+    >>> from_text("--as-of 19725", "19725", pa.date32()), from_text("--as-of 2024-01-03", "2024-01-03", pa.date32())
+    (19725, 19725)
+    """
+    number = re.fullmatch(r"\s*-?\d+\s*", text)
+    return as_int64(asked, text.strip() if number is None else int(text), CLOSED, kind)
 
 
 def of_day(time: Any) -> str:

@@ -162,7 +162,7 @@ class Feeder:
 
     def _report(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
         """Report what was committed: to the account, the log and the caller's function."""
-        batch = EpochStats.of(committed, number)
+        batch = EpochStats.of(committed, number, job.flow.time_type)
         self.account.add(batch)
         try:
             self.pump(session)

@@ -316,7 +316,7 @@ def run_into(
         try:
             outlets.drain()
         finally:
-            report(job.name, EpochStats.of(committed, None), options.metrics, outlets.of.lags())
+            report(job.name, EpochStats.of(committed, None, flow.time_type), options.metrics, outlets.of.lags())
         return ran(job, session, committed, outlets.of.at)
     finally:
         if outlets is not None:

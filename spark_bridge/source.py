@@ -33,7 +33,7 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import opened_store
 from ddflow.storage.protocol import Store
-from ddflow.time import shown
+from ddflow.time import from_text, shown
 from spark_bridge.following import Follower
 from spark_bridge.reading import BatchReader, Read, Searcher
 from spark_bridge.types import spark_schema
@@ -141,28 +141,35 @@ class DdflowSource(DataSource):
         O(the plan).
         """
         self._refuse(STREAM, "a batch", "use readStream")
-        as_of, epoch, after, to = (self._number(name) for name in BATCH[:4])
-        if as_of is not None and (after, to) != (None, None):
+        given = {name for name in ("asOf", "changesFrom", "changesTo") if name in self.options}
+        if "asOf" in given and len(given) > 1:
             raise SpecError(
                 "read with asOf and changesFrom or changesTo",
                 "that is what was there, and what changed",
                 "give one of them",
             )
-        if to is not None and after is None:
-            raise SpecError(f"read with changesTo={to}", "there is no changesFrom", "give it, or asOf instead")
-        with self._opened(epoch) as (store, manifest, plan, name):
+        if given == {"changesTo"}:
+            raise SpecError(
+                f"read with changesTo={self.options['changesTo']}",
+                "there is no changesFrom",
+                "give it, or asOf instead",
+            )
+        with self._opened(self._number("epoch")) as (store, manifest, plan, name):
+            kind = plan.time_type
+            as_of, after, to = (self._time(option, kind) for option in ("asOf", "changesFrom", "changesTo"))
             if name not in plan.outputs and name not in plan.inputs:
                 raise told_only(f"read {name!r} of {store.where}", name, plan.side_outputs()[name][0])
             as_of = to if after is not None else as_of
             for time in (time for time in (after, as_of) if time is not None):
-                asked = f"read {name!r} of {store.where} at {time}"
-                check_readable(asked, time, manifest.since, manifest.frontier, _HISTORY)
+                asked = f"read {name!r} of {store.where} at {shown(time, kind)}"
+                check_readable(asked, time, manifest.since, manifest.frontier, _HISTORY, kind)
             if after is not None and after > (last := max(manifest.last, manifest.since) if as_of is None else as_of):
-                raise TimeWentBack(f"changes from {after}", f"they end at {shown(last)}", "give an earlier time")
+                found = f"they end at {shown(last, kind)}"
+                raise TimeWentBack(f"changes from {shown(after, kind)}", found, "give an earlier time")
             version = Version.of(store, manifest, self._trust())
             columns = self._columns(plan.updates_schema(name), schema, name)
-            kind = Searcher if self._flag("pushdown") else BatchReader
-            return kind(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
+            reader = Searcher if self._flag("pushdown") else BatchReader
+            return reader(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make what follows a state's epochs.
@@ -288,6 +295,11 @@ class DdflowSource(DataSource):
         except ValueError:
             extra = ", 'earliest' or 'latest'" if name == "startingEpoch" else ""
             raise SpecError(f"the option {name}={text!r}", "that is no whole number", f"give one{extra}") from None
+
+    def _time(self, name: str, kind: pa.DataType) -> int | None:
+        """A time that an option gives.  ``kind``: the type of times."""
+        text = self.options.get(name)
+        return None if text is None else from_text(f"the option {name}={text!r}", text, kind)
 
     def _flag(self, name: str) -> bool:
         text = self.options.get(name, "false").strip().lower()

@@ -25,15 +25,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
 from ddflow.metrics import CallMetrics, SinkLag
 from ddflow.partitions.merged_receipts import ROWS
 from ddflow.partitions.receipt import Committed
+from ddflow.plan.rebuild import time_type
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
 from ddflow.terminal import counted, html_table, printable, text_table
-from ddflow.time import NEVER, shown
+from ddflow.time import INT64, NEVER, shown
 
 LINES: Final = 10
 """How many of them a table shows."""
@@ -47,7 +50,7 @@ class EpochStats(NamedTuple):
     """A batch that became an epoch.  ``batch``: its number to its query; None where none gave it.  ``rows``: that came,
     by input.  ``counts``: events by verdict.  ``pending``: events that wait.  ``updates``: by output, where not empty.
     ``nbytes``: of all files written.  ``figures``: microseconds and bytes.  ``replayed``: whether it was committed
-    before."""
+    before.  ``time_type``: of times, as text shows them."""
 
     batch: int | None
     epoch: int
@@ -59,9 +62,10 @@ class EpochStats(NamedTuple):
     nbytes: int
     figures: Mapping[str, int]
     replayed: bool
+    time_type: pa.DataType = INT64
 
     @classmethod
-    def of(cls, done: Committed, batch: int | None) -> EpochStats:
+    def of(cls, done: Committed, batch: int | None, time_type: pa.DataType) -> EpochStats:
         """Of an epoch that this process committed.  O(files)."""
         written = sum(blob.length for output in done.outputs.values() for blob in output.blobs)
         return cls(
@@ -75,10 +79,11 @@ class EpochStats(NamedTuple):
             done.figures.get("bytes", 0) + written,
             done.figures,
             done.replayed,
+            time_type,
         )
 
     @classmethod
-    def kept(cls, epoch: Epoch) -> EpochStats:
+    def kept(cls, epoch: Epoch, time_type: pa.DataType) -> EpochStats:
         """Of an epoch as a state keeps it: without the driver's own times.  O(files)."""
         each = []
         for call in epoch.calls:
@@ -86,7 +91,7 @@ class EpochStats(NamedTuple):
             done = Committed(
                 epoch.epoch, call.time, call.frontier, call.counts, rows, call.outputs, call.figures, False
             )
-            each.append(cls.of(done, epoch.batch))
+            each.append(cls.of(done, epoch.batch, time_type))
         return summed(each)
 
     @property
@@ -171,6 +176,7 @@ def summed(batches: Iterable[EpochStats]) -> EpochStats:
             total.nbytes + each.nbytes,
             _sum(total.figures, each.figures) | {"memory": most},
             each.replayed,
+            each.time_type,
         )
     return total
 
@@ -200,7 +206,10 @@ class QueryStats(tuple[EpochStats, ...]):
         """
         with opened_store(state, trust=trust) as store:
             manifest = newest(store)
-        batches = [] if manifest is None else [EpochStats.kept(epoch) for epoch in manifest.receipts]
+        if manifest is None:
+            return cls([], NOTHING, 0)
+        kind = time_type(manifest.plan, state)
+        batches = [EpochStats.kept(epoch, kind) for epoch in manifest.receipts]
         return cls(batches, summed(batches), len(batches))
 
     def __eq__(self, other: object) -> bool:
@@ -227,7 +236,7 @@ class QueryStats(tuple[EpochStats, ...]):
         return (
             f"{counted(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
             f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
-            f"frontier {shown(total.frontier)}"
+            f"frontier {shown(total.frontier, total.time_type)}"
         )
 
     def _below(self) -> list[str]:

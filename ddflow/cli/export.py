@@ -55,12 +55,13 @@ def export(
     from ddflow.cli.progress import watching
     from ddflow.connectors.files import open_output
     from ddflow.engine.snapshot import Snapshot
+    from ddflow.time import from_text
     from ddflow.tools.export import contents
 
     done: list[dict[str, Any]] = []
     with ExitStack() as stack:
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
-        at = None if as_of is None else time_of(as_of, snapshot.flow.time_type)
+        at = None if as_of is None else from_text(f"--as-of {as_of}", as_of, snapshot.flow.time_type)
         wanted = list(dict.fromkeys(names or snapshot.flow.outputs))
         read = {name: contents(snapshot, name, at) for name in wanted}
         paths = {name: _path(name, output, len(wanted)) for name in wanted}
@@ -99,21 +100,3 @@ def called(name: str) -> str:
     from ddflow.connectors.parquet.place import of
 
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else of(name)
-
-
-def time_of(text: str, kind: Any) -> int:
-    """A time as it is written: a number, or as the type of times is written.  Raises `NotReadable`."""
-    import pyarrow as pa
-
-    from ddflow.errors import NotReadable
-    from ddflow.time import of_day
-
-    if re.fullmatch(r"-?\d+", text.strip()):
-        return int(text)
-    try:
-        return int(pa.scalar(text).cast(kind).value)
-    except (pa.ArrowException, ValueError, AttributeError) as error:
-        day = of_day(text) if pa.types.is_integer(kind) else ""
-        raise NotReadable(
-            f"--as-of {text}", f"that is no {kind} ({error})", f"write a time that is kept{day}"
-        ) from None

@@ -151,7 +151,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
     )
     yield from _attached(found)
     head = ("epoch", "call", "at", "verdicts", "outputs", "digest")
-    yield "Epochs that can be given again", head, _receipts(found["receipts"])
+    yield "Epochs that can be given again", head, _receipts(found["receipts"], _time_type(found))
     yield (
         "Versions that are kept",
         ("manifest", "epoch", "age", "written", "why"),
@@ -173,15 +173,15 @@ def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     from ddflow.dataflow.budget import shown_size
     from ddflow.time import shown
 
-    since = next(
+    age = next(
         (f", {ago(v['age'])} ago" for v in found["versions"] if v["manifest"] == found["manifest"] and "age" in v), ""
     )
-    times = f"last {shown(found['last'])}, frontier {shown(found['frontier'])}, readable from {shown(found['since'])}"
+    last, frontier, since = (shown(found[name], _time_type(found)) for name in ("last", "frontier", "since"))
     about = [
         ("epoch", f"{found['epoch']}, in manifest {found['manifest']}"),
-        ("written", f"{found['written']}{since}"),
+        ("written", f"{found['written']}{age}"),
         ("by", f"{found['note']} (writer {found['writer']})"),
-        ("times", times),
+        ("times", f"last {last}, frontier {frontier}, readable from {since}"),
         ("files", f"{found['files']:,}, {shown_size(found['bytes'])}"),
         ("events", ", ".join(f"{name} {n:,}" for name, n in found["verdicts"].items() if n) or "none"),
     ]
@@ -190,6 +190,13 @@ def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     if (fed := found["fed"]) is not None:
         about.append(("fed by", f"query {fed['query'] or 'of unknown id'}, up to batch {fed['batch']}"))
     yield from about
+
+
+def _time_type(found: Mapping[str, Any]) -> Any:
+    """The type of times."""
+    from ddflow.columns.type_text import parse_type
+
+    return parse_type(found["time_type"])
 
 
 def _attached(found: Mapping[str, Any]) -> Iterator[Section]:
@@ -275,14 +282,14 @@ def _spec(spec: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={text(value)}" for name, value in spec.items())
 
 
-def _receipts(receipts: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
+def _receipts(receipts: Sequence[Mapping[str, Any]], kind: Any) -> Iterator[Sequence[Any]]:
     from ddflow.time import shown
 
     for receipt in reversed(receipts):
         for call in receipt["calls"]:
             verdicts = ", ".join(f"{name} {n:,}" for name, n in call["verdicts"].items() if n)
             outputs = ", ".join(f"{name} {each['rows']:,}" for name, each in call["outputs"].items())
-            at = "" if call["call"] == "push" else shown(call["time"])
+            at = "" if call["call"] == "push" else shown(call["time"], kind)
             yield receipt["epoch"], call["call"], at, verdicts, outputs or "nothing", call["digest"]
 
 

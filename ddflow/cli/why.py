@@ -75,16 +75,16 @@ def why(
 
     * `ddflow why state/shop by_city city=Bern --as-of 2`
     """
-    from ddflow.cli.export import time_of
     from ddflow.cli.log import FilesLog, input_of, key_of, log_of, values_of
     from ddflow.cli.reading import how
     from ddflow.engine.snapshot import Snapshot
+    from ddflow.time import from_text
 
     with ExitStack() as stack:
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
         inputs, outputs = _kept(snapshot.flow, key)
         name, values, files = parted(key, log or [], inputs, outputs)
-        time = None if as_of is None else time_of(as_of, snapshot.flow.time_type)
+        time = None if as_of is None else from_text(f"--as-of {as_of}", as_of, snapshot.flow.time_type)
         given = dict[str, FilesLog]()
         if name is None or name in inputs or files:
             bound = input_of(state, name if name in inputs else input, trust)

@@ -272,11 +272,11 @@ class Admission:
         """The stamps of the events where some are behind the frontier.  Raises `LateEvent` when that is an error."""
         rule = self.bound.spec.late
         if rule == "error":
-            rows = np.flatnonzero(late)
+            rows, kind = np.flatnonzero(late), self.bound.time_type
             raise LateEvent(
                 f"rows for {self.bound.name!r}",
-                f"{rows.size:,} events are behind the frontier {shown(frontier)}, "
-                f"first {counted(rows)}, at time {original[rows[0]]}",
+                f"{rows.size:,} events are behind the frontier {shown(frontier, kind)}, "
+                f"first {counted(rows)}, at time {shown(int(original[rows[0]]), kind)}",
                 "push them before advancing, or choose late='drop' or late='advance'; nothing was taken in",
             )
         if rule == "drop":

@@ -14,10 +14,11 @@ import itertools
 import threading
 from collections import deque
 
+import pyarrow as pa
 from sortedcontainers import SortedList
 
 from ddflow.errors import TimeWentBack
-from ddflow.time import CLOSED, shown
+from ddflow.time import CLOSED, INT64, shown
 
 
 class Hold:
@@ -99,10 +100,10 @@ class Holds:
             assert len({number for _, number in self._held}) == len(self._held)
 
 
-def went_back(to: int, at: int) -> TimeWentBack:
-    """The error for a reader that is to go to a time before its own."""
+def went_back(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:
+    """The error for a reader that is to go to a time before its own.  ``kind``: the type of times."""
     return TimeWentBack(
-        f"advance a reader to {shown(to)}",
-        f"it is already at {shown(at)}",
+        f"advance a reader to {shown(to, kind)}",
+        f"it is already at {shown(at, kind)}",
         "times may not go back; open another reader with at=",
     )

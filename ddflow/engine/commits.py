@@ -45,7 +45,7 @@ from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Call, Epoch, Manifest
 from ddflow.storage.sheets import Sheets
-from ddflow.time import NEVER, shown
+from ddflow.time import INT64, NEVER, shown
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Asked:
     """What else the call names, in words of its own; it counts in the digest."""
     began: float = field(default_factory=perf_counter, compare=False)
     """When, by the clock that measures how long calls take."""
+    time_type: pa.DataType = field(default=INT64, compare=False)
+    """That of times, as text shows them."""
 
     @property
     def words(self) -> str:
@@ -65,7 +67,7 @@ class Asked:
         return f"{self.kind} {self.further}" if self.further else self.kind
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "push" else f"{self.kind} at {shown(self.time)}"
+        return self.kind if self.kind == "push" else f"{self.kind} at {shown(self.time, self.time_type)}"
 
 
 class Commits:
@@ -197,7 +199,7 @@ class Commits:
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
             raise ReplayMismatch(
                 f"{asked}",
-                f"it was committed as {Asked(call.kind, call.time)} of rows with digest "
+                f"it was committed as {Asked(call.kind, call.time, time_type=asked.time_type)} of rows with digest "
                 f"{call.digest}, these have {digest or 'other columns'}",
                 "give the same rows again, or other rows as the next epoch, at a time above the last"
                 + ("; of several inputs at one time: replace({name: rows, ...}, time=...)" * (asked.kind == "replace")),

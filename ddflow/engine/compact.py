@@ -75,7 +75,8 @@ def _refuse(calls: Calls, forget: bool) -> None:
     dataflow = calls.dataflow
     least = dataflow.holds.least()
     if forget and least < dataflow.last:
-        raise SpecError("compact(forget=True)", f"a reader holds history from {shown(least)} on", "close the readers")
+        found = f"a reader holds history from {shown(least, dataflow.time_type)} on"
+        raise SpecError("compact(forget=True)", found, "close the readers")
     calls.settled("compact")
     if forget and calls.durable is not None:
         log = calls.durable.log

@@ -32,7 +32,7 @@ from ddflow.engine.watching import Watching
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
-from ddflow.time import CLOSED, advance, as_int64
+from ddflow.time import CLOSED, Time, advance, as_int64
 
 
 class Engine(Reading, Attaching, Watching, Closing):
@@ -148,13 +148,13 @@ class Engine(Reading, Attaching, Watching, Closing):
             step = dataflow.push(inflows, lateness_frontier(dataflow.admissions, inflows))
             return calls.done(asked, digest, step, inflows)
 
-    def advance_to(self, frontier: int, *, epoch: int | None = None) -> Step:
+    def advance_to(self, frontier: Time, *, epoch: int | None = None) -> Step:
         """Hold-back mode: close the times below ``frontier``.
 
         Parameters
         ----------
-        frontier : int
-            An int64 in the unit of the time column; `CLOSED` closes all times.
+        frontier : int, date, datetime or str
+            An int64 in the unit of the time column, or a day or moment as that has them; `CLOSED` closes all times.
         epoch : int, optional
             As in `step`.
 
@@ -177,11 +177,11 @@ class Engine(Reading, Attaching, Watching, Closing):
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.use("advance_to"):
             calls.check_mode("advance_to", holds_back=True)
-            to = as_int64(f"advance to {frontier!r}", frontier, CLOSED)
-            asked = Asked("advance_to", to)
+            to = as_int64(f"advance to {frontier!r}", frontier, CLOSED, dataflow.time_type)
+            asked = Asked("advance_to", to, time_type=dataflow.time_type)
             if (again := calls.replayed(asked, epoch, {})) is not None:
                 return again
-            advance(dataflow.frontier, to)
+            advance(dataflow.frontier, to, dataflow.time_type)
             digest = "" if self.durable is None else combined(asked.kind, to, {})
             return calls.done(asked, digest, dataflow.advance({}, to), {})
 

@@ -30,23 +30,25 @@ from ddflow.dataflow.graph import Graph
 from ddflow.errors import NotReadable, TimeWentBack
 from ddflow.operators.updates import concat, consolidated, negate
 from ddflow.plan.collection import Collection
-from ddflow.time import NEVER, shown
+from ddflow.time import INT64, NEVER, shown
 
 RETAIN: Final = "a larger retain=, or a reader opened in time, keeps more of them"
 
 
-def check_readable(asked: str, time: int, since: int, frontier: int, more: str = RETAIN) -> int:
+def check_readable(
+    asked: str, time: int, since: int, frontier: int, more: str = RETAIN, kind: pa.DataType = INT64
+) -> int:
     """The same time, when it can be read: ``since <= time < frontier``; before anything is closed, `NEVER`.
 
     ``asked``, ``more``: what wants to read and what keeps more times, for the message.  Raises `NotReadable`, which
-    says what since or the frontier is.  O(1).
+    says what since or the frontier is.  ``kind``: the type of times.  O(1).
     """
     if since <= time < max(frontier, NEVER + 1):
         return time
-    why = f"since is {shown(since)}" if time < since else f"the frontier is {shown(frontier)}"
+    why = f"since is {shown(since, kind)}" if time < since else f"the frontier is {shown(frontier, kind)}"
     raise NotReadable(
         asked,
-        f"{why}: it can be read from {shown(since)} up to, not including, {shown(frontier)}",
+        f"{why}: it can be read from {shown(since, kind)} up to, not including, {shown(frontier, kind)}",
         f"read at a closed time; {more}",
     )
 
@@ -59,8 +61,9 @@ def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
     when a multiplicity or a difference of two leaves int64.
     """
     if t2 < t1:
+        kind = graph.time_type
         raise TimeWentBack(
-            f"changes from {shown(t1)} to {shown(t2)}",
+            f"changes from {shown(t1, kind)} to {shown(t2, kind)}",
             "the second time is before the first",
             "give the earlier time first; negate the diffs to go back",
         )

@@ -74,6 +74,7 @@ class Looking(Explaining):
             verdicts=self.verdicts.counts,
             budget=self.dataflow.budget.memory,
             bytes_pending_mapped=sum(b.mapped for b in self.dataflow.batchers.values()),
+            time_type=self.dataflow.time_type,
         )
 
     def _repr_html_(self) -> str:

@@ -19,7 +19,6 @@ readers hold compaction back by a frontier each, and downgrade it themselves.)
 """
 
 import weakref
-from numbers import Integral
 from typing import Protocol
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back
 from ddflow.errors import NotReadable
 from ddflow.storage.closing import Closing
-from ddflow.time import shown
+from ddflow.time import CLOSED, Time, as_int64, as_shown, shown
 
 
 class Followed(Protocol):
@@ -36,13 +35,13 @@ class Followed(Protocol):
 
     dataflow: Dataflow
 
-    def read(self, name: str, as_of: int | None = None) -> pa.Table:
+    def read(self, name: str, as_of: Time | None = None) -> pa.Table:
         """A collection as of a time; raises `NotReadable`."""
 
-    def changes(self, name: str, t1: int, t2: int) -> pa.Table:
+    def changes(self, name: str, t1: Time, t2: Time) -> pa.Table:
         """The net changes of a collection from one time to another; raises `NotReadable`."""
 
-    def closed(self, asked: str, time: int | None) -> int:
+    def closed(self, asked: str, time: Time | None) -> int:
         """A time that can be read, checked, within a turn; by default the last closed one.  Raises `NotReadable`."""
 
 
@@ -84,12 +83,12 @@ class Reader(Closing):
         """The time at which it stands, an int64: `read` reads there, and `changes_to` begins there."""
         return self._hold.time
 
-    def read(self, as_of: int | None = None) -> pa.Table:
+    def read(self, as_of: Time | None = None) -> pa.Table:
         """The collection at the reader's own time, or at another.
 
         Parameters
         ----------
-        as_of : int, optional
+        as_of : int, date, datetime or str, optional
             A time that can be read.  By default the reader's own.
 
         Returns
@@ -109,12 +108,12 @@ class Reader(Closing):
         self._must_be_open("read")
         return self._engine.read(self.name, self.time if as_of is None else as_of)
 
-    def advance_to(self, time: int | None = None) -> None:
+    def advance_to(self, time: Time | None = None) -> None:
         """Go on to a closed time, and free the history before it.
 
         Parameters
         ----------
-        time : int, optional
+        time : int, date, datetime or str, optional
             By default the last closed time.
 
         Raises
@@ -132,7 +131,7 @@ class Reader(Closing):
         with self._engine.dataflow.guard.use("advance a reader"):
             self._engine.dataflow.holds.advance(self._hold, self._to("advance", time))
 
-    def changes_to(self, time: int | None = None) -> pa.Table:
+    def changes_to(self, time: Time | None = None) -> pa.Table:
         """The net changes from the reader's own time to a closed one; then the reader goes on to that one.
 
         Call it again and again to follow a collection: what it returns adds up, from ``read()`` on, to the collection.
@@ -140,7 +139,7 @@ class Reader(Closing):
 
         Parameters
         ----------
-        time : int, optional
+        time : int, date, datetime or str, optional
             By default the last closed time.
 
         Returns
@@ -164,18 +163,25 @@ class Reader(Closing):
         self._engine.dataflow.holds.advance(self._hold, to)
         return out
 
-    def _to(self, what: str, time: int | None) -> int:
-        if isinstance(time, Integral) and time < self.time:
-            raise went_back(int(time), self.time)
-        return self._engine.closed(f"{what} of a reader of {self.name!r} to {time!r}", time)
+    def _to(self, what: str, time: Time | None) -> int:
+        kind = self._engine.dataflow.time_type
+        asked = f"{what} of a reader of {self.name!r} to {as_shown(time, kind)}"
+        to = None if time is None else as_int64(asked, time, CLOSED, kind)
+        if to is not None and to < self.time:
+            raise went_back(to, self.time, kind)
+        return self._engine.closed(asked, to)
 
     def _must_be_open(self, what: str) -> None:
         if self.closed:
             raise NotReadable(
                 f"{what} of a reader of {self.name!r}",
-                "it was closed at time " + shown(self.time),
+                f"it was closed at time {self._shown}",
                 f"open another one: engine.reader({self.name!r})",
             )
 
+    @property
+    def _shown(self) -> str:
+        return shown(self.time, self._engine.dataflow.time_type)
+
     def __repr__(self) -> str:
-        return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {shown(self.time)})"
+        return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {self._shown})"

@@ -29,7 +29,7 @@ from ddflow.engine.why import why
 from ddflow.errors import NotReadable
 from ddflow.plan.collection import Collection
 from ddflow.plan.input import Input
-from ddflow.time import CLOSED, as_int64
+from ddflow.time import CLOSED, Time, as_int64, as_shown
 
 
 class Reading(Looking):
@@ -55,14 +55,14 @@ class Reading(Looking):
         """
         return self.dataflow.output_schema(name)
 
-    def read(self, name: str, as_of: int | None = None) -> pa.Table:
+    def read(self, name: str, as_of: Time | None = None) -> pa.Table:
         """Read an output or an input, as it is or as it was.
 
         Parameters
         ----------
         name : str
             The output or input.
-        as_of : int, optional
+        as_of : int, date, datetime or str, optional
             A closed time, not before `since`.  By default the last closed one.
 
         Returns
@@ -93,10 +93,10 @@ class Reading(Looking):
         with self.dataflow.guard.use("read"):
             node = self.node(name)
             if as_of is not None:
-                as_of = self.closed(f"read {name!r} as of {as_of!r}", as_of)
+                as_of = self.closed(f"read {name!r} as of {self._shown(as_of)}", as_of)
             return self.dataflow.graph.read(node, as_of)
 
-    def changes(self, name: str, t1: int, t2: int | None = None) -> pa.Table:
+    def changes(self, name: str, t1: Time, t2: Time | None = None) -> pa.Table:
         """The net differences of an output or an input from one time to another.
 
         Its contents as of ``t1``, plus these, are its contents as of ``t2``.
@@ -105,9 +105,9 @@ class Reading(Looking):
         ----------
         name : str
             The output or input.
-        t1 : int
+        t1 : int, date, datetime or str
             A closed time, not before `since`: the updates after it.
-        t2 : int, optional
+        t2 : int, date, datetime or str, optional
             Up to and with this closed time.  By default the last closed one.
 
         Returns
@@ -129,17 +129,18 @@ class Reading(Looking):
         O(n), for n rows of the inputs that it depends on.
         """
         with self.dataflow.guard.use("changes"):
-            node, asked = self.node(name), f"changes of {name!r} from {t1!r} to {'now' if t2 is None else repr(t2)}"
+            node, until = self.node(name), "now" if t2 is None else self._shown(t2)
+            asked = f"changes of {name!r} from {self._shown(t1)} to {until}"
             return changes(self.dataflow.graph, node, self.closed(asked, t1), self.closed(asked, t2))
 
-    def reader(self, name: str, at: int | None = None) -> Reader:
+    def reader(self, name: str, at: Time | None = None) -> Reader:
         """Make a reader of an output or an input.  While it lives, it keeps `since` at or before its time.
 
         Parameters
         ----------
         name : str
             The output or input.
-        at : int, optional
+        at : int, date, datetime or str, optional
             The reader's time, closed and not before `since`.  By default the last closed one.
 
         Returns
@@ -158,7 +159,7 @@ class Reading(Looking):
         """
         with self.dataflow.guard.use("reader"):
             self.node(name)
-            return Reader(self, name, self.closed(f"a reader of {name!r} at {at!r}", at))
+            return Reader(self, name, self.closed(f"a reader of {name!r} at {self._shown(at)}", at))
 
     def scd2(
         self, name: str, valid_from: str = "valid_from", valid_to: str = "valid_to", current: str = "current"
@@ -192,7 +193,7 @@ class Reading(Looking):
         with self.dataflow.guard.use("scd2"):
             return scd2(self.dataflow.graph, self.node(name), self.since, (valid_from, valid_to, current))
 
-    def why(self, name: str, key: Any, log: Any = None, as_of: int | None = None) -> Story | Origins:
+    def why(self, name: str, key: Any, log: Any = None, as_of: Time | None = None) -> Story | Origins:
         """Tell why a row is there: the story of an input's key, or the inputs' rows that make an output's row.
 
         Of a key: what it holds and held, what waits, and what became of its events in a log.  Of an output, the rows of
@@ -209,7 +210,7 @@ class Reading(Looking):
         log : table or iterable of tables, optional
             As for `ddflow.verify`.  Each part of an iterable is one epoch.  Of an output a mapping by input, or the log
             of its only input of upserts; the keys of the rows that are found are told, 100 of an input at most.
-        as_of : int, optional
+        as_of : int, date, datetime or str, optional
             Of an output: a closed time, not before `since`.  By default the last closed one.
 
         Returns
@@ -246,7 +247,8 @@ class Reading(Looking):
         """
         with self.dataflow.guard.use("why"):
             if name in self.flow.outputs and name not in self.flow.inputs:
-                return behind(self.dataflow, name, key, self.closed(f"why of {name!r} as of {as_of!r}", as_of), log)
+                time = self.closed(f"why of {name!r} as of {self._shown(as_of)}", as_of)
+                return behind(self.dataflow, name, key, time, log)
             if as_of is not None and name in self.flow.inputs:
                 found = "the story of a key tells of all times that are kept"
                 raise NotReadable(f"why {key!r} of the input {name!r}", found, "leave as_of= out, or name an output")
@@ -270,8 +272,12 @@ class Reading(Looking):
 
     def closed(self, asked: str, time: Any) -> int:
         """A time that can be read; by default the last closed one."""
-        time = max(self.last, self.since) if time is None else as_int64(asked, time, CLOSED)
-        return check_readable(asked, time, self.since, self.frontier)
+        kind = self.dataflow.time_type
+        time = max(self.last, self.since) if time is None else as_int64(asked, time, CLOSED, kind)
+        return check_readable(asked, time, self.since, self.frontier, kind=kind)
+
+    def _shown(self, time: Any) -> str:
+        return as_shown(time, self.dataflow.time_type)
 
 
 def told_only(asked: str, name: str, input: Input) -> NotReadable:

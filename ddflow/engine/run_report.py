@@ -131,7 +131,8 @@ class RunReport:
             lag = str(each.lag()) if failing is None else failing.found
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:
-            parts.append(f"frontier {shown(self.calls.dataflow.frontier)}, held by {holder[0]}")
+            dataflow = self.calls.dataflow
+            parts.append(f"frontier {shown(dataflow.frontier, dataflow.time_type)}, held by {holder[0]}")
         for name, outlet in self.outlets.each.items():
             failing = outlet.trying.failing
             parts.append(f"{name} has {outlet.at:,}" + ("" if failing is None else f" ({failing.found})"))

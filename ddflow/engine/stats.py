@@ -26,10 +26,12 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.terminal import counted, html_table, printable, text_table
-from ddflow.time import shown
+from ddflow.time import INT64, shown
 from ddflow.trace.arrangement import Arrangement
 
 
@@ -121,10 +123,12 @@ class Stats(Mapping[str, Any]):
         The budget in bytes; None without one.
     bytes_pending_mapped : int
         The bytes of pending events that are on disk.
+    time_type : pyarrow.DataType
+        Of times, as the table shows them.
 
     Notes
     -----
-    Its keys are those names but ``bytes_pending_mapped``, and these totals over all arrangements:
+    Its keys are those names but the last two, and these totals over all arrangements:
 
     ``keys``, ``tombstones``, ``batches``, ``versions``, ``bytes_resident``
         Sums; see `Arranged`.
@@ -140,7 +144,7 @@ class Stats(Mapping[str, Any]):
     O(arrangements).
     """
 
-    __slots__ = ("_figures",)
+    __slots__ = ("_figures", "_time_type")
 
     def __init__(
         self,
@@ -153,9 +157,11 @@ class Stats(Mapping[str, Any]):
         verdicts: Mapping[str, int],
         budget: int | None,
         bytes_pending_mapped: int = 0,
+        time_type: pa.DataType = INT64,
     ) -> None:
         total = Arranged(*map(sum, zip(*arrangements.values(), strict=True))) if arrangements else Arranged(*[0] * 11)
         state = total.bytes_resident + total.bytes_mapped
+        self._time_type = time_type
         self._figures: Mapping[str, Any] = MappingProxyType(
             {
                 "frontier": frontier,
@@ -227,8 +233,8 @@ class Stats(Mapping[str, Any]):
             used = (self["bytes_resident"] + self["bytes_pending"]) / self["budget"]
             room = f"budget {shown_size(self['budget'])}, {used:.1%} used".replace("%", " %")
         verdicts = f"verdicts: {Verdicts.of(self['verdicts'])}"
-        frontiers = f"frontier {shown(self['frontier'])}, since {shown(self['since'])}"
-        return [frontiers, ", ".join(state), f"{waiting}; {room}", verdicts]
+        frontier, since = (shown(self[name], self._time_type) for name in ("frontier", "since"))
+        return [f"frontier {frontier}, since {since}", ", ".join(state), f"{waiting}; {room}", verdicts]
 
 
 def _figure(name: str, number: int) -> str:

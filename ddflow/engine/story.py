@@ -19,9 +19,9 @@ from ddflow.columns.rows import shown_row
 from ddflow.connectors.formats.base import BAD
 from ddflow.connectors.formats.positions import POSITION, ROW
 from ddflow.engine.fed_by import FedBy
-from ddflow.operators.updates import ints, time_column
 from ddflow.terminal import as_text, counted, html_text
 from ddflow.time import NEVER
+from ddflow.time import shown as time_shown
 
 HELD: Final = ("deleted", "held")
 """What a version is called in a story, by whether it is live."""
@@ -192,7 +192,7 @@ class Origins:
     def __str__(self) -> str:
         when = "before the first step"
         if self.as_of != NEVER:
-            when = f"as of {shown_row(pa.table({TIME: time_column(ints(self.as_of), self.time_type)}), 0)[TIME]}"
+            when = f"as of {time_shown(self.as_of, self.time_type)}"
         if not self.shown.num_rows:
             return "\n".join([f"no row of {self.output!r} has these values {when}", *self._nearly()])
         lines = [f"{_rows(self.shown)} of {self.output!r} {when}", *_listed(self.shown)]

@@ -71,7 +71,7 @@ class Watch:
             return f"<div>{escape(self._live.name)}: no time is closed yet</div>"
         check_readable("watch", dataflow.last, dataflow.since, dataflow.frontier)
         look = self._live.look(dataflow.graph.read(self._node, None))
-        return html(self._live.name, look, f"at {shown(dataflow.last)}")
+        return html(self._live.name, look, f"at {shown(dataflow.last, dataflow.time_type)}")
 
 
 def html(name: str, look: LiveLook, when: str) -> str:

@@ -34,8 +34,9 @@ from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SpecError, 
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.upserts_all import list_all
 from ddflow.operators.held_rows import STEP, Candidates, HeldChange, HeldRows
-from ddflow.operators.updates import Updates, few, ints, overflow, time_column
+from ddflow.operators.updates import Updates, few, ints, overflow
 from ddflow.operators.upserts_schema import Conflicts, UpsertsSchema, bound
+from ddflow.time import shown as time_shown
 
 UPDATES = "updates"
 """The input, as messages call it."""
@@ -213,14 +214,10 @@ class ToUpserts:
         """Raise `TimeWentBack` if a time is not above those of the step before."""
         if updates.times.size and self.last is not None and updates.times[0] <= self.last:
             raise TimeWentBack(
-                f"a step with updates at {self._time(int(updates.times[0]), kind)}",
-                f"the step before went up to {self._time(self.last, kind)}",
+                f"a step with updates at {time_shown(int(updates.times[0]), kind)}",
+                f"the step before went up to {time_shown(self.last, kind)}",
                 "give all updates of a time in one step, and steps in order",
             )
-
-    def _time(self, time: int, kind: pa.DataType) -> Any:
-        """A time for a message."""
-        return shown_row(pa.table({TIME: time_column(np.array([time]), kind)}), 0)[TIME]
 
     def _ranked(self, found: Candidates, pool: RowPool) -> Candidates:
         """The same with each key's candidates in ascending order of their rows.
@@ -325,7 +322,7 @@ class ToUpserts:
         """The error for the first update that cannot be."""
         updates = pool.rows[STEP]
         assert updates is not None
-        time = self._time(int(times[ranks[row]]), self.schema.time_type)
+        time = time_shown(int(times[ranks[row]]), self.schema.time_type)
         asked = f"upserts by {list(self.key)} at time {time}"
         if why == kernels.OVERFLOW:
             return overflow(updates.table, row)

@@ -44,6 +44,7 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Store
+from ddflow.time import as_shown
 from ddflow.trace.joined import misplaced
 
 KEYS: Final = 1000
@@ -147,13 +148,14 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
     Raises `NotReadable`, `SpecError`.
     """
     node, graph = reading.node(name), reading.dataflow.graph
-    time = reading.closed(f"read {name!r} as of {as_of!r}", as_of)
+    kind = reading.flow.time_type
+    time = reading.closed(f"read {name!r} as of {as_shown(as_of, kind)}", as_of)
     if after is None:
         return graph.output(node, time, as_of)
-    if DIFF not in node.updates_schema(reading.flow.time_type).names:
+    if DIFF not in node.updates_schema(kind).names:
         raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
-    table = changes(graph, node, reading.closed(f"changes of {name!r} after {after!r}", after), time)
-    return stamped(table, time, node.updates_schema(reading.flow.time_type))
+    table = changes(graph, node, reading.closed(f"changes of {name!r} after {as_shown(after, kind)}", after), time)
+    return stamped(table, time, node.updates_schema(kind))
 
 
 def stamped(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:

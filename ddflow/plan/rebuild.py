@@ -98,6 +98,11 @@ def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
     return out
 
 
+def time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
+    """The type of times.  As `inputs`."""
+    return next((bound.time_type for bound in bounds(description, where).values()), pa.int64())
+
+
 def _schema(record: Record, name: str, beside: list[Any]) -> pa.Schema:
     """A schema in Arrow's bytes, beside which its columns stand in words."""
     text = record.text(name)

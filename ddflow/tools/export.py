@@ -33,6 +33,7 @@ from ddflow.engine.snapshot import Snapshot
 from ddflow.operators.base import once_each
 from ddflow.operators.updates import Updates, consolidated
 from ddflow.plan.collection import Collection
+from ddflow.time import as_shown
 
 
 def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -43,7 +44,7 @@ def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[p
     """
     node = snapshot.node(name)
     if as_of is not None:
-        as_of = snapshot.closed(f"export {name!r} as of {as_of!r}", as_of)
+        as_of = snapshot.closed(f"export {name!r} as of {as_shown(as_of, snapshot.flow.time_type)}", as_of)
     if node.unique:
         return node.schema, (
             piece.rows.select(node.schema.names) for piece in ranges(snapshot.dataflow.graph, node, as_of)

@@ -30,7 +30,7 @@ from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.engine.snapshot import found
 from ddflow.errors import DdflowError
 from ddflow.plan.codec import columns, shown
-from ddflow.plan.rebuild import inputs
+from ddflow.plan.rebuild import inputs, time_type
 from ddflow.plan.record import Record
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import Attached
@@ -55,14 +55,14 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
     -------
     dict
         Plain values that ``json.dumps`` takes: ``state``, ``id``, ``manifest`` (its number), ``epoch``, ``written``
-        (ISO), ``note``, ``writer``, ``frontier``, ``last``, ``since``; ``inputs`` and ``counts``: keys, tombstones,
-        versions, runs, merges, files, bytes of each, and what an input's plan and pending events are, and how it was
-        ``fed``: the last runs of calls alike, and how many of each kind there were before them; ``verdicts``;
-        ``outputs``: as text; ``folder``: of output files, and what is whose in it; ``receipts``: of the last epochs;
-        ``versions``: the manifests that are kept; ``files``, ``bytes``; ``partitions``, ``stages``: how many, and
-        ``sources``, ``sinks``: what is attached, with positions, by input the columns of a source that are
-        ``left_out`` and those that runs have ``added``, the last epochs acknowledged, and how many epochs and
-        bytes wait for each sink;
+        (ISO), ``note``, ``writer``, ``frontier``, ``last``, ``since``, numbers in the unit of ``time_type``;
+        ``inputs`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and what an input's
+        plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of each kind
+        there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose in
+        it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
+        ``partitions``, ``stages``: how many, and ``sources``, ``sinks``: what is attached, with positions, by input the
+        columns of a source that are ``left_out`` and those that runs have ``added``, the last epochs acknowledged, and
+        how many epochs and bytes wait for each sink;
         ``parts``: of each stage and partition the keys, pending events, files and bytes; ``fed``: by which query in
         batches, and the last of them.
 
@@ -84,6 +84,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "frontier": manifest.frontier,
             "last": manifest.last,
             "since": manifest.since,
+            "time_type": str(time_type(manifest.plan, store.where)),
             "inputs": _plans(manifest, store.where),
             "operators": {},
             "verdicts": {},
@@ -108,9 +109,8 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
             out["parts"].append(within | _fill(out, stored.of, manifest, store.where))
             named |= files
-        out["files"], out["bytes"] = len(named), sum(named.values())
-        out["versions"] = [_version(store, number) for number in reversed(store.numbers())]
-        return out
+        versions = [_version(store, number) for number in reversed(store.numbers())]
+        return out | {"files": len(named), "bytes": sum(named.values()), "versions": versions}
 
 
 def _source(of: Attached, name: str, manifest: Manifest) -> dict[str, Any]:

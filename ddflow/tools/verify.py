@@ -323,8 +323,9 @@ class _Comparison:
         if spec.noop_ignore:
             notes.append(f"the columns {list(spec.noop_ignore)} do not count as changes, and are not compared")
         if spec.holds_back and out.later + out.pending:
+            frontier = shown(self.snapshot.frontier, self.bound.time_type)
             notes.append(
-                f"events at or after the frontier {shown(self.snapshot.frontier)} are not in the collection "
+                f"events at or after the frontier {frontier} are not in the collection "
                 f"yet: the log has {out.later:,}, {out.pending:,} are pending"
             )
         if spec.expiry is not None:

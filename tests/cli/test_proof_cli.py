@@ -154,7 +154,46 @@ def test_times_that_are_no_numbers_are_written_as_their_type_is(
     )
     absent, now = run("why", "state", "ns", "n=1").splitlines(), "1970-01-02 03:46:39.999000"
     assert absent[:2] == [f"no row of 'ns' has these values as of {now}", "0 rows of input 'v' have them"]
-    assert "write a time that is kept" in run("why", "state", "ns", "n=1", "--as-of", "noon", code=1)
+    assert "no time of type timestamp[ms]; give a time like 1970-01-01 00:00:00" in run(
+        "why", "state", "ns", "n=1", "--as-of", "noon", code=1
+    )
+
+
+def test_times_that_are_days_are_shown_and_understood_as_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for n, rows in enumerate(("1,Bern\n2,Chur", "1,Thun"), 1):
+        lines = "".join(f"{row},2024-01-0{n}\n" for row in rows.split())
+        Path(f"{n}.csv").write_text(f"id,city,day\n{lines}")
+    words = ["--key", "id", "--time", "day", "--state", "s", "--retain", "1", "-o", "all.jsonl"]
+    run("diff", "1.csv", "2.csv", *words)
+    assert [json.loads(line)["_time"] for line in Path("all.jsonl").read_text().splitlines()] == [
+        "2024-01-01",
+        "2024-01-01",
+        "2024-01-02",
+        "2024-01-02",
+    ]
+    said = run("inspect", "s")
+    assert "last 2024-01-02, frontier 2024-01-03, readable from 2024-01-01" in said
+    assert "advance_to  2024-01-03" in said and "1972" not in said
+    found = as_json("inspect", "s")
+    assert (found["last"], found["frontier"], found["time_type"]) == (19724, 19725, "date32[day]")
+    assert run("why", "s", "output", "city=Thun").startswith("1 row of 'output' as of 2024-01-02\n")
+    assert run("why", "s", "output", "city=Bern", "--as-of", "2024-01-01").startswith(
+        "1 row of 'output' as of 2024-01-01"
+    )
+    assert "from 2024-01-02:" in run("why", "s", "id=1")
+    assert as_json("export", "s", "-o", "then.csv", "--as-of", "2024-01-01")["as_of"] == 19723
+    assert Path("then.csv").read_text().count("Bern") == 1
+    gone = run("export", "s", "-o", "gone.csv", "--as-of", "2023-12-31", code=1)
+    assert (
+        "as of 2023-12-31: since is 2024-01-01: it can be read from 2024-01-01 up to, not including, 2024-01-03" in gone
+    )
+    assert "that is no time of type date32[day]; give a time like 1970-01-01" in run(
+        "export", "s", "-o", "gone.csv", "--as-of", "soon", code=1
+    )
+    Path("3.csv").write_text("id,city,day\n3,Bern,2024-01-01\n")
+    late = "1 events are behind the frontier 2024-01-03, first row 2, at time 2024-01-01;"
+    assert late in run("diff", "3.csv", *words, "--overwrite", code=1)
 
 
 def test_why_names_the_rows_of_the_inputs_that_make_a_row_of_an_output(state: str) -> None:

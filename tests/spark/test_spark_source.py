@@ -32,6 +32,7 @@ from ddflow.errors import (
     SnapshotExpired,
     SpecError,
     StateRefused,
+    TimeWentBack,
 )
 from ddflow.partitions.reading import contents
 from ddflow.storage.local import LocalStore
@@ -39,6 +40,7 @@ from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import rollback
 from spark_bridge.following import Follower
 from spark_bridge.source import DdflowSource
+from spark_bridge.stats import QueryStats
 from spark_bridge.types import carried, carried_schema, spark_schema
 
 __all__ = ["moto"]
@@ -161,6 +163,32 @@ def test_a_batch_is_what_a_read_gives(state: str) -> None:
     hands.close()
 
 
+def test_times_that_are_days_are_given_and_shown_as_days(state: str) -> None:
+    flow = dd.Flow()
+    visits = flow.upserts("visits", {"id": int, "city": str, "day": date}, dd.Upsert("id", time="day"))
+    flow.output("by_city", visits.count("city"))
+    with flow.open(state, retain=1) as engine:
+        for n in (1, 2, 3):
+            engine.push({"id": [n], "city": ["Bern"], "day": [date(2024, 1, n)]})
+            engine.advance_to(date(2024, 1, n + 1))
+    then = {"city": ["Bern"], "count": [2], "_time": [date(2024, 1, 2)], "_diff": [1]}
+    assert batch(path=state, asOf="2024-01-02").to_pydict() == batch(path=state, asOf=19724).to_pydict() == then
+    came = batch(path=state, changesFrom="2024-01-02", changesTo="2024-01-03")
+    assert sorted(came.column("count").to_pylist()) == [2, 3]
+    for wanted, error, message in (
+        ({"asOf": "2024-01-01"}, NotReadable, "at 2024-01-01: since is 2024-01-02: .*not including, 2024-01-04"),
+        ({"asOf": "soon"}, SchemaMismatch, "asOf='soon'.*no time of type date32.*like 1970-01-01"),
+        (
+            {"changesFrom": "2024-01-03", "changesTo": "2024-01-02"},
+            TimeWentBack,
+            "from 2024-01-03: they end at 2024-01-02",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            batch(path=state, **wanted)
+    assert "frontier 2024-01-04" in str(QueryStats.read(state))
+
+
 def test_columns_are_chosen_by_a_schema(state: str) -> None:
     hands = hands_of(state, 2)
     hands.epoch({"orders": orders_of(50)})
@@ -183,7 +211,7 @@ def test_columns_are_chosen_by_a_schema(state: str) -> None:
         ({"output": "orders.marked"}, NotReadable, "."),
         ({"output": "paid", "asof": 0}, NotReadable, "since is 2"),
         ({"output": "paid", "asof": 3}, NotReadable, "the frontier is 3.*mode 'changelog'"),
-        ({"output": "paid", "asof": "soon"}, SpecError, "asOf='soon'.*no whole number"),
+        ({"output": "paid", "asof": "soon"}, SchemaMismatch, "asOf='soon'.*no int64 time"),
         ({"output": "paid", "asof": 2, "changesfrom": 2}, SpecError, "give one of them"),
         ({"output": "paid", "changesto": 2}, SpecError, "there is no changesFrom"),
         ({"output": "paid", "changesfrom": 0}, NotReadable, "since is 2"),
