@@ -169,12 +169,27 @@ def _declared(
 
 
 def _asked(flow: "dd.Flow", query: str, diff: bool) -> "tuple[Answer, Sequence[OrderColumn]]":
-    """The query's collection, and how its rows are ordered."""
+    """The query's collection, which can be read but with ``--diff``, and how its rows are ordered."""
     from ddflow.operators.row_order import ordered_by
     from ddflow.plan.sql import Answer, answered
 
     answer = Answer(flow.sql(query), [], []) if diff else answered(flow, query)
+    if not diff and not _held(answer.of):
+        answer = answer._replace(of=answer.of.arrange([]))
     return answer, ordered_by(answer.by, answer.of.schema, "ORDER BY")
+
+
+def _held(of: Any) -> bool:
+    """Whether all rows that a collection is made of are held somewhere: appended ones are not.  O(nodes)."""
+    ahead, seen = [of], set[Any]()
+    while ahead:
+        each = ahead.pop()
+        if each not in seen and not each.keeps:
+            if not each.inputs:
+                return False
+            seen.add(each)
+            ahead += each.inputs
+    return True
 
 
 def _left_out(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":

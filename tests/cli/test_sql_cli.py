@@ -148,6 +148,25 @@ def test_rows_that_tie_stand_by_the_select_list_and_are_repeated() -> None:
     assert Path("out.csv").read_text().split() == ['"s"', '"a"', '"b"', '"b"', '"c"']
 
 
+def test_rows_that_are_appended_are_an_answer_as_they_are() -> None:
+    Path("log.csv").write_text("s,n,times\nb,1,2\na,1,1\nc,0,1\na,3,-1\nd,3,1\na,3,1\n")
+    table = "log=log.csv:diff=times"
+    assert sql("select s from log order by n desc, s", table, "-o", "-").stdout.split() == [
+        f'{{"s":"{each}"}}' for each in "dabbc"
+    ]
+    assert len(rows(sql("select * from log where n < 2", table))) == 4
+    assert rows(sql("select l.s, o.id from log l, orders o where l.n = o.n - 2", table, *TABLE)) == [
+        {"id": 1, "s": "a"},
+        {"id": 1, "s": "b"},
+        {"id": 1, "s": "b"},
+    ]
+    both = "select s from log union all select city from orders order by s"
+    assert [each["s"] for each in map(json.loads, sql(both, table, *TABLE).stdout.splitlines())] == [
+        *["Bern", "Chur"],
+        *"abbcd",
+    ]
+
+
 @pytest.mark.parametrize(
     ("query", "words", "message"),
     [
