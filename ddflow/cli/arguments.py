@@ -110,6 +110,26 @@ Encoding = Annotated[
         "--encoding", metavar="NAME", rich_help_panel=FILES, help="Of text files: latin-1, cp1252, utf-16, ..."
     ),
 ]
+Decimal = Annotated[
+    str,
+    typer.Option(
+        "--decimal",
+        metavar="CHARACTER",
+        rich_help_panel=FILES,
+        help="What stands before the fraction of a number of CSV: . or a comma.",
+    ),
+]
+Dates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dates",
+        metavar="FORM",
+        show_default=False,
+        rich_help_panel=FILES,
+        help="How dates and timestamps of text are written: '%d.%m.%Y', '%m/%d/%Y %H:%M', iso. Without: as ISO 8601 "
+        "says. May be repeated; a value is in the first that it looks like.",
+    ),
+]
 Types = Annotated[
     list[str] | None,
     typer.Option(

@@ -113,9 +113,11 @@ def how(
     delimiter: str | None = None,
     null: Sequence[str] | None = None,
     encoding: str = "utf-8",
+    decimal: str = ".",
+    dates: Sequence[str] | None = None,
 ) -> FileOptions:
     """How the files of a command line are written.  Raises `SpecError`."""
-    dialect = Dialect(delimiter, tuple(null or ()), encoding)
+    dialect = Dialect(delimiter, tuple(null or ()), encoding, decimal, tuple(dates or ()))
     return FileOptions(dialect=dialect, kind=_kind(format))
 
 
@@ -142,7 +144,7 @@ def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
         return f"ddflow {f'migrate {state} NEW LOG... --whole' if moves else f'evolve {state}'} {typed(types)}"
 
     return replace(
-        how(ask.format, ask.delimiter, ask.null, ask.encoding),
+        how(ask.format, ask.delimiter, ask.null, ask.encoding, ask.decimal, ask.dates),
         strict=ask.strict_columns,
         empty=ask.whole and ask.allow_empty,
         skip=skipped.note if skipped.allowed else None,

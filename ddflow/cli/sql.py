@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from ddflow.cli.arguments import BadOutput, Delimiter, Encoding, Format, Null, OnBad, Output, Types
+from ddflow.cli.arguments import BadOutput, Dates, Decimal, Delimiter, Encoding, Format, Null, OnBad, Output, Types
 from ddflow.cli.say import say
 from ddflow.terminal import counted
 
@@ -79,6 +79,8 @@ def sql(
     delimiter: Delimiter = None,
     null: Null = None,
     encoding: Encoding = "utf-8",
+    decimal: Decimal = ".",
+    dates: Dates = None,
     as_json: Annotated[bool, typer.Option("--json", help="With -o: what was done as one JSON object.")] = False,
 ) -> None:
     """Ask a query of files of upserts: joins, groups, subqueries, tops.
@@ -110,7 +112,7 @@ def sql(
     for name, parts in _grouped(tables).items():
         told = _options(name, parts)
         full |= {name} if FULL in told else set()
-        paths, options = [each.file for each in parts], how(format, delimiter, null, encoding)
+        paths, options = [each.file for each in parts], how(format, delimiter, null, encoding, decimal, dates)
         given[name] = _declared(flow, name, paths, told, types or (), options, (format, on_bad))
     answer, order = _asked(flow, query, diff)
     rows = flow.output(OUT, answer.of)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ddflow.cli import REFUSED
-from ddflow.cli.arguments import Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
+from ddflow.cli.arguments import Dates, Decimal, Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
 from ddflow.cli.say import say
 
 Log = Annotated[
@@ -37,6 +37,8 @@ def verify(
     delimiter: Delimiter = None,
     null: Null = None,
     encoding: Encoding = "utf-8",
+    decimal: Decimal = ".",
+    dates: Dates = None,
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="What the fold may take; it goes to temporary files beyond.")
     ] = "1GB",
@@ -71,7 +73,7 @@ def verify(
 
     bound = input_of(state, input, trust)
     with (
-        closing(log_of(log, bound, how(format, delimiter, null, encoding))) as given,
+        closing(log_of(log, bound, how(format, delimiter, null, encoding, decimal, dates))) as given,
         watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick,
     ):
         found = compared(state, {bound.name: streamed(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]

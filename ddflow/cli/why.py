@@ -20,7 +20,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import AsOf, Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
+from ddflow.cli.arguments import (
+    AsOf,
+    Dates,
+    Decimal,
+    Delimiter,
+    Encoding,
+    Format,
+    Full,
+    Input,
+    Null,
+    Scope,
+    State,
+    Trust,
+)
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
@@ -55,6 +68,8 @@ def why(
     delimiter: Delimiter = None,
     null: Null = None,
     encoding: Encoding = "utf-8",
+    decimal: Decimal = ".",
+    dates: Dates = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="The story as one JSON object.")] = False,
 ) -> None:
@@ -89,7 +104,9 @@ def why(
         if name is None or name in inputs or files:
             bound = input_of(state, name if name in inputs else input, trust)
             if files:
-                source = stack.enter_context(closing(log_of(files, bound, how(format, delimiter, null, encoding))))
+                source = stack.enter_context(
+                    closing(log_of(files, bound, how(format, delimiter, null, encoding, decimal, dates)))
+                )
                 given[bound.name] = FilesLog(source, full, scope)
         told: Story | Origins
         if name is None or name in inputs:

@@ -25,8 +25,9 @@ _PAIR: Final = re.compile(rf"({_TEXT}): ({_TEXT})")
 _TYPES: Final = rf"\{{(?:{_TEXT}): (?:{_TEXT})(?:, (?:{_TEXT}): (?:{_TEXT}))*\}}"
 _EVOLVE: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), (?:({_TYPES})|\{{({_TEXT}): ({_TYPES})\}})\)")
 _DROP: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), drop_outputs=\[((?:{_TEXT})(?:, (?:{_TEXT}))*)\]\)")
-_WRITTEN: Final = re.compile(rf"dd\.TextPath\((?:{_TEXT}), (delimiter=(?:{_TEXT}))\)")
 _DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
+_OPTION: Final = re.compile(rf"(\w+)=((?:{_TEXT})|\[[^\[\]]*\])")
+_WRITTEN: Final = re.compile(rf"dd\.TextPath\((?:{_TEXT})((?:, {_OPTION.pattern})+)\)")
 _VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
 OTHERWISE: Final = {"group": "groups"}
 """Options that are called otherwise in Python."""
@@ -46,8 +47,8 @@ def in_shell(text: str, options: Mapping[str, str]) -> str:
     """A text of the library.  ``options``: as the shell calls them, by their names in Python.  O(text)."""
     text = _DROP.sub(_dropping, _EVOLVE.sub(_evolving, text))
     text = _CALLED.sub(lambda found: f"ddflow {found[1]}" if found[1] else found[0], text)
-    if "delimiter" in options:
-        text = _WRITTEN.sub(r"\1", text)
+    if {"delimiter", "from"} & options.keys():
+        text = _WRITTEN.sub(lambda found: _writing(found[1], options), text)
     if "types" in options:
         text = _DECLARED.sub(lambda found: found[1] + typed(_pairs(found[2])), text)
     if not options:
@@ -72,6 +73,14 @@ def typed(types: Mapping[str, str]) -> str:
     "--types 'total=decimal(12,2),city=string'"
     """
     return f"--types {shlex.quote(','.join(f'{name}={kind}' for name, kind in types.items()))}"
+
+
+def _writing(given: str, options: Mapping[str, str]) -> str:
+    """What to type to say how text is written: options, or of a source the end of its address."""
+    said = [(name, each[1:-1]) for name, value in _OPTION.findall(given) for each in re.findall(_TEXT, value)]
+    if "delimiter" in options:
+        return " ".join(f"{options[name]} {shlex.quote(value)}" for name, value in said)
+    return f"{options['from']} {shlex.quote(''.join(['INPUT=files:PATTERN', *(f':{n}={v}' for n, v in said)]))}"
 
 
 def _evolving(found: re.Match[str]) -> str:

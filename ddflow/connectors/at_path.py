@@ -32,18 +32,22 @@ def is_path(given: Any) -> bool:
 
 def at_path(given: Any, error: DdflowError) -> DdflowError:
     """The error of the rows ``given``, a path, which it names.  O(1), and looking at a file."""
-    from ddflow.connectors.files import FilePosition, open_files  # its readers take time to load
-    from ddflow.connectors.files.places import STDIN
+    from ddflow.connectors.files import FileOptions, FilePosition, open_files  # its readers take time to load
+    from ddflow.connectors.files.places import STDIN, listed
+    from ddflow.connectors.files.text_path import dialect_of
 
     path, found = os.fspath(given), error.found
     files = [path]
     if path == STDIN:  # which cannot be looked at again
         return error
-    with suppress(DdflowError, OSError), closing(open_files([path])) as source:
-        files = source.files
-        if len(files) == 1:
-            position = FilePosition(files[0])
-            found = COUNTED.sub(lambda row: source.row(position, int(row[1])), found)
-    if any(each in error.asked or each in error.found for each in (path, *files)):
+    with suppress(DdflowError, OSError):
+        files = [each.name for each in listed([path])]
+    if len(files) == 1 and COUNTED.search(found):
+        with (
+            suppress(DdflowError, OSError),
+            closing(open_files([path], how=FileOptions(dialect=dialect_of(given)))) as of,
+        ):
+            found = COUNTED.sub(lambda row: of.row(FilePosition(files[0]), int(row[1])), found)
+    if any(each in error.asked or each in error.found for each in files):
         return error
-    return type(error)(f"{path}: {error.asked}", found, error.remedy)
+    return type(error)(f"{files[0] if len(files) == 1 else path}: {error.asked}", found, error.remedy)

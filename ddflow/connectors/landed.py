@@ -71,6 +71,9 @@ class LandedFiles(Source):
         if self.tables is not None and not self.lines:
             found = "tables= is of messages, and these are files of rows"
             raise SpecError("dd.sources.files", found, "give lines=True, or a source for each input")
+        if self.lines and self.dialect != PLAIN:
+            found = "lines=True is of messages in UTF-8, which no dd.TextPath says more of"
+            raise SpecError("dd.sources.files", found, "give the pattern alone, or leave out lines=True")
         if self.full and self.lines:
             remedy = "leave one of them out"
             raise SpecError("dd.sources.files", "lines=True is of messages, which are no full contents", remedy)

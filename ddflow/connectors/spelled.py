@@ -13,11 +13,13 @@ Traceback (most recent call last):
 ddflow.errors.SpecError: oracle:shop: there is no such kind; write KIND:WHERE with one of sqlite, ...
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from ddflow.connectors import sinks, sources
 from ddflow.connectors.attached import Mode, Source, TableSink
+from ddflow.connectors.files.text_path import WRITING, TextPath
 from ddflow.errors import SpecError
 
 SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
@@ -38,6 +40,9 @@ SINKS: Final[dict[str, Callable[..., TableSink]]] = {
     "parquet": lambda where, name, **mode: sinks.parquet(where, **mode),
 }
 
+_OPTION: Final = re.compile(r":(?=full(?:$|:)|[a-z_]+=)")
+"""Where an option of files begins: a form of dates and a delimiter may have a colon, too."""
+
 
 def spelled_source(text: str, name: str, *, follow: bool, lines: bool) -> Source:
     """A source for the input ``name``.  Raises `SpecError`."""
@@ -54,19 +59,28 @@ def spelled_sink(text: str, name: str, mode: Mode | None) -> TableSink:
 def _cut(text: str, known: dict[str, Any]) -> tuple[str, str]:
     kind, colon, where = text.partition(":")
     kind = "postgres" if kind == "postgresql" else kind  # libpq takes both
-    if kind not in known or not colon or not where or where == ":full":
+    if kind not in known or not colon or not where or where.startswith(":"):
         shown = text.rpartition("@")[2]  # no credentials
         raise SpecError(shown, "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
     return kind, where
 
 
 def _files(where: str) -> dict[str, Any]:
-    """What `sources.files` takes: a pattern, and ``:full`` where each file is full contents.
+    """What `sources.files` takes: a pattern, ``:full`` where each file is full contents, and how text is written.
 
     >>> _files("landing/*.csv:full")
     {'pattern': 'landing/*.csv', 'full': True}
+    >>> _files("beds.csv:delimiter=;:dates=%d.%m.%Y:dates=%d.%m.%Y %H:%M")["pattern"].dates
+    ['%d.%m.%Y', '%d.%m.%Y %H:%M']
     """
-    return {"pattern": where.removesuffix(":full"), "full": where.endswith(":full")}
+    pattern, *options = _OPTION.split(where)
+    given: dict[str, Any] = {}
+    for name, equals, value in (each.partition("=") for each in options if each != "full"):
+        if not equals or name not in WRITING:
+            remedy = f"write :full, or {', '.join(f':{each}=' for each in WRITING)}"
+            raise SpecError(f"files:{where}", f"there is no option :{name}", remedy)
+        given[name] = [*given.get(name, ()), value] if name in ("null", "dates") else value
+    return {"pattern": TextPath(pattern, **given) if given else pattern, "full": "full" in options}
 
 
 def _messages(where: str, name: str) -> dict[str, Any]:

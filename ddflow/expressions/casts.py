@@ -92,6 +92,7 @@ def as_text(node: Node) -> Node:
 
 
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
+_POINT: Final = "for a decimal comma give decimal=',' where the file is read, or cast replace(x, ',', '.')"
 
 
 def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
@@ -101,7 +102,7 @@ def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
             value = array.filter(pc.and_(array.is_valid(), result.is_null()))[0]
             shown = cut(repr(value.as_py()) if source == STRING else str(value), 100)
             comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
-            hint = "; for a decimal comma cast replace(x, ',', '.')" if comma else ""
+            hint = f"; {_POINT}" if comma else ""
             raise pa.ArrowInvalid(f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}{hint}")
         return result
 

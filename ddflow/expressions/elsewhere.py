@@ -60,7 +60,7 @@ _BY_NAME: Final = {name: made for names, made in _INSTEAD.items() for name in na
 
 
 _FORMATTED: Final = (
-    "it reads 2024-02-29; for 29.02.2024 write "
+    "it reads 2024-02-29; for 29.02.2024 give dates='%d.%m.%Y' where the file is read, or write "
     "{}(concat(substr(text, 7, 4), '-', substr(text, 4, 2), '-', substr(text, 1, 2)))"
 )
 

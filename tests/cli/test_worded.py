@@ -11,7 +11,9 @@ import ddflow as dd
 from ddflow.cli.worded import in_shell
 from ddflow.errors import BadMessage, SchemaMismatch
 
-OPTIONS = {"null_key": "--null-key", "track": "--track", "time": "--time", "scalar": "--scalar", "types": "--types"}
+OPTIONS = {"null_key": "--null-key", "track": "--track", "time": "--time", "scalar": "--scalar", "types": "--types"} | {
+    name: f"--{name}" for name in ("delimiter", "decimal", "dates")
+}
 BAD = '{"payload": {"op": "c", "after": {"id": 1}}}\n\nno JSON\n'
 
 
@@ -34,11 +36,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("keys {'a': 'x'}", "keys {'a': 'x'}"),
         ("by dd.evolve(STATE, {'a': 'int64'})", "by ddflow evolve STATE --types a=int64"),
         ("dd.evolve('my s', {'in': {'a': 'int64'}})", "ddflow evolve 'my s' --input in --types a=int64"),
+        ("give dd.TextPath('my a.csv', delimiter=';')", "give --delimiter ';'"),
+        (
+            "dd.TextPath('a.csv', decimal=',', dates=['%d.%m.%Y', '%d.%m.%Y %H:%M'])",
+            "--decimal , --dates %d.%m.%Y --dates '%d.%m.%Y %H:%M'",
+        ),
         ("dd.evolve('my s', drop_outputs=['a', 'b c'])", "ddflow evolve 'my s' --drop-output a --drop-output 'b c'"),
     ],
 )
 def test_words_of_python_become_those_of_the_shell(python: str, shell: str) -> None:
     assert in_shell(python, OPTIONS) == shell
+
+
+def test_how_text_is_written_is_said_in_the_address_of_a_source() -> None:
+    said = in_shell("give dd.TextPath('a.csv', delimiter=';', null=['NA', '-'])", {"from": "--from"})
+    assert said == "give --from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-'"
 
 
 def test_the_same_mistake_is_worded_for_who_made_it() -> None:

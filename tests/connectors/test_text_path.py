@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,70 @@ def test_each_door_reads_it(tmp_path: Path) -> None:
     assert dd.compare(right, file, key="id").num_rows == 0
     with pytest.raises(UnreadableInput, match=r"dd\.TextPath\(.*delimiter=';'\)"):
         dd.compare(right, path, key="id")
+
+
+def test_each_door_reads_other_forms_of_numbers_and_dates(tmp_path: Path) -> None:
+    made = dd.Flow()
+    columns = {"id": int, "price": float, "day": "date", "at": "timestamp"}
+    made.output("rows", made.upserts("rows", columns, dd.Upsert(key="id")))
+    path = tmp_path / "beds.csv"
+    path.write_text("id;price;day;at\n7;12,50;3.1.2024;03.01.2024 14:05\n")
+    file = dd.TextPath(path, delimiter=";", decimal=",", dates=["%d.%m.%Y", "%d.%m.%Y %H:%M"])
+    at = datetime(2024, 1, 3, 14, 5)
+    right = [{"id": 7, "price": 12.5, "day": at.date(), "at": at}]
+    for door in ("step", "replace", "run"):
+        with made.open() as engine:
+            if door == "run":
+                engine.run({"rows": dd.sources.files(file)})
+            else:
+                getattr(engine, door)(file)
+            assert engine.read("rows").drop_columns(["_diff"]).to_pylist() == right, door
+    assert dd.compare(right, file, key="id").num_rows == 0
+
+
+def test_lines_of_messages_are_not_written_otherwise() -> None:
+    with pytest.raises(SpecError, match="lines=True is of messages"):
+        dd.sources.files(dd.TextPath("in/*.jsonl", encoding="cp1252"), lines=True)
+
+
+BAD = {
+    "a value": "id,n\n1,5\n2,x\n",
+    "a delimiter": "id;n\n1;5,5\n",
+    "a quote": 'id,n\n1,"5\n',
+    "a key": "no,n\n1,5\n",
+    "a null": "id,n\n,5\n",
+}
+
+
+@pytest.mark.parametrize("given", ["./a.csv", "*.csv", "in//../a.csv", "in", "in/*.csv", "in/", "./in/a.csv"])
+@pytest.mark.parametrize(
+    ("door", "wrong"),
+    [(door, each) for door in ("step", "replace") for each in BAD]
+    + [("run", each) for each in list(BAD)[:3]]
+    + [("compare", each) for each in ("a delimiter", "a quote")],
+)
+def test_an_error_names_the_file_once(
+    given: str, door: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: errors of ``./a.csv`` began with ``./a.csv: a.csv, row 3``, and those of a pattern likewise;
+    those of the folder ``in`` named none where they had such letters in ``missing``.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    for path in ("a.csv", "in/a.csv"):
+        (tmp_path / path).write_text(BAD[wrong])
+    made = dd.Flow()
+    made.output("rows", made.upserts("rows", {"id": int, "n": int}, dd.Upsert(key="id")))
+    doors: dict[str, Callable[[dd.Engine], object]] = {
+        "step": lambda engine: engine.step(given),
+        "replace": lambda engine: engine.replace("rows", given),
+        "run": lambda engine: engine.run({"rows": dd.sources.files(given)}),
+        "compare": lambda engine: dd.compare({"id": [1], "n": [5]}, given, key="id"),
+    }
+    with made.open() as engine, pytest.raises(dd.DdflowError) as caught:
+        doors[door](engine)
+    named = f"{caught.value.asked}: {caught.value.found}"
+    assert named.count("csv") == 1, named
 
 
 def test_what_is_no_way_to_write_text_is_refused() -> None:

@@ -172,5 +172,8 @@ def test_what_spark_has_and_is_not_there_says_what_to_write_instead() -> None:
     remedy = refusal("to_date(text, 'dd.MM.yyyy')", batch).remedy
     written = remedy.partition("write ")[2]
     assert str(compile(written, batch.schema)(batch)[0]) == "2024-02-29"
-    assert "for a decimal comma cast replace(x, ',', '.')" in failure("cast(price as double)", batch).found
+    assert (
+        "for a decimal comma give decimal=',' where the file is read, or cast replace(x, ',', '.')"
+        in failure("cast(price as double)", batch).found
+    )
     assert compile("cast(replace(price, ',', '.') as double)", batch.schema)(batch).to_pylist() == [135.11]

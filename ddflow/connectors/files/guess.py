@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.connectors.files.forms import USUAL, Forms
 from ddflow.connectors.files.spelling import fits
 
 SAMPLE: Final = 2 << 20
@@ -52,22 +53,26 @@ def guess(heads: Iterable[Possible]) -> pa.DataType | None:
     return next((kind for kind in LADDER if kind in left), None) or settled(next(iter(left)))
 
 
-def possible(texts: pa.Array, kinds: Sequence[pa.DataType] = LADDER, shortest: bool = False) -> Possible:
+def possible(
+    texts: pa.Array, kinds: Sequence[pa.DataType] = LADDER, shortest: bool = False, forms: Forms = USUAL
+) -> Possible:
     """Of some types those that all texts of a column could be; null counts for nothing.  O(n).
 
-    ``shortest``: as for `values`.
+    ``shortest``, ``forms``: as for `values`.
     """
     present = texts.drop_null()
     if not len(present):
         return ANY
     few = present.slice(0, 1)
     found = [
-        kind for kind in kinds if kind not in _FRACTIONS and fits(few, kind, shortest) and fits(present, kind, shortest)
+        kind
+        for kind in kinds
+        if kind not in _FRACTIONS and fits(few, kind, shortest, forms) and fits(present, kind, shortest, forms)
     ]
-    return frozenset([*found, *(_scales(present) if kinds is LADDER else ())])
+    return frozenset([*found, *(_scales(forms.usual(present, pa.float64())) if kinds is LADDER else ())])
 
 
-def fitting(kind: pa.DataType, text: str) -> pa.DataType:
+def fitting(kind: pa.DataType, text: str, forms: Forms = USUAL) -> pa.DataType:
     """The type to declare for a column that was taken for a ``kind``, and then has a text that is none.
 
     It holds both what was found and what came before: text does always.
@@ -82,7 +87,7 @@ def fitting(kind: pa.DataType, text: str) -> pa.DataType:
         wider = tuple(pa.decimal128(DIGITS, scale) for scale in range(kind.scale, DIGITS - kind.precision + kind.scale))
     elif pat.is_date(kind):
         wider = MOMENTS
-    return next((each for each in wider if fits(pa.array([text]), each)), pa.string())
+    return next((each for each in wider if fits(pa.array([text]), each, forms=forms)), pa.string())
 
 
 def _scales(texts: pa.Array) -> Sequence[pa.DataType]:

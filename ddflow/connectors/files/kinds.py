@@ -16,6 +16,7 @@ import codecs
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
+from ddflow.connectors.files.forms import Forms
 from ddflow.errors import SpecError, UnreadableInput
 
 
@@ -58,11 +59,18 @@ _USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
 
 class Dialect(NamedTuple):
     """How text files are written: what stands between values (None: as the kind says), what means null beside the
-    empty field, and the encoding."""
+    empty field, the encoding, and the forms of numbers and of dates, as `Forms` has them."""
 
     delimiter: str | None = None
     nulls: tuple[str, ...] = ()
     encoding: str = "utf-8"
+    decimal: str = "."
+    dates: tuple[str, ...] = ()
+
+    @property
+    def forms(self) -> Forms:
+        """Those of its values."""
+        return Forms(self.decimal, self.dates)
 
     def checked(self) -> "Dialect":
         """The same, with ``\\t`` and ``tab`` as a tab.  Raises `SpecError` for what no reader takes."""
@@ -74,6 +82,7 @@ class Dialect(NamedTuple):
         except LookupError:
             found, remedy = "there is no such encoding", "give one that Python knows: latin-1, cp1252, utf-16"
             raise SpecError(f"the encoding {self.encoding!r}", found, remedy) from None
+        self.forms.checked()
         return self._replace(delimiter=delimiter)
 
 

@@ -30,7 +30,7 @@ import pyarrow.csv as csv
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
-from ddflow.connectors.files.reading import ENCODING, File, check_width, described, reading
+from ddflow.connectors.files.reading import File, check_width, described, encoded, reading
 from ddflow.connectors.files.text_path import delimited
 from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
@@ -73,7 +73,10 @@ class CsvFile(TextFile):
         with self._opened(own, head=names is None) as (reader, end):
             last = None
             for batch in reader:
-                columns = {name: TextColumn(column) for name, column in zip(own, batch.columns, strict=True)}
+                columns = {
+                    name: TextColumn(column, forms=self.dialect.forms)
+                    for name, column in zip(own, batch.columns, strict=True)
+                }
                 if len(own) == 1:
                     self._check_conflicts(batch.column(0), row)
                 yield Block(columns, lambda n, before=row: _row(before + n + 2))  # type: ignore[misc]
@@ -111,7 +114,7 @@ class CsvFile(TextFile):
         where, shape, value = self.place.name, _SHAPE.fullmatch(message), _VALUE.fullmatch(message)
         if value is not None and "UTF8" in value["what"]:
             place = f"{where}, {_row(value['row'])}, column {names[int(value['column'])]!r}"
-            return UnreadableInput(place, f"it is not {self.dialect.encoding.upper()}", ENCODING)
+            return UnreadableInput(place, f"it is not {self.dialect.encoding.upper()}", encoded(self.place))
         if shape is not None:
             if CONFLICT.search(shape["what"]):
                 return _conflict(f"{where}, {_row(shape['row'])}" if shape["row"] else where)
@@ -122,7 +125,7 @@ class CsvFile(TextFile):
             header = self.bytes(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
             between = next((each for each in ";\t|" if each in header and self._between not in header), None)
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
-                remedy = delimited(where, between)
+                remedy = delimited(where, self.dialect, between)
             return UnreadableInput(where, said + shape["what"], remedy)
         if "straddl" in message:
             message = f"a row is longer than {SAMPLE:,} bytes; is a quote not closed?"
@@ -195,7 +198,7 @@ def lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
     """The error of a file without a column that it must have: perhaps its columns were not told apart."""
     if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
         found = f"the header is one column, {next(iter(there))!r}"
-        return SchemaMismatch(reader.place.name, found, delimited(reader.place.name, between))
+        return SchemaMismatch(reader.place.name, found, delimited(reader.place.name, reader.dialect, between))
     found, remedy = f"the column {column!r} is missing, which every file must have", did_you_mean(column, there)
     if isinstance(reader, CsvFile) and any(re.fullmatch(r"-?\d[\d.]*", name) for name in there):
         found += "; its first row is read as the names of its columns"

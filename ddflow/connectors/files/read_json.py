@@ -36,7 +36,7 @@ from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import ARRAY
 from ddflow.connectors.files.read_csv import CONFLICT
 from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
-from ddflow.connectors.files.reading import ENCODING, check_width, reading
+from ddflow.connectors.files.reading import check_width, encoded, reading
 from ddflow.connectors.files.structure import DEPTH, ArrayElements, depths
 from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
@@ -118,7 +118,9 @@ class JsonFile(TextFile):
             except RecursionError:
                 return self.unreadable(number, _DEEP)
             except UnicodeDecodeError as error:
-                return self.unreadable(number, f"it is not {error.encoding.upper()} ({error.reason})", ENCODING)
+                return self.unreadable(
+                    number, f"it is not {error.encoding.upper()} ({error.reason})", encoded(self.place)
+                )
             except msgspec.ValidationError:
                 return self.unreadable(number, f"it is a {type(json.loads(one)).__name__}, not an object")
             except msgspec.DecodeError as error:
@@ -221,7 +223,10 @@ class _Lines:
         null, quoted, nested = first == ord("n"), first == ord('"'), (first == ord("[")) | (first == ord("{"))
         self._check(texts, data, nested)
         texts = pc.if_else(pa.array(null), None, _unquoted(texts, quoted))
-        return TextColumn(texts, pa.array(quoted, mask=null | nested), pa.array(nested) if nested.any() else None)
+        among = pa.array(nested) if nested.any() else None
+        # A number of JSON has a point.
+        forms = self._file.dialect.forms._replace(decimal=".")
+        return TextColumn(texts, pa.array(quoted, mask=null | nested), among, forms)
 
     def _check(self, texts: pa.Array, data: bytes, nested: Any) -> None:
         """Raise for what is not UTF-8, or nested too deep."""
@@ -233,7 +238,7 @@ class _Lines:
                     one.decode()
                 except UnicodeDecodeError as error:
                     found = f"it is not UTF-8 ({error.reason})"
-                    raise self._file.unreadable(self._number(row), found, ENCODING) from None
+                    raise self._file.unreadable(self._number(row), found, encoded(self._file.place)) from None
             raise
         if nested.any():
             depth, _ = depths(data)

@@ -14,13 +14,12 @@ text here, parsed by Arrow as one type.  Under a text type every scalar is its t
 """
 
 import io
-import re
 from abc import abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,26 +28,28 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
 from ddflow.columns.type_text import as_declared, spelled_type
+from ddflow.connectors.files.forms import USUAL, Forms
 from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
 from ddflow.connectors.files.kinds import Dialect
 from ddflow.connectors.files.places import Place
 from ddflow.connectors.files.reading import File, brief, reading
 from ddflow.connectors.files.spelling import Misspelled, converted, fits, values
+from ddflow.connectors.files.text_path import reformed
 from ddflow.connectors.files.wire import is_listed, restored, wire
 from ddflow.errors import SchemaMismatch
-
-_COMMA: Final = re.compile(r"[+-]?\d+,\d+")
+from ddflow.expressions.types import is_number
 
 UNQUOTED = (pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_duration)
 
 
 class TextColumn(NamedTuple):
     """The values of a column, as texts; null is null.  ``quoted``, ``nested``: of JSON, which are in quotes, and which
-    are lists or objects; None elsewhere, and where none is."""
+    are lists or objects; None elsewhere, and where none is.  ``forms``: of its numbers and dates."""
 
     texts: pa.Array
     quoted: pa.Array | None = None
     nested: pa.Array | None = None
+    forms: Forms = USUAL
 
     def possible(self) -> Possible:
         """The types that it could be; those of lists and objects are inferred by Arrow.  O(n)."""
@@ -56,9 +57,9 @@ class TextColumn(NamedTuple):
             whole = pc.all(pc.or_kleene(self.nested, pc.is_null(self.texts))).as_py()
             return frozenset([settled(_parsed(self.texts, None).type, null=pa.null())]) if whole else frozenset()
         if self.quoted is None or self.texts.null_count == len(self.texts):
-            return possible(self.texts)
+            return possible(self.texts, forms=self.forms)
         if pc.all(self.quoted).as_py():
-            return possible(self.texts, (*MOMENTS, pa.string()))
+            return possible(self.texts, (*MOMENTS, pa.string()), forms=self.forms)
         return frozenset([pa.string()]) if pc.any(self.quoted).as_py() else possible(self.texts, LADDER, shortest=True)
 
     def typed(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
@@ -71,12 +72,12 @@ class TextColumn(NamedTuple):
         if structured:
             return self._structured(kind)
         if is_text(kind) or convert:
-            return converted(self.texts, kind)
+            return converted(self.texts, kind, self.forms)
         if self.quoted is not None and not pat.is_decimal(kind):
             unquoted = any(is_one(kind) for is_one in UNQUOTED)
             if (row := pc.index(self.quoted, unquoted).as_py()) >= 0:
                 raise Misspelled(row)
-        return values(self.texts, kind, shortest=self.quoted is not None)
+        return values(self.texts, kind, self.quoted is not None, self.forms)
 
     def _structured(self, kind: pa.DataType) -> pa.Array:
         """O(n), also where a row is refused: the first such one is found by halves."""
@@ -188,18 +189,21 @@ class TextFile(File):
 
     def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, str]:
         """What is wrong with a value that is none of its column's type, and what to type."""
-        text, shown = str(column.texts[row]), column.shown(row)
+        text, shown, dialect = str(column.texts[row]), column.shown(row), self.dialect
+        form = None
+        if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):
+            form = reformed(self.place.name, dialect, text, kind)
+        give = f"give {form}, " if form else ""
         if declared:
-            other, hint = "string", ""
-            if pat.is_timestamp(kind) and fits(pa.array([text]), pa.timestamp("us", "UTC")):
-                other = "timestamptz"
-            elif _COMMA.fullmatch(text):
-                hint = f" (for a decimal comma, a filter or projection casts replace({name}, ',', '.'))"
-            return f"{shown} is no {kind}", f"mend it, or declare another type: {as_declared(name, other)}{hint}"
-        fit = fitting(kind, text)
-        remedy = f"mend it, or declare the type that fits: {self._declare.get(name, str)({name: spelled_type(fit)})}"
+            zoned = pat.is_timestamp(kind) and fits(pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.forms)
+            other = as_declared(name, "timestamptz" if zoned else "string")
+            return f"{shown} is no {kind}", f"{give}mend it, or declare another type: {other}"
+        fit = fitting(kind, text, column.forms)
+        remedy = (
+            f"{give}mend it, or declare the type that fits: {self._declare.get(name, str)({name: spelled_type(fit)})}"
+        )
         if self._converts:
             with suppress(Misspelled):
-                converted(column.texts.slice(row, 1), kind)
+                converted(column.texts.slice(row, 1), kind, column.forms)
                 remedy += f"; declaring {as_declared(name, spelled_type(kind))} converts it"
         return f"{shown} is not how a value of type {kind} is written", remedy

@@ -26,8 +26,6 @@ from ddflow.connectors.files.places import Place
 from ddflow.errors import DdflowError, UnreadableInput
 
 Types = Mapping[str, pa.DataType]
-ENCODING = "name its encoding (--encoding latin-1, cp1252, utf-16), or write it in UTF-8"
-"""What to do about text that is not as it was said to be."""
 ROWS = 1 << 16
 """At most so many rows in a batch, where the format leaves the choice to its reader."""
 
@@ -77,9 +75,16 @@ def reading(place: Place) -> Iterator[None]:
     except FileNotFoundError:
         raise UnreadableInput(place.name, "there is no such file", "check the name and where you are") from None
     except UnicodeDecodeError as error:
-        raise UnreadableInput(place.name, f"it is not {error.encoding.upper()} ({error.reason})", ENCODING) from None
+        raise UnreadableInput(
+            place.name, f"it is not {error.encoding.upper()} ({error.reason})", encoded(place)
+        ) from None
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise UnreadableInput(place.name, described(error), f"is it a whole {place.kind.name} file?") from None
+
+
+def encoded(place: Place) -> str:
+    """What to do about text that is not as it was said to be."""
+    return f"name its encoding (dd.TextPath({place.name!r}, encoding='cp1252')), or write it in UTF-8"
 
 
 def described(error: BaseException) -> str:

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
+from ddflow.connectors.files.forms import USUAL, Forms
 from ddflow.connectors.files.wire import restored
 
 EXACT: Final = 15
@@ -47,11 +48,12 @@ class Misspelled(Exception):
         self.row = row
 
 
-def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False) -> pa.Array:
+def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Forms = USUAL) -> pa.Array:
     """The values of a type that texts spell; null is null.  Raises `Misspelled` for a text that spells none.  O(n).
 
     ``shortest``: a double of more digits may have the shortest text that is its own, as programs write it.
     """
+    texts = forms.usual(texts, kind)
     if pat.is_boolean(kind):
         _check(pc.is_in(texts, value_set=_BOOLEAN))
     elif (spelled := _pattern(kind)) is not None:
@@ -69,18 +71,18 @@ def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False) -> pa.Arr
     return found
 
 
-def converted(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def converted(texts: pa.Array, kind: pa.DataType, forms: Forms = USUAL) -> pa.Array:
     """The values of a type that somebody declared: what Arrow can convert, without spaces around.  O(n).
 
     Raises `Misspelled` for a text of which it can make no value.
     """
-    return _cast(texts if is_text(kind) else pc.utf8_trim_whitespace(texts), kind)
+    return _cast(texts if is_text(kind) else forms.usual(pc.utf8_trim_whitespace(texts), kind), kind)
 
 
 def _pattern(kind: pa.DataType) -> str | None:
     """The regular expression that every value of a type matches, where it does not suffice that Arrow casts it.
 
-    Of dates and timestamps Arrow takes one form only: ISO 8601, without spaces around.
+    Of dates and timestamps Arrow takes one form only: ISO 8601, without spaces around. `Forms` makes others of it.
     """
     if pat.is_floating(kind):
         return _NUMBER
@@ -99,10 +101,10 @@ def _check(good: pa.BooleanArray) -> None:
         raise Misspelled(row)
 
 
-def fits(texts: pa.Array, kind: pa.DataType, shortest: bool = False) -> bool:
+def fits(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Forms = USUAL) -> bool:
     """Whether all texts spell values of a type, as in `values`.  O(n)."""
     try:
-        values(texts, kind, shortest)
+        values(texts, kind, shortest, forms)
     except Misspelled:
         return False
     return True

@@ -1,7 +1,8 @@
 """A path with how its text is written: ``dd.TextPath``.
 
 Invariant: it is a path wherever a path is taken, so nothing but the reader of files asks for what it says besides. It
-opens nothing. A path without it is read as CSV is by default: commas (tabs in ``.tsv``), UTF-8, the empty field null.
+opens nothing. A path without it is read as CSV is by default: commas (tabs in ``.tsv``), UTF-8, the empty field null,
+points in numbers, ISO's dates.
 
 >>> import os
 >>> os.fspath(TextPath("days/1.csv", delimiter=";")), dialect_of(TextPath("days/1.csv", null=["n/a"])).nulls
@@ -13,9 +14,17 @@ True
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.connectors.files.forms import COMMA, likely
 from ddflow.connectors.files.kinds import PLAIN, Dialect
+from ddflow.connectors.files.spelling import fits
+
+WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates")
+"""What a `TextPath` says, by the names of its fields."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +41,35 @@ class TextPath(os.PathLike[str]):
         What means null in CSV, beside the empty field.
     encoding : str
         As Python calls it.  A file that begins with the mark of UTF-8 is UTF-8.
+    decimal : str
+        What stands before the fraction of a number of CSV: ``"."`` or ``","``.  With ``","`` a point is in no number.
+    dates : str or sequence of str
+        The forms of dates and timestamps, as of Python's ``strptime``, in CSV and in the texts of JSON: ``"%d.%m.%Y"``,
+        ``"%d/%m/%Y %H:%M"``.  Of several a value is in the first that it looks like.  By default ISO 8601, which beside
+        others is ``"iso"``.  Forms without a time are of dates, and in a timestamp column of midnight; those with one
+        are of timestamps alone, and with ``%z`` of those with a zone.
 
     Raises
     ------
     SpecError
-        For a delimiter that is none, and for an encoding that Python does not know.
+        For a delimiter that is none, for an encoding that Python does not know, for a ``decimal`` that is neither a
+        point nor a comma, and for a form of dates that lacks its day, month or year, or has what is not known:
+        ``%d %m %Y %y %b %B %H %I %p %M %S %f %z %%`` are.
 
     Examples
     --------
     >>> import ddflow as dd
     >>> TextPath("days/1.csv", delimiter=";", null="n/a").delimiter
     ';'
+    >>> beds = TextPath("beds.csv", delimiter=";", decimal=",", dates=["%d.%m.%Y", "%d.%m.%Y %H:%M"])
     """
 
     path: str | os.PathLike[str]
     delimiter: str | None = None
     null: str | Sequence[str] = ()
     encoding: str = "utf-8"
+    decimal: str = "."
+    dates: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         dialect_of(self)
@@ -61,14 +82,46 @@ def dialect_of(given: Any) -> Dialect:
     """How the text of a path is written.  Raises `SpecError`."""
     if not isinstance(given, TextPath):
         return PLAIN
-    nulls = (given.null,) if isinstance(given.null, str) else tuple(given.null)
-    return Dialect(given.delimiter, nulls, given.encoding).checked()
+    nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
+    return Dialect(given.delimiter, nulls, given.encoding, given.decimal, dates).checked()
 
 
-def delimited(path: str, between: str) -> str:
+def delimited(path: str, dialect: Dialect, between: str) -> str:
     """What to do about a file whose values another character separates, for the remedy of an error.
 
-    >>> delimited("days/1.csv", ";")
+    >>> delimited("days/1.csv", PLAIN, ";")
     "is the delimiter ';'? give dd.TextPath('days/1.csv', delimiter=';')"
     """
-    return f"is the delimiter {between!r}? give dd.TextPath({path!r}, delimiter={between!r})"
+    return f"is the delimiter {between!r}? give {written(path, dialect._replace(delimiter=between))}"
+
+
+def written(path: str, dialect: Dialect) -> str:
+    """A file with how its text is written, as a call.
+
+    >>> written("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso")))
+    "dd.TextPath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
+    """
+    said = [repr(path)]
+    for name, value, usual in zip(WRITING, dialect, PLAIN, strict=True):
+        if value != usual:
+            several = list(value) if isinstance(value, tuple) and len(value) > 1 else None
+            said.append(f"{name}={several or (value[0] if isinstance(value, tuple) else value)!r}")
+    return f"dd.TextPath({', '.join(said)})"
+
+
+def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> str | None:
+    """The calls by which a text would be a value of a type, where it is one in another form.
+
+    >>> reformed("1.csv", PLAIN, "12,50", pa.float64()), reformed("1.csv", PLAIN, "3.1.2024", pa.date32())
+    ("dd.TextPath('1.csv', decimal=',')", "dd.TextPath('1.csv', dates='%d.%m.%Y')")
+    """
+    return " or ".join(written(path, each) for each in others(dialect, [text], kind)) or None
+
+
+def others(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
+    """How text is written too, if some texts are values of a type in another form than those said.  O(texts)."""
+    comma = dialect.decimal == "." and any(map(COMMA.fullmatch, texts))
+    found = [dialect._replace(decimal=",")] if comma else []
+    if pat.is_date(kind) or pat.is_timestamp(kind):
+        found = [dialect._replace(dates=(*dialect.dates, form)) for form in likely(texts)]
+    return [each for each in found if fits(pa.array(texts), kind, forms=each.forms)]

@@ -1,0 +1,220 @@
+"""Forms of numbers and dates that are not the usual ones: what each means, and what is in none of them."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow.connectors.files import FileOptions, FilesSource, open_files
+from ddflow.connectors.files.forms import Forms
+from ddflow.connectors.files.kinds import Dialect
+from ddflow.connectors.files.spelling import fits, values
+from ddflow.errors import SchemaMismatch, SpecError
+
+AT = datetime.datetime(2024, 1, 3, 14, 5)
+GERMAN = Dialect(";", decimal=",", dates=("%d.%m.%Y", "%d.%m.%Y %H:%M"))
+
+
+def source(path: Path, text: str, dialect: Dialect, **types: Any) -> FilesSource:
+    path.write_text(text, encoding="utf-8")
+    return open_files([path], types, how=FileOptions(dialect=dialect))
+
+
+def rows(given: FilesSource) -> list[dict[str, Any]]:
+    return [row for batch, _ in given.batches() for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "meant"),
+    [
+        ("%d.%m.%Y", "03.01.2024", "2024-01-03"),
+        ("%d.%m.%Y", "3.1.2024", "2024-01-03"),
+        ("%m/%d/%Y %I:%M:%S %p", "1/3/2024 2:05:00 PM", "2024-01-03 14:05:00"),
+        ("%m/%d/%Y %I:%M %p", "1/3/2024 12:05 am", "2024-01-03 00:05:00"),
+        ("%m/%d/%Y %I:%M %p", "1/3/2024 12:05 pm", "2024-01-03 12:05:00"),
+        ("%d-%b-%y", "03-JAN-24", "2024-01-03"),
+        ("%d %B %Y", "3 September 1999", "1999-09-03"),
+        ("%y%m%d", "690103", "1969-01-03"),
+        ("%y%m%d", "680103", "2068-01-03"),
+        ("%Y%m%dT%H%M%S", "20240103T140500", "2024-01-03 14:05:00"),
+        ("%d.%m.%Y %H:%M:%S,%f", "03.01.2024 14:05:00,123456789", "2024-01-03 14:05:00.123456789"),
+        ("%d/%m/%Y %H:%M%z", "03/01/2024 14:05+0130", "2024-01-03 14:05:00+0130"),
+        ("%d/%m/%Y %H:%M %z", "03/01/2024 14:05 Z", "2024-01-03 14:05:00Z"),
+        ("%d/%m/%Y %H Uhr", "03/01/2024 14 Uhr", "2024-01-03 14:00:00"),
+        ("%%%d.%m.%Y (x)", "%03.01.2024 (x)", "2024-01-03"),
+        ("iso", "2024-01-03T14:05", "2024-01-03T14:05"),
+        # In none: the empty text, which no moment takes.
+        ("%d.%m.%Y", "03.01.24", ""),
+        ("%d.%m.%Y", " 03.01.2024", ""),
+        ("%d.%m.%Y", "03.01.2024 14:05", ""),
+        ("%d.%m.%Y", "2024-01-03", ""),
+        ("%m/%d/%Y %I:%M %p", "1/3/2024 14:05 PM", ""),
+        ("%d%m%Y", "3012024", ""),
+        ("iso", "03.01.2024", ""),
+    ],
+)
+def test_a_form_gives_what_iso_would(form: str, text: str, meant: str) -> None:
+    given = pa.array([None, text])
+    assert Forms(dates=(form,)).checked().usual(given, pa.timestamp("us")).to_pylist() == [None, meant]
+    assert Forms(dates=(form,)).usual(given, pa.int64()) is given
+
+
+@pytest.mark.parametrize("text", ["31.02.2024", "00.01.2024", "01.13.2024", "29.02.2023"])
+def test_a_day_that_is_not_is_none(text: str) -> None:
+    assert not fits(pa.array([text]), pa.date32(), forms=Forms(dates=("%d.%m.%Y",)))
+
+
+@pytest.mark.parametrize(
+    "form", ["%d.%m.%Y %H:%M:%S.%f", "%Y%m%d%H%M%S%f", "%m/%d/%y %I:%M:%S.%f %p", "%d. %B %Y, %H:%M:%S.%f"]
+)
+def test_what_python_writes_by_a_form_is_read_by_it(form: str) -> None:
+    draw, first = random.Random(form), datetime.datetime(1969, 1, 1)
+    given = [first + datetime.timedelta(microseconds=draw.randrange(99 * 365 * 86_400 * 10**6)) for _ in range(500)]
+    texts = pa.array([each.strftime(form) for each in given])
+    assert values(texts, pa.timestamp("us"), forms=Forms(dates=(form,))).to_pylist() == given
+
+
+def test_of_several_forms_the_first_that_a_value_has_is_its_own() -> None:
+    forms = Forms(dates=("%d/%m/%Y", "%m/%d/%Y", "%m/%d/%Y %H:%M", "iso"))
+    texts = pa.array(["01/02/2024", "01/13/2024 14:05", "2024-01-03"])
+    found = values(texts, pa.timestamp("us"), forms=forms).to_pylist()
+    assert [each.isoformat() for each in found] == ["2024-02-01T00:00:00", "2024-01-13T14:05:00", "2024-01-03T00:00:00"]
+    # It is no day of the first, and days of both orders in one column would be a guess.
+    assert not fits(pa.array(["01/13/2024"]), pa.date32(), forms=forms)
+
+
+def test_columns_are_guessed_by_the_forms(tmp_path: Path) -> None:
+    text = "id;n;money;day;at;iso;code\n1;12,50;1,2345678901234567;03.01.2024;03.01.2024 14:05;2024-01-03;1.250\n"
+    text += "2;-3,5e2;7;;;;7\n"
+    found = source(tmp_path / "a.csv", text, GERMAN)
+    assert [str(kind) for kind in found.schema.types] == [
+        "int64",
+        "double",
+        "decimal128(38, 16)",
+        "date32[day]",
+        "timestamp[us]",
+        "string",
+        "string",
+    ]
+    assert rows(found)[0]["n"] == 12.5 and rows(found)[0]["at"] == AT
+    assert rows(found)[1]["n"] == -350.0
+
+
+def test_declared_types_are_read_by_the_forms(tmp_path: Path) -> None:
+    text = "id;n;money;day;at;zoned\n1; 12,50 ;12,50;03.01.2024 ;03.01.2024;03.01.2024 14:05+01:00\n"
+    dialect = GERMAN._replace(dates=(*GERMAN.dates, "%d.%m.%Y %H:%M%z"))
+    types = {"n": "float64", "money": "decimal(9,2)", "day": "date", "at": "timestamp", "zoned": "timestamptz"}
+    (row,) = rows(source(tmp_path / "a.csv", text, dialect, **types))
+    assert (row["n"], str(row["money"]), row["day"]) == (12.5, "12.50", AT.date())
+    assert row["at"] == datetime.datetime(2024, 1, 3)
+    assert row["zoned"] == datetime.datetime(2024, 1, 3, 13, 5, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "dialect", "remedy"),
+    [
+        ("float64", "12,50", Dialect(";"), "give dd.TextPath('{}', delimiter=';', decimal=','), mend it"),
+        ("float64", "12.50", GERMAN, "mend it"),
+        ("float64", "1.250,00", GERMAN, "mend it"),
+        ("int64", "12,50", GERMAN, "mend it"),
+        ("date", "03.01.2024", Dialect(), "give dd.TextPath('{}', dates='%d.%m.%Y'), mend it"),
+        ("date", "03.01.2024 14:05", Dialect(), "mend it"),
+        ("timestamp", "3.1.2024 14:05", Dialect(), "give dd.TextPath('{}', dates='%d.%m.%Y %H:%M'), mend it"),
+        (
+            "date",
+            "2024-01-03",
+            Dialect(dates=("%d.%m.%Y",)),
+            "give dd.TextPath('{}', dates=['%d.%m.%Y', 'iso']), mend it",
+        ),
+        (
+            "date",
+            "01/03/2024",
+            Dialect(),
+            "give dd.TextPath('{0}', dates='%d/%m/%Y') or dd.TextPath('{0}', dates='%m/%d/%Y'), mend it",
+        ),
+        ("date", "01/13/2024", Dialect(), "give dd.TextPath('{}', dates='%m/%d/%Y'), mend it"),
+        ("date", "31.02.2024", GERMAN, "mend it"),
+    ],
+)
+def test_a_value_of_another_form_is_named_with_the_option(
+    kind: str, text: str, dialect: Dialect, remedy: str, tmp_path: Path
+) -> None:
+    path, schema = tmp_path / "a.csv", pa.schema({"id": pa.int64(), "v": dd_type(kind)})
+    between = dialect.delimiter or ","
+    path.write_text(f'id{between}v\n1{between}\n2{between}"{text}"\n')
+    for known, types in ((schema, {}), (None, {"v": kind})):
+        given = open_files([path], types, known=known, how=FileOptions(dialect=dialect))
+        with pytest.raises(SchemaMismatch) as caught:
+            rows(given)
+        assert caught.value.asked == f"{path}, row 3, column 'v'" and repr(text) in caught.value.found
+        assert caught.value.remedy.startswith(remedy.format(path)), caught.value.remedy
+
+
+def dd_type(kind: str) -> pa.DataType:
+    return {"float64": pa.float64(), "int64": pa.int64(), "date": pa.date32(), "timestamp": pa.timestamp("us")}[kind]
+
+
+def test_dates_are_of_json_too_and_its_numbers_have_points(tmp_path: Path) -> None:
+    text = '{"id": 1.5, "day": "03.01.2024", "text": "12,50"}\n'
+    found = source(tmp_path / "a.jsonl", text, GERMAN)
+    assert rows(found) == [{"id": 1.5, "day": AT.date(), "text": "12,50"}]
+    assert not found.doubts
+    with pytest.raises(
+        SchemaMismatch, match=r"line 1, column 'day': .*give dd.TextPath\(.*a.jsonl', dates='%d.%m.%Y'\)"
+    ):
+        rows(source(tmp_path / "a.jsonl", text, Dialect(), day="date"))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("12,50 13 1,2", "of '12,50' ({0}, row 3): give dd.TextPath('{0}', delimiter=';', decimal=','), or declare"),
+        (
+            "3.1.2024 13.1.2024",
+            "of '3.1.2024' ({0}, row 3): give dd.TextPath('{0}', delimiter=';', dates='%d.%m.%Y'), or",
+        ),
+        ("12,50 x", None),
+        ("1,2,3 2,3", None),
+        ("1.2.3 10.0.2024", None),
+        ("03.01.2024 2024-01-03", None),
+    ],
+)
+def test_a_column_that_is_text_by_its_form_is_said(values: str, said: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    text = "id;v\n" + "".join(f"{n};{each}\n" for n, each in enumerate(["", *values.split(" ")]))
+    doubts = source(path, text, Dialect(";")).doubts
+    if said is None:
+        assert not doubts
+    else:
+        assert len(doubts) == 1 and doubts[0].startswith(f"'v' is text, because {said.format(path)}"), doubts
+
+
+@pytest.mark.parametrize(
+    ("dates", "said"),
+    [
+        ("%d.%m", "it has no year"),
+        ("%m.%Y", "it has no day"),
+        ("%d.%m.%b.%Y", "it has two months"),
+        ("%d.%d.%m.%Y", "%d is there twice"),
+        ("%d.%m.%Y %M", "%M needs %H or %I"),
+        ("%d.%m.%Y %I:%M", "%I needs %p"),
+        ("%d.%m.%Y %Q", "%Q is not known"),
+        ("%d.%m.%Y %", "% is not known"),
+        ("dd.MM.yyyy", "it has no day"),
+        ("ISO", "it has no day"),
+    ],
+)
+def test_what_is_no_form_is_refused(dates: str, said: str) -> None:
+    with pytest.raises(SpecError, match=f"dates='.*': {said}"):
+        dd.TextPath("a.csv", dates=dates)
+
+
+def test_another_decimal_is_refused() -> None:
+    with pytest.raises(SpecError, match="decimal=';': it is neither a point nor a comma"):
+        dd.TextPath("a.csv", decimal=";")
