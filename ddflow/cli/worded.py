@@ -79,8 +79,8 @@ def _writing(given: str, options: Mapping[str, str]) -> str:
     """What to type to say how text is written: options, or of a source the end of its address."""
     said = [(name, each[1:-1]) for name, value in _OPTION.findall(given) for each in re.findall(_TEXT, value)]
     if "delimiter" in options:
-        return " ".join(f"{options[name]} {shlex.quote(value)}" for name, value in said)
-    return f"{options['from']} {shlex.quote(''.join(['INPUT=files:PATTERN', *(f':{n}={v}' for n, v in said)]))}"
+        return " ".join(f"{options[name]} {_quoted(value)}" for name, value in said)
+    return f"{options['from']} {_quoted(''.join(['INPUT=files:PATTERN', *(f':{n}={v}' for n, v in said)]))}"
 
 
 def _evolving(found: re.Match[str]) -> str:
@@ -108,4 +108,10 @@ def _plain(value: str | None) -> str:
         return ""
     if value[0] == "[":
         return shlex.quote(",".join(each[1:-1] for each in re.findall(_TEXT, value)))
-    return shlex.quote(value[1:-1]) if value[0] in "'\"" else value
+    return _quoted(value[1:-1]) if value[0] in "'\"" else value
+
+
+def _quoted(value: str) -> str:
+    """A value as it is typed, in quotes where it would be taken for the sentence's own comma."""
+    quoted = shlex.quote(value)
+    return f"'{value}'" if quoted == value and value.endswith(",") else quoted

@@ -47,7 +47,7 @@ def files(
     ----------
     pattern : str or path
         A file, a folder, or a pattern such as ``"landing/*.csv"`` or ``"s3://bucket/landing/**/*.json.gz"``.  Keys of
-        a bucket come from the environment.  A `ddflow.TextPath` of one says the text's delimiter, nulls and encoding.
+        a bucket come from the environment.  A `ddflow.TextPath` of one says how its text is written.
     follow : bool
         Whether to go on with files that come later.  By default the files that are there are all.
     settle : str
@@ -69,8 +69,8 @@ def files(
     Raises
     ------
     SpecError
-        For an address that is not of S3, for what is no span, for ``tables`` without ``lines``, and for ``full`` with
-        them.
+        For an address that is not of S3, for what is no span, for ``tables`` without ``lines``, and for ``full`` or a
+        `ddflow.TextPath` with them.
 
     Notes
     -----

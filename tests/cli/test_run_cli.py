@@ -368,6 +368,28 @@ def test_full_files_delete_the_keys_that_they_do_not_name() -> None:
     assert rows("o.db", "o") == [(3, "Chur"), (4, "Genf")]
 
 
+def test_how_text_is_written_stands_behind_the_pattern() -> None:
+    Path("flow.py").write_text(FLOW.replace('"city": str', '"city": str, "n": float, "at": "timestamp"'))
+    Path("in/1.csv").write_bytes("id;city;n;at\n1;Zürich;12,50;3.1.2024 14:05\n2;NA;-;3.1.2024\n".encode("cp1252"))
+    words = ("run", "flow.py", "--state", "state", "--from")
+    assert "give --from 'INPUT=files:PATTERN:delimiter=;'" in refused(*words, "orders=files:in/*.csv")
+    address = "orders=files:in/*.csv:delimiter=;:null=NA:null=-"
+    assert "(--from INPUT=files:PATTERN:encoding=cp1252)" in refused(*words, address)
+    address += ":encoding=cp1252"
+    said = refused(*words, address)
+    assert "give --from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-:encoding=cp1252:decimal=,', mend it" in said
+    address += ":full:decimal=,:dates=%d.%m.%Y %H:%M"
+    assert "'3.1.2024' is not how a value of type timestamp[us] is written; give --from" in refused(*words, address)
+    run(*words, f"{address}:dates=%d.%m.%Y", "--to", "orders=sqlite:o.db#o")
+    assert rows("o.db", "o") == [
+        (1, "Zürich", 12.5, "2024-01-03 14:05:00.000000"),
+        (2, None, None, "2024-01-03 00:00:00.000000"),
+    ]
+    said = run(*words, f"{address}:nul=x", code=1).stderr
+    assert "there is no option :nul; write :full, or :delimiter=, :null=, " in said
+    assert "dates='%d': it has no month" in run(*words, "orders=files:in/*.csv:dates=%d", code=1).stderr
+
+
 def test_files_of_events_on_a_state_of_full_contents_are_noted() -> None:
     with runpy.run_path("flow.py")["flow"].open("state") as engine:
         engine.replace("orders", "in/1.csv")

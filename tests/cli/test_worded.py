@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("give dd.TextPath('my a.csv', delimiter=';')", "give --delimiter ';'"),
         (
             "dd.TextPath('a.csv', decimal=',', dates=['%d.%m.%Y', '%d.%m.%Y %H:%M'])",
-            "--decimal , --dates %d.%m.%Y --dates '%d.%m.%Y %H:%M'",
+            "--decimal ',' --dates %d.%m.%Y --dates '%d.%m.%Y %H:%M'",
         ),
         ("dd.evolve('my s', drop_outputs=['a', 'b c'])", "ddflow evolve 'my s' --drop-output a --drop-output 'b c'"),
     ],
