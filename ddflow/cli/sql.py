@@ -62,6 +62,7 @@ Tables = Annotated[
         ":diff=COLUMN says. Repeated, the same name has more files.",
     ),
 ]
+Diff = Annotated[bool, typer.Option("--diff", help="The differences, file by file, rather than the rows at the end.")]
 
 
 def sql(
@@ -69,9 +70,7 @@ def sql(
     tables: Tables,
     output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
-    diff: Annotated[
-        bool, typer.Option("--diff", help="The differences, file by file, rather than the rows at the end.")
-    ] = False,
+    diff: Diff = False,
     types: Types = None,
     format: Format = None,
     on_bad: OnBad = "stop",

@@ -40,17 +40,19 @@ if TYPE_CHECKING:
     from ddflow.engine.story import Origins, Story
     from ddflow.plan.plan import Plan
 
+KeyOrName = Annotated[
+    str,
+    typer.Argument(
+        metavar="KEY|NAME",
+        show_default=False,
+        help="7, or id=7, or id=7,region=EU; or the name of an output, with COLUMN=VALUE behind it.",
+    ),
+]
+
 
 def why(
     state: State,
-    key: Annotated[
-        str,
-        typer.Argument(
-            metavar="KEY|NAME",
-            show_default=False,
-            help="7, or id=7, or id=7,region=EU; or the name of an output, with COLUMN=VALUE behind it.",
-        ),
-    ],
+    key: KeyOrName,
     log: Annotated[
         list[str] | None,
         typer.Argument(

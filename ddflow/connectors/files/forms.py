@@ -84,7 +84,9 @@ class Forms(NamedTuple):
         if self.decimal == "," and is_number(kind):
             return pc.if_else(pc.match_substring(texts, "."), "", pc.replace_substring(texts, ",", "."))
         if self.dates and (pat.is_date(kind) or pat.is_timestamp(kind)):
-            return pc.coalesce(*(_in_iso(texts, each) for each in self.dates), pc.if_else(texts.is_valid(), "", None))
+            encoded = texts.dictionary_encode()  # a day is there many times
+            words = encoded.dictionary
+            return pc.coalesce(*(_in_iso(words, each) for each in self.dates), "").take(encoded.indices)
         return texts
 
     def checked(self) -> "Forms":
