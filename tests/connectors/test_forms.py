@@ -56,6 +56,8 @@ def rows(given: FilesSource) -> list[dict[str, Any]]:
         ("%d.%m.%Y", "2024-01-03", ""),
         ("%m/%d/%Y %I:%M %p", "1/3/2024 14:05 PM", ""),
         ("%d%m%Y", "3012024", ""),
+        ("%Y%m%d %I%M%p", "20240103 1405AM", ""),
+        ("%Y%m%d %I%M%p", "20240103 0205PM", "2024-01-03 14:05:00"),
         ("iso", "03.01.2024", ""),
     ],
 )
@@ -87,6 +89,11 @@ def test_of_several_forms_the_first_that_a_value_has_is_its_own() -> None:
     assert [each.isoformat() for each in found] == ["2024-02-01T00:00:00", "2024-01-13T14:05:00", "2024-01-03T00:00:00"]
     # It is no day of the first, and days of both orders in one column would be a guess.
     assert not fits(pa.array(["01/13/2024"]), pa.date32(), forms=forms)
+
+
+def test_a_column_of_nulls_stays_one() -> None:
+    assert values(pa.array([None, None], pa.string()), pa.date32(), forms=GERMAN.forms).to_pylist() == [None, None]
+    assert len(values(pa.array([], pa.string()), pa.date32(), forms=GERMAN.forms)) == 0
 
 
 def test_columns_are_guessed_by_the_forms(tmp_path: Path) -> None:

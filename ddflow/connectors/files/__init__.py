@@ -2,8 +2,9 @@
 
 Invariant: a source has one schema, of which a batch has the columns that its file has; an output is whole or not there;
 memory is bounded by batches, not by files.  The rooms: `kinds` (what names say), `places` (where bytes are), `types`
-(types as text), `reading` and its readers, of which those of text share `read_text`; `guess` and `spelling` (types of
-text), `structure` (JSON's brackets), `wire` (types that text cannot hold), `source`; `writers`, `json_text`, `output`.
+(types as text), `reading` and its readers, of which those of text share `read_text`; `guess`, `spelling` and
+`forms` (types of text), `structure` (JSON's brackets), `wire` (types that text cannot hold), `source`; `writers`,
+`json_text`, `output`.
 Nothing of upserts is known here.
 
 >>> import tempfile, pyarrow as pa

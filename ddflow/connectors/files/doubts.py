@@ -14,7 +14,7 @@ means null, or declare {'n': 'string'} if it is right"
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
@@ -32,35 +32,29 @@ FIRST: Final = 1_000
 _CODE: Final = re.compile(r"[+-]?\d+")
 
 
-def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Sequence[File]) -> list[str]:
+def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -> list[str]:
     """Those of the columns of files whose types were guessed.  O(bytes of their heads)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
-    texts = [(each.place.name, each.looked_at()) for each in readers if isinstance(each, TextFile)] if names else []
-    heads = [(file, head) for file, head in texts if head is not None]
-    found = ((doubt(name, heads) or formed(name, readers)) for name in names)
-    return [each for each in found if each is not None]
+    files = [each for each in readers if isinstance(each, TextFile)] if names else []
+    heads = [(each, head) for each in files if (head := each.looked_at()) is not None]
+    named = [(each.place.name, head) for each, head in heads]
+    return [found for name in names if (found := doubt(name, named) or formed(name, heads)) is not None]
 
 
-def formed(name: str, readers: Iterable[File]) -> str | None:
+def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> str | None:
     """Why a column that was guessed as text may have numbers or dates of another form.  O(`FIRST`)."""
-    for reader in readers:
-        head = reader.looked_at() if isinstance(reader, TextFile) else None
-        column = None if head is None else head.columns.get(name)
-        if (
-            not isinstance(reader, TextFile)
-            or head is None
-            or column is None
-            or column.texts.null_count == len(column.texts)
-        ):
-            continue
-        texts = column.texts.drop_null().slice(0, FIRST).to_pylist()
-        for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
-            if ways := others(reader.dialect, texts, kind):
-                row = pc.index(column.texts.is_valid(), True).as_py()
-                shown = f"{brief(texts[0])} ({reader.place.name}, {head.where(row)})"
-                calls = " or ".join(written(reader.place.name, each) for each in ways)
-                return f"{name!r} is text, because of {shown}: give {calls}, or declare {as_declared(name, 'string')}"
+    there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
+    first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
+    if first is None:
         return None
+    file, head, column = first
+    texts = column.texts.drop_null().slice(0, FIRST).to_pylist()
+    for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
+        if ways := others(file.dialect, texts, kind):
+            row = pc.index(column.texts.is_valid(), True).as_py()
+            shown = f"{brief(texts[0])} ({file.place.name}, {head.where(row)})"
+            calls = " or ".join(written(file.place.name, each) for each in ways)
+            return f"{name!r} is text, because of {shown}: give {calls}, or declare {as_declared(name, 'string')}"
     return None
 
 

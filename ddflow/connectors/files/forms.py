@@ -52,6 +52,7 @@ _PARTS: Final = {
     "f": r"\d{1,9}",
     "z": r"Z|[+-]\d{2}:?\d{2}",
 }
+_TWO: Final = {"d": r"\d{2}", "m": r"\d{2}", "H": r"\d{2}", "I": r"0[1-9]|1[0-2]"}
 _DIGITS: Final = frozenset("dmYyHIMSf")
 _TOKEN: Final = re.compile(r"%(.?)|([^%]+)", re.DOTALL)
 _NEEDS: Final = {"f": "S", "S": "M", "M": "HI", "z": "HI", "I": "p", "p": "I"}
@@ -124,7 +125,7 @@ def _pattern(form: str) -> str:
             found.append(re.escape(between or part))
             continue
         beside = {tokens[n][0] for n in (place - 1, place + 1) if 0 <= n < len(tokens) and not tokens[n][1]}
-        pattern = r"\d{2}" if part in "dmHI" and beside & _DIGITS else _PARTS[part]  # else 2024111 has two meanings
+        pattern = _TWO.get(part, _PARTS[part]) if beside & _DIGITS else _PARTS[part]  # else 2024111 has two meanings
         found.append(f"(?P<{part}>{pattern})")
     return f"^{''.join(found)}$"
 
