@@ -104,12 +104,13 @@ def evolve(
     types: Any = None,
     *,
     drop_outputs: str | Sequence[str] = (),
+    drop_inputs: str | Sequence[str] = (),
     flow: Flow | None = None,
     session: Any = None,
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
 ) -> Evolved:
-    """Rewrite a state so that columns have wider types, or drop outputs, as ``ddflow evolve`` does.
+    """Rewrite a state so that columns have wider types, or drop outputs and inputs, as ``ddflow evolve`` does.
 
     Stop what feeds the state first; otherwise it is `Fenced`.
 
@@ -117,7 +118,7 @@ def evolve(
     ----------
     state : str
         A folder that driver and executors see, or ``s3://bucket/prefix``.
-    types, drop_outputs, flow
+    types, drop_outputs, drop_inputs, flow
         As of `ddflow.evolve`.
     session, memory, trust
         As of `rescale`.
@@ -130,18 +131,18 @@ def evolve(
     Raises
     ------
     SpecError
-        Without a session, but to drop outputs; and for a type that a column cannot be widened to.
+        Without a session, but to drop something; and for a type that a column cannot be widened to.
     DdflowError
         What `ddflow.evolve` raises.
 
     Notes
     -----
-    O(bytes of the state).  It runs a Spark job if the state's files take 64 MiB or more.  Outputs are dropped by the
-    driver alone.
+    O(bytes of the state).  It runs a Spark job if the state's files take 64 MiB or more.  Outputs and inputs are
+    dropped by the driver alone.
     """
     address, size = check_address(state), parse_size(memory)
-    if drop_outputs:
-        return without(address, drop_outputs, types, flow=flow, trust=trust, memory=size)
+    if drop_outputs or drop_inputs:
+        return without(address, drop_outputs, drop_inputs, types, flow=flow, trust=trust, memory=size)
     evolution = Evolution(types, flow)
     opened = Rescaler.open(address, None, trust=trust, memory=size, plans=evolution.plans)
     with inexact(address):

@@ -1,4 +1,4 @@
-"""``ddflow evolve``: columns of a state become wider, or more; or outputs of it are dropped.
+"""``ddflow evolve``: columns of a state become wider, or more; or outputs and inputs are dropped.
 
 Invariant: a run that is stopped anywhere leaves the state as it was, or evolved.  The work is in
 `ddflow.partitions.evolve`.
@@ -10,6 +10,7 @@ Invariant: a run that is stopped anywhere leaves the state as it was, or evolved
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,18 +40,28 @@ DropOutput = Annotated[
         help="An output to take out, with all that only it needs. May be repeated.",
     ),
 ]
+DropInput = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drop-input",
+        metavar="NAME",
+        show_default=False,
+        help="An input to take out, of which no output is made that stays. May be repeated.",
+    ),
+]
 
 
 def evolve(
     state: State,
     types: Types = None,
     drop_output: DropOutput = None,
+    drop_input: DropInput = None,
     input: Input = None,
     memory: Rewriting = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
 ) -> None:
-    """Rewrite a state so that columns have wider types, or take outputs out of it.
+    """Rewrite a state so that columns have wider types, or take outputs and inputs out of it.
 
     A feed's column may grow out of its type: a number gets a fraction, an id gets letters. The state refuses such
     values, so this rewrites it. Rows, counts, history and waiting events are cast and hashed again, and published as
@@ -75,6 +86,10 @@ def evolve(
     until `ddflow sync --detach` forgets the sink, whose table stays as it is. Inputs stay, also those that no output is
     made of any more.
 
+    `--drop-input` drops an input, with its rows, its waiting events, its `.bad`, `.events` and `.stale` outputs, and
+    the position of its source. Outputs that are made of it must go in the same call. What became of its events stays
+    counted.
+
     A writer is fenced. If a writer commits first, it wins, and nothing happens here. A plan with functions of one's own
     is evolved from Python: `dd.evolve(state, flow=flow)`.
 
@@ -85,11 +100,13 @@ def evolve(
     * `ddflow evolve state/outages --types outage_id=string,customers=double`
 
     * `ddflow evolve state/shop --drop-output by_city`
+
+    * `ddflow evolve state/shop --drop-output customers --drop-input customers`
     """
-    if bool(types) == bool(drop_output):
-        raise typer.BadParameter("give columns that change (--types), or outputs that go (--drop-output)")
-    if drop_output and input is not None:
-        raise typer.BadParameter("--input says whose columns --types are; outputs are of the state")
+    if bool(types) == bool(drop_output or drop_input):
+        raise typer.BadParameter("give columns that change (--types), or what goes (--drop-output, --drop-input)")
+    if not types and input is not None:
+        raise typer.BadParameter("--input says whose columns --types are; an input that goes is --drop-input NAME")
 
     from ddflow.cli.progress import watching
     from ddflow.columns.type_text import parse_types
@@ -99,7 +116,7 @@ def evolve(
     given: Any = parse_types(types) if types else None
     given = given if input is None else {input: given}
     with watching("rewriting") as tick:
-        done = evolve(state, given, drop_outputs=drop_output or (), **choices, look=tick)
+        done = evolve(state, given, drop_outputs=drop_output or (), drop_inputs=drop_input or (), **choices, look=tick)
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
     else:
@@ -109,15 +126,19 @@ def evolve(
 def _report(state: str, done: Evolved) -> None:
     """Say what was done."""
     from ddflow.dataflow.budget import shown_size
+    from ddflow.storage.address import public
 
     for name, columns in done.columns.items():
         for column, (was, now) in columns.items():
             say(f"{column} of {name} is {now}" + (", and is new" if was is None else f", and was {was}"))
     for name in done.outputs:
         say(f"{name} is no output of {state} any more")
+    for name in done.inputs:
+        say(f"{name} is no input of {state} any more")
     for name in done.unused:
         say(f"no output is made of the input {name} now; it stays, and its events are judged and counted as before")
-    if done.outputs:
+        say(f"to take it out, too: ddflow evolve {shlex.quote(public(state))} --drop-input {shlex.quote(name)}")
+    if done.outputs or done.inputs:
         say(f"{shown_size(done.freed)} are free once ddflow gc has deleted the versions before (epoch {done.epoch})")
     elif done.columns:
         moved = f"{counted(done.versions, 'row')} and {counted(done.pending, 'waiting event')} rewritten"

@@ -24,7 +24,8 @@ _TEXT: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _PAIR: Final = re.compile(rf"({_TEXT}): ({_TEXT})")
 _TYPES: Final = rf"\{{(?:{_TEXT}): (?:{_TEXT})(?:, (?:{_TEXT}): (?:{_TEXT}))*\}}"
 _EVOLVE: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), (?:({_TYPES})|\{{({_TEXT}): ({_TYPES})\}})\)")
-_DROP: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), drop_outputs=\[((?:{_TEXT})(?:, (?:{_TEXT}))*)\]\)")
+_NAMES: Final = rf"drop_(output|input)s=\[((?:{_TEXT})(?:, (?:{_TEXT}))*)\]"
+_DROP: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT})((?:, {_NAMES})+)\)")
 _DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
 _OPTION: Final = re.compile(rf"(\w+)=((?:{_TEXT})|\[[^\[\]]*\])")
 _WRITTEN: Final = re.compile(rf"dd\.TextPath\((?:{_TEXT})((?:, {_OPTION.pattern})+)\)")
@@ -90,7 +91,11 @@ def _evolving(found: re.Match[str]) -> str:
 
 
 def _dropping(found: re.Match[str]) -> str:
-    options = (f" --drop-output {shlex.quote(each[1:-1])}" for each in re.findall(_TEXT, found[2]))
+    options = (
+        f" --drop-{kind} {shlex.quote(each[1:-1])}"
+        for kind, names in re.findall(_NAMES, found[2])
+        for each in re.findall(_TEXT, names)
+    )
     return f"ddflow evolve {_where(found[1])}{''.join(options)}"
 
 

@@ -41,7 +41,7 @@ from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, verdict_rows
 from ddflow.dataflow.spilling import Release, make_room
 from ddflow.dataflow.step import Computation
 from ddflow.dataflow.truncating import deletes
-from ddflow.dataflow.verdicts import NAMES, Verdicts
+from ddflow.dataflow.verdicts import NAMES, Verdicts, resolved
 from ddflow.errors import DdflowError, SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.inputs import Outcome
 from ddflow.plan.codec import node_ids
@@ -96,7 +96,7 @@ class Dataflow:
         self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **none}
         self.frontier = self.last = self.since = NEVER
         self.totals: dict[str, int] = {}
-        """Events by verdict, since the state began."""
+        """Events by verdict, since the state began; and how many of them are `GONE`."""
         self.fed: Mapping[str, Fed] = {}
         """By input, how it was fed."""
         self.sources: dict[str, Attached] = {}
@@ -237,7 +237,7 @@ class Dataflow:
         add(self.totals, counts)
         pending = self.pending if self.holds_back else 0
         arrived = sum([admission.arrived for admission in self.admissions.values()])
-        assert arrived == sum(self.totals.values()) + pending, "events in are not resolved + pending"
+        assert arrived == resolved(self.totals) + pending, "events in are not resolved + pending"
         if self.budget.home is not None:
             with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
                 # And if there is none: the next call asks again, before it takes anything in.

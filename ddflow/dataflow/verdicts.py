@@ -20,6 +20,8 @@ from ddflow.terminal import html_table
 
 NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
 """By the codes of ``kernels.resolve``, in the order in which they are resolved."""
+GONE: Final = "gone"
+"""Beside verdicts in the totals of a state: how many of these were of inputs that were taken out since."""
 SHOWN: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "bad", "forgotten")
 
 
@@ -104,6 +106,15 @@ class Verdicts:
         if self.absent:
             parts.append(f"absent {self.absent:,}")
         return ", ".join(parts) or "no events"
+
+
+def resolved(totals: Mapping[str, int]) -> int:
+    """How many events of the inputs that there are have a verdict.  ``totals``: of a state, and `GONE`.
+
+    >>> resolved({"applied": 7, "noop": 1, GONE: 3})
+    5
+    """
+    return sum(totals.values()) - 2 * totals.get(GONE, 0)
 
 
 def named(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:

@@ -33,7 +33,7 @@ from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import add
-from ddflow.dataflow.verdicts import NAMES
+from ddflow.dataflow.verdicts import GONE, NAMES, resolved
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Hashes
@@ -120,7 +120,7 @@ def fill(
         elif running.arrangements and dataflow.last > NEVER:
             graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
     arrived = sum(admission.arrived for admission in dataflow.admissions.values())
-    if stored and arrived != sum(dataflow.totals.values()) + sum(map(len, dataflow.batchers.values())):
+    if stored and arrived != resolved(dataflow.totals) + sum(map(len, dataflow.batchers.values())):
         raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are resolved or pending", MEND)
 
 
@@ -217,10 +217,10 @@ class Inventories:
         return [(self.stored[n].at(kind, name), within[n][name]) for n in places]
 
     def totals(self) -> dict[str, int]:
-        """Events by verdict, of all partitions.  O(inventories)."""
+        """Events by verdict, and `GONE`, of all partitions.  O(inventories)."""
         out: dict[str, int] = {}
         for each in self.stored:
-            add(out, {name: n for name, n in each.of.totals.items() if name in NAMES})
+            add(out, {name: n for name, n in each.of.totals.items() if name in (*NAMES, GONE)})
         return out
 
 

@@ -49,7 +49,8 @@ class OperatorRecord(Strict, frozen=True):
 
 
 class Inventory(Strict, frozen=True):
-    """``inputs``: by name.  ``operators``: by the ids of their nodes.  ``totals``: events by verdict."""
+    """``inputs``: by name.  ``operators``: by the ids of their nodes.  ``totals``: events by verdict,
+    and how many of them are `ddflow.dataflow.verdicts.GONE`."""
 
     inputs: dict[str, InputRecord]
     operators: dict[str, OperatorRecord]

@@ -1,12 +1,13 @@
-"""Dropping: outputs are taken out of a state, with all that only they needed.
+"""Dropping: outputs and inputs are taken out of a state, with all that only they needed.
 
 Invariant: either there is a new version of the same epoch that says of every other output what the one before said, at
 every time that can be read, or nothing has changed. Rows stay in the files that they are in: a version without an
 output names fewer. So inventories are written again without the operators that no other output is made of, and the
 receipts that may be given again, those of the backlog included, without the output's files. Where an operator was
 partitioned for a collection that goes, another plan partitions it otherwise, and only then is the state rewritten, as a
-rescaling does. Inputs stay, whether an output is made of them or not: what came in is counted over all of them, and
-they have side outputs and sources of their own. An output with a sink is not dropped.
+rescaling does. An input stays, whether an output is made of it or not, until it is named too: it has side outputs, and
+a source with a position. Events are counted over all inputs, so of one that goes it is kept how many had a verdict. An
+output with a sink is not dropped, nor an input that an output is made of.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -15,7 +16,7 @@ they have side outputs and sources of their own. An output with a sink is not dr
 >>> _ = flow.output("by_city", people.count("city"))
 >>> with flow.open(store := MemoryStore()) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1], "city": ["Bern"]})}, time=1)
->>> done = drop_outputs(store.writer(), ["by_city"])
+>>> done = drop(store.writer(), ["by_city"])
 >>> done.outputs, done.unused, done.freed > 0
 (('by_city',), (), True)
 >>> with dd.Snapshot.open(store) as snapshot:
@@ -25,18 +26,19 @@ they have side outputs and sources of their own. An output with a sink is not dr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from shlex import quote
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from ddflow.columns.names import did_you_mean
 from ddflow.dataflow.budget import parse_size
 from ddflow.dataflow.inflow import add
+from ddflow.dataflow.verdicts import GONE
 from ddflow.engine.garbage import blobs_of
-from ddflow.engine.inventory import Inventory, StoredInventory
+from ddflow.engine.inventory import InputRecord, Inventory, StoredInventory
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, Fenced, SpecError, StateRefused
 from ddflow.metrics import Look
@@ -44,11 +46,12 @@ from ddflow.partitions.rescale import Rescaler, moving, same_plan
 from ddflow.partitions.rescale_task import task
 from ddflow.partitions.stages import Stages, cut, placed, uncut
 from ddflow.plan.codec import behind, describe, fingerprint, node_ids
+from ddflow.plan.collection import Collection
+from ddflow.plan.compatibility import dropping
 from ddflow.plan.evolve import evolved
-from ddflow.plan.input import Input
 from ddflow.plan.plan import Plan
 from ddflow.storage.backlog import Backlog
-from ddflow.storage.epochs import Epoch
+from ddflow.storage.epochs import Attached, Epoch
 from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog
@@ -56,15 +59,19 @@ from ddflow.storage.naming import inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
 
+T = TypeVar("T")
+
 
 class Dropped(NamedTuple):
-    """What was done.  ``epoch``, ``manifest``: of the newest version.  ``outputs``: that are gone.  ``unused``: the
-    inputs that no output is made of any more.  ``versions``, ``pending``: rows and waiting events that were rewritten.
-    ``files``, ``bytes``: written.  ``freed``: the bytes of the files that only versions before name."""
+    """What was done.  ``epoch``, ``manifest``: of the newest version.  ``outputs``, ``inputs``: that are gone.
+    ``unused``: the inputs left that no output is made of any more.  ``versions``, ``pending``: rows and waiting events
+    that were rewritten.  ``files``, ``bytes``: written.  ``freed``: the bytes of the files that only versions before
+    name."""
 
     epoch: int
     manifest: int
     outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
     unused: tuple[str, ...]
     versions: int
     pending: int
@@ -73,46 +80,62 @@ class Dropped(NamedTuple):
     freed: int
 
 
-def drop_outputs(
+def drop(
     state: State,
-    names: Sequence[str],
+    outputs: Sequence[str] = (),
+    inputs: Sequence[str] = (),
     *,
     flow: Plan | None = None,
     trust: Trust = "owner",
     memory: str | int | None = None,
     look: Look = lambda rows: None,
 ) -> Dropped:
-    """Take outputs out of a state.  O(files + receipts kept); O(bytes) where an operator is partitioned otherwise.
+    """Take outputs and inputs out of a state.  O(files + receipts kept); O(bytes) where an operator is partitioned
+    otherwise.
 
-    ``flow``: the state's plan, with these outputs, where it has functions.  The rest as of `ddflow.evolve`.  Raises
-    `SpecError` for a name that is no output, for the last one, and for one that has a sink; `PlanChanged` for another
-    plan; `Fenced` when another writer has committed meanwhile; what opening a state and a commit raise.
+    ``flow``: the state's plan, with all of them, where it has functions.  The rest as of `ddflow.evolve`.  Raises
+    `SpecError` for a name that is none, for the last output, for one that has a sink, and for an input that an output
+    is made of; `PlanChanged` for another plan; `Fenced` when another writer has committed meanwhile; what opening a
+    state and a commit raise.
     """
     with opened_store(state, trust=trust, readonly=False) as store:
         manifest = newest(store)
         if manifest is None:
             raise StateRefused(f"drop outputs of {store.where}", "there is no state", "make one with flow.open")
         plan = same_plan(manifest, flow, store.where, "drop outputs of")
-        _check(plan, names, manifest, store.where)
-        dropping = _Dropping(store, manifest, plan, set(names))
-        with dropping.forgotten():
-            moved = dropping.inventories(trust, parse_size(memory), look)
-            return dropping.publish(dropping.manifest_of(), moved, trust)
+        _check(plan, outputs, inputs, manifest, store.where)
+        work = _Drop(store, manifest, plan, outputs, inputs)
+        with work.forgotten():
+            moved = work.inventories(trust, parse_size(memory), look)
+            return work.publish(work.manifest_of(), moved, trust)
 
 
-def _check(plan: Plan, names: Sequence[str], manifest: Manifest, where: str) -> None:
-    """Raise `SpecError` unless these outputs can go."""
-    asked = f"drop {'the output ' + repr(names[0]) if len(names) == 1 else f'the outputs {list(names)}'} of {where}"
-    for name in names:
-        if name in plan.side_outputs():
-            input, _ = plan.side_outputs()[name]
-            raise SpecError(asked, f"{name!r} is a side output of the input {input.name!r}", "it stays with its input")
+def _check(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: Manifest, where: str) -> None:
+    """Raise `SpecError` unless these outputs and inputs can go."""
+    sides = plan.side_outputs()
+    asked = f"drop {' and '.join(_called('output', outputs) + _called('input', inputs))} of {where}"
+    for name in outputs:
+        if name in sides:
+            found = f"{name!r} is a side output of the input {sides[name][0].name!r}"
+            raise SpecError(asked, found, "it goes with its input: name that")
         if name not in plan.outputs:
             raise SpecError(asked, f"there is no output {name!r}", did_you_mean(name, plan.outputs))
-    if set(names) == {*plan.outputs}:
+    for name in inputs:
+        if name not in plan.inputs:
+            raise SpecError(asked, f"there is no input {name!r}", did_you_mean(name, plan.inputs))
+    if {*outputs} == {*plan.outputs}:
         raise SpecError(
             asked, "it has no other, and a state has one at least", "delete the state, or open it with another output"
         )
+    made = {name: used for name, node in plan.outputs.items() if (used := _used(plan, [node]) & {*inputs})}
+    if still := [name for name in made if name not in outputs]:
+        of = " and ".join(map(repr, sorted({*inputs} & {each for name in still for each in made[name]})))
+        together = [name for name in plan.outputs if name in outputs or name in made]
+        remedy = "they are all that it has: delete the state, or open it with another output first"
+        if len(together) < len(plan.outputs):
+            remedy = f"drop them too, in one call: {dropping(together, inputs, where)}"
+        raise SpecError(asked, f"the outputs {still} are made of {'it' if len(inputs) == 1 else of}", remedy)
+    names = [*outputs, *(name for name, (input, _) in sides.items() if input.name in inputs)]
     if attached := [name for name in names if name in manifest.sinks]:
         first = manifest.sinks[attached[0]]
         raise SpecError(
@@ -124,13 +147,24 @@ def _check(plan: Plan, names: Sequence[str], manifest: Manifest, where: str) -> 
         )
 
 
-class _Dropping:
-    """``plan``: of the state.  ``names``: of the outputs that go."""
+def _called(kind: str, names: Sequence[str]) -> list[str]:
+    """One or several of a kind, in words; nothing of none."""
+    return [f"the {kind} {names[0]!r}" if len(names) == 1 else f"the {kind}s {[*names]}"] if names else []
 
-    def __init__(self, store: Store, manifest: Manifest, plan: Plan, names: set[str]) -> None:
-        self.store, self.manifest, self.plan, self.names = store, manifest, plan, names
-        schemas = {name: input.bound.schema for name, input in plan.inputs.items()}
-        self.flow, self.nodes = evolved(plan, schemas, only=plan.outputs.keys() - names)
+
+class _Drop:
+    """``plan``: of the state.  ``outputs``, ``inputs``: that go."""
+
+    def __init__(
+        self, store: Store, manifest: Manifest, plan: Plan, outputs: Sequence[str], inputs: Sequence[str]
+    ) -> None:
+        self.store, self.manifest, self.plan = store, manifest, plan
+        self.outputs, self.inputs = {*outputs}, {*inputs}
+        sides = {name for name, (input, _) in plan.side_outputs().items() if input.name in self.inputs}
+        self.names = self.outputs | sides
+        """All whose files receipts name no more."""
+        schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in self.inputs}
+        self.flow, self.nodes = evolved(plan, schemas, only=plan.outputs.keys() - self.outputs)
         self.parts: tuple[Blob, ...] = ()
         self.written = list[Blob]()
         self.publishing = False
@@ -188,11 +222,11 @@ class _Dropping:
         return self.written[-1]
 
     def manifest_of(self) -> Manifest:
-        """The manifest without the outputs.  O(receipts)."""
+        """The manifest without them.  O(receipts)."""
         manifest, plan = self.manifest, describe(self.flow)
         backlog = Backlog(self.store).changed(manifest.backlog, self._bare, self.written)
         past = (
-            replace(each, outputs={name: text for name, text in each.outputs.items() if name not in self.names})
+            replace(each, inputs=_but(each.inputs, self.inputs), outputs=_but(each.outputs, self.names))
             for each in manifest.past
         )
         return replace(
@@ -203,14 +237,16 @@ class _Dropping:
             backlog=backlog,
             receipts=tuple(map(self._bare, manifest.receipts)),
             past=tuple(past),
+            **{
+                field: _but(getattr(manifest, field), self.inputs) for field in ("fed", "added", "horizons", "greatest")
+            },
+            sources=_sources(manifest.sources, self.inputs),
         )
 
     def _bare(self, epoch: Epoch) -> Epoch:
-        calls = tuple(
-            replace(call, outputs={name: each for name, each in call.outputs.items() if name not in self.names})
-            for call in epoch.calls
+        return replace(
+            epoch, calls=tuple(replace(call, outputs=_but(call.outputs, self.names)) for call in epoch.calls)
         )
-        return replace(epoch, calls=calls)
 
     def publish(self, new: Manifest, moved: tuple[int, int], trust: Trust) -> Dropped:
         """Publish the next version.  O(files).  Raises as `ManifestLog.commit` does."""
@@ -225,13 +261,14 @@ class _Dropping:
         outputs.show(self.manifest.receipts)
         outputs.sync()
         self.publishing = True
-        done = log.commit(new, self.parts, {*after}, f"dropped {', '.join(sorted(self.names))}")
-        were, are = ({each.name for each in _used(plan)} for plan in (self.plan, self.flow))
+        done = log.commit(new, self.parts, {*after}, f"dropped {', '.join(sorted(self.outputs | self.inputs))}")
+        were, are = (_used(plan, plan.outputs.values()) for plan in (self.plan, self.flow))
         return Dropped(
             done.epoch,
             done.number,
-            tuple(name for name in self.plan.outputs if name in self.names),
-            tuple(name for name in self.plan.inputs if name in were - are),
+            tuple(name for name in self.plan.outputs if name in self.outputs),
+            tuple(name for name in self.plan.inputs if name in self.inputs),
+            tuple(name for name in self.flow.inputs if name in were - are),
             *moved,
             len(self.written),
             sum(blob.length for blob in self.written),
@@ -239,20 +276,42 @@ class _Dropping:
         )
 
 
-def _used(plan: Plan) -> list[Input]:
+def _used(plan: Plan, outputs: Iterable[Collection]) -> set[str]:
     """The inputs that outputs are made of."""
-    found = behind(plan.outputs.values())
-    return [input for input in plan.inputs.values() if input in found]
+    found = behind(outputs)
+    return {name for name, input in plan.inputs.items() if input in found}
+
+
+def _but(given: Mapping[str, T], names: set[str]) -> dict[str, T]:
+    return {name: each for name, each in given.items() if name not in names}
+
+
+def _sources(sources: Mapping[str, Attached], inputs: set[str]) -> dict[str, Attached]:
+    """Without those that have fed nothing but these inputs, as far as the state knows."""
+    out = dict[str, Attached]()
+    for name, each in sources.items():
+        fed = _but(each.left_out, inputs)
+        if fed or not (each.left_out or name in inputs):
+            out[name] = replace(each, left_out=fed)
+    return out
+
+
+def _resolved(record: InputRecord) -> int:
+    """How many events of an input have a verdict."""
+    return record.arrived - sum(run.rows - run.begin for run in record.runs)
 
 
 def _without(stages: Stages, stage: int, old: Sequence[StoredInventory]) -> Inventory:
     """The inventory of one partition on a stage, of those that it has on all stages.  O(files)."""
     ids, totals = node_ids(stages.flow), dict[str, int]()
     wanted = {ids[node] for node in stages.keeping(stage)}
+    there = {name: found for each in old if stage == 0 for name, found in each.of.inputs.items()}
     for each in old if stage == 0 else ():
         add(totals, each.of.totals)
+    if gone := sum(_resolved(found) for name, found in there.items() if name not in stages.flow.inputs):
+        add(totals, {GONE: gone})
     return Inventory(
-        {name: found for each in old if stage == 0 for name, found in each.of.inputs.items()},
+        {name: found for name, found in there.items() if name in stages.flow.inputs},
         {name: found for each in old for name, found in each.of.operators.items() if name in wanted},
         totals,
     )

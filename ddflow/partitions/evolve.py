@@ -1,12 +1,12 @@
-"""Evolving: another version of the same epoch, whose columns have wider types, or are more; or that has fewer outputs.
+"""Evolving: another version of the same epoch: its columns are wider or more, or its outputs and inputs fewer.
 
 Invariant: either there is a new version that says what the one before said, in the wider types, at every time that can
 be read, or nothing has changed. Hashes are made again, and so is every arrangement whose identities depend on a column
 that changes; waiting events and kept history are cast. It is a rescaling to as many partitions under another plan: a
 group's identity changes with its columns, and so may its partition. So a crash leaves the old version whole, and an
 epoch that was committed meanwhile wins. What an expression, a merge or a function would make of the wider columns must
-be what it made of the narrower ones (``plan.evolve``), and each value must be exact. How outputs are taken out is in
-``dropping``.
+be what it made of the narrower ones (``plan.evolve``), and each value must be exact. How outputs and inputs
+are taken out is in ``dropping``.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -29,7 +29,7 @@ import pyarrow as pa
 from ddflow.columns.widening import Inexact
 from ddflow.errors import PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
-from ddflow.partitions.dropping import drop_outputs as drop
+from ddflow.partitions.dropping import drop
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import task
 from ddflow.plan.compatibility import PlanChange, compare
@@ -55,10 +55,12 @@ class Evolved(NamedTuple):
         What was written.
     outputs : tuple of str
         Outputs that were dropped.
+    inputs : tuple of str
+        Inputs that were dropped.
     unused : tuple of str
         The inputs that no output is made of any more.  They stay: their events are judged and counted as before.
     freed : int
-        The bytes of files that were needed for those outputs only; ``gc`` frees them, in its time.
+        The bytes of files that were needed for what was dropped only; ``gc`` frees them, in its time.
     """
 
     epoch: int
@@ -69,6 +71,7 @@ class Evolved(NamedTuple):
     files: int
     bytes: int
     outputs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     freed: int = 0
 
@@ -83,7 +86,7 @@ class Evolution:
             raise SpecError(
                 "evolve a state",
                 "no types are given",
-                "give {column: type}, flow= with wider columns, or drop_outputs=",
+                "give {column: type}, flow= with wider columns, drop_outputs=, or drop_inputs=",
             )
         self.types, self.flow, self.change = types, flow, PlanChange()
         self.schemas: dict[str, pa.Schema] = {}
@@ -132,12 +135,13 @@ def evolve(
     types: Any = None,
     *,
     drop_outputs: str | Sequence[str] = (),
+    drop_inputs: str | Sequence[str] = (),
     flow: Plan | None = None,
     trust: Trust = "owner",
     memory: str | int | None = None,
     look: Look = lambda rows: None,
 ) -> Evolved:
-    """Make a new version of a state, of the same epoch, some of whose columns are wider, or that has fewer outputs.
+    """Make a new version of a state, of the same epoch, with wider columns, or with fewer outputs and inputs.
 
     Parameters
     ----------
@@ -149,9 +153,12 @@ def evolve(
     drop_outputs : str or sequence of str
         The outputs to take out, with all that only they need: what their operators hold, and their updates that are
         kept.  Then no ``types``.  Tables and folders that have their updates stay as they are; so do the inputs.
+    drop_inputs : str or sequence of str
+        The inputs to take out, of which no output is made that stays: what they hold, their waiting events, their side
+        outputs, and where their sources stand.  What became of their events stays counted in the state's verdicts.
     flow : Plan, optional
-        The state's plan, with all its outputs, where it has functions; or one with wider columns, and then no
-        ``types``.
+        The state's plan, with all its outputs and inputs, where it has functions; or one with wider columns, and then
+        no ``types``.
     trust : {"owner", "group"}
         As in `Flow.open`.
     memory : str or int, optional
@@ -168,8 +175,8 @@ def evolve(
     ------
     SpecError, PlanChanged
         For a type that a column cannot be widened to; for a key or an order column, and for an expression, a merge or
-        a function that would mean something else.  `SpecError` also for a name that is no output, for the last output,
-        and for one that has a sink: `Engine.detach` forgets that.
+        a function that would mean something else.  `SpecError` also for a name that is none, for the last output, for
+        one that has a sink (`Engine.detach` forgets that), and for an input that an output is made of.
     SchemaMismatch
         For a value that the wider type does not hold exactly.
     Fenced
@@ -179,11 +186,12 @@ def evolve(
 
     Notes
     -----
-    O(bytes of the state).  To drop outputs O(files): rows are rewritten only where those of an operator come into
-    other partitions without them.  The old version stays readable as after any commit.
+    O(bytes of the state).  To drop outputs and inputs O(files): rows are rewritten only where those of an operator come
+    into other partitions without them.  The old version stays readable as after any commit.  An epoch in which rows of
+    a dropped input came cannot be given again.
     """
-    if drop_outputs:
-        return without(state, drop_outputs, types, flow=flow, trust=trust, memory=memory, look=look)
+    if drop_outputs or drop_inputs:
+        return without(state, drop_outputs, drop_inputs, types, flow=flow, trust=trust, memory=memory, look=look)
     evolution = Evolution(types, flow)
     with Rescaler.open(state, None, trust=trust, memory=memory, plans=evolution.plans) as rescaler:
         with inexact(rescaler.store.where):
@@ -192,11 +200,13 @@ def evolve(
         return evolution.done(rescaler.finish(rescaler.made))
 
 
-def without(state: State, outputs: str | Sequence[str], types: Any, **options: Any) -> Evolved:
-    """What `evolve` does where outputs are dropped.  ``options``: of `drop_outputs`.  Raises as `evolve`."""
-    names = [outputs] if isinstance(outputs, str) else [*dict.fromkeys(outputs)]
+def without(
+    state: State, outputs: str | Sequence[str], inputs: str | Sequence[str], types: Any, **options: Any
+) -> Evolved:
+    """What `evolve` does where outputs and inputs are dropped.  ``options``: of `drop`.  Raises as `evolve`."""
+    names, others = ([each] if isinstance(each, str) else [*dict.fromkeys(each)] for each in (outputs, inputs))
     if types is not None:
-        raise SpecError(f"evolve, without {names}", "types are given, too", "do one after the other")
-    done = drop(state, names, **options)
+        raise SpecError(f"evolve, without {names + others}", "types are given, too", "do one after the other")
+    done = drop(state, names, others, **options)
     figures = done.versions, done.pending, done.files, done.bytes
-    return Evolved(done.epoch, done.manifest, {}, *figures, done.outputs, done.unused, done.freed)
+    return Evolved(done.epoch, done.manifest, {}, *figures, done.outputs, done.inputs, done.unused, done.freed)

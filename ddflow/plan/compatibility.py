@@ -22,7 +22,7 @@ open it with the plan that it was made by, or make a new state of the log with d
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -136,8 +136,11 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
     remedy = "open it with the plan that it was made by, or make a new state of the log with dd.migrate"
     if any(LACKS in each for each in refused):
         remedy = f"declare the columns that the state has, {_lacking(before, flow)}; or {remedy}"
-    if lost := [name for name in record.record("outputs").names() if name not in flow.outputs]:
-        remedy = f"{_dropping(lost, where)}; or {remedy}"
+    lost = [name for name in record.record("outputs").names() if name not in flow.outputs]
+    without = [name for name in before if name not in flow.inputs]
+    if lost or without:
+        first = f"to give {[*lost, *without]} up, take them out first with {dropping(lost, without, where)}"
+        remedy = f"{first}; or {remedy}"
     if not refused and change.rewrites and not rewriting:
         refused, remedy = change.text.split("; "), _command(change, where)
     if refused:
@@ -203,9 +206,10 @@ def _command(change: PlanChange, where: str) -> str:
     )
 
 
-def _dropping(outputs: list[str], where: str) -> str:
-    """What to call, to have outputs taken out of a state."""
-    return f"to give {outputs} up, take them out first with dd.evolve({where!r}, drop_outputs={outputs})"
+def dropping(outputs: Sequence[str], inputs: Sequence[str], where: str) -> str:
+    """What to call, to have outputs and inputs taken out of a state."""
+    options = [f"drop_outputs={[*outputs]}"] * bool(outputs) + [f"drop_inputs={[*inputs]}"] * bool(inputs)
+    return f"dd.evolve({where!r}, {', '.join(options)})"
 
 
 def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[str]:

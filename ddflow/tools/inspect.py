@@ -26,6 +26,7 @@ from msgspec import to_builtins
 
 from ddflow.connectors.opening import open_sink
 from ddflow.dataflow.inflow import add
+from ddflow.dataflow.verdicts import NAMES
 from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.engine.snapshot import found
 from ddflow.errors import DdflowError
@@ -193,7 +194,7 @@ def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: 
             figures = _arranged(arranged)
             add(out["operators"].setdefault(shown(manifest.plan, name, where), {}), figures)
             keys += figures["keys"]
-    add(out["verdicts"], inventory.totals)
+    add(out["verdicts"], {name: n for name, n in inventory.totals.items() if name in NAMES})
     return {"keys": keys, "pending": pending}
 
 

@@ -24,7 +24,7 @@ from ddflow.columns.hashing import Secret, Words, identities, partition_of
 from ddflow.columns.rows import gather
 from ddflow.connectors.sources import misread
 from ddflow.dataflow import batcher as pending
-from ddflow.dataflow.verdicts import NAMES
+from ddflow.dataflow.verdicts import GONE, NAMES, resolved
 from ddflow.engine.checkpoint import MEND, Inventories
 from ddflow.engine.inventory import InputRecord, StoredInventory
 from ddflow.errors import CorruptState
@@ -127,9 +127,9 @@ class Examination:
                             at = f"{stored.at('operators', name)}, arrangements[{n}]"
                             self._arrangement(arranged, part, at, each.rehashed, False, self._place(name))
         with self.guard():
-            resolved = sum(n for name, n in stored.of.totals.items() if name in NAMES)
-            if complete and arrived != resolved + waiting:
-                found = f"{arrived:,} events came in, {resolved:,} were resolved and {waiting:,} are pending"
+            known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
+            if complete and arrived != (done := resolved(known)) + waiting:
+                found = f"{arrived:,} events came in, {done:,} were resolved and {waiting:,} are pending"
                 raise wrong(stored.what, found)
 
     def _pending(self, record: InputRecord, at: str, upsert: RunningInput) -> int:

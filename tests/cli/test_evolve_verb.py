@@ -97,6 +97,7 @@ def test_an_output_is_taken_out_and_the_message_said_how() -> None:
     said = run("evolve", "two", *command.split()[2:]).output
     assert "by_city is no output of two any more\nall is no output of two any more\n" in said
     assert "no output is made of the input cities now; it stays" in said
+    assert "to take it out, too: ddflow evolve two --drop-input cities\n" in said
     assert "are free once ddflow gc has deleted the versions before (epoch 1)" in said
     with flow("orders").open("two") as engine:
         assert engine.step({"orders": [{"id": 2, "city": "Rome"}]})["orders"].num_rows == 1
@@ -105,11 +106,15 @@ def test_an_output_is_taken_out_and_the_message_said_how() -> None:
     told = json.loads(run("evolve", "two", "--drop-output", "by_city", "--json").output)
     assert (told["outputs"], told["unused"], told["columns"], told["epoch"]) == (["by_city"], [], {}, 3)
     assert told["freed"] > 0
+    assert "cities is no input of two any more\n" in run("evolve", "two", "--drop-input", "cities").output
+    refused_by = run("evolve", "two", "--drop-input", "orders", code=1).output
+    assert "the outputs ['orders'] are made of it; they are all that it has" in refused_by
 
 
 def test_what_has_no_place_beside_an_output_that_goes_is_refused() -> None:
-    assert "or outputs that go (--drop-output)" in run("evolve", "state", code=2).output
+    assert "or what goes (--drop-output, --drop-input)" in run("evolve", "state", code=2).output
     assert "(--types), or" in run("evolve", "state", "--types", "n=double", "--drop-output", "input", code=2).output
-    assert "outputs are of the state" in run("evolve", "state", "--drop-output", "a", "--input", "input", code=2).output
+    assert "is --drop-input NAME" in run("evolve", "state", "--drop-output", "a", "--input", "input", code=2).output
     assert "did you mean 'output'?" in run("evolve", "state", "--drop-output", "outptu", code=1).output
     assert "it has no other" in run("evolve", "state", "--drop-output", "output", code=1).output
+    assert "they are all that it has" in run("evolve", "state", "--drop-input", "input", code=1).output

@@ -42,6 +42,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "--decimal ',' --dates %d.%m.%Y --dates '%d.%m.%Y %H:%M'",
         ),
         ("dd.evolve('my s', drop_outputs=['a', 'b c'])", "ddflow evolve 'my s' --drop-output a --drop-output 'b c'"),
+        ("dd.evolve('s', drop_inputs=['a', 'b c'])", "ddflow evolve s --drop-input a --drop-input 'b c'"),
+        ("dd.evolve('s', drop_outputs=['a'], drop_inputs=['b'])", "ddflow evolve s --drop-output a --drop-input b"),
     ],
 )
 def test_words_of_python_become_those_of_the_shell(python: str, shell: str) -> None:

@@ -28,7 +28,7 @@ import ddflow as dd
 from ddflow.engine.garbage import blobs_of
 from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import Fenced, PlanChanged, SpecError, StateRefused
-from ddflow.partitions.dropping import drop_outputs
+from ddflow.partitions.dropping import drop
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.codec import describe
 from ddflow.storage import backlog
@@ -294,8 +294,8 @@ def test_functions_of_ones_own_come_with_the_flow() -> None:
     with flow("by_city").open(store := MemoryStore()) as engine:
         engine.step({"people": table(1, 2, 9)})
     with pytest.raises(Exception, match="flow="):
-        drop_outputs(store.writer(), ["by_city"])
-    assert drop_outputs(store.writer(), ["by_city"], flow=flow("by_city")).outputs == ("by_city",)
+        drop(store.writer(), ["by_city"])
+    assert drop(store.writer(), ["by_city"], flow=flow("by_city")).outputs == ("by_city",)
     with flow().open(store.writer()) as engine:
         assert engine.step({"people": table(7)})["long"].num_rows == 1
 
@@ -308,7 +308,7 @@ def killed(state: Path, at: int, kind: str) -> bool:
 
     def work() -> None:
         Deadly(at, kind)
-        drop_outputs(state, ["by_city"])
+        drop(state, ["by_city"])
 
     return died(work)
 
@@ -337,7 +337,7 @@ def test_killed_at_any_call_it_has_happened_or_not(tmp_path: Path, monkeypatch: 
         if chance.random() < 0.2 or not dead:
             assert dd.fsck(state).ok
             if len(outputs) == 3:
-                drop_outputs(state, ["by_city"])
+                drop(state, ["by_city"])
             rescale(state, 1)
             with people("people", "towns").open(state, grace=0) as engine:
                 assert engine.step(some(13), 14)["people"].num_rows

@@ -57,6 +57,10 @@ def refused(old: dd.Flow, new: dd.Flow) -> str:
         lacks = re.escape(
             "to give ['out'] up, take them out first with dd.evolve('state/orders', drop_outputs=['out']); or "
         )
+    if "input 'others' is not in it" in error.value.found:
+        lacks = re.escape(
+            "to give ['others'] up, take them out first with dd.evolve('state/orders', drop_inputs=['others']); or "
+        )
     assert re.fullmatch(
         f"{lacks}open it with the plan that it was made by, or make a new state of the log with dd.migrate",
         error.value.remedy,

@@ -130,6 +130,23 @@ def test_a_batch_that_a_query_gives_again_after_a_change_is_the_one_it_was(spark
             assert counted(dd.read(state, name)) == counted(twin.read(name)), name
 
 
+def test_an_input_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: Path) -> None:
+    state, frame = str(tmp_path / "state"), frame_of(spark, rows(0, 9))
+    spark_bridge.run(plan(NARROW, True), {"a": frame, "b": frame}, 3, state=state)
+    with pytest.raises(PlanChanged, match=r"drop_outputs=\['either'\], drop_inputs=\['b'\]"):
+        spark_bridge.run(plan(NARROW), {"a": frame}, state=state)
+    done = spark_bridge.evolve(state, drop_outputs="either", drop_inputs="b")
+    assert (done.outputs, done.inputs) == (("either",), ("b",)) and dd.fsck(state).ok
+    with plan(NARROW).open() as twin:
+        twin.step({"a": rows(0, 9)}, 1)
+        with pytest.raises(ReplayMismatch):
+            spark_bridge.run(plan(NARROW), {"a": frame}, state=state, epoch=1)
+        spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(4, 6))}, state=state)
+        twin.step({"a": rows(4, 6)}, 2)
+        for name in plan(NARROW).outputs:
+            assert counted(dd.read(state, name)) == counted(twin.read(name)), name
+
+
 def test_an_output_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: Path) -> None:
     def fewer() -> dd.Flow:
         flow = plan(NARROW)
