@@ -151,6 +151,8 @@ class TableShape(NamedTuple):
     """Its columns."""
     key: tuple[str, ...] | None
     """By which rows are replaced; None: rows are only added."""
+    certain: bool = False
+    """Whether no column of the key is ever null."""
 
 
 class TableChanges(NamedTuple):

@@ -98,7 +98,7 @@ class DuckDBSink(TableSink):
 
 
 class DuckDBTable(SqlTable):
-    """A table of DuckDB.  It joins without an index, which would only be kept up."""
+    """A table of DuckDB.  It joins without an index or a primary key, which would only be kept up."""
 
     indexed: ClassVar[bool] = False
 

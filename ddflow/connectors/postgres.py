@@ -33,6 +33,8 @@ __all__ = ["PostgresSink", "column_type"]
 
 AT_ONCE: Final = 1 << 20
 """Keys of a statement."""
+NOT_DISTINCT: Final = 15_00_00
+"""The first version whose unique indexes can take null for equal to null."""
 LOCKED: Final = (
     (r'FATAL: +(role|database) "[^"]*" does not exist', "mend the address"),
     (r"FATAL: .*authentication failed", "mend the user or the password: PGPASSWORD, or ~/.pgpass"),
@@ -161,6 +163,7 @@ class PostgresTable(SqlTable):
         type(self).failures = (of.Error,)
         type(self).refusals = (of.IntegrityError, of.ProgrammingError, of.DataError, of.NotSupportedError)
         super().__init__(connection, table, shape, place)
+        self.unique = " nulls not distinct" if connection.info.server_version >= NOT_DISTINCT else None
 
     def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """See `SqlTable.execute`.  No name that a user gives stands in a statement with values."""

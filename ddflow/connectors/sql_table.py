@@ -5,8 +5,8 @@ Invariant: an epoch's rows and its `TargetRecord` are one transaction of the tar
 epoch that was committed though nobody heard of it, is found before a row changes. A dialect is a subclass with the
 connection, the types and how rows go in; its file has nothing of records, shapes or order.
 
-Rows of keys are deleted and inserted, by comparison that takes null for equal to null, so a key may be null and the
-table needs no primary key. One that the table has is kept.
+Rows of keys are deleted, then inserted, by comparison that takes null for equal to null. A table that is made has its
+key as primary key, or as unique index where it may be null; one that the user made needs none, and keeps what it has.
 
 >>> SqlTable.indexed, SqlTable.begin
 (True, 'begin')
@@ -41,6 +41,8 @@ class SqlTable(OpenSink):
     begin: ClassVar[str] = "begin"
     indexed: ClassVar[bool] = True
     """Whether rows of a key are found by an index."""
+    unique: str | None = ""
+    """What stands behind a unique index whose columns may be null; None where such an index is not made."""
 
     def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
         self.connection, self.table, self.shape, self.place = connection, table, shape, place
@@ -120,14 +122,21 @@ class SqlTable(OpenSink):
             name = quoted(self.table)
             if not there:
                 shown = ", ".join(f"{quoted(column)} {kind}" for column, kind in wanted.items())
+                key = ", ".join(map(quoted, self.shape.key or ())) if self.indexed else ""
                 with self.transaction():
-                    self.execute(f"create table {name} ({shown})")
-                    if self.shape.key and self.indexed:
-                        key = ", ".join(map(quoted, self.shape.key))
-                        self.execute(f"create index {quoted(self.table + '_ddflow')} on {name} ({key})")
+                    self.execute(f"create table {name} ({shown}{f', primary key ({key})' * self._primary})")
+                    if key and not self._primary:
+                        kind = "index" if self.unique is None else "unique index"
+                        made = f"create {kind} {quoted(self.table + '_ddflow')} on {name} ({key})"
+                        self.execute(made + (self.unique or ""))
                 return
             for column in lacking(self.shape, there, wanted, self.place):
                 self.execute(f"alter table {name} add column {quoted(column)} {wanted[column]}")
+
+    @property
+    def _primary(self) -> bool:
+        """Whether the key of a table that is made is its primary key."""
+        return self.indexed and bool(self.shape.key) and self.shape.certain
 
     def _typed(self, field: pa.Field) -> str:
         kind = self.type_of(field.type)

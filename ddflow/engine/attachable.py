@@ -71,7 +71,10 @@ def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | 
     if DIFF not in updates.names and name in plan.outputs and mode not in ("upsert", "updates"):
         raise SpecError(asked, "it has upserts already", "write it with mode='upsert'")
     sink.needs()
-    return key, TableShape(name, shaped(mode, updates), key if mode == "upsert" else None)
+    by = key if mode == "upsert" else None
+    return key, TableShape(
+        name, shaped(mode, updates), by, by is not None and plan.outputs[name].solid().issuperset(by)
+    )
 
 
 def lateness(plan: Plan, how: RunOptions) -> dict[str, int]:

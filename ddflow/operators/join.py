@@ -136,6 +136,10 @@ class Join(Operator):
         found = dict.fromkeys(tuple(dict.fromkeys(map(str, key))) for key in here if None not in key)
         return list(found)[:MOST_KEYS]
 
+    def solid(self) -> frozenset[str]:
+        """See `Collection.solid`: what is so on a side."""
+        return super().solid() | self._solid_of(0) | self._solid_of(1)
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: both rows of each pair that is one of these."""
         shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]

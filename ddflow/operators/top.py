@@ -134,6 +134,10 @@ class Top(Operator):
             found = [*found, (*self.partition_by, self.rank_name)]
         return list(dict.fromkeys(found))
 
+    def solid(self) -> frozenset[str]:
+        """See `Collection.solid`: those of the rows, which it gives as they are."""
+        return super().solid() | (self.inputs[0].solid() & {*self.schema.names})
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the rows themselves, with those before them where places say what is shown."""
         same = alike.rows(given[0], wanted, self.inputs[0].schema.names)

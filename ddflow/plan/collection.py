@@ -194,6 +194,19 @@ class Collection(
         """All such columns: what shows fewer of them may show others.  The first are those that rows are known by."""
         return [] if self.proven is None else [self.proven]
 
+    def solid(self) -> frozenset[str]:
+        """The columns that are never null, as far as the plan proves it.  O(nodes and their columns)."""
+        made = {field.name for field in self.schema if not field.nullable}
+        if len(self.inputs) == 1:
+            made |= self._solid_of(0)
+        return frozenset(made)
+
+    def _solid_of(self, at: int) -> set[str]:
+        """The columns here of those of an input that are never null."""
+        below, here = self.inputs[at], self.commuting(at)
+        # Where none is null below, a selection of nulls in front gives no row.
+        return {here[name] for name in below.solid() if name in here} & {*self.schema.names}
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """For each input the rows that make some of its rows: applied to these, the operator gives them.
 

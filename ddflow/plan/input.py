@@ -43,6 +43,10 @@ class Input(Collection):
         key = self.found_by()
         return [] if key is None else [key]
 
+    def solid(self) -> frozenset[str]:
+        """See `Collection.solid`: keys, too, that are not kept where they are null."""
+        return super().solid() | {field.name for field in self.bound.key_schema if not field.nullable}
+
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Its name; its columns and its spec stand elsewhere, since they may change."""
         return {"name": self.name}

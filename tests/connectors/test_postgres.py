@@ -164,6 +164,36 @@ def test_keys_of_nulls_are_found(server: Server) -> None:
     opened.close()
 
 
+def test_a_table_that_is_made_has_its_key(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a primary key; as a unique index where it may be null; none where rows are only added."""
+    definitions = "select indexdef from pg_indexes where tablename = '{}'"
+
+    def run(table: str, output: str = "by_city", mode: Any = "upsert") -> list[Any]:
+        sink = dd.sinks.postgres(server.url, table, mode=mode)
+        with flow().open(tmp_path / table) as engine:
+            engine.run(landing(tmp_path), {output: sink})
+            return rows_of(engine, output)
+
+    land(tmp_path / "in", "0.csv", FIRST)
+    run("orders", "orders")
+    assert ask(server, definitions.format("orders"))[0][0].startswith("CREATE UNIQUE INDEX orders_pkey ")
+    run("by_city")
+    assert ask(server, definitions.format("by_city"))[0][0].endswith("(city) NULLS NOT DISTINCT")
+    for n in (7, 9):
+        ask(server, f"insert into by_city values (null, {n}, 0) on conflict (city) do update set n = excluded.n")
+    assert ask(server, "delete from by_city where city is null returning n") == [(9,)]
+    ask(server, "create table own (city text, n bigint, total bigint)")
+    assert ask(server, "select * from own") == [] != run("own")
+    run("log", mode="changelog")
+    assert ask(server, definitions.format("own")) == ask(server, definitions.format("log")) == []
+    monkeypatch.setattr("ddflow.connectors.postgres.NOT_DISTINCT", 10**9)
+    run("older")
+    land(tmp_path / "in", "1.csv", [(2, "Bern", 5)])
+    assert ask(server, definitions.format("older"))[0][0].startswith("CREATE INDEX ")
+    for table, output in (("orders", "orders"), ("by_city", "by_city"), ("own", "by_city"), ("older", "by_city")):
+        assert run(table, output) == ask(server, f"select * from {table}")
+
+
 def test_what_cannot_be_held_is_refused_by_name(server: Server) -> None:
     for kind in (pa.struct({"x": pa.int64()}), pa.timestamp("ns"), pa.duration("s"), pa.list_(pa.list_(pa.int64()))):
         opened = dd.sinks.postgres(server.url, "t").open(TableShape("t", pa.schema({"odd": kind}), None))

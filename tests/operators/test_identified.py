@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from every_operator import NARROW, plan
 
 import ddflow as dd
 from ddflow.plan.codec import describe
@@ -130,12 +131,13 @@ def test_what_is_proven_holds(name: str) -> None:
     draw, most = random.Random(name), 0
     with made.open() as engine:
         for _ in range(20):
-            order = {"id": draw.randrange(9), "customer": draw.randrange(4), "amount": draw.randrange(3)}
+            order = {"id": draw.randrange(9), "customer": draw.randrange(4), "amount": draw.choice((0, 1, 2, None))}
             customer = {"customer": draw.randrange(4), "city": draw.choice("ab")}
             line = {"line": draw.randrange(9), "id": draw.randrange(4), "what": "x"}
             engine.step({"orders": [order], "customers": [customer], "lines": [line]})
             rows = engine.read("out")
             most = max(most, rows.num_rows)
+            assert [each for each in out.solid() if rows[each].null_count] == []
             if key is not None:
                 keys = rows.group_by(list(key)).aggregate([("_diff", "sum")])
                 assert keys["_diff_sum"].to_pylist() == [1] * keys.num_rows
@@ -182,6 +184,42 @@ def test_a_top_without_the_key_of_its_input_replaces_rows_of_a_table(tmp_path: P
         assert shown["amount"] in told.rows["o"].column("amount").to_pylist()
     steps = [pa.Table.from_pylist(part, schema) for part in (log[:9], *(log[at : at + 5] for at in range(9, 34, 5)))]
     assert dd.verify(tmp_path / "state", {"o": steps}).ok
+
+
+SOLID: dict[str, tuple[str, set[str]]] = {
+    "an input's key": ("select * from o", {"id"}),
+    "by another name": ("select id as n, amount, id + 1 as m from o where amount > 1", {"n"}),
+    "groups": ("select id, amount, count(*) as n from o group by id, amount", {"id", "n"}),
+    "what met": ("select o.id, c.customer, c.city from o join c on o.customer = c.customer", {"id", "customer"}),
+    "what may lack a partner": (
+        "select o.id, c.city, l.line from o full join l on o.id = l.line join c on true",
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOLID)
+def test_columns_that_are_never_null_are_known(name: str) -> None:
+    text, known = SOLID[name]
+    made, tables = flow()
+    out = made.sql(text, **{each: of for each, of in tables.items() if f" {each} " in f"{text} "})
+    assert out.solid() & {"id", "n", "m", "amount", "customer", "line"} == known
+
+
+def test_columns_that_are_never_null_are_not_of_any_operator() -> None:
+    made = plan(dict(NARROW))
+    rows = [{"id": n, "city": None, "n": n % 3 or None, "tags": ["a", None][: n % 3], "day": None} for n in range(20)]
+    with made.open() as engine:
+        engine.step({"a": rows})
+        wrong = {
+            name: (column, made.outputs[name].verb)
+            for name in made.outputs
+            for column in made.outputs[name].solid()
+            if engine.read(name)[column].null_count
+        }
+    assert wrong == {}
+    kept = dd.Flow().upserts("a", {"id": int, "n": int}, dd.Upsert(key="id", null_key="keep"))
+    assert kept.solid() == kept.top(1, by="n").solid() == frozenset()
 
 
 def test_a_join_replaces_rows_of_a_table(tmp_path: Path) -> None:

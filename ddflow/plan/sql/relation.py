@@ -54,10 +54,8 @@ class Relation:
     @classmethod
     def of_collection(cls, of: Any, names: Mapping[str, str]) -> Relation:
         """What stands in FROM.  ``names``: logical names by columns."""
-        spec = getattr(of, "spec", None)
-        keyed = () if getattr(spec, "null_key", "keep") == "keep" else getattr(spec, "key", ())
-        solid = {names[each.name] for each in of.schema if each.name in names and not each.nullable}
-        return cls(of, {logical: name for name, logical in names.items()}, solid | {names[each] for each in keyed})
+        solid = {names[each] for each in of.solid() if each in names}
+        return cls(of, {logical: name for name, logical in names.items()}, solid)
 
     def nullable(self, tree: Tree) -> bool:
         """Whether a tree may be null; True where that is not known."""
