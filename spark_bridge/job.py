@@ -43,6 +43,7 @@ from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.partitioner import Partitioner, carried_only, columns_there
 from ddflow.partitions.past_digests import PastDigests
 from ddflow.partitions.receipt import Committed, Receipt
+from ddflow.partitions.said import Heard
 from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.past import PastSchemas
@@ -132,7 +133,8 @@ class Job:
         most = chunk_limits(partitions)[1]
         if self.memory is not None:
             most = min(most, max(self.memory // 16, 1 << 20))
-        routers = (router(self.flow, name, partitions, secret, self.columns[name], most) for name in frames)
+        how = {name: (self.columns[name], most, self.coordinator.heard.get(name)) for name in frames}
+        routers = (router(self.flow, name, partitions, secret, *each) for name, each in how.items())
         return joined(routed(frames[each.input], each, version) for each in routers)
 
     def epoch(
@@ -221,11 +223,12 @@ def router(
     secret: Secret,
     columns: tuple[str, ...],
     chunk_bytes: int | None = None,
+    heard: Heard | None = None,
 ) -> Partitioner:
     """What brings an input's rows to their partitions, in Spark's types."""
     came = loose(flow.inputs[name].bound.schema)
     restore: Any = partial(restored, schema=came, what=f"rows for {name!r}")
-    return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes)
+    return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes, heard=heard)
 
 
 def routed(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:

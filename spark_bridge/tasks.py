@@ -137,7 +137,7 @@ class EpochStage:
             if receipt is None:
                 part, way = self._part(number)
                 with on_failure(close, part):  # half way through, or nobody wants the rest
-                    done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests, shuffle.tables)
+                    done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests, shuffle.said)
                     figures = {
                         **done.receipt.figures,
                         "take": taken,
@@ -169,7 +169,7 @@ class EpochStage:
 
     @staticmethod
     def _receipts(shuffle: ShuffleReader, receipt: Receipt, number: int) -> pa.RecordBatch:
-        return packed_receipts([*shuffle.receipts, receipt.to_json()], number)
+        return packed_receipts([*shuffle.receipts, replace(receipt, said=shuffle.said).to_json()], number)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A partition is one of P equal ranges of identities; a *stage* is one pass over a
     partitioner        rows become chunks, each of one partition                ``chunks``
     shuffle_reader     a task's chunks, in the order of arrival
     stage_step         one partition of one stage takes them in, writes files  ``stages``, ``stage_graph``
-    receipt            what it wrote
+    receipt            what it wrote, and what messages said of themselves     ``said``
     commit: finish     one receipt a part; files looked at; published; or nothing has happened
 
 A run without a state takes the same way from an empty start, and writes nothing (``stage_once``). All of it runs in one

@@ -241,10 +241,10 @@ def sliced(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
         yield from sliced(rows.slice(begin, step), most_rows, most_bytes)
 
 
-def packed_table(table: str, what: int, partitions: int) -> pa.RecordBatch:
-    """What tells every partition the table that messages of an input are of, and brings no rows.  O(partitions)."""
-    n = partitions
-    columns = [[*range(n)], [what] * n, [table] * n, [0] * n, [0] * n, [NO_ROWS] * n, [None] * n]
+def packed_said(said: Mapping[int, str], what: int) -> pa.RecordBatch:
+    """What tells partitions something of the messages of an input, and brings no rows.  O(partitions)."""
+    n = len(said)
+    columns = [[*said], [what] * n, [*said.values()], [0] * n, [0] * n, [NO_ROWS] * n, [None] * n]
     return pa.RecordBatch.from_arrays(
         [pa.array(c, f.type) for c, f in zip(columns, PACKED, strict=True)], schema=PACKED
     )

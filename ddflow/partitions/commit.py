@@ -15,6 +15,7 @@ Traceback (most recent call last):
 ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 2 partitions: there is no receipt of partitions [0, ...
 """
 
+import warnings
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from time import perf_counter_ns
@@ -31,6 +32,7 @@ from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import LiveFiles, followed, look, look_for
 from ddflow.partitions.merged_receipts import ROWS, call_digest, gather, greatest
 from ddflow.partitions.receipt import Committed, Contribution, Receipt
+from ddflow.partitions.said import Said, heard
 from ddflow.partitions.stages import cut, regrouped
 from ddflow.partitions.wanted import Wanted
 from ddflow.plan.plan import Plan
@@ -48,7 +50,8 @@ APART: Final = 200
 
 
 class EpochDriver:
-    """``flow``, ``cut``: the plan.  ``log``: the state's epochs.  ``partitions``: of the state.  `open` makes it."""
+    """``flow``, ``cut``: the plan.  ``log``: the state's epochs.  ``partitions``: of the state.  ``heard``: what
+    is known of inputs that take messages.  `open` makes it."""
 
     def __init__(self, flow: Plan, log: EpochLog, wanted: Wanted) -> None:
         """Read the inventories of a state.  Raises `CorruptState`."""
@@ -58,6 +61,7 @@ class EpochDriver:
         self.partitions = manifest.partitions if manifest.inventories else wanted.partitions or manifest.partitions
         self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, self.cut.stages, self.partitions)
         log.resume(self.live.names())
+        self.heard = heard(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
         self._start: EpochStart | None = None
         self._past: tuple[tuple[tuple[str, ...], ...], ...] = ()
         self._feed: Feed | None = None
@@ -285,6 +289,10 @@ class EpochDriver:
         )
         self._past = followed(self.live.parts, live.parts, self._past)
         self.live, self._start = live, None
+        for name, each in self.heard.items():
+            each.hear(whole.said.get(name, Said()))
+            for found in each.unseen.told():
+                warnings.warn(f"messages for {name!r}: {found}", stacklevel=3)
         self.log.finish(APART)
         figures = whole.figures | {"tasks": len(taken), "commit": (perf_counter_ns() - began) // 1000}
         return Committed(

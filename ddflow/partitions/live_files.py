@@ -155,7 +155,8 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
     """
     inputs = set(cut.flow.inputs)
     for each in taken:
-        wrong = sorted({*each.rows, *each.greatest, *each.horizons} - (inputs if each.stage == 0 else set()))
+        told = {*each.rows, *each.greatest, *each.horizons, *each.said}
+        wrong = sorted(told - (inputs if each.stage == 0 else set()))
         wrong += sorted(set(each.outputs) - set(cut.outputs[each.stage]))
         wrong += sorted({name for name, n in each.rows.items() if n} - set(each.digests))
         wrong += [blob.name for output in each.outputs.values() for blob in output.blobs if inside(blob) == folder]

@@ -11,7 +11,7 @@ would be wrong for somebody. It reads no files and publishes nothing.
 ...     return Receipt(stage=0, number=number, started_from="b" * 32, nonce=file.name[:16], inventory=file, outputs={},
 ...                    rows={"orders": rows}, digests={"orders": "01" * 16}, counts={"applied": rows}, greatest={},
 ...                    horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="",
-...                    figures={"step": 5, "memory": 70})
+...                    figures={"step": 5, "memory": 70}, said={})
 >>> _, whole = gather([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
 >>> whole.rows, whole.counts, whole.frontier, whole.figures
 ({'orders': 5}, {'applied': 5}, 8, {'step': 10, 'memory': 70})
@@ -31,6 +31,7 @@ from ddflow.dataflow.inflow import add
 from ddflow.errors import MissingReceipts, ReceiptsDisagree, SpecError
 from ddflow.partitions.chunks import added
 from ddflow.partitions.receipt import Contribution, Receipt
+from ddflow.partitions.said import together
 from ddflow.storage.epochs import Output
 from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER
@@ -76,6 +77,7 @@ def gather(
         last=max(each.last for each in taken),
         since=max(each.since for each in taken),
         figures=_figures(each.figures for each in taken),
+        said=together(each.said for each in taken),
     )
 
 

@@ -28,10 +28,12 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.connectors.formats.base import OWN, decoded, uncut
 from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.unseen import Unseen
 from ddflow.dataflow.admission import Came
 from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
-from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_table, row_hashes, sliced
+from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
+from ddflow.partitions.said import Heard, Said
 from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
 from ddflow.plan.plan import Plan
@@ -46,7 +48,7 @@ class Partitioner:
     """``input``: its name in the flow.  ``columns``: the declared ones that the rows have, as `columns_there` tells
     them (None: all, and those that rows lack are null).  ``chunk_rows``, ``chunk_bytes``: what is packed together (see
     `chunk_limits`); four copies of it are in memory at most.  ``restore``: makes the flow's types of those that rows
-    travelled in before.
+    travelled in before.  ``heard``: what is known of messages.
 
     It holds no rows between calls, and may be called any number of times.
     """
@@ -61,6 +63,7 @@ class Partitioner:
         chunk_rows: int | None = None,
         chunk_bytes: int | None = None,
         restore: Restore | None = None,
+        heard: Heard | None = None,
     ) -> None:
         bound = flow.inputs[input].bound
         # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.
@@ -69,6 +72,7 @@ class Partitioner:
         self.keys, self.required = bound.key_schema, bound.required
         self.partitions, self.secret, self.restore = partitions, secret, restore
         self.format, self.target = bound.format, bound.target if isinstance(bound, Bound) and bound.format else None
+        self.table, self.left = (None, []) if heard is None else (heard.table, heard.unseen.left)
         rows, size = chunk_limits(partitions)
         self.chunk_rows, self.chunk_bytes = chunk_rows or rows, chunk_bytes or size
 
@@ -78,14 +82,16 @@ class Partitioner:
         ``origin``: the number of the task that reads them, by which tasks' rows are put into order.  O(rows); 40 ns a
         row of four numbers.  Raises `SchemaMismatch`.
         """
-        first, came = 0, Came(None)
+        first, came, unseen = 0, Came(self.table), Unseen(self.left)
         for table in self._chunks(batches):
-            chunks = self._routed(table, origin, first, came)
+            chunks = self._routed(table, origin, first, came, unseen)
             first += table.num_rows
             if chunks.num_rows:
                 yield chunks
-        if came.table is not None:  # other tasks see other messages
-            yield packed_table(came.table, self.number, self.partitions)
+        had = tuple(name for name in self.left if name not in unseen.left)
+        said = Said(None if came.table == self.table else came.table, had, tuple(unseen.names))
+        if texts := said.texts(self.partitions):  # other tasks see other messages
+            yield packed_said(texts, self.number)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Rows as tables that are packed together; one without rows where there are none, to be looked at."""
@@ -108,9 +114,9 @@ class Partitioner:
         if chunk:
             yield pa.Table.from_batches(chunk)
 
-    def _routed(self, table: pa.Table, number: int, first: int, came: Came) -> pa.RecordBatch:
+    def _routed(self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen) -> pa.RecordBatch:
         if self.format is not None and self.target is not None:
-            return self._packed(*self._decoded(table, number, first, came))
+            return self._packed(*self._decoded(table, number, first, came, unseen))
         told = tells_arrival(table.schema, self.declared)
         # Looked at before anything is cast: what travels is in whatever integers there are.
         origin = self._told(table) if told else Origin.one(f"{number:010d}", first, table.num_rows)
@@ -120,11 +126,14 @@ class Partitioner:
             table = self.restore(table)
         return self._packed(one_batch(conform(table, self.schema, repr(self.input), self.required)), origin)
 
-    def _decoded(self, table: pa.Table, number: int, first: int, came: Came) -> tuple[pa.RecordBatch, Origin]:
+    def _decoded(
+        self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen
+    ) -> tuple[pa.RecordBatch, Origin]:
         """The events of messages, and where they come from.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
         made = uncut(decoded(self.format, table, self.target._replace(table=came.table), first), repr(self.input))
         came.table = made.table
+        unseen.look(self.format, table, made, repr(self.input))
         made = made._replace(rows=made.rows.select(self.schema.names))
         if tells_arrival(table.schema, pa.schema([])):
             of = self._told(table)

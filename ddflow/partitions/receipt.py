@@ -10,7 +10,8 @@ not look whether files are there (``commit``).
 >>> blob = Blob("00ff00ff00ff00ff-1.json", 40, bytes(16))
 >>> receipt = Receipt(stage=0, number=3, started_from="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, outputs={},
 ...                   rows={"orders": 2}, digests={"orders": "01" * 16}, counts={"applied": 2}, greatest={},
-...                   horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="", figures={"step": 900})
+...                   horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="", figures={"step": 900},
+...                   said={})
 >>> Receipt.from_json(receipt.to_json(), "a task") == receipt
 True
 >>> Receipt.from_json(receipt.to_json().replace(b"-1.json", b"/../.js"), "the receipt of a task")
@@ -28,6 +29,7 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState
+from ddflow.partitions.said import Said
 from ddflow.storage.epochs import Output, check_files
 from ddflow.storage.fields import (
     FileName,
@@ -54,7 +56,7 @@ class Contribution(Strict, frozen=True, kw_only=True):
     ``outputs``: what outputs gained, where not empty.  ``rows``, ``digests``: of the rows that came, by input;
     order-free, 32 hex digits.  ``counts``: events by verdict.  ``greatest``: by input, the greatest event time ever,
     hold-back mode.  ``horizons``: by input whose keys expire, the greatest order so far.  ``frontier``, ``last``,
-    ``since``: after it.  ``figures``: microseconds and bytes.
+    ``since``: after it.  ``figures``: microseconds and bytes.  ``said``: by input, what its messages say of it.
     """
 
     outputs: dict[str, Output]
@@ -67,6 +69,7 @@ class Contribution(Strict, frozen=True, kw_only=True):
     last: Instant
     since: Instant
     figures: dict[str, Natural]
+    said: dict[str, Said]
 
 
 class Receipt(Contribution, frozen=True, kw_only=True):

@@ -33,8 +33,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints
 from ddflow.columns.schema import empty
-from ddflow.connectors.formats.whose import longer
-from ddflow.errors import BadMessage, Misrouted, cut
+from ddflow.errors import Misrouted
 from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
@@ -46,6 +45,7 @@ from ddflow.partitions.chunks import (
     unpack,
     with_arrival,
 )
+from ddflow.partitions.said import Said, joined
 from ddflow.partitions.stages import Stages
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import Closing
@@ -77,7 +77,7 @@ class ShuffleReader(Closing):
     ``columns``: by input, the declared columns that its rows have, as its `Partitioner` was told (all, where not said).
 
     ``rows``, ``digests``: of what came, by input (those that none came for are not in it; 32 hex digits).
-    ``receipts``: what came to be passed on.  ``tables``: by input, that its messages are of, where tasks told it.
+    ``receipts``: what came to be passed on.  ``said``: by input, what tasks say of its messages.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ShuffleReader(Closing):
         self.schemas = {
             name: chunk_schema(input.bound.schema, (columns or {}).get(name)) for name, input in cut.flow.inputs.items()
         }
-        self.rows, self.tables = dict[str, int](), dict[str, str]()
+        self.rows, self.said = dict[str, int](), dict[str, Said]()
         self.receipts: list[bytes] = []
         self.bytes_resident = self.spilled = 0
         self._digests: dict[str, bytes] = {}
@@ -141,11 +141,11 @@ class ShuffleReader(Closing):
                 self.rows[name] = self.rows.get(name, 0) + rows[i]
                 self._digests[name] = added(self._digests.get(name, NO_ROWS), digest[i])
 
-    def _told(self, tables: list[tuple[int, str]]) -> None:
-        """Keep the table that messages of an input are of.  Raises `BadMessage` for another one."""
-        for number, table in tables:
+    def _told(self, said: list[tuple[int, str]]) -> None:
+        """Keep what tasks say of messages.  Raises `BadMessage` where these are of two tables."""
+        for number, text in said:
             name = self.names[number]
-            self.tables[name] = same_table(name, self.tables.get(name), table)
+            self.said[name] = joined(name, self.said.get(name), Said.read(text))
 
     def _check(self, to: list[int], what: set[int]) -> None:
         """Raise `Misrouted` for what is not for this task."""
@@ -230,21 +230,6 @@ class ShuffleReader(Closing):
                 last = max(last, int(_places(batch)[-1])) if stretch else int(_places(batch)[-1])
                 stretch.append(batch)
             yield from _interleaved(stretch, schema)
-
-
-def same_table(input: str, own: str | None, table: str) -> str:
-    """The table of messages of an input, by its longest name.  ``own``: None while none has said it.
-
-    Raises `BadMessage` for messages of another table than its own.
-    """
-    if (both := longer(own, table)) is not None:
-        return both
-    one, other = (cut(each, 80) for each in sorted([str(own), table]))
-    raise BadMessage(
-        f"messages for {input!r}",
-        f"some are of the table {one!r}, others of {other!r}",
-        "give those of one table, or name it: table= of its format; nothing was taken in",
-    )
 
 
 def _arrived(chunk: Chunk) -> tuple[str, int, int, bytes]:

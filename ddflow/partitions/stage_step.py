@@ -45,7 +45,7 @@ from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.engine.outputs import put
 from ddflow.partitions.epoch_start import EpochStart, own
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.shuffle_reader import same_table
+from ddflow.partitions.said import Said, same_table
 from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
 from ddflow.partitions.stages import Stages
 from ddflow.plan.codec import node_ids
@@ -153,13 +153,13 @@ class StagePart:
         sums: Mapping[int, pa.Table],
         rows: Mapping[str, int],
         digests: Mapping[str, str],
-        tables: Mapping[str, str] | None = None,
+        said: Mapping[str, Said] | None = None,
     ) -> PartDone:
         """Take in this part's rows of an epoch, and write what came of them.  O(rows and updates) expected.
 
         ``inputs``: by input, on stage 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by exchange of
-        this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  ``tables``: by input, that messages are of,
-        which must be that of epochs before.  Raises what a step of an engine raises, and `BadMessage` for another
+        this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  ``said``: of messages, by input; their
+        table must be that of epochs before.  Raises what a step of an engine raises, and `BadMessage` for another
         table; the part must then be closed, and what it wrote is garbage.
         """
         self._look(start)
@@ -168,9 +168,10 @@ class StagePart:
         for name, upsert in self.dataflow.graph.inputs.items():
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = start.horizons.get(name)
-        for name, table in (tables or {}).items():
+        for name, each in (said or {}).items():
             admission = self.dataflow.admissions[name]
-            admission.table = same_table(name, admission.table, table)
+            if each.table is not None:
+                admission.table = same_table(name, admission.table, each.table)
         step = self._events(start, inputs) if self.stage == 0 else self._sums(start, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
@@ -239,6 +240,7 @@ class StagePart:
             gone=tuple(name for name in before if name not in self.names),
             sent="",
             figures={},
+            said={},
         )
 
     def _put(self, start: EpochStart, step: Step) -> dict[str, Output]:
@@ -287,6 +289,7 @@ def idle(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | N
         gone=(),
         sent="",
         figures={},
+        said={},
     )
 
 

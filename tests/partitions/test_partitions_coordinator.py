@@ -108,6 +108,7 @@ class Tasks:
             gone=(),
             sent="",
             figures={"step": 7, "memory": number},
+            said={},
         )
         return replace(receipt, **fields)
 

@@ -15,6 +15,7 @@ from test_manifest import blobs, by_input, counts, digests, names, times
 from ddflow.errors import CorruptState
 from ddflow.partitions.merged_receipts import gather, greatest, summed
 from ddflow.partitions.receipt import STAGES, Receipt
+from ddflow.partitions.said import Said
 from ddflow.storage.manifest import PARTITIONS, Output
 from ddflow.storage.protocol import Blob
 
@@ -47,6 +48,7 @@ def typical() -> Receipt:
         gone=("11" * 8 + "-9.arrow",),
         sent="0c" * 16,
         figures={"step": 1200},
+        said={"orders": Said("shop.orders", ("id",), ("id", "n"))},
     )
 
 
@@ -140,6 +142,8 @@ def refused(change: dict[str, Any]) -> str:
         ("sent", "0c"),
         ("sent", None),
         ("figures", {"x": -1}),
+        ("said", {"orders": {"table": 1, "had": [], "names": []}}),
+        ("said", {"orders": {"table": None, "had": [], "names": [], "more": 1}}),
         ("more", 1),
     ],
 )

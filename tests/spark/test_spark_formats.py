@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -105,11 +106,40 @@ def test_messages_of_two_tables_are_refused_whichever_task_reads_them(
     with pytest.raises(dd.errors.BadMessage, match=says):
         spark_bridge.run(flow, {"t": other.union(mine)}, state=state, partitions=3, epoch=1)
     first = spark_bridge.run(flow, {"t": mine}, state=state, partitions=3, epoch=1)
-    with pytest.raises(dd.errors.BadMessage, match=says):
-        spark_bridge.run(flow, {"t": other}, state=state, epoch=2)
+    if on_bad == "stop":
+        with pytest.raises(dd.errors.BadMessage, match="its table is 'b', that of others 'a': name one, "):
+            spark_bridge.run(flow, {"t": other}, state=state, epoch=2)
+    else:  # the state knows the table, and so do tasks, also those that read no message of it
+        for _ in range(2):
+            second = spark_bridge.run(flow, {"t": other.union(mine)}, state=state, epoch=2)
+            assert "its table is 'b', that of others 'a'" in second["t.bad"].toArrow()["reason"][0].as_py()
+            assert str(second.verdicts) == "noop 40, bad 1"
+        third = spark_bridge.run(flow, {"t": other}, state=state, epoch=3)
+        assert str(third.verdicts) == "bad 1"
     again = spark_bridge.run(flow, {"t": mine}, state=state, epoch=1)
     assert counted(again["t"].toArrow()) == counted(first["t"].toArrow())
     assert dd.read(state, "t").num_rows == 40
+
+
+def test_a_column_that_no_message_has_is_told_by_the_driver_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Whichever task reads the message that has it, if there is one; and a table is known to a state of one engine."""
+    flow, state = dd.Flow(), str(tmp_path / "state")
+    rows = flow.upserts("t", {"id": int, "v": str, "w": str}, dd.Upsert(key="id"), format=dd.formats.debezium())
+    flow.output("t", rows)
+    with flow.open(state) as engine, pytest.warns(UserWarning, match="column 'w', which is null"):
+        engine.step({"t": of_table("a", 0)})
+    lacks, has = of_table("a", 1), json.dumps({"op": "c", "after": {"id": 2, "w": None}, "source": {"table": "a"}})
+    with pytest.raises(dd.errors.BadMessage, match="its table is 'b', that of others 'a'"):
+        spark_bridge.run(flow, {"t": frame_of(spark, of_table("b", 5))}, state=state, epoch=2)
+    frame = frame_of(spark, lacks, pa.table({"value": [has]}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        spark_bridge.run(flow, {"t": frame}, state=state, epoch=2)
+    other = str(tmp_path / "other")
+    with pytest.warns(
+        UserWarning, match=r"messages for 't': none so far has the declared column 'w', .*'id', 'v', 'd'"
+    ):
+        spark_bridge.run(flow, {"t": frame_of(spark, lacks, of_table("a", 3))}, state=other, partitions=2)
 
 
 def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_path: Path) -> None:

@@ -152,6 +152,11 @@ class Format:
         """Whether single cells of an event may be left out, which keep what is stored then."""
         return False
 
+    @property
+    def of_tables(self) -> bool:
+        """Whether messages may say which table they are of."""
+        return False
+
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """The upserts of some messages.  O(bytes).  Those that cannot be read are marked in ``bad``."""
         raise NotImplementedError

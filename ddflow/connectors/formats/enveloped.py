@@ -78,6 +78,11 @@ class Enveloped(Format):
         return self.unavailable
 
     @property
+    def of_tables(self) -> bool:
+        """They do."""
+        return True
+
+    @property
     def usual(self) -> CellForm:
         """How cells are written where no schema says it."""
         return CellForm(decimals=self.decimals, binary=self.binary)

@@ -53,6 +53,12 @@ class Unseen:
         self.left = [name for name in self.left if name not in names]
         self.names |= dict.fromkeys(names)
 
+    def hear(self, had: Iterable[str], names: Iterable[str]) -> None:
+        """Take in what others found: columns that messages ``had``, and ``names`` of them where they looked."""
+        gone = set(had)
+        self.left = [name for name in self.left if name not in gone]
+        self.names |= dict.fromkeys(names)
+
     def told(self) -> list[str]:
         """What is to be said of the columns that were looked for and not found, once.  O(columns)."""
         said = self.said(self.left)

@@ -55,6 +55,11 @@ class Kcat(Format):
         """As the format within."""
         return self.of.leaves_out
 
+    @property
+    def of_tables(self) -> bool:
+        """As the format within."""
+        return self.of.of_tables
+
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
         read, wrong = objects(messages.value, _LINE)

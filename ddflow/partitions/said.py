@@ -1,0 +1,125 @@
+"""What the messages of an input say of it, on its way from the tasks that read them to the driver.
+
+Invariant: a task reads a share of the messages, so what it says is joined with what others say: the table by its
+longest name, and the columns that some message had. Partitions are told the table, since theirs must be the same, and
+the first one also the columns; receipts bring both to the driver, who tells the tasks of the next epoch what is known.
+So a task of a later epoch knows a message of another table when it reads it.
+
+>>> one, other = Said("orders", ("id",), ("id", "n")), Said("shop.orders", ("n",))
+>>> joined("orders", one, other)
+Said(table='shop.orders', had=('id', 'n'), names=('id', 'n'))
+>>> [Said.read(text) for text in one.texts(2).values()]
+[Said(table='orders', had=('id',), names=('id', 'n')), Said(table='orders', had=(), names=())]
+>>> joined("orders", one, Said("people"))
+Traceback (most recent call last):
+    ...
+ddflow.errors.BadMessage: messages for 'orders': some are of the table 'orders', others of 'people'; give those of ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec.json import Decoder
+
+from ddflow.connectors.formats.unseen import Unseen
+from ddflow.connectors.formats.whose import longer
+from ddflow.engine.inventory import StoredInventory
+from ddflow.errors import BadMessage, cut
+from ddflow.plan.bind import Bound
+from ddflow.plan.plan import Plan
+from ddflow.storage.fields import Strict, decoded, encoded
+from ddflow.storage.protocol import Blob, Store
+
+
+class Said(Strict, frozen=True):
+    """``table``: that messages are of, None where none says it.  ``had``: columns that some message had.  ``names``:
+    the columns that messages have, where one was looked for."""
+
+    table: str | None = None
+    had: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def texts(self, partitions: int) -> dict[int, str]:
+        """What is told each partition; nothing where there is nothing to tell.  O(partitions)."""
+        alone = encoded(Said(self.table)).decode()
+        told = dict.fromkeys(range(partitions), alone) if self.table is not None else {}
+        return told | ({0: encoded(self).decode()} if self != Said() else {})
+
+    @classmethod
+    def read(cls, text: str) -> Said:
+        """The same of its text.  Raises `CorruptState`."""
+        return decoded(_DECODER, text.encode(), "what a task says of messages", "run the job again")
+
+
+_DECODER: Final = Decoder(Said)
+
+
+class Heard:
+    """What a driver knows of an input.  ``table``: of its messages.  ``unseen``: the columns that none has had."""
+
+    def __init__(self, columns: Sequence[str], table: str | None) -> None:
+        self.unseen, self.table = Unseen(columns), table
+
+    def hear(self, said: Said) -> None:
+        """Take in what an epoch said, which is committed: its table is one with ours.  O(columns)."""
+        if said.table is not None:
+            self.table = longer(self.table, said.table)
+        self.unseen.hear(said.had, said.names)
+
+
+def heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
+    """What is known of each input that takes messages.  ``parts``: the inventories of the inputs, by partition.
+
+    O(bytes of the inventories), of which the first with a table is enough.  Raises `CorruptState`.
+    """
+    formats = {name: each.bound for name, each in flow.inputs.items() if each.bound.format is not None}
+    left = [name for name, bound in formats.items() if bound.format is not None and bound.format.of_tables]
+    tables = dict[str, str | None]()
+    for blob in parts:
+        if not left:
+            break
+        inputs = StoredInventory.read(store, blob).of.inputs
+        tables |= {name: inputs[name].table for name in left if name in inputs}
+        left = [name for name in left if tables.get(name) is None]
+    return {
+        name: Heard(bound.target.columns.names, tables.get(name))
+        for name, bound in formats.items()
+        if isinstance(bound, Bound)
+    }
+
+
+def joined(input: str, one: Said | None, other: Said) -> Said:
+    """What two tasks say together.  O(columns).  Raises `BadMessage` for messages of two tables."""
+    if one is None:
+        return other
+    table = other.table if one.table is None else one.table
+    if one.table is not None and other.table is not None:
+        table = same_table(input, one.table, other.table)
+    had, names = (tuple(dict.fromkeys((*a, *b))) for a, b in ((one.had, other.had), (one.names, other.names)))
+    return Said(table, had, names)
+
+
+def together(every: Iterable[Mapping[str, Said]]) -> dict[str, Said]:
+    """What many say together, by input.  As `joined`."""
+    out = dict[str, Said]()
+    for each in every:
+        for name, said in each.items():
+            out[name] = joined(name, out.get(name), said)
+    return out
+
+
+def same_table(input: str, own: str | None, table: str) -> str:
+    """The table of messages of an input, by its longest name.  ``own``: None while none has said it.
+
+    Raises `BadMessage` for messages of another table than its own.
+    """
+    if (both := longer(own, table)) is not None:
+        return both
+    one, other = (cut(each, 80) for each in sorted([str(own), table]))
+    raise BadMessage(
+        f"messages for {input!r}",
+        f"some are of the table {one!r}, others of {other!r}",
+        "give those of one table, or name it: table= of its format; nothing was taken in",
+    )
