@@ -1,27 +1,23 @@
 """An output that is taken out of a state: the others are and go on as if it had never been there, nothing is left of
-what only it needed, and a kill leaves the state with it, or without.
+what only it needed.  Kills are with those of inputs.
 
 The twin is a state of the smaller plan, fed with the same rows.  Plans have every operator of the registry.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import sqlite3
-from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import SOAK, effort, seeded
+from chance import effort
 from every_operator import NARROW, plan
 from hypothesis import given
 from hypothesis import strategies as st
 from parts_by_hand import Hands
-from test_durable_kill import Deadly, died
 from test_evolve import FOREVER, flow_without, plain, rows, same, told
 
 import ddflow as dd
@@ -298,52 +294,3 @@ def test_functions_of_ones_own_come_with_the_flow() -> None:
     assert drop(store.writer(), ["by_city"], flow=flow("by_city")).outputs == ("by_city",)
     with flow().open(store.writer()) as engine:
         assert engine.step({"people": table(7)})["long"].num_rows == 1
-
-
-# Killed.
-
-
-def killed(state: Path, at: int, kind: str) -> bool:
-    """A child that drops an output, until a call of it that changes something; whether it was killed there."""
-
-    def work() -> None:
-        Deadly(at, kind)
-        drop(state, ["by_city"])
-
-    return died(work)
-
-
-@pytest.mark.drawn(1)
-@pytest.mark.parametrize("kind", ["before", "half"])
-def test_killed_at_any_call_it_has_happened_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-    monkeypatch.setattr(backlog, "FAN", 2)
-    first = tmp_path / "first"
-    with people().open(first) as engine:
-        engine.run({}, {"people": dd.sinks.sqlite(tmp_path / "people.db", "t")})
-        for number in range(14):
-            engine.step(some(number))
-    rescale(first, 2)
-    held = {name: plain(dd.read(first, name)) for name in ("people", "towns", "by_city")}
-    found, number, dead, chance = Counter[int](), 0, True, seeded(__name__, kind)
-    while dead:
-        state = tmp_path / str(number)
-        shutil.copytree(first, state)
-        dead = killed(state, number, kind)
-        with dd.Snapshot.open(state) as snapshot:
-            outputs = [*snapshot.flow.outputs]
-            assert {name: plain(snapshot.read(name)) for name in outputs} == {name: held[name] for name in outputs}
-        found[len(outputs)] += 1
-        if chance.random() < 0.2 or not dead:
-            assert dd.fsck(state).ok
-            if len(outputs) == 3:
-                drop(state, ["by_city"])
-            rescale(state, 1)
-            with people("people", "towns").open(state, grace=0) as engine:
-                assert engine.step(some(13), 14)["people"].num_rows
-                engine.step(some(20))
-            dd.gc(state, grace=0, orphans=0)
-            assert dd.fsck(state).ok
-        shutil.rmtree(state)
-        number += 1 if SOAK else chance.randint(1, 3)
-    assert found[3] > 1 and found[2] >= 1

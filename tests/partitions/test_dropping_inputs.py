@@ -1,5 +1,5 @@
 """An input that is taken out of a state: the rest is and goes on as if it had never been there, nothing is left of what
-only it needed, and a kill leaves the state with it, or without.
+only it needed, and a kill leaves the state with it, or without; and so of an output.
 
 The twin is a state of the smaller plan, fed with the other rows.  Plans have every operator of the registry.
 """
@@ -278,19 +278,22 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
 # Killed.
 
 
-def killed(state: Path, at: int, kind: str) -> bool:
-    """A child that drops an input, until a call of it that changes something; whether it was killed there."""
+def killed(state: Path, at: int, kind: str, gone: tuple[list[str], list[str]]) -> bool:
+    """A child that drops outputs and inputs, until a call of it that changes something; whether it was killed there."""
 
     def work() -> None:
         Deadly(at, kind)
-        drop(state, ["towns"], ["cities"])
+        drop(state, *gone)
 
     return died(work)
 
 
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["before", "half"])
-def test_killed_at_any_call_it_has_happened_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+@pytest.mark.parametrize("gone", [(["by_city"], []), (["towns"], ["cities"])], ids=["an output", "an input"])
+def test_killed_at_any_call_it_has_happened_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, gone: tuple[list[str], list[str]]
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
     monkeypatch.setattr(backlog, "FAN", 2)
     first = tmp_path / "first"
@@ -299,28 +302,32 @@ def test_killed_at_any_call_it_has_happened_or_not(tmp_path: Path, monkeypatch: 
         for number in range(14):
             engine.step(some(number))
     rescale(first, 2)
-    held = {name: plain(dd.read(first, name)) for name in ("people", "by_city")}
-    found, number, dead, chance = Counter[int](), 0, True, seeded(__name__, kind)
+    held = {name: plain(dd.read(first, name)) for name in ("people", "towns", "by_city")}
+    smaller = alone("people", "by_city") if gone[1] else people("people", "towns")
+    found, number, dead, chance = Counter[tuple[int, int]](), 0, True, seeded(__name__, kind)
     while dead:
         state = tmp_path / str(number)
         shutil.copytree(first, state)
-        dead = killed(state, number, kind)
+        dead = killed(state, number, kind, gone)
         with dd.Snapshot.open(state) as snapshot:
-            inputs = [*snapshot.flow.inputs]
-            assert {name: plain(snapshot.read(name)) for name in held} == held
-        found[len(inputs)] += 1
+            outputs, inputs = [*snapshot.flow.outputs], [*snapshot.flow.inputs]
+            assert {name: plain(snapshot.read(name)) for name in outputs} == {name: held[name] for name in outputs}
+        found[len(outputs), len(inputs)] += 1
         if chance.random() < 0.2 or not dead:
             assert dd.fsck(state).ok
-            if len(inputs) == 2:
-                drop(state, ["towns"], ["cities"])
+            if len(outputs) == 3:
+                drop(state, *gone)
             rescale(state, 1)
-            with alone().open(state, grace=0) as engine:
-                assert engine.step({"people": some(20)["people"]})["people"].num_rows
+            with smaller.open(state, grace=0) as engine:
+                if not gone[1]:
+                    assert engine.step(some(13), 14)["people"].num_rows  # given again
+                given = {name: rows for name, rows in some(20).items() if name in smaller.inputs}
+                assert engine.step(given)["people"].num_rows
             dd.gc(state, grace=0, orphans=0)
             assert dd.fsck(state).ok
         shutil.rmtree(state)
         number += 1 if SOAK else chance.randint(1, 3)
-    assert found[2] > 1 and found[1] >= 1
+    assert {*found} == {(3, 2), (2, 2 - len(gone[1]))} and found[3, 2] > 1
 
 
 def test_how_many_of_its_events_had_a_verdict_is_kept_and_is_no_verdict() -> None:
