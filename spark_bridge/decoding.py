@@ -45,11 +45,12 @@ class Decode:
     beside: tuple[str, ...]
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        first = 0
+        first, target = 0, self.target
         with noted():
             for batch in batches:
                 given = pa.Table.from_batches([batch.rename_columns(list(self.names))])
-                made = uncut(decoded(self.format, given, self.target, first), self.target.what)
+                made = uncut(decoded(self.format, given, target, first), target.what)
+                target = target._replace(table=made.table)
                 rows, at = made.rows, pa.array(made.at)
                 for name in self.beside:
                     rows = rows.append_column(name, given.column(name).take(at))
@@ -93,7 +94,8 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     Notes
     -----
     O(bytes), in tasks.  A message that cannot be read, and a truncate, fail the job with `BadMessage` inside Spark's
-    error: a truncate deletes rows that only a state knows.
+    error: a truncate deletes rows that only a state knows.  Messages of another table than that of the first are bad,
+    as far as one task reads both: of a topic that has several, name one by ``table=`` of the format.
 
     Examples
     --------

@@ -18,6 +18,7 @@ from spark_session import frame_of
 import ddflow as dd
 import spark_bridge
 from ddflow.connectors.formats.base import decoded
+from spark_bridge.decoding import Decode
 
 pytestmark = pytest.mark.together("spark")
 
@@ -119,6 +120,19 @@ def test_messages_of_two_tables_are_refused_whichever_task_reads_them(
     again = spark_bridge.run(flow, {"t": mine}, state=state, epoch=1)
     assert counted(again["t"].toArrow()) == counted(first["t"].toArrow())
     assert dd.read(state, "t").num_rows == 40
+
+
+@pytest.mark.parametrize("on_bad", ["stop", "drop"])
+def test_decoded_messages_of_another_table_in_a_later_batch_are_bad(on_bad: Any) -> None:
+    bound: Any = flow_of(on_bad=on_bad).inputs["t"].bound
+    given = [batch for table in ("a", "b", "a") for batch in of_table(table, 1).to_batches()]
+    rows = Decode(bound.format, bound.target, ("value",), ())(given)
+    if on_bad == "stop":
+        with pytest.raises(dd.errors.BadMessage, match="its table is 'b', that of others 'a'"):
+            list(rows)
+        return
+    reasons = [row["_bad"] and row["_bad"]["reason"] for batch in rows for row in batch.to_pylist()]
+    assert [each and each[:17] for each in reasons] == [None, "its table is 'b',", None]
 
 
 def test_a_column_that_no_message_has_is_told_by_the_driver_once(spark: SparkSession, tmp_path: Path) -> None:
