@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, Final, NamedTuple
 
@@ -40,7 +41,7 @@ from ddflow.cli.plan import INPUT, names
 from ddflow.cli.progress import Tick
 from ddflow.cli.say import say
 from ddflow.cli.worded import typed, worded
-from ddflow.connectors.at_path import COUNTED
+from ddflow.connectors.at_path import at_row
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
@@ -241,5 +242,5 @@ def within(given: FilesSource, at: FilePosition) -> Iterator[None]:
     except DdflowError as error:
         if at.file in error.asked:
             raise
-        found = COUNTED.sub(lambda row: given.row(at, int(row[1])), error.found)
+        found = at_row(error.found, partial(given.row, at))
         raise type(error)(f"{given.place(at)}: {error.asked}", found, error.remedy) from None

@@ -35,6 +35,13 @@ class Beside(NamedTuple):
     where: str
 
 
+class Spot(NamedTuple):
+    """Where a batch begins: in a ``file``, at its row ``first``, as its reader counts them."""
+
+    file: str
+    first: int
+
+
 class Polled(NamedTuple):
     """What a source brought."""
 
@@ -46,6 +53,8 @@ class Polled(NamedTuple):
     """Inputs whose rows are all that they hold."""
     beside: Mapping[str, Mapping[str, Beside]] = MappingProxyType({})
     """By input, the columns that stand beside those of these rows; of messages the format tells them."""
+    spots: Mapping[str, Sequence[Spot]] = MappingProxyType({})
+    """By input, where each batch stands, for errors; of messages each says it itself."""
 
 
 class OpenSource(ABC):

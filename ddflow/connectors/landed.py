@@ -26,13 +26,13 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from math import inf
 from time import monotonic, time
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.wider import rewriting
-from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
+from ddflow.connectors.attached import Beside, OpenSource, Polled, Source, Spot
 from ddflow.connectors.files.kinds import PLAIN, Dialect, kind_of
 from ddflow.connectors.files.read_lines import blocks, filled
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
@@ -48,6 +48,15 @@ class FilesPosition(TypedDict):
     done: dict[str, tuple[int, int]]
     at: tuple[str, int, int, int] | None
     before: int
+
+
+class FileRows(NamedTuple):
+    """Some rows of a file.  ``after``: how many it has up to their end.  ``spot``: where they stand, None of messages,
+    which say that themselves."""
+
+    rows: pa.RecordBatch
+    after: int
+    spot: Spot | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ class FollowedFiles(OpenSource):
             self._at = file, Stamp(size, mtime), 0 if of.full else rows
         written = [stamp.mtime for stamp in (*self.done.values(), *(self._at[1:2] if self._at else ()))]
         self.reached = max(written) / 1e9 if written else None
-        self._reading: Iterator[tuple[pa.RecordBatch, int]] | None = None
+        self._reading: Iterator[FileRows] | None = None
         self._beside: dict[str, Beside] = {}
         self._seen: dict[str, tuple[Stamp, float]] = {}
         self._ready: list[str] = []
@@ -141,33 +150,36 @@ class FollowedFiles(OpenSource):
             self._look()
         if self.of.full:
             return self._full() if self._begun() else None
-        batches, size = list[pa.RecordBatch](), 0
+        pieces, size = list[FileRows](), 0
         beside = None
         while size < room and self._begun():
-            if batches and beside is not None and self._beside.keys() != beside.keys():
+            if pieces and beside is not None and self._beside.keys() != beside.keys():
                 break  # what is told of these rows is not true of the next
-            beside, batch = self._beside, self._next()
-            if batch is not None and batch.num_rows:
-                batches.append(batch)
-                size += batch.nbytes
-        if not batches:
+            beside, piece = self._beside, self._next()
+            if piece is not None and piece.rows.num_rows:
+                pieces.append(piece)
+                size += piece.rows.nbytes
+        if not pieces:
             return None
+        batches = [piece.rows for piece in pieces]
         rows = by_input(batches, self.name, self.of.tables, self.of.others, f"read {self.of.target}")
-        return Polled(rows, self._position(), beside={} if self.of.lines else {self.name: beside or {}})
+        if self.of.lines:
+            return Polled(rows, self._position())
+        return Polled(rows, self._position(), beside={self.name: beside or {}}, spots={self.name: _spots(pieces)})
 
     def _full(self) -> Polled:
         """The rows of a file, which are all that the input holds.  O(rows) of memory."""
         assert self._at is not None
-        path, batches = self._path(self._at[0]), list[pa.RecordBatch]()
+        path, pieces = self._path(self._at[0]), list[FileRows]()
         while self._at is not None:
-            batch = self._next()
-            if batch is not None:
-                batches.append(batch)
-        if not batches:
+            piece = self._next()
+            if piece is not None:
+                pieces.append(piece)
+        if not pieces:
             remedy = "move the file away; where all keys are gone, say so with engine.replace"
             raise UnreadableInput(path, "it has no rows, so every key would be deleted", remedy)
-        beside = {self.name: self._beside}
-        return Polled({self.name: batches}, self._position(), frozenset([self.name]), beside)
+        rows, beside, spots = [piece.rows for piece in pieces], {self.name: self._beside}, {self.name: _spots(pieces)}
+        return Polled({self.name: rows}, self._position(), frozenset([self.name]), beside, spots)
 
     def close(self) -> None:
         """Let go of the file that is being read."""
@@ -189,20 +201,20 @@ class FollowedFiles(OpenSource):
             self._reading = self._rows(*self._at)
         return self._at is not None
 
-    def _next(self) -> pa.RecordBatch | None:
-        """The next batch of the file that is being read, which may thereby be finished."""
+    def _next(self) -> FileRows | None:
+        """The next rows of the file that is being read, which may thereby be finished."""
         assert self._at is not None and self._reading is not None
         file, stamp, rows = self._at
         self._unchanged(file, stamp)
-        for batch, after in self._reading:
-            self._at = file, stamp, after
-            return batch
+        for piece in self._reading:
+            self._at = file, stamp, piece.after
+            return piece
         self._unchanged(file, stamp)
         self._before += rows
         self.done[file], self._at, self._reading = stamp, None, None
         return None
 
-    def _rows(self, file: str, stamp: Stamp, rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _rows(self, file: str, stamp: Stamp, rows: int) -> Iterator[FileRows]:
         """What follows so many rows of a file; sets what stands beside it."""
         self._beside = {}
         if self.of.lines:
@@ -210,7 +222,7 @@ class FollowedFiles(OpenSource):
             if DELETED in self.schema.names:
                 return read
             # Without a format lines are rows, which have no place for where they stand.
-            return ((batch.select(["value", "offset"]), after) for batch, after in read)
+            return (piece._replace(rows=piece.rows.select(["value", "offset"])) for piece in read)
         if not stamp.size:
             return iter(())
         place = self._there.place(file, stamp)
@@ -270,17 +282,20 @@ class FollowedFiles(OpenSource):
         return SourceChanged(f"read {self._path(file)}", found, remedy)
 
 
-def _selected(source: FilesSource, names: list[str], path: str, rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _spots(pieces: Sequence[FileRows]) -> list[Spot]:
+    return [piece.spot for piece in pieces if piece.spot is not None]
+
+
+def _selected(source: FilesSource, names: list[str], path: str, rows: int) -> Iterator[FileRows]:
     """Some columns of a file, behind so many rows."""
     with closing(source):
         for batch, position in source.batches(FilePosition(path, rows) if rows else None):
             if batch.num_rows:
-                yield batch.select(names), position.rows
+                before = position._replace(rows=position.rows - batch.num_rows)
+                yield FileRows(batch.select(names), position.rows, Spot(path, source.number(before)))
 
 
-def _lines(
-    opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int
-) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int) -> Iterator[FileRows]:
     """The lines of a file as messages, behind so many of them.  ``before``: what is added to their numbers."""
     try:
         with opened() as file:
@@ -291,6 +306,6 @@ def _lines(
                     begin = max(rows, number)
                     of = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(values), np.int8)), pa.array([path]))
                     columns = {"offset": places + (before + begin), "line": places + (begin + 1), "file": of}
-                    yield pa.record_batch({"value": values, **columns}), after
+                    yield FileRows(pa.record_batch({"value": values, **columns}), after)
     except (OSError, pa.ArrowException) as error:
         raise UnreadableInput(path, str(error), "see to the file") from None

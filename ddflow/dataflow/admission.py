@@ -149,7 +149,7 @@ class Admission:
             lacking &= np.asarray(made.rows.column(MARK).is_null())
         if (rows := np.flatnonzero(lacking)).size:
             of_rows = self.format is not None and self.format.of_rows
-            where = "" if of_rows else Messages(given, self.what, first).place(int(made.at[rows[0]]))
+            where = counted(rows, first) if of_rows else Messages(given, self.what, first).place(int(made.at[rows[0]]))
             self._null_keys(lacking, "; ".join([where, *self.unseen.said(self.key)]))
 
     def events(self, given: Any) -> pa.RecordBatch:
@@ -187,9 +187,9 @@ class Admission:
             look(rows)
         n, first = rows.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
-        keyless = self._keyless(rows)
+        keyless = self._keyless(rows, before)
         if time is None:
-            times, least, greatest, ascending = self._times(rows, keyless)
+            times, least, greatest, ascending = self._times(rows, keyless, before)
         else:
             times, least, greatest, ascending = np.empty(n, np.int64), time, time if n else NEVER, True
             times.fill(time)
@@ -202,7 +202,7 @@ class Admission:
             codes = np.full(n, -1, np.int8) if codes is None else codes
             late = (original < frontier) & (codes < 0)
             if late.any():
-                times = self._late(late, original, frontier, codes)
+                times = self._late(late, original, frontier, codes, before)
         if codes is None or not (codes >= 0).any():
             events = Events(rows, times, original, arrival)
             if times is not original or not ascending:
@@ -216,7 +216,7 @@ class Admission:
         refused = rows.take(pa.array(drop))
         return Admitted(events.in_order(), n, counts, refused, gone.astype(np.int64), arrival[drop], greatest)
 
-    def _keyless(self, events: pa.RecordBatch) -> Flags | None:
+    def _keyless(self, events: pa.RecordBatch, before: int) -> Flags | None:
         """Which events lack their key or are marked as bad, None when none.  Raises `NullKey` when that is an error."""
         marked = None
         if self.marks and events.column(MARK).null_count < events.num_rows:
@@ -227,11 +227,11 @@ class Admission:
                 if marked is not None:
                     keyless = keyless & (marked ^ np.uint8(1))
                 if keyless.any():
-                    self._null_keys(keyless)
+                    self._null_keys(keyless, counted(np.flatnonzero(keyless), before))
                 return keyless if marked is None else keyless | marked
         return marked
 
-    def _times(self, events: pa.RecordBatch, keyless: Flags | None) -> tuple[Ints, int, int, bool]:
+    def _times(self, events: pa.RecordBatch, keyless: Flags | None, before: int) -> tuple[Ints, int, int, bool]:
         """The events' times as int64, the least, the greatest, and whether they ascend.
 
         Raises `SchemaMismatch` for a null, or a time that no event may have.
@@ -243,7 +243,7 @@ class Admission:
         if column.null_count and (rows := np.flatnonzero((validity(column) == 0) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                f"{name!r} is null in {rows.size:,} rows, first in {counted(rows)}",
+                f"{name!r} is null in {rows.size:,} rows, first in {counted(rows, before)}",
                 "every event needs a time: mend the rows; nothing was taken in",
             )
         assert self.words is not None
@@ -252,23 +252,23 @@ class Admission:
         if greatest == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                f"{beyond.size:,} rows have time {CLOSED}, first {counted(beyond)}",
+                f"{beyond.size:,} rows have time {CLOSED}, first {counted(beyond, before)}",
                 "that is the closed frontier itself; use smaller times",
             )
         return times, least, greatest, ascending
 
-    def _null_keys(self, keyless: Any, where: str = "") -> None:
-        """Raises the error of the binding when that is one.  ``where``: of the first, if its row does not say it."""
+    def _null_keys(self, keyless: Any, where: str) -> None:
+        """Raises the error of the binding when that is one.  ``where``: of the first."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
             others = " or null_key='keep'" if self.bound.null_error is NullKey else ""
             raise self.bound.null_error(
                 f"rows for {self.bound.name!r}",
-                f"{self.bound.keyed_by} is null in {rows.size:,} rows, first in {where or counted(rows)}",
+                f"{self.bound.keyed_by} is null in {rows.size:,} rows, first in {where}",
                 f"mend them, or choose null_key='drop'{others}; nothing was taken in",
             )
 
-    def _late(self, late: Any, original: Ints, frontier: int, codes: Any) -> Ints:
+    def _late(self, late: Any, original: Ints, frontier: int, codes: Any, before: int) -> Ints:
         """The stamps of the events where some are behind the frontier.  Raises `LateEvent` when that is an error."""
         rule = self.bound.spec.late
         if rule == "error":
@@ -276,7 +276,7 @@ class Admission:
             raise LateEvent(
                 f"rows for {self.bound.name!r}",
                 f"{rows.size:,} events are behind the frontier {shown(frontier, kind)}, "
-                f"first {counted(rows)}, at time {shown(int(original[rows[0]]), kind)}",
+                f"first {counted(rows, before)}, at time {shown(int(original[rows[0]]), kind)}",
                 "push them before advancing, or choose late='drop' or late='advance'; nothing was taken in",
             )
         if rule == "drop":
@@ -289,6 +289,6 @@ class Admission:
         return np.where(late, frontier, original)
 
 
-def counted(rows: Any) -> str:
-    """The first of some rows of a call, as messages call it; the shell says where it stands in its file."""
-    return f"row {rows[0]}, counted from 0"
+def counted(rows: Any, before: int) -> str:
+    """The first of some rows behind others of a call, as errors call it; `at_path` says where it stands in its file."""
+    return f"row {before + rows[0]}, counted from 0"

@@ -13,19 +13,28 @@ tells its type waits for one: until then it is null either way.
 (False, {})
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from time import monotonic, time
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import Beside, OpenSource, Polled
+from ddflow.connectors.attached import Beside, OpenSource, Polled, Spot
 from ddflow.connectors.formats.base import Format, messages_of
 from ddflow.engine.trying import Trying
 from ddflow.errors import SchemaMismatch, SourceFailed
 from ddflow.metrics import SourceLag
 from ddflow.plan.binding import Binding
 from ddflow.storage.epochs import Attached
+
+
+class CallRows(NamedTuple):
+    """Rows for one call of an engine.  ``spots``: where each batch stands, and how many rows it has, of files.
+    ``whole``: whether they are all that their only input holds."""
+
+    rows: dict[str, list[pa.RecordBatch]]
+    spots: list[tuple[Spot, int]]
+    whole: bool = False
 
 
 class Inlet:
@@ -180,6 +189,25 @@ class Inlet:
         self.bounds, self.news = {name: bounds[name] for name in self.bounds}, {}
         if changed:
             self.close()
+
+    def calls(self) -> Iterator[CallRows]:
+        """What was taken: batches of the same columns together, full contents by themselves."""
+        ready = CallRows({}, [])
+        for taken in self.taken:
+            for name, batches in taken.rows.items():
+                spots = [(spot, b.num_rows) for spot, b in zip(taken.spots.get(name, ()), batches, strict=False)]
+                if name in taken.whole:
+                    yield from (ready,) if ready.rows else ()
+                    yield CallRows({name: list(batches)}, spots, whole=True)
+                    ready = CallRows({}, [])
+                    continue
+                for n, batch in enumerate(batches):
+                    if ready.rows.get(name) and not ready.rows[name][0].schema.equals(batch.schema):
+                        yield ready
+                        ready = CallRows({}, [])
+                    ready.rows.setdefault(name, []).append(batch)
+                    ready.spots.extend(spots[n : n + 1])
+        yield from (ready,) if ready.rows else ()
 
     def commit(self) -> None:
         """What was taken is committed."""

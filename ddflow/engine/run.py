@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, Protocol
 import pyarrow as pa
 
 from ddflow.columns.wider import located
+from ddflow.connectors.at_path import at_spots
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.dataflow.result import Step
 from ddflow.engine.attachable import fed_by, lateness
@@ -31,7 +32,7 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.commit_timer import CommitTimer
 from ddflow.engine.deliveries import NAP, Deliveries
 from ddflow.engine.delivery import Delivery
-from ddflow.engine.inlet import Inlet, found, refused
+from ddflow.engine.inlet import CallRows, Inlet, found, refused
 from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run_done import RunDone
 from ddflow.engine.run_options import RunOptions
@@ -252,35 +253,28 @@ class RunLoop:
         self._evolved = True
 
     def _take(self, inlet: Inlet) -> None:
-        """The calls of what a source gave: a step for batches of the same columns, full contents by themselves."""
-        ready: dict[str, list[pa.RecordBatch]] = {}
-        for taken in inlet.taken:
-            for name, batches in taken.rows.items():
-                if name in taken.whole:
-                    ready = self._step(ready)
-                    schema = batches[0].schema if batches else inlet.schemas[name]
-                    table, most = pa.Table.from_batches(batches, schema), self.how.max_absent
-                    self._count(self.engine.replace(name, table, max_absent=most, allow_empty=True), batches)
-                    continue
-                for batch in batches:
-                    if ready.get(name) and not ready[name][0].schema.equals(batch.schema):
-                        ready = self._step(ready)
-                    ready.setdefault(name, []).append(batch)
-        self._step(ready)
+        """Take in what a source gave.  Errors of its rows name where they stand."""
+        for given in inlet.calls():
+            with at_spots(given.spots):
+                step = self._replace(given) if given.whole else self._step(given)
+            self._count(step, [batch for batches in given.rows.values() for batch in batches])
 
-    def _step(self, ready: dict[str, list[pa.RecordBatch]]) -> dict[str, list[pa.RecordBatch]]:
-        if ready:
-            call = self.engine.push if self.dataflow.holds_back else self.engine.step
-            rows = sum(batch.num_rows for batches in ready.values() for batch in batches)
-            if rows >= MANY:
-                self.report.before(f"taking in {rows:,} rows")
-            self.calls.quiet = True
-            try:
-                step = call(ready)
-            finally:
-                self.calls.quiet = False
-            self._count(step, [batch for batches in ready.values() for batch in batches])
-        return {}
+    def _replace(self, given: CallRows) -> Step:
+        ((name, batches),) = given.rows.items()
+        schema = batches[0].schema if batches else self.dataflow.admissions[name].bound.schema
+        table = pa.Table.from_batches(batches, schema)
+        return self.engine.replace(name, table, max_absent=self.how.max_absent, allow_empty=True)
+
+    def _step(self, given: CallRows) -> Step:
+        call = self.engine.push if self.dataflow.holds_back else self.engine.step
+        rows = sum(batch.num_rows for batches in given.rows.values() for batch in batches)
+        if rows >= MANY:
+            self.report.before(f"taking in {rows:,} rows")
+        self.calls.quiet = True
+        try:
+            return call(given.rows)
+        finally:
+            self.calls.quiet = False
 
     def _count(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:
         self._called += 1

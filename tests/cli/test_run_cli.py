@@ -56,6 +56,11 @@ def rows(path: str, table: str) -> list[tuple[object, ...]]:
 WORDS = ("run", "flow.py", "--state", "state", "--from", "orders=files:in/*.csv")
 
 
+def test_a_bad_row_names_its_file_and_row() -> None:
+    Path("in/2.csv").write_text("id,city\n3,Biel\n,Basel\n")
+    assert "in/2.csv: rows for 'orders': the key ['id'] is null in 1 rows, first in row 3;" in refused(*WORDS)
+
+
 def test_files_into_tables() -> None:
     to = ("--to", "by_city=sqlite:out.db#cities", "--to", "orders=parquet:log", "--mode", "orders=retract")
     done = json.loads(run(*WORDS, *to, "--json").stdout)

@@ -260,8 +260,11 @@ class FilesSource:
 
     def row(self, position: FilePosition, row: int) -> str:
         """A row behind a position, counted from 0 there, as its file's reader calls it: from 1, a header too."""
-        header = isinstance(self._of_file[position.file][0], CsvFile)
-        return f"row {position.rows + row + 1 + header:,}"
+        return f"row {self.number(position) + row:,}"
+
+    def number(self, position: FilePosition) -> int:
+        """The row that is next, as its file's reader counts it."""
+        return position.rows + 1 + isinstance(self._of_file[position.file][0], CsvFile)
 
     def close(self) -> None:
         """Let go of what was kept of the files.  Twice is harmless."""
