@@ -119,6 +119,16 @@ Decimal = Annotated[
         help="What stands before the fraction of a number of CSV: . or a comma.",
     ),
 ]
+Thousands = Annotated[
+    str | None,
+    typer.Option(
+        "--thousands",
+        metavar="CHARACTER",
+        show_default=False,
+        rich_help_panel=FILES,
+        help="What stands between groups of three digits of a number of CSV: . or a comma, an apostrophe, a space.",
+    ),
+]
 Dates = Annotated[
     list[str] | None,
     typer.Option(

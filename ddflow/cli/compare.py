@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import Dates, Decimal, Delimiter, Encoding, Format, Null, Output, Types
+from ddflow.cli.arguments import Dates, Decimal, Delimiter, Encoding, Format, Null, Output, Thousands, Types
 from ddflow.cli.say import say
 from ddflow.terminal import counted
 
@@ -58,6 +58,7 @@ def compare(
     encoding: Encoding = "utf-8",
     decimal: Decimal = ".",
     dates: Dates = None,
+    thousands: Thousands = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="How many rows differ, as one JSON object, in the place of the rows.")
     ] = False,
@@ -85,7 +86,7 @@ def compare(
     from ddflow.tools.compare import comparison
 
     try:
-        files = how(format, delimiter, null, encoding, decimal, dates)
+        files = how(format, delimiter, null, encoding, decimal, dates, thousands)
         columns = names(key), names(ignore or []), parse_types(types or ())
         with watching("reading") as tick:
             done = comparison(before, after, *columns, files, tick)

@@ -23,7 +23,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ddflow.cli.arguments import BadOutput, Dates, Decimal, Delimiter, Encoding, Format, Null, OnBad
+from ddflow.cli.arguments import BadOutput, Dates, Decimal, Delimiter, Encoding, Format, Null, OnBad, Thousands
 
 _WINS, _GOES = "Which event of a key wins", "What deletes, what is no change"
 _MERGES = "How partial rows are merged"
@@ -222,6 +222,7 @@ class Ask:
     encoding: Encoding = "utf-8"
     decimal: Decimal = "."
     dates: Dates = None
+    thousands: Thousands = None
     strict_columns: Annotated[
         bool,
         _option(

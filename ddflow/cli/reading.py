@@ -116,9 +116,10 @@ def how(
     encoding: str = "utf-8",
     decimal: str = ".",
     dates: Sequence[str] | None = None,
+    thousands: str | None = None,
 ) -> FileOptions:
     """How the files of a command line are written.  Raises `SpecError`."""
-    dialect = Dialect(delimiter, tuple(null or ()), encoding, decimal, tuple(dates or ()))
+    dialect = Dialect(delimiter, tuple(null or ()), encoding, decimal, tuple(dates or ()), thousands)
     return FileOptions(dialect=dialect, kind=_kind(format))
 
 
@@ -145,7 +146,7 @@ def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
         return f"ddflow {f'migrate {state} NEW LOG... --whole' if moves else f'evolve {state}'} {typed(types)}"
 
     return replace(
-        how(ask.format, ask.delimiter, ask.null, ask.encoding, ask.decimal, ask.dates),
+        how(ask.format, ask.delimiter, ask.null, ask.encoding, ask.decimal, ask.dates, ask.thousands),
         strict=ask.strict_columns,
         empty=ask.whole and ask.allow_empty,
         skip=skipped.note if skipped.allowed else None,

@@ -47,7 +47,7 @@ From = Annotated[
         metavar="INPUT=KIND:WHERE",
         show_default=False,
         help="A source: files:PATTERN (of full files files:PATTERN:full; of text :delimiter=;, :null=NA, "
-        ":encoding=cp1252, :decimal=, and :dates=%d.%m.%Y behind it), "
+        ":encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y behind it), "
         "sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
         "postgres://HOST/DATABASE#TABLE. May be repeated.",
     ),

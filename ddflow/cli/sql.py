@@ -1,8 +1,7 @@
 """``ddflow sql``: the answer of a query over files, each table of which is upserts by a key, or rows that are appended.
 
-Invariant: what is put out are the rows that `Plan.sql` holds after all files, each as often as it is there, in the
-order of the query; with ``--diff`` the updates that lead there. The n-th files of all tables are one epoch, but that a
-file of a table of full files, which replaces what the table held, is one of its own.
+Invariant: what is put out are the rows of `Plan.sql` after all files, each as often as it is there, in the order of the
+query; with ``--diff`` the updates that lead there. The n-th files of all tables are one epoch, full ones another.
 
 >>> told("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
 NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': 'id,region', 'order-by': 'at'})
@@ -19,7 +18,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from ddflow.cli.arguments import BadOutput, Dates, Decimal, Delimiter, Encoding, Format, Null, OnBad, Output, Types
+from ddflow.cli.arguments import (
+    BadOutput,
+    Dates,
+    Decimal,
+    Delimiter,
+    Encoding,
+    Format,
+    Null,
+    OnBad,
+    Output,
+    Thousands,
+    Types,
+)
 from ddflow.cli.say import say
 from ddflow.terminal import counted
 
@@ -80,6 +91,7 @@ def sql(
     encoding: Encoding = "utf-8",
     decimal: Decimal = ".",
     dates: Dates = None,
+    thousands: Thousands = None,
     as_json: Annotated[bool, typer.Option("--json", help="With -o: what was done as one JSON object.")] = False,
 ) -> None:
     """Ask a query of files of upserts: joins, groups, subqueries, tops.
@@ -108,16 +120,15 @@ def sql(
     check_bad(format, on_bad, bad_output)
     check_apart({"--output": output, "--bad-output": bad_output})
     flow, given, full, read, bad = dd.Flow(), dict[str, Any](), set[str](), 0, 0
+    options = how(format, delimiter, null, encoding, decimal, dates, thousands)
     for name, parts in _grouped(tables).items():
         told = _options(name, parts)
         full |= {name} if FULL in told else set()
-        paths, options = [each.file for each in parts], how(format, delimiter, null, encoding, decimal, dates)
-        given[name] = _declared(flow, name, paths, told, types or (), options, (format, on_bad))
+        given[name] = _declared(flow, name, [each.file for each in parts], told, types or (), options, (format, on_bad))
     answer, order = _asked(flow, query, diff)
     rows = flow.output(OUT, answer.of)
     schema = rows.updates_schema(flow.time_type) if diff else _only(rows.schema, answer.columns)
-    with ExitStack() as stack:
-        engine = stack.enter_context(flow.open())
+    with flow.open() as engine, ExitStack() as stack:
         out: Any = stack.enter_context(_target(output, schema, overwrite))
         aside = _left_out(flow, bad_output, overwrite, stack)
         tick = stack.enter_context(_shown(given, out))
@@ -219,8 +230,7 @@ def _done(read: int, tables: int, wrote: dict[str, int], bad: int, output: str |
         say(json.dumps({"read": read, "tables": tables, **wrote, "bad": bad, "output": output}))
         return
     ((what, n),) = wrote.items()
-    put = counted(n, what.removesuffix("s"))
-    says = f"{counted(read, 'row')} of {counted(tables, 'table')}: {put}"
+    says = f"{counted(read, 'row')} of {counted(tables, 'table')}: {counted(n, what.removesuffix('s'))}"
     say(says + (f"; bad {bad:,}" if bad else ""), err=True)
 
 

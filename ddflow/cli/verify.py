@@ -14,7 +14,20 @@ from typing import Annotated
 import typer
 
 from ddflow.cli import REFUSED
-from ddflow.cli.arguments import Dates, Decimal, Delimiter, Encoding, Format, Full, Input, Null, Scope, State, Trust
+from ddflow.cli.arguments import (
+    Dates,
+    Decimal,
+    Delimiter,
+    Encoding,
+    Format,
+    Full,
+    Input,
+    Null,
+    Scope,
+    State,
+    Thousands,
+    Trust,
+)
 from ddflow.cli.say import say
 
 Log = Annotated[
@@ -39,6 +52,7 @@ def verify(
     encoding: Encoding = "utf-8",
     decimal: Decimal = ".",
     dates: Dates = None,
+    thousands: Thousands = None,
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="What the fold may take; it goes to temporary files beyond.")
     ] = "1GB",
@@ -73,7 +87,7 @@ def verify(
 
     bound = input_of(state, input, trust)
     with (
-        closing(log_of(log, bound, how(format, delimiter, null, encoding, decimal, dates))) as given,
+        closing(log_of(log, bound, how(format, delimiter, null, encoding, decimal, dates, thousands))) as given,
         watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick,
     ):
         found = compared(state, {bound.name: streamed(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ from ddflow.cli.arguments import (
     Null,
     Scope,
     State,
+    Thousands,
     Trust,
 )
 from ddflow.cli.say import say
@@ -72,6 +73,7 @@ def why(
     encoding: Encoding = "utf-8",
     decimal: Decimal = ".",
     dates: Dates = None,
+    thousands: Thousands = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="The story as one JSON object.")] = False,
 ) -> None:
@@ -107,7 +109,7 @@ def why(
             bound = input_of(state, name if name in inputs else input, trust)
             if files:
                 source = stack.enter_context(
-                    closing(log_of(files, bound, how(format, delimiter, null, encoding, decimal, dates)))
+                    closing(log_of(files, bound, how(format, delimiter, null, encoding, decimal, dates, thousands)))
                 )
                 given[bound.name] = FilesLog(source, full, scope)
         told: Story | Origins

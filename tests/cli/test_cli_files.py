@@ -237,6 +237,24 @@ def test_types_name_columns_of_later_runs() -> None:
     }
 
 
+def test_groups_of_digits_are_an_option_of_every_verb() -> None:
+    Path("a.csv").write_text("id;n\n1.000;1.250,50\n2;7\n")
+    words = ["--delimiter", ";"]
+    for more in (["--decimal", ","], ["--thousands", "."]):
+        said = run("diff", "a.csv", "--key", "id", *words, "-o", "-").stderr
+        assert "(a.csv, row 2): give --delimiter ';' --decimal ',' --thousands ., or declare" in said
+        words += more
+    assert rows(run("diff", "a.csv", "--key", "id", *words, "-o", "-")) == [(1000, 1250.5, 1, 1), (2, 7.0, 1, 1)]
+    assert rows(run("sql", "select 1 as one, sum(n) as s from t", "t=a.csv:key=id", *words, "-o", "-")) == [(1, 1257.5)]
+    Path("b.jsonl").write_text('{"id": 1000, "n": 1250.5}\n{"id": 2, "n": 7.0}\n')
+    assert run("compare", "a.csv", "b.jsonl", "--key", "id", *words).stdout == ""
+    run("replace", "a.csv", "--key", "id", *words, "--state", "s", "-o", "r.csv")
+    assert "agrees with its log" in run("verify", "s", "a.csv", *words).stdout
+    assert "1250.5" in run("why", "s", "1000", "a.csv", *words).stdout
+    said = refused("diff", "a.csv", "--key", "id", "--thousands", ",", "--decimal", ",")
+    assert "--thousands ',': --decimal ',' is the same; give both: --decimal ',', --thousands ." in said
+
+
 def test_a_state_has_the_say_about_types_and_no_head_is_read() -> None:
     Path("a.csv").write_text("id,code\n1,A1\n")
     Path("b.csv").write_text("id,code\n1,7\n")  # alone it would be guessed a number

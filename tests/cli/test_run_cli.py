@@ -395,6 +395,16 @@ def test_how_text_is_written_stands_behind_the_pattern() -> None:
     assert "dates='%d': it has no month" in run(*words, "orders=files:in/*.csv:dates=%d", code=1).stderr
 
 
+def test_groups_of_digits_stand_behind_the_pattern() -> None:
+    Path("flow.py").write_text(FLOW.replace('"city": str', '"city": str, "n": float'))
+    Path("in/1.csv").write_text("id;city;n\n1.000;Chur;1.250,50\n2;Genf;12'000\n")
+    words, address = ("run", "flow.py", "--state", "state", "--from"), "orders=files:in/1.csv:delimiter=;:decimal=,"
+    assert "give --from 'INPUT=files:PATTERN:delimiter=;:decimal=,:thousands=.'" in refused(*words, address)
+    Path("in/1.csv").write_text("id;city;n\n1.000;Chur;1.250,50\n2;Genf;7\n")
+    run(*words, f"{address}:thousands=.", "--to", "orders=sqlite:o.db#o")
+    assert rows("o.db", "o") == [(2, "Genf", 7.0), (1000, "Chur", 1250.5)]
+
+
 def test_files_of_events_on_a_state_of_full_contents_are_noted() -> None:
     with runpy.run_path("flow.py")["flow"].open("state") as engine:
         engine.replace("orders", "in/1.csv")

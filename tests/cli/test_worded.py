@@ -12,7 +12,7 @@ from ddflow.cli.worded import in_shell
 from ddflow.errors import BadMessage, SchemaMismatch
 
 OPTIONS = {"null_key": "--null-key", "track": "--track", "time": "--time", "scalar": "--scalar", "types": "--types"} | {
-    name: f"--{name}" for name in ("delimiter", "decimal", "dates")
+    name: f"--{name}" for name in ("delimiter", "decimal", "dates", "thousands")
 }
 BAD = '{"payload": {"op": "c", "after": {"id": 1}}}\n\nno JSON\n'
 
@@ -41,6 +41,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "dd.TextPath('a.csv', decimal=',', dates=['%d.%m.%Y', '%d.%m.%Y %H:%M'])",
             "--decimal ',' --dates %d.%m.%Y --dates '%d.%m.%Y %H:%M'",
         ),
+        ("dd.TextPath('a.csv', thousands=' ')", "--thousands ' '"),
+        ("dd.TextPath('a.csv', decimal='.', thousands=\"'\")", "--decimal . --thousands ''\"'\"''"),
         ("dd.evolve('my s', drop_outputs=['a', 'b c'])", "ddflow evolve 'my s' --drop-output a --drop-output 'b c'"),
         ("dd.evolve('s', drop_inputs=['a', 'b c'])", "ddflow evolve s --drop-input a --drop-input 'b c'"),
         ("dd.evolve('s', drop_outputs=['a'], drop_inputs=['b'])", "ddflow evolve s --drop-output a --drop-input b"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import ddflow as dd
 from ddflow.connectors.files import FileOptions, FilesSource, open_files
 from ddflow.connectors.files.forms import Forms
 from ddflow.connectors.files.kinds import Dialect
-from ddflow.connectors.files.spelling import fits, values
+from ddflow.connectors.files.spelling import Misspelled, converted, fits, values
 from ddflow.errors import SchemaMismatch, SpecError
 
 AT = datetime.datetime(2024, 1, 3, 14, 5)
@@ -128,7 +129,38 @@ def test_declared_types_are_read_by_the_forms(tmp_path: Path) -> None:
     [
         ("float64", "12,50", Dialect(";"), "give dd.TextPath('{}', delimiter=';', decimal=','), mend it"),
         ("float64", "12.50", GERMAN, "mend it"),
-        ("float64", "1.250,00", GERMAN, "mend it"),
+        (
+            "float64",
+            "1.250,00",
+            Dialect(";", decimal=","),
+            "give dd.TextPath('{}', delimiter=';', decimal=',', thousands='.'), mend it",
+        ),
+        (
+            "float64",
+            "1.250,00",
+            Dialect(";"),
+            "give dd.TextPath('{}', delimiter=';', decimal=',', thousands='.'), mend it",
+        ),
+        ("float64", "1,250.00", Dialect(), "give dd.TextPath('{}', thousands=','), mend it"),
+        ("float64", "1,250.00", GERMAN, "mend it"),
+        ("float64", "1'250.00", Dialect(), "give dd.TextPath('{}', thousands=\"'\"), mend it"),
+        ("float64", "1\u2019250,50", Dialect(), "give dd.TextPath('{}', decimal=',', thousands=\"'\"), mend it"),
+        ("float64", "1\u202f250,50", Dialect(), "give dd.TextPath('{}', decimal=',', thousands=' '), mend it"),
+        ("int64", "-1 250", Dialect(), "give dd.TextPath('{}', thousands=' '), mend it"),
+        ("int64", "12.500", Dialect(), "give dd.TextPath('{}', decimal=',', thousands='.'), mend it"),
+        (
+            "float64",
+            "1,250",
+            Dialect(),
+            "give dd.TextPath('{0}', decimal=',') or dd.TextPath('{0}', thousands=','), mend",
+        ),
+        ("float64", "1 25", Dialect(), "mend it"),
+        (
+            "float64",
+            "1.250,00",
+            Dialect(decimal=",", thousands=" "),
+            "give dd.TextPath('{}', decimal=',', thousands='.')",
+        ),
         ("int64", "12,50", GERMAN, "mend it"),
         ("date", "03.01.2024", Dialect(), "give dd.TextPath('{}', dates='%d.%m.%Y'), mend it"),
         ("date", "03.01.2024 14:05", Dialect(), "mend it"),
@@ -163,6 +195,62 @@ def test_a_value_of_another_form_is_named_with_the_option(
         assert caught.value.remedy.startswith(remedy.format(path)), caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("decimal", "thousands", "right", "wrong"),
+    [
+        (
+            ",",
+            ".",
+            "1.250,00=1250 -1.250.000,5=-1250000.5 1250,5=1250.5 7=7 999,1=999.1",
+            "1.25 0.125 01.250 1.2500 12.50,1",
+        ),
+        (",", ".", "12.500=12500 1.234.567=1234567", "1234.567 1..250 .250 1.250. 1.250,00.000 1.250,5e3 1,000.5"),
+        (".", ",", "1,250.00=1250 1,234,567.8=1234567.8 1250.5=1250.5", "1,25 0,125 1,250,00 1.250,00 1,2345"),
+        (".", "'", "1'250.00=1250 1\u2019250=1250 1.5=1.5", "1'25 1''250 '250 1\u02bc250 1,5"),
+        (",", "\u2019", "1'250,00=1250 1\u2019250\u2019000=1250000", "1.250,00"),
+        (
+            ",",
+            " ",
+            "1_250,00=1250 1\u00a0250=1250 1\u202f250\u202f000,5=1250000.5",
+            "1_25 1__250 1_250_0 1.250,00 1\u2009250",
+        ),
+        (".", "\u202f", "1_250.00=1250 -12\u00a0500=-12500", "1_25"),
+        (".", None, "1250.5=1250.5", "1,250.00 1'250 1_250"),
+    ],
+)
+def test_groups_are_of_three_digits_and_the_rest_is_no_number(
+    decimal: str, thousands: str | None, right: str, wrong: str
+) -> None:
+    forms = Dialect(decimal=decimal, thousands=thousands).checked().forms
+    texts, meant = zip(*(each.replace("_", " ").split("=") for each in right.split(" ")), strict=True)
+    assert values(pa.array(texts), pa.float64(), forms=forms).to_pylist() == [float(each) for each in meant]
+    for kind in (pa.int64(), pa.decimal128(9, 0)):
+        whole = [text for text in texts if decimal not in text]
+        found = values(pa.array(whole, pa.string()), kind, forms=forms).to_pylist()
+        assert found == [int(m) for m, text in zip(meant, texts, strict=True) if decimal not in text]
+    for text in wrong.replace("_", "\0").split(" "):
+        for kind in (pa.float64(), pa.int64(), pa.decimal128(12, 4)):
+            for way in (values, converted):
+                with pytest.raises(Misspelled):
+                    way(pa.array(["7", text.replace("\0", " ")]), kind, forms=forms)
+
+
+def test_columns_with_groups_are_guessed_and_declared(tmp_path: Path) -> None:
+    dialect = GERMAN._replace(thousands=".")
+    text = "id;n;money;zip;day\n1.000;12,50;1.250,00;08001;03.01.2024\n2;7;7;3012;\n"
+    found = source(tmp_path / "a.csv", text, dialect)
+    assert [str(kind) for kind in found.schema.types] == ["int64", "double", "double", "string", "date32[day]"]
+    assert rows(found)[0] == {"id": 1000, "n": 12.5, "money": 1250.0, "zip": "08001", "day": AT.date()}
+    (first, _) = rows(source(tmp_path / "a.csv", text, dialect, money="decimal(9,2)", id="string"))
+    assert str(first["money"]) == "1250.00" and first["id"] == "1.000"
+
+
+def test_numbers_of_json_have_no_groups(tmp_path: Path) -> None:
+    text = '{"id": 1.5, "n": 1.250, "text": "1.250,00"}\n'
+    found = source(tmp_path / "a.jsonl", text, GERMAN._replace(thousands="."))
+    assert rows(found) == [{"id": 1.5, "n": 1.25, "text": "1.250,00"}]
+
+
 def dd_type(kind: str) -> pa.DataType:
     return {"float64": pa.float64(), "int64": pa.int64(), "date": pa.date32(), "timestamp": pa.timestamp("us")}[kind]
 
@@ -186,7 +274,13 @@ def test_dates_are_of_json_too_and_its_numbers_have_points(tmp_path: Path) -> No
             "3.1.2024 13.1.2024",
             "of '3.1.2024' ({0}, row 3): give dd.TextPath('{0}', delimiter=';', dates='%d.%m.%Y'), or",
         ),
+        (
+            "1.250,00 7",
+            "of '1.250,00' ({0}, row 3): give dd.TextPath('{0}', delimiter=';', decimal=',', thousands='.'), or",
+        ),
+        ("1'250 1.5", "of \"1'250\" ({0}, row 3): give dd.TextPath('{0}', delimiter=';', thousands=\"'\"), or declare"),
         ("12,50 x", None),
+        ("1.250,00 1,250.00", None),
         ("1,2,3 2,3", None),
         ("1.2.3 10.0.2024", None),
         ("03.01.2024 2024-01-03", None),
@@ -225,3 +319,18 @@ def test_what_is_no_form_is_refused(dates: str, said: str) -> None:
 def test_another_decimal_is_refused() -> None:
     with pytest.raises(SpecError, match="decimal=';': it is neither a point nor a comma"):
         dd.TextPath("a.csv", decimal=";")
+
+
+@pytest.mark.parametrize(
+    ("thousands", "decimal", "said"),
+    [
+        (";", ".", "it is no point, comma, space or apostrophe"),
+        ("", ".", "it is no point, comma, space or apostrophe"),
+        ("''", ".", "it is no point, comma, space or apostrophe"),
+        (".", ".", "decimal='.' is the same; give both: decimal=',', thousands='.'"),
+        (",", ",", "decimal=',' is the same"),
+    ],
+)
+def test_what_cannot_stand_between_groups_is_refused(thousands: str, decimal: str, said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"thousands={thousands!r}: {said}")):
+        dd.TextPath("a.csv", thousands=thousands, decimal=decimal)

@@ -1,7 +1,9 @@
-r"""Forms of numbers and dates in text, where they are not the usual ones: a decimal comma, days before months.
+r"""Forms of numbers and dates in text, where they are not the usual ones: a decimal comma, groups of three digits, days
+before months.
 
 Invariant: a text in one of the forms becomes the text that means the same as usual (``12.5``, ISO 8601), and what its
-type then makes of it is for ``spelling``; a text in none becomes the empty text, which no type but text takes. So a
+type then makes of it is for ``spelling``; a text in none becomes the empty text, which no type but text takes. Where
+groups of digits are said, a number may have them: all of three digits, behind one to three that begin with no zero. A
 date is as exact as ISO's: no 31st of February, no year of two digits for ``%Y``. A text is of the first form that it
 looks like, also where that gives no day: a column of both orders would be a guess. ISO's own is one of the forms only
 where ``iso`` says so, because ``%Y-%d-%m`` looks like it.
@@ -14,6 +16,8 @@ no dates by formats, and the system's ``strptime`` takes 31.02.2024 for the 2nd 
 >>> forms = Forms(",", ("%d.%m.%Y", "%d.%m.%Y %H:%M"))
 >>> forms.usual(pa.array(["12,50", "1.250", None]), pa.float64()).to_pylist()
 ['12.50', '', None]
+>>> Forms(",", thousands=".").usual(pa.array(["1.250,5", "12.500", "12.5", "7"]), pa.float64()).to_pylist()
+['1250.5', '12500', '', '7']
 >>> forms.usual(pa.array(["3.1.2024", "03.01.2024 14:05", "2024-01-03"]), pa.date32()).to_pylist()
 ['2024-01-03', '2024-01-03 14:05:00', '']
 """
@@ -59,6 +63,8 @@ _NEEDS: Final = {"f": "S", "S": "M", "M": "HI", "z": "HI", "I": "p", "p": "I"}
 """Which part has no meaning without which others, one of which must be there."""
 COMMA: Final = re.compile(r"[+-]?\d+,\d+")
 """A number with a decimal comma."""
+GROUPS: Final = (".", ",", " \u00a0\u202f", "'\u2019")
+"""What may stand between groups of three digits; those in one text are taken for each other."""
 _DAYS: Final = (
     "%d.%m.%Y",
     "%d/%m/%Y",
@@ -75,25 +81,51 @@ _LIKE: Final = re.compile(r"\d{1,4}[-/. ](\d{1,2}|[A-Za-z]{3})[-/. ]\d{1,4}\b.{0
 
 
 class Forms(NamedTuple):
-    """What stands before the fraction of a number; the forms of dates and timestamps, none for ISO's."""
+    """What stands before the fraction of a number; the forms of dates and timestamps, none for ISO's; what may stand
+    between groups of three digits, None for nothing."""
 
     decimal: str = "."
     dates: tuple[str, ...] = ()
+    thousands: str | None = None
 
     def usual(self, texts: pa.Array, kind: pa.DataType) -> pa.Array:
         """Texts of a column of a type, as they are usually written.  O(n)."""
-        if self.decimal == "," and is_number(kind):
-            return pc.if_else(pc.match_substring(texts, "."), "", pc.replace_substring(texts, ",", "."))
+        if is_number(kind):
+            texts = texts if self.thousands is None else self._ungrouped(texts)
+            if self.decimal == ",":
+                texts = pc.if_else(pc.match_substring(texts, "."), "", pc.replace_substring(texts, ",", "."))
+            return texts
         if self.dates and (pat.is_date(kind) or pat.is_timestamp(kind)):
             encoded = texts.dictionary_encode()  # a day is there many times
             words = encoded.dictionary
             return pc.coalesce(*(_in_iso(words, each) for each in self.dates), "").take(encoded.indices)
         return texts
 
+    def grouped(self, texts: pa.Array) -> pa.Array:
+        """Which texts are numbers with groups of three digits.  O(n)."""
+        fraction = re.escape(self.decimal)
+        return pc.match_substring_regex(texts, rf"^[+-]?[1-9]\d{{0,2}}({self._between}\d{{3}})+({fraction}\d+)?$")
+
+    def _ungrouped(self, texts: pa.Array) -> pa.Array:
+        """Numbers without what stands between groups; the empty text for what has it elsewhere."""
+        odd = pc.and_not(pc.match_substring_regex(texts, self._between), self.grouped(texts))
+        return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._between, ""))
+
+    @property
+    def _between(self) -> str:
+        """The regular expression of what stands between groups."""
+        return f"[{next(each for each in GROUPS if (self.thousands or '.') in each)}]"
+
     def checked(self) -> "Forms":
         """The same.  Raises `SpecError` for what says no form."""
         if self.decimal not in (".", ","):
             raise SpecError(f"decimal={self.decimal!r}", "it is neither a point nor a comma", "give '.' or ','")
+        if self.thousands is not None and self.thousands not in [*"".join(GROUPS)]:
+            found = "it is no point, comma, space or apostrophe"
+            raise SpecError(f"thousands={self.thousands!r}", found, "give '.', ',', ' ' or \"'\"")
+        if self.thousands == self.decimal:
+            found = f"decimal={self.decimal!r} is the same"
+            raise SpecError(f"thousands={self.thousands!r}", found, "give both: decimal=',', thousands='.'")
         for each in self.dates:
             if each != ISO:
                 _pattern(each)

@@ -66,11 +66,12 @@ class Dialect(NamedTuple):
     encoding: str = "utf-8"
     decimal: str = "."
     dates: tuple[str, ...] = ()
+    thousands: str | None = None
 
     @property
     def forms(self) -> Forms:
         """Those of its values."""
-        return Forms(self.decimal, self.dates)
+        return Forms(self.decimal, self.dates, self.thousands)
 
     def checked(self) -> "Dialect":
         """The same, with ``\\t`` and ``tab`` as a tab.  Raises `SpecError` for what no reader takes."""

@@ -224,8 +224,8 @@ class _Lines:
         self._check(texts, data, nested)
         texts = pc.if_else(pa.array(null), None, _unquoted(texts, quoted))
         among = pa.array(nested) if nested.any() else None
-        # A number of JSON has a point.
-        forms = self._file.dialect.forms._replace(decimal=".")
+        # A number of JSON has a point, and no groups.
+        forms = self._file.dialect.forms._replace(decimal=".", thousands=None)
         return TextColumn(texts, pa.array(quoted, mask=null | nested), among, forms)
 
     def _check(self, texts: pa.Array, data: bytes, nested: Any) -> None:

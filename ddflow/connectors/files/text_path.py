@@ -12,18 +12,20 @@ True
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.files.forms import COMMA, likely
+from ddflow.connectors.files.forms import COMMA, GROUPS, likely
 from ddflow.connectors.files.kinds import PLAIN, Dialect
 from ddflow.connectors.files.spelling import fits
+from ddflow.expressions.types import is_number
 
-WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates")
+WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates", "thousands")
 """What a `TextPath` says, by the names of its fields."""
 
 
@@ -48,12 +50,16 @@ class TextPath(os.PathLike[str]):
         ``"%d/%m/%Y %H:%M"``.  Of several a value is in the first that it looks like.  By default ISO 8601, which beside
         others is ``"iso"``.  Forms without a time are of dates, and in a timestamp column of midnight; those with one
         are of timestamps alone, and with ``%z`` of those with a zone.
+    thousands : str, optional
+        What stands between groups of three digits of a number of CSV, where some do: ``"."``, ``","``, ``"'"``, or
+        ``" "``, which is every kind of space.  Not the same as ``decimal``.  A number that has it elsewhere is none.
 
     Raises
     ------
     SpecError
         For a delimiter that is none, for an encoding that Python does not know, for a ``decimal`` that is neither a
-        point nor a comma, and for a form of dates that lacks its day, month or year, or has what is not known:
+        point nor a comma, for ``thousands`` that are none of those or the same, and for a form of dates that lacks its
+        day, month or year, or has what is not known:
         ``%d %m %Y %y %b %B %H %I %p %M %S %f %z %%`` are.
 
     Examples
@@ -70,6 +76,7 @@ class TextPath(os.PathLike[str]):
     encoding: str = "utf-8"
     decimal: str = "."
     dates: str | Sequence[str] = ()
+    thousands: str | None = None
 
     def __post_init__(self) -> None:
         dialect_of(self)
@@ -83,7 +90,7 @@ def dialect_of(given: Any) -> Dialect:
     if not isinstance(given, TextPath):
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
-    return Dialect(given.delimiter, nulls, given.encoding, given.decimal, dates).checked()
+    return Dialect(given.delimiter, nulls, given.encoding, given.decimal, dates, given.thousands).checked()
 
 
 def delimited(path: str, dialect: Dialect, between: str) -> str:
@@ -114,14 +121,33 @@ def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> str |
 
     >>> reformed("1.csv", PLAIN, "12,50", pa.float64()), reformed("1.csv", PLAIN, "3.1.2024", pa.date32())
     ("dd.TextPath('1.csv', decimal=',')", "dd.TextPath('1.csv', dates='%d.%m.%Y')")
+    >>> reformed("1.csv", PLAIN, "1.250,00", pa.float64())
+    "dd.TextPath('1.csv', decimal=',', thousands='.')"
     """
     return " or ".join(written(path, each) for each in others(dialect, [text], kind)) or None
 
 
 def others(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
     """How text is written too, if some texts are values of a type in another form than those said.  O(texts)."""
+    given = pa.array(texts)
     comma = dialect.decimal == "." and any(map(COMMA.fullmatch, texts))
     found = [dialect._replace(decimal=",")] if comma else []
+    if is_number(kind):
+        found += _grouped(dialect, given, kind)
     if pat.is_date(kind) or pat.is_timestamp(kind):
         found = [dialect._replace(dates=(*dialect.dates, form)) for form in likely(texts)]
-    return [each for each in found if fits(pa.array(texts), kind, forms=each.forms)]
+    return [each for each in found if fits(given, kind, forms=each.forms)]
+
+
+def _grouped(dialect: Dialect, texts: pa.Array, kind: pa.DataType) -> Iterator[Dialect]:
+    """The same of groups of three digits, by what stands between, with another decimal only where it must be."""
+    for between in GROUPS:
+        each = dialect._replace(thousands=between[0])
+        for way in (each, each._replace(decimal=",")):
+            if (
+                between[0] != way.decimal
+                and pc.any(way.forms.grouped(texts)).as_py()
+                and fits(texts, kind, forms=way.forms)
+            ):
+                yield way
+                break
