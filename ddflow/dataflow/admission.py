@@ -16,6 +16,7 @@ its own time. Waiting is the business of ``batcher``, deciding that of ``operato
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ from ddflow.time import CLOSED, NEVER, shown
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
 NOTHING: Ints = np.empty(0, np.int64)
+Where = Callable[[int], str]
+"""What an error calls a row."""
 
 
 class Admitted(NamedTuple):
@@ -98,21 +101,24 @@ class Admission:
             return ()
         return tuple(name for name in self.bound.schema.names if name not in self.columns)
 
-    def parts(self, given: Any, came: Came | None = None) -> Iterator[tuple[Any, Truncate | None]]:
+    def parts(self, given: Any, came: Came | None = None) -> Iterator[tuple[Any, Truncate | None, Where | None]]:
         """Rows as they are given; of messages the events, cut where one truncates, which is told before the next part.
 
-        ``came``: what came before in the call.  O(1), O(bytes) of messages.  Raises `BadMessage`, and `SchemaMismatch`
-        for what is no table of messages.
+        With each part what errors call its rows, where they are events.  ``came``: what came before in the call.  O(1),
+        O(bytes) of messages.  Raises `BadMessage`, and `SchemaMismatch` for what is no table of messages.
         """
+        came = came or Came(self.table)
+        first = came.messages
         made = self.decoded(given, came)
         if not isinstance(made, Decoded):
-            yield made, None
+            yield made, None, None
             return
         begin, before = 0, None
         for each in made.truncates:
-            yield made.rows.slice(begin, each.row - begin), before
+            where = partial(self._place, given, first, made.at[begin:])
+            yield made.rows.slice(begin, each.row - begin), before, where
             begin, before = each.row, each
-        yield made.rows.slice(begin), before
+        yield made.rows.slice(begin), before, partial(self._place, given, first, made.at[begin:])
 
     def uncut(self, given: Any, came: Came | None = None) -> Any:
         """Rows as they are given, and of messages the events.  As `parts`, and `BadMessage` for a truncate."""
@@ -148,9 +154,14 @@ class Admission:
         if self.marks:
             lacking &= np.asarray(made.rows.column(MARK).is_null())
         if (rows := np.flatnonzero(lacking)).size:
-            of_rows = self.format is not None and self.format.of_rows
-            where = counted(rows, first) if of_rows else Messages(given, self.what, first).place(int(made.at[rows[0]]))
+            where = self._place(given, first, made.at, int(rows[0]))
             self._null_keys(lacking, "; ".join([where, *self.unseen.said(self.key)]))
+
+    def _place(self, given: Any, first: int, at: Ints, row: int) -> str:
+        """The message of an event, in words.  ``given``: messages behind ``first`` others.  ``at``: those of events."""
+        if self.format is not None and self.format.of_rows:
+            return counted(first, int(at[row]))
+        return Messages(to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
 
     def events(self, given: Any) -> pa.RecordBatch:
         """Rows in the columns of events; nothing is copied where they have those, in one chunk.  O(rows) else.
@@ -176,20 +187,22 @@ class Admission:
         time: int | None = None,
         before: int = 0,
         look: Callable[[pa.RecordBatch], None] | None = None,
+        where: Where | None = None,
     ) -> Admitted:
         """Check and number the rows of one input.  ``time``: of the step, in epoch mode.  ``before``: how many
-        rows came before these in the same call.  ``look``: is shown them all.  O(rows).
+        rows came before these in the same call.  ``look``: is shown them all.  ``where``: what errors call a row, by
+        default its number in the call.  O(rows).
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
-        bound, rows = self.bound, self.events(given)
+        bound, rows, where = self.bound, self.events(given), where or partial(counted, before)
         if look is not None:
             look(rows)
         n, first = rows.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
-        keyless = self._keyless(rows, before)
+        keyless = self._keyless(rows, where)
         if time is None:
-            times, least, greatest, ascending = self._times(rows, keyless, before)
+            times, least, greatest, ascending = self._times(rows, keyless, where)
         else:
             times, least, greatest, ascending = np.empty(n, np.int64), time, time if n else NEVER, True
             times.fill(time)
@@ -202,7 +215,7 @@ class Admission:
             codes = np.full(n, -1, np.int8) if codes is None else codes
             late = (original < frontier) & (codes < 0)
             if late.any():
-                times = self._late(late, original, frontier, codes, before)
+                times = self._late(late, original, frontier, codes, where)
         if codes is None or not (codes >= 0).any():
             events = Events(rows, times, original, arrival)
             if times is not original or not ascending:
@@ -216,7 +229,7 @@ class Admission:
         refused = rows.take(pa.array(drop))
         return Admitted(events.in_order(), n, counts, refused, gone.astype(np.int64), arrival[drop], greatest)
 
-    def _keyless(self, events: pa.RecordBatch, before: int) -> Flags | None:
+    def _keyless(self, events: pa.RecordBatch, where: Where) -> Flags | None:
         """Which events lack their key or are marked as bad, None when none.  Raises `NullKey` when that is an error."""
         marked = None
         if self.marks and events.column(MARK).null_count < events.num_rows:
@@ -227,11 +240,11 @@ class Admission:
                 if marked is not None:
                     keyless = keyless & (marked ^ np.uint8(1))
                 if keyless.any():
-                    self._null_keys(keyless, counted(np.flatnonzero(keyless), before))
+                    self._null_keys(keyless, where(int(np.flatnonzero(keyless)[0])))
                 return keyless if marked is None else keyless | marked
         return marked
 
-    def _times(self, events: pa.RecordBatch, keyless: Flags | None, before: int) -> tuple[Ints, int, int, bool]:
+    def _times(self, events: pa.RecordBatch, keyless: Flags | None, where: Where) -> tuple[Ints, int, int, bool]:
         """The events' times as int64, the least, the greatest, and whether they ascend.
 
         Raises `SchemaMismatch` for a null, or a time that no event may have.
@@ -243,7 +256,7 @@ class Admission:
         if column.null_count and (rows := np.flatnonzero((validity(column) == 0) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                f"{name!r} is null in {rows.size:,} rows, first in {counted(rows, before)}",
+                f"{name!r} is null in {rows.size:,} rows, first in {where(int(rows[0]))}",
                 "every event needs a time: mend the rows; nothing was taken in",
             )
         assert self.words is not None
@@ -252,7 +265,7 @@ class Admission:
         if greatest == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                f"{beyond.size:,} rows have time {CLOSED}, first {counted(beyond, before)}",
+                f"{beyond.size:,} rows have time {CLOSED}, first {where(int(beyond[0]))}",
                 "that is the closed frontier itself; use smaller times",
             )
         return times, least, greatest, ascending
@@ -268,7 +281,7 @@ class Admission:
                 f"mend them, or choose null_key='drop'{others}; nothing was taken in",
             )
 
-    def _late(self, late: Any, original: Ints, frontier: int, codes: Any, before: int) -> Ints:
+    def _late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
         """The stamps of the events where some are behind the frontier.  Raises `LateEvent` when that is an error."""
         rule = self.bound.spec.late
         if rule == "error":
@@ -276,7 +289,7 @@ class Admission:
             raise LateEvent(
                 f"rows for {self.bound.name!r}",
                 f"{rows.size:,} events are behind the frontier {shown(frontier, kind)}, "
-                f"first {counted(rows, before)}, at time {shown(int(original[rows[0]]), kind)}",
+                f"first {where(int(rows[0]))}, at time {shown(int(original[rows[0]]), kind)}",
                 "push them before advancing, or choose late='drop' or late='advance'; nothing was taken in",
             )
         if rule == "drop":
@@ -289,6 +302,6 @@ class Admission:
         return np.where(late, frontier, original)
 
 
-def counted(rows: Any, before: int) -> str:
-    """The first of some rows behind others of a call, as errors call it; `at_path` says where it stands in its file."""
-    return f"row {before + rows[0]}, counted from 0"
+def counted(before: int, row: int) -> str:
+    """A row behind others of a call, as errors call it; `at_path` says where it stands in its file."""
+    return f"row {before + row}, counted from 0"

@@ -23,7 +23,7 @@ from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.frames import arrow, to_table
-from ddflow.dataflow.admission import Admission, Admitted, Came
+from ddflow.dataflow.admission import Admission, Admitted, Came, Where
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
 from ddflow.dataflow.graph import Released
@@ -100,8 +100,9 @@ def flowing(
     inflow, came = Inflow(batcher), Came(admission.table)
     for part in (given,) if most is None else portions(given, admission.what, admission.given, most):
         whole = admission.format is None
-        for rows, seen in ((part, look),) if whole else _cut_up(part, admission, came, inflow, look, truncated):
-            admitted = admission.admit(rows, frontier, time, inflow.rows, seen)
+        cut = ((part, look, None),) if whole else _cut_up(part, admission, came, inflow, look, truncated)
+        for rows, seen, where in cut:
+            admitted = admission.admit(rows, frontier, time, inflow.rows, seen, where)
             inflow.put(admitted.events, budget)
             inflow.rows += admitted.rows
             inflow.greatest = max(inflow.greatest, admitted.greatest)
@@ -117,12 +118,13 @@ def flowing(
 
 def _cut_up(
     part: Any, admission: Admission, came: Came, inflow: Inflow, look: Look | None, truncated: Truncated | None
-) -> Iterator[tuple[Any, Look | None]]:
-    """The events of messages, and of truncates among them, each with what is to be shown them: not what is implied."""
-    for rows, cut in admission.parts(part, came):
+) -> Iterator[tuple[Any, Look | None, Where | None]]:
+    """The events of messages, and of truncates among them, each with what is to be shown them, not what is implied, and
+    with what errors call its rows."""
+    for rows, cut, where in admission.parts(part, came):
         if cut is not None and truncated is not None:
-            yield from ((deletes, None) for deletes in list(truncated(inflow, cut)))
-        yield rows, look
+            yield from ((deletes, None, None) for deletes in list(truncated(inflow, cut)))
+        yield rows, look, where
 
 
 def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:

@@ -105,6 +105,6 @@ def digest_of(
         schema = admission.bound.schema
         came = Came(admission.table)
         for part in portions(given, repr(name), admission.given, MOST):
-            for rows, _ in admission.parts(part, came):
+            for rows, *_ in admission.parts(part, came):
                 digests[name].update(admission.events(narrowed(rows, schema)))
     return combined(kind, time, digests)

@@ -1,0 +1,68 @@
+"""An event that the engine refuses is called by the place of its message, wherever in a call it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow import errors
+
+
+def flow(format: Any) -> dd.Flow:
+    made = dd.Flow()
+    made.output("out", made.upserts("beds", {"id": int, "t": int}, dd.Upsert(key="id", time="t"), format=format))
+    return made
+
+
+def messages(first: int, rows: Sequence[dict[str, Any]], partition: int | None = 3) -> pa.Table:
+    n = len(rows)
+    places: dict[str, Any] = {"offset": range(first, first + n)}
+    places |= {} if partition is None else {"topic": ["beds"] * n, "partition": [partition] * n}
+    return pa.table({"value": [json.dumps(row) for row in rows], **places})
+
+
+@pytest.mark.parametrize("memory", [None, "32MiB"])
+@pytest.mark.parametrize(
+    ("row", "error", "said"),
+    [
+        ({"id": 2, "t": 3}, errors.LateEvent, "first offset 21 of beds/3, at time 3;"),
+        ({"id": 2}, errors.SchemaMismatch, "'t' is null in 1 rows, first in offset 21 of beds/3;"),
+        ({"t": 9}, errors.NullKey, r"\['id'\] is null in 1 rows, first in offset 21 of beds/3;"),
+    ],
+)
+def test_what_is_wrong_with_an_event_names_its_message(
+    row: dict[str, Any], error: type[errors.DdflowError], said: str, memory: str | None
+) -> None:
+    good = {"id": 1, "t": 9}
+    with flow(dd.formats.plain_json()).open(memory=memory) as engine:
+        engine.push({"beds": messages(7, [good])})
+        engine.advance_to(8)
+        given = pa.concat_tables([messages(12, [good] * 9), messages(21, [row, good])])
+        with pytest.raises(error, match=said):
+            engine.push({"beds": given})
+
+
+def test_of_messages_that_are_several_events_each_the_message_is_named() -> None:
+    change = {"type": "INSERT", "database": "d", "table": "beds", "pkNames": ["id"], "es": 1, "ts": 1}
+    several = [{"id": str(n), "t": "9"} for n in range(3)]
+    given = [{**change, "data": several}, {**change, "data": [*several, {"id": "7", "t": "3"}]}]
+    with flow(dd.formats.canal()).open() as engine:
+        engine.advance_to(8)
+        with pytest.raises(errors.LateEvent, match=r"first offset 31, at time 3;"):
+            engine.push({"beds": messages(30, given, None)})
+
+
+def test_a_line_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_text('{"id": 1, "t": 9}\n\n{"id": 2, "t": null}\n')
+    source = dd.sources.files(tmp_path / "*.jsonl", lines=True)
+    with (
+        flow(dd.formats.plain_json()).open() as engine,
+        pytest.raises(errors.SchemaMismatch, match=r"first in line 3 of .*/1\.jsonl;"),
+    ):
+        engine.run({"beds": source}, lateness=1)
