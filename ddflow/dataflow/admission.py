@@ -25,8 +25,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.schema import conform, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, decoded, uncut
-from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, decoded, messages_of, uncut
 from ddflow.connectors.formats.unseen import Unseen
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
@@ -159,9 +158,8 @@ class Admission:
 
     def _place(self, given: Any, first: int, at: Ints, row: int) -> str:
         """The message of an event, in words.  ``given``: messages behind ``first`` others.  ``at``: those of events."""
-        if self.format is not None and self.format.of_rows:
-            return counted(first, int(at[row]))
-        return Messages(to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
+        assert self.format is not None
+        return messages_of(self.format, to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
 
     def events(self, given: Any) -> pa.RecordBatch:
         """Rows in the columns of events; nothing is copied where they have those, in one chunk.  O(rows) else.

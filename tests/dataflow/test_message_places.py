@@ -66,3 +66,29 @@ def test_a_line_of_a_file_is_named(tmp_path: Path) -> None:
         pytest.raises(errors.SchemaMismatch, match=r"first in line 3 of .*/1\.jsonl;"),
     ):
         engine.run({"beds": source}, lateness=1)
+
+
+def change(lsn: Any, id: Any, version: int = 2) -> str:
+    """A row that was inserted, as wal2json writes it."""
+    if version == 1:
+        row = {"columnnames": ["id", "t"], "columnvalues": [id, 9], "columntypes": ["bigint", "bigint"]}
+        return json.dumps({"nextlsn": lsn, "change": [{"kind": "insert", "schema": "public", "table": "beds", **row}]})
+    cells = [{"name": name, "type": "bigint", "value": value} for name, value in (("id", id), ("t", 9))]
+    return json.dumps({"action": "I", "lsn": lsn, "schema": "public", "table": "beds", "columns": cells})
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("lsn", "place"), [("0/16B3748", "0/16B3748 of the log"), ("x" * 99, "row 1, counted from 0"), (None, "row 1, ")]
+)
+@pytest.mark.parametrize(("id", "error"), [(None, errors.NullKey), ("x", errors.BadMessage)])
+def test_a_change_of_postgres_is_named_by_its_place_in_the_log(
+    version: int, lsn: Any, place: str, id: Any, error: type[errors.DdflowError]
+) -> None:
+    given = {"value": [change("0/1", 7, version), change(lsn, id, version)]}
+    with flow(dd.formats.wal2json()).open() as engine:
+        with pytest.raises(error) as caught:
+            engine.push({"beds": given})
+        assert place in str(caught.value)
+        with pytest.raises(error, match=r"offset 8[;:]"):
+            engine.push({"beds": {**given, "offset": [7, 8]}})

@@ -174,6 +174,11 @@ class Format:
         path = self.row_path
         return {} if path is None else columns_at(messages.value, path, known, self.owner(messages.value))
 
+    def place(self, value: Any) -> str | None:
+        """Where a message says that it lies, in words, for one without an offset or a line; None where it does not."""
+        del value
+        return None
+
     def owner(self, value: pa.Array) -> Own | None:
         """What says which of some messages are of the table that was named; None where none was.  O(1)."""
         del value
@@ -275,7 +280,9 @@ def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages:
 
 def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
     """A table of messages, or of the rows that a format takes for them.  As `Messages`."""
-    return Messages(as_values(given) if format.of_rows else given, what, first)
+    messages = Messages(as_values(given) if format.of_rows else given, what, first)
+    messages.own = format.place
+    return messages
 
 
 def as_values(given: pa.Table) -> pa.Table:

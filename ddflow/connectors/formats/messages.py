@@ -1,13 +1,15 @@
 """Messages as they come: a table with a ``value`` each, and what a broker says of it.
 
 Invariant: nothing of a message is lost or guessed here: text that is no UTF-8 is marked and not mended, and every
-message has a name that its reader can go back to: its line in a file, else its offset where it has one, else its row.
+message has a name that its reader can go back to: its line in a file, else its offset where it has one, else what it
+says itself, else its row.
 
 >>> came = Messages(pa.table({"value": [b'{"id": 1}', b"\\xff"], "offset": [7, 8], "topic": ["t"] * 2}), "'t'", 0)
 >>> came.value.to_pylist(), came.broken.tolist(), came.place(1)
 (['{"id": 1}', None], [False, True], 'offset 8 of t')
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -54,6 +56,8 @@ class Messages:
         topic = there.get("topic")
         self.topic = None if topic is None or pat.is_null(topic.type) else topic
         self.timestamp = there.get("timestamp")
+        self.own: Callable[[Any], str | None] = lambda value: None
+        """As `Format.place`."""
 
     def _readable(self, name: str, column: pa.Array) -> tuple[pa.Array, Bools]:
         """A column as text, or as the structs that it has; and which are no UTF-8."""
@@ -88,13 +92,13 @@ class Messages:
         return f"{position}, counted from 0" if position.startswith("row ") else position
 
     def position(self, row: int) -> str:
-        """Where a message lies: a line, an offset, or a row of what was given.  O(1)."""
+        """Where a message lies: a line, an offset, its own words, or a row of what was given.  O(its bytes)."""
         line, file = (self.table.column(n)[row].as_py() if n in self.table.column_names else None for n in (LINE, FILE))
         if line is not None:
             return f"line {line:,}" + ("" if file is None else f" of {file}")
         offset = None if self.offset is None else self.offset[row].as_py()
         if offset is None:
-            return f"row {self.first + row}"
+            return self.own(self.value[row].as_py()) or f"row {self.first + row}"
         topic = None if self.topic is None else self.topic[row].as_py()
         partition = None if self.partition is None else self.partition[row].as_py()
         of = topic if partition is None else f"{topic or 'partition '}{'/' if topic else ''}{partition}"

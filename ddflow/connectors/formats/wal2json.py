@@ -17,6 +17,7 @@ Messages of begin, commit and of users say nothing.
 """
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
@@ -78,6 +79,10 @@ _LSN: Final = (
 )
 
 
+_PLACE: Final = re.compile("[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
+"""A position in Postgres's log."""
+
+
 class Named(NamedTuple):
     """Names and values in lists, an event each, laid out flat: the event, the name and the value of each."""
 
@@ -120,6 +125,15 @@ class Wal2Json(Enveloped):
         rows = np.sort(np.concatenate(found))
         told = self._told(value.take(pa.array(rows))) if rows.size else {}
         return {name: int(rows[row]) for name, (row, _) in told.items() if name not in known}
+
+    def place(self, value: Any) -> str | None:
+        """See `Format`: in the log of Postgres."""
+        try:
+            said = json.loads(value)
+            lsn = said.get("lsn") or said.get("nextlsn")
+        except (TypeError, ValueError, AttributeError, RecursionError):
+            return None
+        return f"{lsn} of the log" if isinstance(lsn, str) and _PLACE.fullmatch(lsn) else None
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: as Postgres calls them."""
@@ -175,9 +189,7 @@ class Wal2Json(Enveloped):
         inside = Inside(pa.StructArray.from_arrays(parts, names=["after", "before"]), whole.wrong[of], ())
         place = np.arange(of.size) - np.searchsorted(of, of)
         lsn = pc.coalesce(at_path(inner, ["lsn"]), at_path(inner, ["nextlsn"]))
-        plain = pc.if_else(
-            pc.match_substring_regex(lsn, "^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$"), lsn, pa.scalar(None, lsn.type)
-        )
+        plain = pc.if_else(pc.match_substring_regex(lsn, f"^{_PLACE.pattern}$"), lsn, pa.scalar(None, lsn.type))
         source = {
             "lsn": computed(plain, _LSN).cast(pa.string()),
             "row": pa.array(np.where(one, place, 0)).cast(pa.string()),
