@@ -152,9 +152,9 @@ class Admission:
             lacking |= np.asarray(made.rows.column(name).is_null())
         if self.marks:
             lacking &= np.asarray(made.rows.column(MARK).is_null())
-        if (rows := np.flatnonzero(lacking)).size:
-            where = self._place(given, first, made.at, int(rows[0]))
-            self._null_keys(lacking, "; ".join([where, *self.unseen.said(self.key)]))
+        if lacking.any():
+            place = partial(self._place, given, first, made.at)
+            self._null_keys(lacking, lambda row: "; ".join([place(row), *self.unseen.said(self.key)]))
 
     def _place(self, given: Any, first: int, at: Ints, row: int) -> str:
         """The message of an event, in words.  ``given``: messages behind ``first`` others.  ``at``: those of events."""
@@ -238,7 +238,7 @@ class Admission:
                 if marked is not None:
                     keyless = keyless & (marked ^ np.uint8(1))
                 if keyless.any():
-                    self._null_keys(keyless, where(int(np.flatnonzero(keyless)[0])))
+                    self._null_keys(keyless, where)
                 return keyless if marked is None else keyless | marked
         return marked
 
@@ -268,14 +268,14 @@ class Admission:
             )
         return times, least, greatest, ascending
 
-    def _null_keys(self, keyless: Any, where: str) -> None:
-        """Raises the error of the binding when that is one.  ``where``: of the first."""
+    def _null_keys(self, keyless: Any, where: Where) -> None:
+        """Raises the error of the binding when that is one."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
             others = " or null_key='keep'" if self.bound.null_error is NullKey else ""
             raise self.bound.null_error(
                 f"rows for {self.bound.name!r}",
-                f"{self.bound.keyed_by} is null in {rows.size:,} rows, first in {where}",
+                f"{self.bound.keyed_by} is null in {rows.size:,} rows, first in {where(int(rows[0]))}",
                 f"mend them, or choose null_key='drop'{others}; nothing was taken in",
             )
 
