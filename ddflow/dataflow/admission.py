@@ -170,7 +170,7 @@ class Admission:
         table = given if isinstance(given, pa.Table) else to_table(given, self.what, schema)
         self.columns = table.column_names
         batches = table.to_batches() if table.schema.equals(schema) else []
-        if len(batches) == 1 and not (self.certain and any(batches[0].column(x).null_count for x in self.certain)):
+        if len(batches) == 1 and not [x for x in self.certain if batches[0].column(x).null_count]:
             batch = batches[0]
             if not batch.schema.equals(schema, check_metadata=True):
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)

@@ -131,7 +131,8 @@ class Calls:
             admission = self.dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
                 self._warn_of_lacking(name, admission)
-            warn_of_unseen(name, admission)
+            if admission.unseen.left:
+                warn_of_unseen(name, admission)
         return inflows, digest
 
     def _warn_of_lacking(self, name: str, admission: Admission) -> None:
