@@ -177,6 +177,24 @@ def test_a_table_is_the_same_whether_its_schema_is_said_or_not(kind: str, tmp_pa
     assert reasons.startswith("its table is 'b.t', that of others 'a.t': name one")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_table_named_json_that_is_no_event_is_bad_as_without(kind: str) -> None:
+    values = ["[1,2,3]", "17", '"x"', "{}", '{"op":"c"}', '{"payload":5}', '{"type":"insert"}', '{"action":"I"}']
+    for table in (None, "a.t"):
+        flow = dd.Flow()
+        flow.output("t", flow.upserts("t", COLUMNS, dd.Upsert(key="id"), format=format_of(kind, table=table)))
+        with flow.open() as engine:
+            for value in values:
+                with pytest.raises((dd.errors.BadMessage, dd.errors.NullKey)):
+                    engine.step({"t": messages(value)})
+    flow = dd.Flow()
+    format = format_of(kind, table="a.t", on_bad="drop")
+    flow.output("t", flow.upserts("t", COLUMNS, dd.Upsert(key="id"), format=format))
+    with flow.open() as engine:
+        step = engine.step({"t": messages(*values, of_schema(1, "a", kind), of_schema(2, "a", kind, "u"))})
+        assert (step.verdicts.bad, step.verdicts.applied) == (len(values), 1)
+
+
 def test_a_name_alone_leaves_out_tables_of_other_names(tmp_path: Path) -> None:
     every = [(1, "a", "t"), (2, "a", "u"), (3, "b", "u")]
     assert fed("debezium", tmp_path, every, table="t") == ([(1, "a")], "")

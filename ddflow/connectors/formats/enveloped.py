@@ -133,9 +133,11 @@ class Enveloped(Format):
             said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
             codes[said[_same_key(messages, read.of[said])]] = NOTHING
         if self.table is not None:
-            silent = read.of[np.isin(codes, _DO) & untold(self.table, read.source)]
-            bad.mark(silent, f"it does not say whether it is of the table {cut(self.table, 80)!r}")
-            codes[~of_table(self.table, read.source) & (codes != TOMBSTONE)] = NOTHING
+            silent = untold(self.table, read.source)
+            reason = f"it does not say whether it is of the table {cut(self.table, 80)!r}"
+            bad.mark(read.of[np.isin(codes, _DO) & silent], reason)
+            others = ~of_table(self.table, read.source) & ~(silent & (codes == UNKNOWN))  # no event is of no table
+            codes[others & (codes != TOMBSTONE)] = NOTHING
             codes[~of_topic(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
         table = self._one_table(codes, read, target.table, bad)
         if (unknown := np.flatnonzero(codes == UNKNOWN)).size:
