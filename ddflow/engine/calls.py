@@ -110,13 +110,12 @@ class Calls:
                 "leave epoch= out, or open the flow with a state",
             )
         if back:
-            raise TimeWentBack(
-                f"cannot {asked}",
-                f"the last step was at {shown(self.dataflow.last)}",
-                "give every step a greater time; replace({name: rows, ...}, time=...) takes several inputs at one time"
-                if asked.kind == "replace"
-                else "give every step a greater time",
-            )
+            remedy = "give every step a greater time"
+            if asked.kind == "replace":
+                remedy += "; replace({name: rows, ...}, time=...) takes several inputs at one time"
+            if self.durable is not None:
+                remedy += "; dd.rollback takes back an epoch whose time was wrong"
+            raise TimeWentBack(f"cannot {asked}", f"the last step was at {shown(self.dataflow.last)}", remedy)
         return None
 
     def admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:

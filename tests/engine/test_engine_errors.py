@@ -166,12 +166,16 @@ def test_a_time_is_an_int64_below_the_closed_frontier(time: Any) -> None:
         assert_refused(engine, act, errors.SchemaMismatch, "that is no int64 time; give an integer")
 
 
-def test_times_do_not_go_back() -> None:
+def test_times_do_not_go_back(tmp_path: Path) -> None:
     with epochs() as engine:
         engine.step({"s": rows((1, "x", 1))}, time=5)
         for time in (5, 4, -1):
             act = lambda time=time: engine.step({"s": rows((1, "y", 1))}, time=time)  # noqa: E731
             assert_refused(engine, act, errors.TimeWentBack, f"cannot step at {time}: the last step was at 5")
+    with epochs(opens={"state": str(tmp_path / "state")}) as kept:
+        kept.step({"s": rows((1, "x", 1))}, time=20260313)
+        with pytest.raises(errors.TimeWentBack, match=r"was at 20260313; .*dd.rollback takes back"):
+            kept.step({"s": rows((1, "y", 1))}, time=739000)
     with holding_back() as engine:
         engine.advance_to(5)
         assert_refused(engine, lambda: engine.advance_to(4), errors.TimeWentBack, "the frontier is already 5")
