@@ -419,8 +419,11 @@ def test_unavailable_values_keep_what_is_stored() -> None:
         engine.step({"t": table([change("u", {"id": 1, "n": 2, **hidden}, lsn=2)])})
         assert held(engine) == [{"id": 1, "v": "long", "b": b"\0", "n": 2}]
         engine.step({"t": table([change("u", {"id": 1, "v": None, "b": coded, "n": 2}, lsn=3)])})
-        engine.step({"t": table([change("c", {"id": 2, "n": 5, **hidden}, lsn=4)])})
+        engine.step({"t": table([change("u", {"id": 2, "n": 5, **hidden}, lsn=4)])})
         assert held(engine) == [{"id": 1, "v": None, "b": b"\0", "n": 2}, {"id": 2, "v": None, "b": None, "n": 5}]
+        for moved in (change("c", {"id": 9, **hidden}), change("u", {"id": 9, **hidden}, {"id": 1})):
+            with pytest.raises(dd.errors.BadMessage, match=r"'[vb]' is unavailable, and the row's key changed"):
+                engine.step({"t": table([change("d", None, {"id": 1}), moved])})
     other = dd.formats.debezium(unavailable=True, placeholder="?")
     rows = [change("c", {"id": 1, "v": "kept"}, lsn=1), change("u", {"id": 1, "v": "?"}, lsn=2)]
     assert fed(*rows, format=other) == [{"id": 1, "v": "kept"}]

@@ -165,6 +165,15 @@ def test_wal2json_cells_that_were_not_written() -> None:
     ):
         fed(dd.formats.wal2json(), made, kept)
     assert fed(dd.formats.wal2json(unavailable=True), made, kept) == [{"id": 1, "v": "long"}]
+    moved = two("U", {"id": 2}, {"id": 1}, lsn="0/B")
+    with pytest.raises(dd.errors.BadMessage, match=r"'v' is unavailable, and the row's key changed.*identity full"):
+        fed(dd.formats.wal2json(unavailable=True), made, moved)
+    for all_of_it in ({"id": 1, "v": "long"}, {"v": "long", "id": 1}):  # as replica identity full has it
+        for row in ({"id": 2}, {"id": 1}):
+            for format in (dd.formats.wal2json(unavailable=True), dd.formats.wal2json()):
+                assert fed(format, made, two("U", row, all_of_it, lsn="0/B")) == [row | {"v": "long"}]
+                version_1 = one(("update", row, all_of_it), nextlsn="0/B")
+                assert fed(format, made, version_1) == [row | {"v": "long"}]
     gone = two("D", None, {"v": "x"}, lsn="0/C")
     with pytest.raises(dd.errors.BadMessage, match="it deletes, and says 'id' neither"):
         fed(dd.formats.wal2json(), gone)

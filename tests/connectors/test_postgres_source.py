@@ -150,6 +150,21 @@ def test_a_copy_and_every_kind_of_change(server: Server, tmp_path: Path) -> None
     assert ask(server, "select slot_name from pg_replication_slots") == [("shop",)]
 
 
+def test_a_key_that_changes_beside_a_value_that_is_not_written_again(server: Server, tmp_path: Path) -> None:
+    ask(server, ORDERS, "alter table orders alter note set storage external")
+    ask(server, "insert into orders values (1, 7, 1, repeat('a', 9000)), (2, 7, 2, repeat('b', 9000))")
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"orders": source(server)})
+        ask(server, "alter table orders replica identity full", "update orders set id = 10 where id = 1")
+        engine.run({"orders": source(server)})
+        assert held(engine) == there(server)
+        ask(server, "alter table orders replica identity default", "update orders set id = 20 where id = 2")
+        with pytest.raises(
+            BadMessage, match=r"'note' is unavailable, and the row's key changed.*replica identity full"
+        ):
+            engine.run({"orders": source(server)})
+
+
 def test_columns_that_come_and_go(server: Server, tmp_path: Path) -> None:
     large = "x" * 9000
     ask(server, ORDERS, "alter table orders add column secret int", "insert into orders values (2, 8, 1, 'b', 5)")

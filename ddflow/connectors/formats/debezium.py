@@ -121,7 +121,8 @@ class Debezium(Enveloped):
         missing = (codes == UPSERT) & np.asarray(inside.cells("after").is_null())
         codes[missing] = UNKNOWN
         found = {name: inside.cells("source", name) for name in source}
-        return Envelopes(inside, codes, ("after",), ("before",), found, np.arange(messages.rows))
+        fresh = _fresh(inside.cells("op"))
+        return Envelopes(inside, codes, ("after",), ("before",), found, np.arange(messages.rows), fresh=fresh)
 
     def _flat(self, messages: Messages, target: Target) -> Envelopes:
         """Messages that are the row after a change, with ``__`` columns of the envelope."""
@@ -135,7 +136,8 @@ class Debezium(Enveloped):
             codes = np.where(np.asarray(operations.is_valid()), told, codes)
         codes[np.asarray(pc.fill_null(pc.equal(inside.cells("__deleted").cast(pa.string()), "true"), False))] = DELETE
         codes[np.asarray(inside.body.is_null())] = TOMBSTONE
-        return Envelopes(inside, codes, (), (), self._sources(inside, SOURCE), np.arange(messages.rows))
+        found = self._sources(inside, SOURCE)
+        return Envelopes(inside, codes, (), (), found, np.arange(messages.rows), fresh=_fresh(operations))
 
     def _unavailable(self, cells: pa.Array) -> Bools:
         """Which cells are placeholders: as text, as bytes, or as the only one of a list.  Few have its length."""
@@ -151,6 +153,11 @@ class Debezium(Enveloped):
                 rows = np.flatnonzero(np.asarray(long))
                 here[rows] = np.asarray(pc.is_in(cells.take(pa.array(rows)).cast(pa.binary()), pa.array(known)))
         return here
+
+
+def _fresh(operations: pa.Array) -> Bools:
+    """Which make a row.  One that lacks a value is of a key that changed, which Debezium tells as ``d`` and ``c``."""
+    return np.asarray(pc.fill_null(pc.is_in(operations.cast(pa.string()), pa.array(["c", "r"])), False))
 
 
 def _coded(operations: pa.Array, value: pa.Array) -> Ints:

@@ -40,7 +40,8 @@ SOURCE: Final = ("lsn", "file", "pos", "row", *PARTS)
 
 class Envelopes(NamedTuple):
     """Events of messages that were opened: what each does, where its row is and was, its ``source``, by the names of
-    `SOURCE`, and of which message it is.  ``absent``: by column, which cells were not written."""
+    `SOURCE`, and of which message it is.  ``absent``: by column, which cells were not written.  ``fresh``: which events
+    make a row, so that nothing is stored of it."""
 
     inside: Inside
     codes: Ints
@@ -49,6 +50,7 @@ class Envelopes(NamedTuple):
     source: dict[str, pa.Array]
     of: Ints
     absent: dict[str, Bools] | None = None
+    fresh: Bools | None = None
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -114,7 +116,8 @@ class Enveloped(Format):
         live = np.flatnonzero((codes == UPSERT) | (codes == DELETE) | (codes == TOMBSTONE))
         if live.size < codes.size:
             absent = None if read.absent is None else {name: each[live] for name, each in read.absent.items()}
-            read = read._replace(inside=read.inside.take(live), of=read.of[live], absent=absent)
+            fresh = None if read.fresh is None else read.fresh[live]
+            read = read._replace(inside=read.inside.take(live), of=read.of[live], absent=absent, fresh=fresh)
             order = {name: column.take(pa.array(live)) for name, column in order.items()}
         deleted, at = codes[live] != UPSERT, read.of
         columns, missing = self._columns(read, at, deleted, messages, target, bad)
@@ -173,6 +176,8 @@ class Enveloped(Format):
             name = field.name
             if read.absent is not None and name in read.absent:
                 absent[name] = read.absent[name] & ~deleted
+                if self.unavailable and read.fresh is not None:
+                    _unstored(name, at[absent[name] & read.fresh], bad)
                 if not self.unavailable:
                     remedy = f"{self.hidden}: see unavailable= of dd.formats.{self.kind}"
                     bad.mark(at[absent[name]], f"column {name!r} is unavailable: {remedy}")
@@ -224,6 +229,8 @@ class Enveloped(Format):
         if not rows.size:
             return made
         assert made.at is not None
+        for name, lacking in (made.absent or {}).items():
+            _unstored(name, made.at[rows[lacking[rows]]], bad)
         some, take = read.inside.take(rows), pa.array(np.argsort(np.concatenate([made.at * 2 + 1, made.at[rows] * 2])))
         columns = {}
         for name, column in made.columns.items():
@@ -243,6 +250,12 @@ class Enveloped(Format):
             at=np.concatenate([made.at, made.at[rows]])[which],
             absent={n: np.concatenate([c, np.zeros(rows.size, bool)])[which] for n, c in (made.absent or {}).items()},
         )
+
+
+def _unstored(name: str, messages: Ints, bad: BadMessages) -> None:
+    """Mark messages that lack a value, of a row whose key is new: what is stored is under the key that it had."""
+    remedy = "alter table ... replica identity full, so that the source writes it from then on, and begin a new state"
+    bad.mark(messages, f"column {name!r} is unavailable, and the row's key changed, so nothing stored has it: {remedy}")
 
 
 def _several(table: str, own: str, kind: str) -> str:

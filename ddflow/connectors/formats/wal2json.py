@@ -2,8 +2,9 @@
 
 Invariant: names and values stand beside each other in lists, and columns are found by name in each; a column that an
 update does not name was not written (an unchanged TOAST value), and is no null. ``oldkeys`` or ``identity`` tells the
-key that a row had. Order is ``lsn`` (``include-lsn``) or ``nextlsn`` with the place in the message, else the offset.
-Messages of begin, commit and of users say nothing.
+key that a row had, and all of it where the replica identity is full: what was not written is taken from there. Order is
+``lsn`` (``include-lsn``) or ``nextlsn`` with the place in the message, else the offset. Messages of begin, commit and
+of users say nothing.
 
 >>> from ddflow.connectors.formats.base import decoded, events_schema
 >>> format, columns = Wal2Json(), pa.schema({"id": pa.int64(), "v": pa.string()})
@@ -180,9 +181,12 @@ class Wal2Json(Enveloped):
         update = np.asarray(pc.is_in(told["kind"], pa.array(["U", "update"])))
         for field in target.columns:
             cells, there = now.cells(field.name, of.size)
-            after[field.name], _ = objects(cells, shape_of(field.type))
             if (unwritten := ~there & update).any():
+                old, known = had.cells(field.name, of.size)  # replica identity full has what was not written again
+                cells, unwritten = pc.if_else(pa.array(unwritten), old, cells), unwritten & ~known
+            if unwritten.any():
                 absent[field.name] = unwritten
+            after[field.name], _ = objects(cells, shape_of(field.type))
         for name in (*target.key, *target.deciding):
             before[name], _ = objects(had.cells(name, of.size)[0], shape_of(target.columns.field(name).type))
         parts = [pa.StructArray.from_arrays([*each.values()], names=[*each]) for each in (after, before)]
