@@ -19,7 +19,10 @@ def lacking() -> dict[str, str]:
     if missing():
         lacks |= dict.fromkeys(DECODED, INSTALL)
     if programs() is None:
-        lacks |= dict.fromkeys(["connectors/test_postgres.py", "spark/test_spark_postgres.py", *CAPTURED], INSTALL)
+        lacks |= dict.fromkeys(
+            ["connectors/test_postgres.py", "connectors/test_in_place.py", "spark/test_spark_postgres.py", *CAPTURED],
+            INSTALL,
+        )
     return lacks
 
 

@@ -1,7 +1,8 @@
 """Postgres: a table as a sink.
 
-Invariant: an epoch is one transaction. Its rows go in by COPY, and rows are deleted by keys that a statement has as
-arrays. An index serves comparison by ``=`` only, so keys with a null, which ``=`` does not find, go by themselves.
+Invariant: an epoch is one transaction. Its rows go in by COPY, rows that change are updated in place, and rows are
+deleted by keys that a statement has as arrays. An index serves comparison by ``=`` only, so keys with a null, which
+``=`` does not find, go by themselves.
 No password is in what is shown of a declaration, in a message, or in a manifest.
 
 >>> PostgresSink("postgresql://me:secret@db/shop", "by_city").target
@@ -25,7 +26,8 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean, quoted
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.sql_table import SqlTable, as_text
+from ddflow.connectors.in_place import InPlaceTable, Match
+from ddflow.connectors.sql_table import as_text
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
 from ddflow.storage.closing import on_failure
 
@@ -155,12 +157,15 @@ class PostgresSink(TableSink):
         return PostgresTable(connection, self.table, shape, self.target)
 
 
-class PostgresTable(SqlTable):
+class PostgresTable(InPlaceTable):
     """A table of Postgres."""
+
+    staged = " on commit delete rows"
 
     def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
         of = driver()
         type(self).failures = (of.Error,)
+        type(self).clashes = (of.errors.UniqueViolation, of.errors.ExclusionViolation)
         type(self).refusals = (of.IntegrityError, of.ProgrammingError, of.DataError, of.NotSupportedError)
         super().__init__(connection, table, shape, place)
         self.unique = " nulls not distinct" if connection.info.server_version >= NOT_DISTINCT else None
@@ -175,7 +180,12 @@ class PostgresTable(SqlTable):
     def remedy(self, error: Exception) -> str:
         """See `SqlTable.remedy`."""
         if isinstance(error, driver().errors.InsufficientPrivilege):
-            return "let the role: grant select, insert, delete on the table, or create on its schema, to ..."
+            return (
+                "let the role: grant select, insert, update, delete on the table, or create on its schema, or "
+                "temporary on the database, to ..."
+            )
+        if isinstance(error, self.clashes):
+            return "see to the constraint; where its values change places, make it deferrable initially deferred"
         return super().remedy(error)
 
     def type_of(self, kind: pa.DataType) -> str | None:
@@ -220,6 +230,26 @@ class PostgresTable(SqlTable):
             for part in some.to_batches(max_chunksize=AT_ONCE):
                 # A statement that is prepared would be planned for some other number of keys.
                 self.connection.execute(text, [_array(column) for column in part.columns], prepare=False)
+
+    def count(self, text: str) -> int:
+        """See `InPlaceTable.count`.  What is prepared would be planned for some other number of rows."""
+        return int(self.connection.execute(text, prepare=False).rowcount)
+
+    def matches(self, keys: pa.Table) -> Sequence[Match]:
+        """By ``=`` where no column of a key is null, so that an index serves."""
+        names = [quoted(name) for name in keys.schema.names]
+        same, alike = (
+            " and ".join(f"t.{name} {each} g.{name}" for name in names) or "true"
+            for each in ("=", "is not distinct from")
+        )
+        null = " or ".join(f"g.{name} is null" for name in names) or "false"
+        found = [Match(f"not ({null})", same)]
+        return [*found, Match(f"({null})", alike)] if any(column.null_count for column in keys.columns) else found
+
+    def pointed_at(self) -> bool:
+        """As its catalog says."""
+        asked = "select 1 from pg_constraint where contype = 'f' and confrelid = to_regclass(?) limit 1"
+        return bool(self.execute(asked, [quoted(self.table)]))
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch.  Behind the first one the server looks at the key, else it scans the table for a few rows."""

@@ -5,7 +5,8 @@ Invariant: an epoch's rows and its `TargetRecord` are one transaction of the tar
 epoch that was committed though nobody heard of it, is found before a row changes. A dialect is a subclass with the
 connection, the types and how rows go in; its file has nothing of records, shapes or order.
 
-Rows of keys are deleted, then inserted, by comparison that takes null for equal to null. A table that is made has its
+Rows of keys are replaced by comparison that takes null for equal to null: deleted, then inserted, unless a dialect
+updates them in place. A table that is made has its
 key as primary key, or as unique index where it may be null; one that the user made needs none, and keeps what it has.
 
 >>> SqlTable.indexed, SqlTable.begin
@@ -66,6 +67,25 @@ class SqlTable(OpenSink):
     @abstractmethod
     def read(self) -> pa.Table:
         """All rows."""
+
+    def replace(self, gone: pa.Table, rows: pa.Table) -> None:
+        """Give keys the rows that they have now, none or one; of no columns: the table."""
+        self.clear(gone)
+        self.add(self.table, rows)
+
+    def clear(self, keys: pa.Table) -> None:
+        """Delete the rows of some keys; of no columns: all."""
+        if not keys.num_columns:
+            self.execute(f"delete from {quoted(self.table)}")
+        elif keys.num_rows:
+            self.delete(self.table, keys)
+
+    def add(self, table: str, rows: pa.Table) -> None:
+        """Add rows, piece by piece."""
+        for start in range(0, rows.num_rows, PIECE):
+            piece = rows.slice(start, PIECE)
+            self.insert(table, piece)
+            self.look(piece.num_rows)
 
     def remedy(self, error: Exception) -> str:
         """What to do about a refusal."""
@@ -158,14 +178,10 @@ class SqlTable(OpenSink):
             )
             if is_written(self._record(), now, before, self.place):
                 return
-            if changes.gone is not None and not self.shape.key:
-                self.execute(f"delete from {quoted(self.table)}")
-            elif changes.gone is not None and changes.gone.num_rows:
-                self.delete(self.table, changes.gone)
-            for start in range(0, changes.rows.num_rows, PIECE):
-                piece = changes.rows.slice(start, PIECE)
-                self.insert(self.table, piece)
-                self.look(piece.num_rows)
+            if changes.gone is None:
+                self.add(self.table, changes.rows)
+            else:
+                self.replace(changes.gone, changes.rows)
             self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
             self.execute(f"insert into {RECORDS} values (?, ?, ?, ?, ?)", [self.table, *now])
 

@@ -16,7 +16,7 @@ durations the number of their units, and what is nested is JSON.
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
@@ -31,7 +31,8 @@ import pyarrow.types as pat
 from ddflow.columns.names import quoted
 from ddflow.columns.wider import becomes
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.sql_table import SqlTable, as_text
+from ddflow.connectors.in_place import InPlaceTable, Match
+from ddflow.connectors.sql_table import as_text
 from ddflow.connectors.whole_files import FileDatabase, split
 from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
@@ -151,11 +152,12 @@ class SQLiteSink(TableSink):
         return SQLiteTable(connection, self.table, shape, self.target)
 
 
-class SQLiteTable(SqlTable):
+class SQLiteTable(InPlaceTable):
     """A table of SQLite."""
 
     failures = (sqlite3.Error,)
     refusals = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
+    clashes = (sqlite3.IntegrityError,)
     begin = "begin immediate"
 
     def type_of(self, kind: pa.DataType) -> str | None:
@@ -180,6 +182,11 @@ class SQLiteTable(SqlTable):
         """Delete the rows of keys."""
         same = " and ".join(f"{quoted(name)} is ?" for name in keys.schema.names)
         self.connection.executemany(f"delete from {quoted(table)} where {same}", _values(keys))
+
+    def matches(self, keys: pa.Table) -> Sequence[Match]:
+        """By ``is``, which an index serves."""
+        same = (f"t.{name} is g.{name}" for name in map(quoted, keys.schema.names))
+        return [Match("1", " and ".join(same) or "1")]
 
     def read(self) -> pa.Table:
         """All rows."""
