@@ -27,7 +27,7 @@ from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 COLUMNS: Final = """
     select a.attname, format_type(a.atttypid, null), c.relreplident,
         exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary), c.relkind, c.relpersistence,
-        a.attnotnull
+        c.oid::bigint, a.attnotnull
     from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     where c.oid = to_regclass(%s) order by a.attnum"""
 
@@ -54,6 +54,11 @@ class SourceTable(NamedTuple):
     input: str
 
     @property
+    def full(self) -> str:
+        """Its name behind its schema's, for people."""
+        return f"{self.schema}.{self.name}"
+
+    @property
     def quoted(self) -> str:
         """As it stands in a statement."""
         return ".".join(map(quoted, (self.schema, self.name)))
@@ -71,6 +76,8 @@ class Looked(NamedTuple):
     """The columns that it has no more."""
     certain: Sequence[str]
     """Columns of `LOSSY` types that are never null; a message says whether they were so when it was written."""
+    oid: int
+    """Of the table, whatever it is called."""
 
 
 def table_of(name: str, input: str) -> SourceTable:
@@ -94,7 +101,7 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
 
     ``first``: whether it never did, so that it must have all columns.
     """
-    asked = f"read the table {table.schema}.{table.name} for {table.input!r}"
+    asked = f"read the table {table.full} for {table.input!r}"
     with worded(asked):
         found = connection.execute(COLUMNS, [table.quoted]).fetchall()
     if not found:
@@ -123,7 +130,7 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
         remedy = f"give it a primary key, or: alter table {table.quoted} replica identity full"
         raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
     lossy = (row[0] for row in found if row[-1] and row[1] in LOSSY)
-    return Looked(gone, [name for name in lossy if name in declared.names])
+    return Looked(gone, [name for name in lossy if name in declared.names], found[0][6])
 
 
 def _alike(connection: Any, table: SourceTable) -> str:
@@ -142,7 +149,7 @@ def identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
     A change tells the row that it is of by the columns of the replica identity, or by all where that is full. So a key
     is exactly those columns; where all are there, one that holds the columns of a unique index.
     """
-    asked = f"read the table {table.schema}.{table.name} for {table.input!r}, with key={list(key)}"
+    asked = f"read the table {table.full} for {table.input!r}, with key={list(key)}"
     with worded(asked):
         found = connection.execute(UNIQUE, [table.quoted]).fetchall()
     full = any(identity == "f" for identity, *_ in found)
@@ -180,7 +187,7 @@ def whole(text: pa.Array, table: SourceTable, looked: Looked) -> pa.Array:
             f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null,"optional":false'
         )
         if pc.any(pc.match_substring_regex(text, lost)).as_py():
-            asked = f"read the table {table.schema}.{table.name} for {table.input!r}"
+            asked = f"read the table {table.full} for {table.input!r}"
             found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
             column = f"add column ... text generated always as ({quoted(name)}::text) stored"
             remedy = f"alter table {table.quoted} {column}, and begin a new state that declares that column instead"

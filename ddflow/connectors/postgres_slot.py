@@ -20,21 +20,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import time
-from typing import Any, ClassVar, Final, TypedDict
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
-from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.parse import TEXT, objects, reader
-from ddflow.connectors.formats.sql_types import of_sql
 from ddflow.connectors.postgres import address, driver, shown
 from ddflow.connectors.postgres_catalog import (
-    COLUMNS,
     Looked,
     SourceTable,
-    cell,
     identified,
     literal,
     look,
@@ -42,6 +38,17 @@ from ddflow.connectors.postgres_catalog import (
     warn_of_gone,
     whole,
     worded,
+)
+from ddflow.connectors.postgres_copy import Begun, begun, copies
+from ddflow.connectors.postgres_position import (
+    ANEW,
+    SlotPosition,
+    copied,
+    remembered,
+    same_server,
+    same_slot,
+    same_tables,
+    system_of,
 )
 from ddflow.connectors.postgres_stream import messages, place, streamed, text_of, written
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
@@ -58,12 +65,6 @@ _NAME: Final = re.compile(r"[a-z0-9_]+")
 _SLOTS: Final = (
     "select slot_name, active, confirmed_flush_lsn::text from pg_replication_slots where slot_name = any(%s)"
 )
-
-
-class SlotPosition(TypedDict):
-    """The end of a commit in Postgres' log."""
-
-    lsn: str
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,8 @@ class PostgresTables(Source):
         with worded(f"connect to {shown(self.url)}"):
             connection = psycopg.connect(**address(self.url, f"the source {self.slot!r}"), autocommit=True)
         with on_failure(connection.close):
-            for table in tables:
-                look(connection, table, inputs[table.input], first=position is None)
-            return Slot(self, connection, tables, inputs, position)
+            looked = {each: look(connection, each, inputs[each.input], first=position is None) for each in tables}
+            return Slot(self, connection, looked, inputs, position)
 
 
 class Slot(OpenSource):
@@ -129,11 +129,13 @@ class Slot(OpenSource):
         self,
         of: PostgresTables,
         connection: Any,
-        tables: Sequence[SourceTable],
+        looked: Mapping[SourceTable, Looked],
         inputs: Mapping[str, pa.Schema],
         position: Any,
     ) -> None:
-        self.of, self.connection, self.tables, self.inputs = of, connection, tables, inputs
+        self.of, self.connection, self.tables, self.inputs = of, connection, tuple(looked), inputs
+        self.copied = copied(looked)
+        """The tables as they were copied."""
         self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
@@ -143,9 +145,13 @@ class Slot(OpenSource):
         self._copy: Iterator[Polled] | None = None
         self._beside: dict[str, dict[str, Beside]] = {}
         with on_failure(self.close), worded(self.asked):
+            self._system = system_of(connection)
             if position is None:
                 self._begin()
             else:
+                same_slot(self.asked, position, of.slot)
+                same_server(self.asked, position, self._system, self._now())
+                same_tables(position["tables"], looked)
                 self._resume(position["lsn"])
             self._until = self._now()
 
@@ -209,8 +215,11 @@ class Slot(OpenSource):
                 again.execute("select pg_drop_replication_slot(%s)", [self.of.slot + COPYING])
 
     def _now(self) -> int:
-        """Where the log ends."""
-        return place(self.connection.execute("select pg_current_wal_lsn()::text").fetchone()[0])
+        """Where the log ends that a slot is given: what is not flushed is in no slot yet, and may be lost."""
+        return place(self.connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])
+
+    def _position(self) -> SlotPosition:
+        return remembered(self.at, self.of.slot, self._system, self.copied)
 
     def _slots(self) -> dict[str, tuple[bool, int]]:
         """Of ours, by name: whether it is in use, and how far it was read."""
@@ -225,35 +234,12 @@ class Slot(OpenSource):
             raise UnreadableInput(self.asked, "it is there, and this state knows nothing of it", remedy)
         if copying in slots:
             self.connection.execute("select pg_drop_replication_slot(%s)", [copying])
-        psycopg = driver()
-        self._holder = psycopg.connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
-        made = self._holder.pgconn.exec_(
-            f'CREATE_REPLICATION_SLOT "{copying}" LOGICAL wal2json EXPORT_SNAPSHOT'.encode()
-        )
-        if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
-            raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
-                made.error_message.decode()
-            )
-        begins, snapshot = (made.get_value(0, n).decode() for n in (1, 2))
-        self.at, self._copy = place(begins), self._copies(begins, snapshot, began)
+        self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
+        begins = begun(self._holder, copying)
+        self.at, self._copy = place(begins.lsn), self._copies(begins, began)
 
-    def _copies(self, begins: str, snapshot: str, began: float) -> Iterator[Polled]:
-        """All rows of all tables, as messages that say they were inserted where the slot begins."""
-        run = self.connection.execute
-        run("begin isolation level repeatable read read only")
-        run(f"set transaction snapshot '{snapshot}'")
-        for table in self.tables:
-            own = [name for name in self.inputs[table.input].names if name not in OWN]
-            kinds = {name: kind for name, kind, *_ in run(COLUMNS, [table.quoted]).fetchall()}
-            head = {"action": "I", "lsn": begins, "schema": table.schema, "table": table.name}
-            parts = [f"'{name}', {literal(value)}" for name, value in head.items()]
-            others = {name: Beside(of_sql(kind), table.quoted) for name, kind in kinds.items() if name not in own}
-            beside = self._beside = {**self._beside, table.input: {**self._beside.get(table.input, {}), **others}}
-            cells = (cell(name, kinds[name]) for name in own)
-            query = f"select '', json_build_object({', '.join(parts)}, 'columns', json_build_array({', '.join(cells)}))"
-            for rows in streamed(self.connection, f"{query} from only {table.quoted}"):
-                yield Polled({table.input: [messages(rows.column("data"))]}, None, beside=beside)
-        run("commit")
+    def _copies(self, begins: Begun, began: float) -> Iterator[Polled]:
+        yield from copies(self.connection, self.tables, self.inputs, begins, self._beside)
         self.reached = began
 
     def _copied(self) -> Polled:
@@ -262,13 +248,13 @@ class Slot(OpenSource):
         if found is not None:
             return found
         self._copy, self._waits = None, True
-        return Polled({}, {"lsn": text_of(self.at)}, beside=self._beside)
+        return Polled({}, self._position(), beside=self._beside)
 
     def _resume(self, position: str) -> None:
         """Go on behind a position.  Raises `SourceChanged` where the slot is gone, or was moved on by others."""
         slots, self.at = self._slots(), place(position)
         found = slots.get(self.of.slot) or slots.get(self.of.slot + COPYING)
-        remedy = "what changed since then is lost here: begin a new state, with a new copy"
+        remedy = f"what changed since then is lost here: {ANEW}"
         if found is None:
             raise SourceChanged(self.asked, "there is no such slot any more", remedy)
         if found[1] > self.at:
@@ -300,6 +286,7 @@ class Slot(OpenSource):
             self.reached = looked_at
             return None
         looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
+        same_tables(self.copied, looked)
         self._identified()
         for table, each in looked.items():
             warn_of_gone(table, each, self._warned)
@@ -328,7 +315,7 @@ class Slot(OpenSource):
         else:
             self.at = now
         self._waits = True
-        return Polled(rows, {"lsn": text_of(self.at)})
+        return Polled(rows, self._position())
 
     def _route(
         self, data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked], rows: dict[str, list[pa.RecordBatch]]

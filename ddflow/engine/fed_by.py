@@ -4,8 +4,8 @@ Invariant: it is what the state's manifest says, and nobody is asked. A source i
 attached as, and those of which it gave rows with columns beside; a position is shown as the source's own people write
 it, and without credentials, which no manifest has.
 
->>> print(FedBy("shop", "postgres", "postgresql://db:5432/shop#shop", {"lsn": "0/16B3748"}))
-the source 'shop': postgres postgresql://db:5432/shop#shop, read up to 0/16B3748
+>>> print(FedBy("shop", "kafka", "kafka://b:1/shop", {"offsets": {"0": 17}}))
+the source 'shop': kafka kafka://b:1/shop, read up to offset 17 of partition 0
 """
 
 from collections.abc import Mapping

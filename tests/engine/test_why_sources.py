@@ -21,6 +21,13 @@ from ddflow.storage.epochs import Attached
 
 WRITTEN = 1_790_000_000_000_000_000
 FILES = {"1.csv": [9, 1], "2.csv": [9, 1]}
+
+
+def slot_at(lsn: str) -> dict[str, Any]:
+    """A position of a slot of Postgres."""
+    return {"lsn": lsn, "slot": "shop", "system": "7", "tables": {"public.orders": {"input": "orders", "oid": 9}}}
+
+
 SAID: dict[str, list[tuple[Any, str]]] = {
     "files": [
         ({"done": {}, "at": None, "before": 0}, "no file"),
@@ -28,7 +35,7 @@ SAID: dict[str, list[tuple[Any, str]]] = {
         ({"done": FILES, "at": ["3.csv", 9, 1, 1000], "before": 0}, "2.csv (2 files), and row 1,000 of 3.csv"),
     ],
     "kafka": [({"offsets": {"0": 17, "1": 4}}, "offset 17 of partition 0, offset 4 of partition 1")],
-    "postgres": [({"lsn": "0/16B3748"}, "0/16B3748"), ({"lsn": 7}, '{"lsn": 7}')],
+    "postgres": [(slot_at("0/16B3748"), "0/16B3748"), ({"lsn": 7}, '{"lsn": 7}')],
     "delta": [
         ({"table": "t", "version": 7, "rows": None}, "version 7"),
         ({"table": "t", "version": 7, "rows": 1000}, "row 1,000 of the copy of version 7"),
@@ -48,7 +55,7 @@ def test_a_position_in_its_own_words(kind: str) -> None:
 def test_a_place_in_the_log_of_postgres_is_shown_as_postgres_writes_it() -> None:
     assert (placed("postgres", 0x16B3748), placed("kafka", 7)) == ("0/16B3748", 7)
     row = {"what": "held", "_time": 3, "verdict": None, "seq": None, "id": 7, "winner__position": 0x16B3748}
-    of = FedBy("shop", "postgres", "postgresql://db:5432/shop#shop", {"lsn": "0/16B3750"})
+    of = FedBy("shop", "postgres", "postgresql://db:5432/shop#shop", slot_at("0/16B3750"))
     story = Story("orders", {"id": 7}, pa.Table.from_pylist([row]), {"id": 7}, ("id",), 0, "", source=of)
     assert str(story).splitlines()[1:] == [
         "  from 3: (id=7), by order (_position='0/16B3748')",

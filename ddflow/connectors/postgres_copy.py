@@ -1,0 +1,67 @@
+"""The first copy of tables of Postgres: a slot is made, and what its snapshot shows is read as messages of wal2json.
+
+Invariant: a snapshot is that of the place where its slot begins, so a row is in the copy or in the slot's changes, and
+never in both. All rows of a copy say that they were inserted there. It lives as long as the connection that made it.
+
+>>> head(SourceTable("public", "orders", "orders"), "0/16B3748")
+["'action', 'I'", "'lsn', '0/16B3748'", "'schema', 'public'", "'table', 'orders'"]
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ddflow.connectors.attached import Beside, Polled
+from ddflow.connectors.formats.base import OWN
+from ddflow.connectors.formats.sql_types import of_sql
+from ddflow.connectors.postgres import driver
+from ddflow.connectors.postgres_catalog import COLUMNS, SourceTable, cell, literal
+from ddflow.connectors.postgres_stream import messages, streamed
+
+
+class Begun(NamedTuple):
+    """Where a slot begins, and the name of the snapshot of then."""
+
+    lsn: str
+    snapshot: str
+
+
+def begun(holder: Any, slot: str) -> Begun:
+    """Make a slot on a connection of replication, which then holds its snapshot.  Raises what psycopg raises."""
+    psycopg = driver()
+    made = holder.pgconn.exec_(f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL wal2json EXPORT_SNAPSHOT'.encode())
+    if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
+        raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
+            made.error_message.decode()
+        )
+    return Begun(*(made.get_value(0, n).decode() for n in (1, 2)))
+
+
+def copies(
+    connection: Any,
+    tables: Sequence[SourceTable],
+    inputs: Mapping[str, pa.Schema],
+    begins: Begun,
+    beside: dict[str, dict[str, Beside]],
+) -> Iterator[Polled]:
+    """All rows of tables, in a transaction.  ``beside``: takes, by input, the columns that are not read.  O(bytes)."""
+    run = connection.execute
+    run("begin isolation level repeatable read read only")
+    run(f"set transaction snapshot '{begins.snapshot}'")
+    for table in tables:
+        own = [name for name in inputs[table.input].names if name not in OWN]
+        kinds = {name: kind for name, kind, *_ in run(COLUMNS, [table.quoted]).fetchall()}
+        others = {name: Beside(of_sql(kind), table.quoted) for name, kind in kinds.items() if name not in own}
+        beside[table.input] = {**beside.get(table.input, {}), **others}
+        cells = ", ".join(cell(name, kinds[name]) for name in own)
+        object_ = f"json_build_object({', '.join(head(table, begins.lsn))}, 'columns', json_build_array({cells}))"
+        for rows in streamed(connection, f"select '', {object_} from only {table.quoted}"):
+            yield Polled({table.input: [messages(rows.column("data"))]}, None, beside=dict(beside))
+    run("commit")
+
+
+def head(table: SourceTable, lsn: str) -> list[str]:
+    """What each message of a copy says, as arguments of ``json_build_object``."""
+    said = {"action": "I", "lsn": lsn, "schema": table.schema, "table": table.name}
+    return [f"'{name}', {literal(value)}" for name, value in said.items()]

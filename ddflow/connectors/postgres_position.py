@@ -1,0 +1,103 @@
+"""What a state remembers of a slot of Postgres, and whether what it is opened on is still that.
+
+Invariant: a position names the slot, the server and the tables that it is of, each table by its name, its oid and the
+input that it feeds. Where one of them is another now, changes would be taken of rows that nobody copied, or passed
+over, and nothing in the log tells it: so it is an error, before anything is read. A table whose input the plan has no
+more leaves the position; of all others the caller has seen to it that they are still fed.
+
+Not seen: a server that was set back by a copy of its files, and whose log has grown past the position before anybody
+looked; and what was written to a table while it had another name, between two looks.
+
+>>> position = remembered(23803720, "shop", "77", {"public.orders": Copied(input="orders", oid=16384)})
+>>> position["lsn"], position["tables"]["public.orders"]["oid"]
+('0/16B3748', 16384)
+>>> same_slot("read the slot 'shp'", position, "shp")
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: read the slot 'shp': this state reads the slot 'shop'; write slot=shop
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypedDict
+
+from ddflow.connectors.postgres import driver
+from ddflow.connectors.postgres_catalog import Looked, SourceTable
+from ddflow.connectors.postgres_stream import place, text_of
+from ddflow.errors import SourceChanged, SpecError
+
+ANEW: Final = "begin a new state, with a new copy"
+_SYSTEM: Final = "select system_identifier::text from pg_control_system()"
+
+
+class Copied(TypedDict):
+    """A table of a position: the ``input`` that it feeds, and its ``oid`` in Postgres."""
+
+    input: str
+    oid: int
+
+
+class SlotPosition(TypedDict):
+    """The end of a commit in Postgres' log (``lsn``), of a ``slot``, a server (``system``) and ``tables``."""
+
+    lsn: str
+    slot: str
+    system: str
+    tables: dict[str, Copied]
+
+
+def remembered(at: int, slot: str, system: str, tables: Mapping[str, Copied]) -> SlotPosition:
+    return SlotPosition(lsn=text_of(at), slot=slot, system=system, tables=dict(tables))
+
+
+def copied(looked: Mapping[SourceTable, Looked]) -> dict[str, Copied]:
+    """Tables as a position has them."""
+    return {table.full: Copied(input=table.input, oid=each.oid) for table, each in looked.items()}
+
+
+def system_of(connection: Any) -> str:
+    """The identifier of a server, which a copy of its files has, too; "" where a role may not ask."""
+    try:
+        return str(connection.execute(_SYSTEM).fetchone()[0])
+    except driver().errors.InsufficientPrivilege:
+        return ""
+
+
+def same_slot(asked: str, position: SlotPosition, slot: str) -> None:
+    """Raises `SpecError` for another slot than that of a position."""
+    if position["slot"] != slot:
+        raise SpecError(asked, f"this state reads the slot {position['slot']!r}", f"write slot={position['slot']}")
+
+
+def same_server(asked: str, position: SlotPosition, system: str, ends: int) -> None:
+    """Raises `SourceChanged` for a server that never had what a position is of.  ``ends``: where its log does."""
+    remedy = f"the state has changes that the server has not: {ANEW}"
+    if position["system"] != system and position["system"] and system:
+        said = f"it is another server: its system identifier is {system}, and was {position['system']}"
+        raise SourceChanged(asked, said, remedy)
+    if ends < place(position["lsn"]):
+        said = f"the server's log ends at {text_of(ends)}, and the state has read it up to {position['lsn']}: "
+        raise SourceChanged(asked, f"{said}it was set back, as by restoring a copy", remedy)
+
+
+def same_tables(known: Mapping[str, Copied], looked: Mapping[SourceTable, Looked]) -> None:
+    """Whether all tables were copied, and each is the one that was.  O(tables).
+
+    Raises `SpecError` for a table that is new, or was left out; `SourceChanged` for another that has its name.
+    """
+    by_input = {table.input: table.full for table in looked}
+    for name, each in known.items():
+        if name not in by_input.values() and each["input"] in by_input:
+            found = f"this state reads it from {name}, of which unread changes would be passed over"
+            asked = f"read {each['input']!r} from {by_input[each['input']]}"
+            raise SpecError(asked, found, f"name {name}; or {ANEW}")
+    for table, now in looked.items():
+        asked, was = f"read the table {table.full} for {table.input!r}", known.get(table.full)
+        if was is None or was["input"] != table.input:
+            found = "this state reads the slot without it, so nothing has copied the rows that it has"
+            if was is not None:
+                found = f"this state reads it for {was['input']!r}, and has no copy of it for {table.input!r}"
+            own = f"attach it as a source of its own, named {table.input!r}, with a slot of its own (slot=)"
+            raise SpecError(asked, found, f"{own}; or {ANEW} of all")
+        if was["oid"] != now.oid:
+            found = f"it is another table than the one that was copied (oid {now.oid}, and it was {was['oid']})"
+            raise SourceChanged(asked, found, f"what it held before it got the name is lost here: {ANEW}")

@@ -1,0 +1,131 @@
+"""A state whose tables, slot or server are not those that it was made of: an error, and nothing is passed over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from postgres_server import Server
+from test_postgres_source import FORMAT, ask, cluster, server
+
+import ddflow as dd
+from ddflow.errors import SourceChanged, SpecError
+
+__all__ = ["cluster", "server"]
+
+
+@pytest.fixture(autouse=True)
+def tables(server: Server) -> None:
+    """Three tables with a row each."""
+    for name in ("fa", "fb", "fc"):
+        ask(server, f"create table {name} (id int primary key)", f"insert into {name} values (1)")
+
+
+def run(server: Server, state: Path, source: str = "shop", slot: str = "shop", **feeds: str) -> Any:
+    """Follow tables, by the input of each; what is held, by input."""
+    made = dd.Flow()
+    for name in ("fa", "fb"):
+        made.output(f"{name} rows", made.upserts(name, {"id": int}, dd.Upsert(key="id"), format=FORMAT))
+    with made.open(state) as engine:
+        engine.run({source: dd.sources.postgres(server.url, feeds, slot=slot)}, give_up_after="0s")
+        return {name: sorted(engine.read(f"{name} rows").column("id").to_pylist()) for name in ("fa", "fb")}
+
+
+def refused(server: Server, state: Path, kind: type[Exception], says: str, *args: Any, **feeds: str) -> None:
+    """An error, in which neither the state nor the slot has moved."""
+    slots = "select slot_name, confirmed_flush_lsn from pg_replication_slots order by 1"
+    before = dd.inspect(state)["sources"], ask(server, slots)
+    with pytest.raises(kind, match=says):
+        run(server, state, *args, **feeds)
+    assert (dd.inspect(state)["sources"], ask(server, slots)) == before
+
+
+def test_a_table_that_was_never_copied_is_not_followed(server: Server, tmp_path: Path) -> None:
+    assert run(server, tmp_path / "s", fa="fa") == {"fa": [1], "fb": []}
+    ask(server, "insert into fa values (2)", "insert into fb values (2)")
+    says = r"reads the slot without it, so nothing has copied .*; attach it as a source of its own.*slot of its own"
+    refused(server, tmp_path / "s", SpecError, says, fa="fa", fb="fb")
+    assert run(server, tmp_path / "s", "fb", "other", fb="fb") == {"fa": [1], "fb": [1, 2]}
+    assert run(server, tmp_path / "s", fa="fa") == {"fa": [1, 2], "fb": [1, 2]}
+
+
+def test_a_table_that_feeds_another_input_now_is_not_followed(server: Server, tmp_path: Path) -> None:
+    assert run(server, tmp_path / "s", fa="fa", fb="fb") == {"fa": [1], "fb": [1]}
+    says = r"public\.fa for 'fb': this state reads it for 'fa', and has no copy of it for 'fb'"
+    refused(server, tmp_path / "s", SpecError, says, fa="fb", fb="fa")
+
+
+def test_a_table_that_is_exchanged_for_another_is_named(server: Server, tmp_path: Path) -> None:
+    assert run(server, tmp_path / "s", fa="fa") == {"fa": [1], "fb": []}
+    ask(server, "insert into fa values (3)")
+    says = r"read 'fa' from public\.fc: this state reads it from public\.fa, .*passed over; name public\.fa; or begin"
+    refused(server, tmp_path / "s", SpecError, says, fc="fa")
+    assert run(server, tmp_path / "s", fa="fa") == {"fa": [1, 3], "fb": []}
+
+
+def test_a_table_that_was_made_anew_under_its_name_is_not_the_one_that_was_copied(
+    server: Server, tmp_path: Path
+) -> None:
+    assert run(server, tmp_path / "s", fa="fa") == {"fa": [1], "fb": []}
+    ask(server, "create table made (id int primary key)", "insert into made values (7)")
+    ask(server, "begin; drop table fa; alter table made rename to fa; commit", "insert into fa values (8)")
+    refused(server, tmp_path / "s", SourceChanged, r"another table than the one .*\(oid \d+, and it was \d+\)", fa="fa")
+
+
+def test_a_table_that_is_made_anew_beside_a_run_ends_it(server: Server) -> None:
+    made = dd.Flow()
+    schemas = {"fa": made.upserts("fa", {"id": int}, dd.Upsert(key="id"), format=FORMAT).bound.schema}
+    opened = dd.sources.postgres(server.url, "fa", slot="shop", follow=True).open(schemas, None)
+    while (came := opened.poll(1 << 20)) is None or came.position is None:
+        pass
+    opened.acknowledge(came.position)
+    ask(server, "begin; drop table fa; create table fa (id int primary key); insert into fa values (7); commit")
+    with pytest.raises(SourceChanged, match="another table than the one that was copied"):
+        opened.poll(1 << 20)
+    opened.close()
+
+
+def test_a_table_may_be_altered_and_emptied(server: Server, tmp_path: Path) -> None:
+    run(server, tmp_path / "s", fa="fa")
+    ask(server, "vacuum full fa", "cluster fa using fa_pkey", "truncate fa", "alter table fa alter id type bigint")
+    ask(server, "insert into fa values (5)")
+    assert run(server, tmp_path / "s", fa="fa") == {"fa": [5], "fb": []}
+
+
+def test_another_slot_than_that_of_the_state_is_no_loss(server: Server, tmp_path: Path) -> None:
+    run(server, tmp_path / "s", fa="fa")
+    ask(server, "select pg_create_logical_replication_slot('another', 'wal2json')")
+    for slot in ("shopp", "another"):
+        refused(server, tmp_path / "s", SpecError, "reads the slot 'shop'; write slot=shop$", "shop", slot, fa="fa")
+
+
+def test_a_server_that_was_set_back_is_not_followed(tmp_path: Path) -> None:
+    """Its files are restored from a copy, with the slot; a server of the test's own."""
+    with Server() as set_back:
+        ask(set_back, "create table fa (id int primary key)", "insert into fa values (1)")
+        run(set_back, tmp_path / "s", fa="fa")
+        set_back.stop("fast")
+        data, copy = set_back.place / "data", set_back.place / "copy"
+        shutil.copytree(data, copy, copy_function=shutil.copy2)
+        for each in (copy, *copy.rglob("*")):
+            shutil.chown(each, data.owner())
+        set_back.start()
+        ask(set_back, "insert into fa select generate_series(2, 2000)")
+        assert len(run(set_back, tmp_path / "s", fa="fa")["fa"]) == 2000
+        set_back.stop("fast")
+        shutil.rmtree(data)
+        copy.rename(data)
+        set_back.start()
+        ask(set_back, "insert into fa values (-1)")
+        says = r"log ends at .*, and the state has read it up to .*: it was set back.*; .*begin a new state"
+        refused(set_back, tmp_path / "s", SourceChanged, says, fa="fa")
+
+
+def test_another_server_with_the_same_slot_is_not_followed(server: Server, tmp_path: Path) -> None:
+    run(server, tmp_path / "s", fa="fa")
+    with Server() as other:
+        ask(other, "create table fa (id int primary key)")
+        ask(other, "select pg_create_logical_replication_slot('shop', 'wal2json')")
+        refused(other, tmp_path / "s", SourceChanged, r"another server: its system identifier is \d+, and was", fa="fa")
