@@ -198,8 +198,15 @@ class OpenSink(ABC):
         """What the target says that it has; None where it says nothing."""
 
     @abstractmethod
+    def missing(self) -> bool:
+        """Whether there is no table, though there may be a record of one."""
+
+    @abstractmethod
     def prepare(self) -> None:
-        """Make the table where there is none, and add columns that are new.  Raises `SinkRefused` for another shape."""
+        """Make the table where there is none, and add columns that are new.  Raises `SinkRefused` for another shape.
+
+        A table that is made has no record: one of a table that was dropped goes first.
+        """
 
     @abstractmethod
     def occupied(self) -> bool:
@@ -210,7 +217,8 @@ class OpenSink(ABC):
         """Take an epoch, in one transaction with ``now``.  Nothing happens where it has ``now`` already.
 
         ``before``: what it must have said until then; ``now`` itself for a difference that belongs to the same epoch.
-        Raises `SinkFailed`, after which it may have happened, and `SinkAhead` where it says something else.
+        Raises `SinkFailed`, after which it may have happened, `SinkAhead` where it says something else, and
+        `SinkRefused` where the table is gone.
         """
 
     def staging(self) -> Staging | None:

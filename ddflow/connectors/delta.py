@@ -29,7 +29,7 @@ from ddflow.columns.names import DELETED, quoted
 from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import with_deletes
-from ddflow.connectors.table_shape import holdable, is_written, new_columns
+from ddflow.connectors.table_shape import holdable, is_written, new_columns, vanished
 from ddflow.errors import MissingExtra, SinkFailed, SpecError
 
 EPOCH: Final = "ddflow.epoch"
@@ -106,6 +106,11 @@ class DeltaLakeTable(OpenSink):
             table = self._table()
             return None if table is None else self._record(table)
 
+    def missing(self) -> bool:
+        """Whether there is no log."""
+        with self._talking("ask"):
+            return self._table() is None
+
     def occupied(self) -> bool:
         """Whether there is a row."""
         with self._talking("ask"):
@@ -144,8 +149,8 @@ class DeltaLakeTable(OpenSink):
     def staging(self) -> Staging | None:
         """Files of its own, where no option of the table asks more of a writer."""
         with self._talking("ask"):
-            table = self._table()
-            assert table is not None, "it was prepared"
+            if (table := self._table()) is None:
+                return None  # what is written then says so
             about = table.metadata()
         odd = [name for name in about.configuration if name.startswith(("delta.columnMapping", "delta.constraints"))]
         if about.partition_columns or odd:
@@ -163,8 +168,8 @@ class DeltaLakeTable(OpenSink):
 
     def _lacking(self, now: TargetRecord, before: TargetRecord | None) -> Any:
         """The table, where it has not ``now`` already.  Raises `SinkAhead` where it has something else."""
-        table = self._table()
-        assert table is not None, "it was prepared"
+        if (table := self._table()) is None:
+            raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
         return None if is_written(self._record(table), now, before, self.place) else table
 
     @staticmethod

@@ -34,7 +34,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import among
-from ddflow.connectors.table_shape import holdable, is_written, new_columns, refused
+from ddflow.connectors.table_shape import holdable, is_written, new_columns, refused, vanished
 from ddflow.errors import DdflowError, MissingExtra, SinkFailed, SpecError
 
 RECORD: Final = "ddflow.written"
@@ -120,6 +120,11 @@ class IcebergTable(OpenSink):
             table = self._table()
             return None if table is None else _record(table)
 
+    def missing(self) -> bool:
+        """Whether the catalog has no such table."""
+        with self._talking("ask"):
+            return self._table() is None
+
     def occupied(self) -> bool:
         """Whether there is a row."""
         with self._talking("ask"):
@@ -158,8 +163,8 @@ class IcebergTable(OpenSink):
     def staging(self) -> Staging | None:
         """Files of its own, where the table has no partitions."""
         with self._talking("ask"):
-            table = self._table()
-            assert table is not None, "it was prepared"
+            if (table := self._table()) is None:
+                return None  # what is written then says so
             if not table.spec().is_unpartitioned():
                 return None
             files = IcebergFiles(table.metadata.model_dump_json(), self.schema, self.place, dict(table.io.properties))
@@ -179,8 +184,8 @@ class IcebergTable(OpenSink):
     def _commit(self, change: Callable[[Any, Any], None], now: TargetRecord, before: TargetRecord | None) -> None:
         """One snapshot with the record, if it is not there."""
         with self._talking("write"):
-            table = self._table()
-            assert table is not None, "it was prepared"
+            if (table := self._table()) is None:
+                raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
             if is_written(_record(table), now, before, self.place):
                 return
             # What is tried again by the library would be added to what another writer committed meanwhile.

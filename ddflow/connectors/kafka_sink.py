@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape,
 from ddflow.connectors.change_messages import MESSAGES, rows_as, texts_of
 from ddflow.connectors.kafka import AT_ONCE, QUIET, WAIT, KafkaTopic, TopicReader, library
 from ddflow.connectors.modes import with_deletes
-from ddflow.connectors.table_shape import OTHER_MODE, is_written
+from ddflow.connectors.table_shape import OTHER_MODE, is_written, vanished
 from ddflow.errors import DdflowError, SinkFailed, SinkRefused, SourceChanged, SourceFailed, UnreadableInput
 
 CONTROL: Final = ".ddflow"
@@ -74,11 +75,23 @@ class TopicWriter(OpenSink):
         """The last record of the control topic that is of this topic."""
         with self._talking("ask"):
             found = [each for each in self._all(self.control) if each.key() == self.of.topic.encode()]
-            if not found:
+            if not found or found[-1].value() is None:
                 return None
             record = json.loads(found[-1].value())
             self._mode = record.pop("mode")
             return TargetRecord(**record)
+
+    def missing(self) -> bool:
+        """Whether there is no such topic."""
+        with self._talking("ask"):
+            return self.admin.list_topics(self.of.topic, timeout=WAIT).topics[self.of.topic].error is not None
+
+    @cached_property
+    def admin(self) -> Any:
+        """A client that makes no topic by asking for it, as the one that writes does where a broker lets it."""
+        of: Any = importlib.import_module("confluent_kafka.admin")
+        settings = {name: value for name, value in self.settings.items() if name != "partitioner"}
+        return of.AdminClient(settings | {"allow.auto.create.topics": False})
 
     def occupied(self) -> bool:
         """Whether it has a message."""
@@ -90,17 +103,17 @@ class TopicWriter(OpenSink):
         kafka = library()
         if self._mode != self.of.mode:
             raise self._refused(f"it was written with mode={self._mode!r}, and this is {self.of.mode!r}", OTHER_MODE)
+        if self.missing() and self.written() is not None:
+            with self._talking("prepare"), self._transaction():
+                self._produce(self.control, self.of.topic, None, partition=0)
         with self._talking("prepare"):
             for topic in (self.of.topic, self.control):
                 if self.producer.list_topics(topic, timeout=WAIT).topics[topic].error is None:
                     continue
-                admin: Any = importlib.import_module("confluent_kafka.admin")
-
-                settings = {name: value for name, value in self.settings.items() if name != "partitioner"}
-                made: Any = admin.AdminClient(settings)
+                new: Any = importlib.import_module("confluent_kafka.admin").NewTopic
                 told = {"cleanup.policy": "compact"} if topic == self.control else {}
                 try:
-                    made.create_topics([admin.NewTopic(topic, 1, config=told)])[topic].result(WAIT)
+                    self.admin.create_topics([new(topic, 1, config=told)])[topic].result(WAIT)
                 except kafka.KafkaException as error:
                     remedy = f"create it: kafka-topics --create --topic {topic} --partitions 1"
                     raise self._refused(f"there is no topic {topic}: {error.args[0].str()}", remedy) from None
@@ -109,6 +122,8 @@ class TopicWriter(OpenSink):
         """Take an epoch."""
         if is_written(self._there if self._asked else self.written(), now, before, self.of.target):
             return
+        if before is not None and self.missing():
+            raise vanished(now.output, self.of.target, before.epoch)
         with self._talking("write"), self._transaction():
             for key, value in self._messages(changes):
                 self._produce(self.of.topic, key, value)
@@ -131,6 +146,7 @@ class TopicWriter(OpenSink):
     def close(self) -> None:
         """Send nothing more."""
         self.producer = None
+        self.__dict__.pop("admin", None)
 
     def _messages(self, changes: TableChanges) -> Iterator[tuple[str | None, str | None]]:
         """Keys and values."""

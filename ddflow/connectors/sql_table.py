@@ -24,7 +24,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import quoted
 from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
-from ddflow.connectors.table_shape import is_written, lacking, refused
+from ddflow.connectors.table_shape import is_written, lacking, refused, vanished
 from ddflow.errors import SinkFailed
 
 RECORDS: Final = "_ddflow_written"
@@ -128,6 +128,11 @@ class SqlTable(OpenSink):
         found = self.execute(f"select state, output, epoch, digest from {RECORDS} where table_name = ?", [self.table])
         return TargetRecord(*found[0]) if found else None
 
+    def missing(self) -> bool:
+        """Whether its catalog has no such table."""
+        with self.talking("ask"):
+            return not self.columns(self.table)
+
     def occupied(self) -> bool:
         """Whether there is a row."""
         with self.talking("ask"):
@@ -144,6 +149,8 @@ class SqlTable(OpenSink):
                 shown = ", ".join(f"{quoted(column)} {kind}" for column, kind in wanted.items())
                 key = ", ".join(map(quoted, self.shape.key or ())) if self.indexed else ""
                 with self.transaction():
+                    if self._record() is not None:
+                        self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
                     self.execute(f"create table {name} ({shown}{f', primary key ({key})' * self._primary})")
                     if key and not self._primary:
                         kind = "index" if self.unique is None else "unique index"
@@ -178,6 +185,8 @@ class SqlTable(OpenSink):
             )
             if is_written(self._record(), now, before, self.place):
                 return
+            if not self.columns(self.table):
+                raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
             if changes.gone is None:
                 self.add(self.table, changes.rows)
             else:

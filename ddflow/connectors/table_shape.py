@@ -66,6 +66,12 @@ def refused(shape: TableShape, place: str, found: str, remedy: str) -> SinkRefus
     return SinkRefused(f"write {shape.output!r} to {place}", found, remedy)
 
 
+def vanished(output: str, place: str, epoch: int) -> SinkRefused:
+    """The error for a table that was dropped: what is written next would be all that it has."""
+    found = f"it is gone, though epoch {epoch} was written into it"
+    return SinkRefused(f"write {output!r} to {place}", found, "ddflow sync makes it anew, with all rows")
+
+
 def is_written(there: TargetRecord | None, now: TargetRecord, before: TargetRecord | None, place: str) -> bool:
     """Whether a table has an epoch already.  ``there``: what it says; else as `OpenSink.write`.
 

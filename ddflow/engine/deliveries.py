@@ -107,7 +107,8 @@ def sync(
         for delivery in each.values():
             delivery.claim(adopt)
         for delivery in each.values():
-            delivery.table.prepare()
+            if not (dry and delivery.table.missing()):
+                delivery.prepare()
         found = {name: delivery.difference() for name, delivery in each.items()}
         if not dry:
             _give({name: (delivery, found[name][0]) for name, delivery in each.items()})

@@ -32,7 +32,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableSink, TargetRecord
 from ddflow.connectors.modes import among, changes, folded, netted, shaped
-from ddflow.connectors.table_shape import OTHER_MODE
+from ddflow.connectors.table_shape import OTHER_MODE, vanished
 from ddflow.engine.attachable import shape_of
 from ddflow.engine.differing import Synced, told
 from ddflow.engine.kept_epochs import KeptEpochs
@@ -139,6 +139,9 @@ class Delivery:
         known = self._known()
         self._check_mode(known)
         self.before = there = self.table.written()
+        last = there.epoch if there is not None else known.written if known is not None else 0
+        if last and self.table.missing():
+            raise vanished(self.name, self.sink.target, last)
         if there is None:
             if known is not None and known.written:
                 raise self._refused(f"it has lost its record, and was given epoch {known.written}", SYNC)
@@ -291,7 +294,7 @@ class Delivery:
         if self.name not in epochs.flow.outputs:
             made = self._rows(epochs.epoch)(ours if self.sink.mode != "updates" else ours.drop_columns([DIFF]))
             return made, told(made, ours.slice(0, 0), None, epochs.secret)
-        read = self.table.read()
+        read = self.shape.schema.empty_table() if self.table.missing() else self.table.read()
         self.look(read.num_rows)
         theirs = folded(self.sink.mode, read, ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
@@ -312,11 +315,15 @@ class Delivery:
         self._check_mode(self._known())
         there, state = self.table.written(), self.epochs.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
-        if other and not adopt:
+        if other and not adopt and not self.table.missing():
             found = "nobody" if there is None else f"{there.output!r} of the state {there.state}"
             remedy = "give another table, or take it over with --adopt, which lists what that deletes"
             raise self._refused(f"it has rows, written by {found}", remedy)
-        self.before = there
+
+    def prepare(self) -> None:
+        """Make the table fit for a difference.  Raises `SinkRefused`, `SinkFailed`."""
+        self.table.prepare()
+        self.before = self.table.written()
 
     def give(self, made: TableChanges) -> None:
         """Write a difference, with the record of this epoch.  O(its rows).  Raises `SinkAhead`, `SinkFailed`."""

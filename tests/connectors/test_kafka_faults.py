@@ -26,6 +26,7 @@ from test_kafka import flow, held, produced, row
 from test_targets_bad import keeps_its_mode
 
 import ddflow as dd
+from ddflow.connectors.attached import TableShape, TargetRecord
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.kafka_ranges import RangeReader
 from ddflow.errors import BadMessage, DdflowError, SinkAhead, SinkRefused, SourceChanged, UnreadableInput
@@ -279,6 +280,25 @@ def test_topics_that_are_not_ours_are_refused_and_a_rollback_is_mended(
         engine.run({"rows": dd.sources.kafka(servers, topic)})
         with pytest.raises(SinkRefused, match=r"written by the state with the id .*; give each a table"):
             engine.run({}, ours)
+
+
+def test_a_topic_that_was_deleted_is_made_anew_by_sync_alone(servers: str, topic: str, tmp_path: Path) -> None:
+    produced(servers, topic, row(1, "Bern"), partition=0)
+    sinks: dict[str, Any] = {"by_city": dd.sinks.kafka(servers, f"{topic}-out")}
+    with flow().open(tmp_path / "state") as engine:
+        # The mock cluster deletes no topic: what a control topic says of another one is what is left of one.
+        said = TargetRecord("0" * 32, "by_city", 3, "f" * 32)._asdict() | {"mode": "upsert"}
+        producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+        producer.produce(f"{topic}-out.ddflow", json.dumps(said), f"{topic}-out", 0)
+        assert producer.flush(10) == 0
+        with pytest.raises(SinkRefused, match="it is gone, though epoch 3 was written into it; ddflow sync makes"):
+            engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
+        opened = sinks["by_city"].open(TableShape("by_city", pa.schema({}), ()))
+        opened.prepare()
+        assert opened.written() is None
+        opened.close()
+        engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
+        assert engine.sync(sinks, dry=True)["by_city"][:3] == (0, 0, 0)
 
 
 def test_a_password_is_shown_nowhere_whatever_fails(

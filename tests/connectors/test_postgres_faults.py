@@ -206,6 +206,27 @@ def test_tables_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
     ask(server, "drop owned by poor", "drop role poor")
 
 
+def test_a_table_that_was_dropped_is_made_anew_by_sync_alone(server: Server, tmp_path: Path) -> None:
+    sinks, gone = {"rows": dd.sinks.postgres(server.url, "copy")}, "it is gone, though epoch . was written into it"
+    ask(server, "insert into orders select n, 1, n, null from generate_series(1, 100) n")
+
+    def dropped() -> None:
+        ask(server, "drop table copy", "update orders set amount = amount + 1 where id = 1")
+
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"orders": source(server)}, sinks)
+        dropped()
+        for _ in range(2):
+            with pytest.raises(SinkRefused, match=gone):
+                engine.run({"orders": source(server)}, sinks)
+        engine.sync(sinks)
+        engine.run({"orders": source(server)}, sinks)
+        assert ask(server, "select sum(amount) from copy") == [(5051,)]
+        beside(lambda: time.sleep(1), dropped)
+        with pytest.raises(SinkRefused, match=gone):
+            engine.run({"orders": source(server, follow=True)}, sinks, until="30s")
+
+
 def test_a_rollback_is_found_and_mended(server: Server, tmp_path: Path) -> None:
     sinks = {"rows": dd.sinks.postgres(server.url, "copy", mode="changelog")}
     with flow().open(tmp_path / "state") as engine:

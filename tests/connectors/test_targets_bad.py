@@ -6,11 +6,13 @@ Postgres and Kafka have theirs in ``test_postgres_faults`` and ``test_kafka_faul
 from __future__ import annotations
 
 import logging
+import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
+from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
 from ddflow.errors import DdflowError, SinkAhead, SinkFailed, SinkRefused, SpecError
 
 KINDS = ("sqlite", "duckdb", "delta", "parquet")
@@ -160,6 +163,64 @@ def test_tables_of_another_state_or_output_are_left_alone(kind: str, tmp_path: P
     refused = pytest.raises(SinkRefused, match=r"with the id .*; give each a table")
     with flow().open(tmp_path / "other") as engine, refused:
         engine.run(landing(tmp_path), {"orders": sink(kind, tmp_path)})
+
+
+def drop(kind: str, place: Path) -> None:
+    if kind == "duckdb":
+        with duckdb.connect(place / "out.db") as connection:
+            connection.execute("drop table t")
+    elif kind == "sqlite":
+        with closing(sqlite3.connect(place / "out.db")) as connection:
+            connection.execute("drop table t")
+    elif kind == "iceberg":
+        load_catalog("default", **catalog_at(place)).drop_table("shop.t")
+    else:
+        shutil.rmtree(place / "out")
+
+
+@pytest.mark.parametrize("kind", LAKES)
+def test_a_table_that_was_dropped_is_made_anew_by_sync_alone(kind: str, tmp_path: Path) -> None:
+    gone, to = r"it is gone, though epoch \d+ was written into it; ddflow sync makes it anew", sink(kind, tmp_path)
+    land(tmp_path / "in", "1.csv", FIRST)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), {"orders": to})
+        opened = to.open(TableShape("orders", engine.read("orders").drop_columns(["_diff"]).schema, ("id",)))
+        had = opened.written()
+        assert had is not None and not opened.missing()
+        drop(kind, tmp_path)
+        with pytest.raises(SinkRefused, match=gone):  # while it is followed
+            opened.write(TableChanges(None, opened.shape.schema.empty_table(), 1), had._replace(epoch=2), had)
+        opened.close()
+        land(tmp_path / "in", "2.csv", SECOND)
+        for _ in range(2):
+            with pytest.raises(SinkRefused, match=gone):
+                engine.run(landing(tmp_path), {"orders": to})
+            assert engine.sync({"orders": to}, dry=True)["orders"].added  # which makes no table
+    with flow().open(tmp_path / "other") as engine:
+        if kind in ("sqlite", "duckdb"):  # whose record is beside the table
+            with pytest.raises(SinkRefused, match=gone):
+                engine.run(landing(tmp_path), {"orders": to})
+        engine.sync({"orders": to})
+    drop(kind, tmp_path)
+    with flow().open(tmp_path / "state") as engine:
+        engine.sync({"orders": to})
+        engine.run(landing(tmp_path), {"orders": to})
+        assert engine.sync({"orders": to}, dry=True)["orders"][:3] == (0, 0, 0)
+        assert kind == "parquet" or len(there(kind, tmp_path)) >= engine.read("orders").num_rows > 1
+
+
+@pytest.mark.parametrize("kind", ("sqlite", "duckdb"))
+def test_a_table_that_is_made_has_no_record_of_the_one_before(kind: str, tmp_path: Path) -> None:
+    shape, had = TableShape("t", pa.schema({"id": pa.int64()}), ("id",)), TargetRecord("0" * 32, "t", 1, "f" * 32)
+    opened = sink(kind, tmp_path).open(shape)
+    opened.prepare()
+    opened.write(TableChanges(None, pa.table({"id": [7]}), 1), had, None)
+    opened.close()
+    drop(kind, tmp_path)
+    opened = sink(kind, tmp_path).open(shape)
+    opened.prepare()  # a writer that dies here leaves an empty table that nobody takes for a full one
+    assert opened.written() is None and not opened.occupied()
+    opened.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.table_shape import is_written, new_columns
+from ddflow.connectors.table_shape import is_written, new_columns, vanished
 from ddflow.errors import SinkFailed, SinkRefused, SpecError
 
 RECORDS: Final = "_written"
@@ -69,6 +69,10 @@ class FragmentFolder(OpenSink):
             names = self._names(RECORDS, ".json")
             return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
 
+    def missing(self) -> bool:
+        """Whether there is no such folder."""
+        return not self.folder.exists()
+
     def occupied(self) -> bool:
         """Whether there is a file that nobody recorded, and that is not ours."""
         with self._disk("ask"):
@@ -84,6 +88,8 @@ class FragmentFolder(OpenSink):
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
+        if before is not None and self.missing():
+            raise vanished(now.output, str(self.folder), before.epoch)
         if is_written(self.written(), now, before, str(self.folder)):
             return
         with self._disk("write"):
