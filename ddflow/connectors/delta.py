@@ -213,6 +213,8 @@ class DeltaLakeTable(OpenSink):
     def _record(self, table: Any) -> TargetRecord | None:
         if (epoch := table.transaction_version(EPOCH)) is None:
             return None
+        if (restored := _restored(table)) is not None:
+            return next(iter(restored), None)
         found = {name: table.transaction_version(name) for name in _numbers(TargetRecord("0" * 32, "", 0, "0" * 32))}
         halves = [f"{found[f'ddflow.{name}.{n}'] % _SIGNED:016x}" for name in ("state", "digest") for n in (0, 1)]
         mine = all(found[name] == value for name, value in _hashed(self.shape.output).items())
@@ -227,6 +229,37 @@ class DeltaLakeTable(OpenSink):
         except (library().exceptions.DeltaError, OSError) as error:
             said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise SinkFailed(f"{asked} {self.place}", said, "see to the table") from None
+
+
+def _restored(table: Any) -> list[TargetRecord] | None:
+    """The record, if any, of the version that a table was restored to behind our last commit; None where it was not.
+
+    A version that restores an older one has its rows, though the identifiers of transactions stay.  Reads the last
+    commit, and those back to ours where it is another's.
+    """
+    limit = 1
+    while True:
+        above, restored, commits = table.version(), False, table.history(limit)
+        for commit in commits:
+            if commit["version"] > above:
+                continue
+            if "ddflow" in commit:
+                return [TargetRecord(**json.loads(commit["ddflow"]))] if restored else None
+            if commit.get("operation") == "RESTORE":
+                restored, above = True, _version(commit.get("operationParameters") or {}, commits)
+        if len(commits) < limit:  # there are no more, or they were cleaned from the log
+            return [] if restored else None
+        limit *= 32
+
+
+def _version(to: Mapping[str, Any], commits: Sequence[Mapping[str, Any]]) -> int:
+    """The version that a table was restored to; below all where that is not known."""
+    if to.get("version") not in (None, ""):
+        return int(to["version"])
+    moment = str(to.get("datetime") or to.get("timestamp") or "")
+    if not moment.isdecimal():
+        return -1
+    return max((each["version"] for each in commits if each["timestamp"] <= int(moment)), default=-1)
 
 
 @dataclass(frozen=True)

@@ -258,6 +258,32 @@ def test_a_new_column_is_added(tmp_path: Path, kind: str) -> None:
     assert there(kind, tmp_path, "t") == [(1, None), (2, 5)]
 
 
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_table_of_delta_lake_that_was_restored_says_so(tmp_path: Path, by_time: bool) -> None:
+    sinks = {"by_city": sink("delta", tmp_path, "out")}
+    with flow().open(tmp_path / "state") as engine:
+        days(engine, sinks)
+        table = deltalake.DeltaTable(tmp_path / "out")
+        first = next(each for each in table.history()[::-1] if "ddflow" in each)
+        moment = dt.datetime.fromtimestamp(first["timestamp"] / 1000 + 0.0005, dt.UTC)
+        table.restore(moment if by_time else first["version"])
+        table.optimize.compact()
+        engine.step({"orders": {"id": [50], "city": ["Genf"], "amount": [1]}})
+        for _ in range(2):
+            with pytest.raises(SinkRefused, match=r"it has epoch 1, and was given \d; was it restored\? ddflow sync"):
+                engine.run(sinks=sinks)
+        engine.sync(sinks)
+        assert there("delta", tmp_path, "out") == held(engine, "by_city")
+        table = deltalake.DeltaTable(tmp_path / "out")
+        table.restore(0)  # when it was made
+    with flow().open(tmp_path / "state") as engine:
+        with pytest.raises(SinkRefused, match=r"it has lost its record, and was given epoch \d"):
+            engine.run(sinks=sinks)
+        engine.sync(sinks)
+        days(engine, sinks, [[(7, "Genf", 1)]])
+        assert there("delta", tmp_path, "out") == held(engine, "by_city")
+
+
 def test_a_table_of_iceberg_that_was_rolled_back_says_so(tmp_path: Path) -> None:
     sinks = {"by_city": sink("iceberg", tmp_path, "out")}
     with flow().open(tmp_path / "state") as engine:
