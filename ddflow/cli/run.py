@@ -180,7 +180,6 @@ def run(
     spelled = paired(from_, "--from").items()
     sources = {name: spelled_source(text, name, follow=follow, lines=lines) for name, text in spelled}
     targets, given = sinks(to, mode), loaded(flow)
-    _say_unfed(given, sources)
     how: dict[str, Any] = {
         "interval": interval,
         "rows": rows,
@@ -194,6 +193,7 @@ def run(
         "max_absent": max_absent,
     }
     check(given, sources, targets, RunOptions(**how))  # before there is a state
+    _say_unfed(given, sources)
     served = metrics and _served(flow, metrics)
     choices: dict[str, Any] = {"memory": memory, "retain": retain, "trust": trust, "metrics": served}
     with HeldState(state, trust) as held, given.open(state, **choices) as engine:
@@ -214,7 +214,7 @@ def _say_unfed(given: "dd.Flow", sources: "dict[str, Source]") -> None:
     """Say which inputs have no source."""
     fed = {each for name, source in sources.items() for each in source.inputs(name)}
     if unfed := [each for each in given.inputs if each not in fed]:
-        say(f"no source feeds {', '.join(unfed)}", err=True)
+        say(f"ddflow: no source feeds {', '.join(map(repr, unfed))}, so nothing comes there: see --from", err=True)
 
 
 def _say_events(engine: "dd.Engine", sources: "dict[str, Source]") -> None:

@@ -100,10 +100,12 @@ class OpenSource(ABC):
 
 class Source(ABC):
     """Where rows come from, as it is declared.  ``kind``: one word, in manifests.  ``unit``: what `OpenSource.lag`
-    counts, a plural.  ``positions``: the type of its positions, as msgspec reads them."""
+    counts, a plural.  ``positions``: the type of its positions, as msgspec reads them.  ``shared``: whether a state may
+    read one target under several names; what is moved on behind a commit is read under one."""
 
     kind: ClassVar[str]
     unit: ClassVar[str] = "rows"
+    shared: ClassVar[bool] = True
     positions: ClassVar[Any] = Any
 
     @property

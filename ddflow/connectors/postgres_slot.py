@@ -77,6 +77,7 @@ class PostgresTables(Source):
     follow: bool
     kind: ClassVar[str] = "postgres"
     unit: ClassVar[str] = "bytes"
+    shared: ClassVar[bool] = False
     positions: ClassVar[Any] = SlotPosition
 
     def __post_init__(self) -> None:
@@ -230,8 +231,9 @@ class Slot(OpenSource):
         """Make a slot, and begin to copy in its snapshot."""
         began, slots, copying = time(), self._slots(), self.of.slot + COPYING
         if self.of.slot in slots:
-            remedy = f"name another with slot=, or drop it: select pg_drop_replication_slot('{self.of.slot}')"
-            raise UnreadableInput(self.asked, "it is there, and this state knows nothing of it", remedy)
+            drop = f"select pg_drop_replication_slot('{self.of.slot}')"
+            remedy = f"name another with slot=; or, where nobody needs what it has unread, drop it: {drop}"
+            raise UnreadableInput(self.asked, "it is there, and this state has no position of it", remedy)
         if copying in slots:
             self.connection.execute("select pg_drop_replication_slot(%s)", [copying])
         self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")

@@ -1,4 +1,5 @@
-"""Fed by: which source that is attached feeds an input, and how far it was read, as of a state.
+"""Fed by: which source that is attached feeds an input, and how far it was read, as of a state; and whether one that is
+given goes on from there.
 
 Invariant: it is what the state's manifest says, and nobody is asked. A source is known to feed the input that it is
 attached as, and those of which it gave rows with columns beside; a position is shown as the source's own people write
@@ -8,11 +9,14 @@ it, and without credentials, which no manifest has.
 the source 'shop': kafka kafka://b:1/shop, read up to offset 17 of partition 0
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from ddflow.connectors.attached import Source
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.sources import placed, said
+from ddflow.errors import SpecError
+from ddflow.plan.compatibility import dropping
 from ddflow.storage.epochs import Attached
 
 
@@ -43,3 +47,28 @@ def feeding(sources: Mapping[str, Attached], input: str) -> FedBy | None:
         if name == input or input in of.left_out:
             return FedBy(name, of.kind, of.target, of.position)
     return None
+
+
+def taken_up(
+    sources: Mapping[str, Attached], name: str, source: Source, inputs: Collection[str], where: str
+) -> Attached | None:
+    """What a state has of a source that is given as ``name``; None where it is new.  O(sources + inputs).
+
+    ``inputs``: of the plan.  Raises `SpecError` for another kind, for one that feeds fewer of them than it did, because
+    their changes would be passed over, and for one that the state reads under another name.
+    """
+    before, asked = sources.get(name), f"the source {name!r}"
+    if before is None:
+        for other, each in sources.items():
+            if not source.shared and (each.kind, each.target) == (source.kind, source.target):
+                found = f"this state reads {each.target} as {other!r}, up to {said(each.kind, each.position)}"
+                raise SpecError(asked, found, f"give it under that name, {other!r}, whatever inputs it feeds")
+        return None
+    if before.kind != source.kind:
+        found = f"its position is one of {before.kind}, and this is {source.kind}"
+        raise SpecError(asked, found, "attach the one that it was, or a new state")
+    if gone := [each for each in before.left_out if each in inputs and each not in source.inputs(name)]:
+        found = f"it feeds {' and '.join(map(repr, gone))} in this state, of which changes would be passed over"
+        remedy = f"give it with all that it feeds; what nobody needs any more goes by {dropping([], gone, where)}"
+        raise SpecError(asked, found, remedy)
+    return before

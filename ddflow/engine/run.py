@@ -32,13 +32,14 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.commit_timer import CommitTimer
 from ddflow.engine.deliveries import NAP, Deliveries
 from ddflow.engine.delivery import Delivery
+from ddflow.engine.fed_by import taken_up
 from ddflow.engine.inlet import CallRows, Inlet, found, refused
 from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run_done import RunDone
 from ddflow.engine.run_options import RunOptions
 from ddflow.engine.run_report import RunReport
 from ddflow.engine.signals import on_signal
-from ddflow.errors import DdflowError, SpecError
+from ddflow.errors import DdflowError
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
 
@@ -100,10 +101,9 @@ class RunLoop:
 
     def _inlet(self, name: str, source: Source) -> Inlet:
         known = self.dataflow.admissions
-        before = None if self.log is None else self.log.sources.get(name)
-        if before is not None and before.kind != source.kind:
-            found = f"its position is one of {before.kind}, and this is {source.kind}"
-            raise SpecError(f"the source {name!r}", found, "attach the one that it was, or a new state")
+        before = None
+        if self.log is not None:
+            before = taken_up(self.log.sources, name, source, known, self.log.manifest_log.store.where)
         return Inlet(name, source, {each: known[each].bound for each in source.inputs(name)}, before)
 
     def run(self) -> RunDone:

@@ -134,9 +134,10 @@ def test_the_extra_that_a_format_needs_is_noticed_before_anything_begins(monkeyp
 
 def test_a_source_without_an_input_and_an_input_without_a_source_are_named() -> None:
     said = run(*WORDS[:-1], "shop=files:in/*.csv", code=1).stderr
+    assert said.startswith("ddflow: the source 'shop': there is no input 'shop'; ")
     assert "a source of one table or topic has the name of its input" in said
     Path("flow.py").write_text(FLOW + 'flow.upserts("people", {"id": int}, dd.Upsert(key="id"))\n')
-    assert run(*WORDS).stderr.startswith("no source feeds people\n")
+    assert run(*WORDS).stderr.startswith("ddflow: no source feeds 'people', so nothing comes there: see --from\n")
 
 
 def test_a_new_column_is_taken_or_ends_the_run() -> None:

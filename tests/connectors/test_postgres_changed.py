@@ -57,6 +57,31 @@ def test_a_table_that_feeds_another_input_now_is_not_followed(server: Server, tm
     refused(server, tmp_path / "s", SpecError, says, fa="fb", fb="fa")
 
 
+def test_an_input_that_a_source_feeds_no_more_is_named_until_it_is_dropped(server: Server, tmp_path: Path) -> None:
+    state = tmp_path / "s"
+    assert run(server, state, fa="fa", fb="fb") == {"fa": [1], "fb": [1]}
+    ask(server, "insert into fa values (2)", "insert into fb values (2)")
+    says = r"it feeds 'fb' in this state, of which changes would be passed over; .* goes by dd\.evolve\(.*drop_inputs="
+    refused(server, state, SpecError, says, fa="fa")
+    assert run(server, state, fa="fa", fb="fb") == {"fa": [1, 2], "fb": [1, 2]}
+    dd.evolve(state, drop_outputs=["fb rows"], drop_inputs=["fb"])
+    one = dd.Flow()
+    one.output("fa rows", one.upserts("fa", {"id": int}, dd.Upsert(key="id"), format=FORMAT))
+    ask(server, "insert into fa values (3)", "insert into fb values (3)")
+    with one.open(state) as engine:
+        engine.run({"shop": dd.sources.postgres(server.url, {"fa": "fa"}, slot="shop")})
+        assert sorted(engine.read("fa rows").column("id").to_pylist()) == [1, 2, 3]
+    refused(server, state, SpecError, "has copied the rows that it has", fa="fa", fb="fb")
+
+
+def test_a_slot_is_read_under_one_name(server: Server, tmp_path: Path) -> None:
+    run(server, tmp_path / "s", "fa", fa="fa")
+    says = r"the source 'both': this state reads postgresql://.*#shop as 'fa', up to .*; give it under that name, 'fa'"
+    refused(server, tmp_path / "s", SpecError, says, "both", fa="fa")
+    ask(server, "insert into fa values (2)")
+    assert run(server, tmp_path / "s", "fa", fa="fa") == {"fa": [1, 2], "fb": []}
+
+
 def test_a_table_that_is_exchanged_for_another_is_named(server: Server, tmp_path: Path) -> None:
     assert run(server, tmp_path / "s", fa="fa") == {"fa": [1], "fb": []}
     ask(server, "insert into fa values (3)")

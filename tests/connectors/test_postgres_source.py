@@ -417,7 +417,7 @@ def test_what_cannot_be_read_says_what_to_do(server: Server, tmp_path: Path) -> 
         ask(server, "insert into orders values (2)", "select pg_replication_slot_advance('shop', pg_current_wal_lsn())")
         refused(server, engine, SourceChanged, "it was moved on to .*, and the state has what came before")
     with flow().open(tmp_path / "c") as engine:
-        refused(server, engine, UnreadableInput, "this state knows nothing of it; name another with slot=")
+        refused(server, engine, UnreadableInput, "this state has no position of it; name another with slot=")
     plain = dd.Flow()
     plain.output("rows", plain.upserts("orders", COLUMNS, dd.Upsert(key="id")))
     with plain.open() as engine:
