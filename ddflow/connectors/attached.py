@@ -16,7 +16,7 @@ What fails for a while raises `SourceFailed` or `SinkFailed`, after which both a
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -76,6 +76,9 @@ class OpenSource(ABC):
 
         Called once, ahead of the first poll.  Raises `UnreadableInput` where the source tells rows apart by others.
         """
+
+    def gained(self, input: str, columns: Collection[str]) -> None:  # noqa: B027 - most have all of it in their rows
+        """An input gets columns that are new here.  Warns where rows that were there have values that never come."""
 
     @property
     @abstractmethod

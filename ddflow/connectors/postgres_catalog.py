@@ -169,17 +169,6 @@ def identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
     raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)
 
 
-def warn_of_gone(table: SourceTable, looked: Looked, warned: set[tuple[SourceTable, str]]) -> None:
-    """Warn of columns that a table has no more, of each once."""
-    for name in sorted(name for name in looked.gone if (table, name) not in warned):
-        warned.add((table, name))
-        text = (
-            "%s.%s has no column %r any more: it is null in rows that are written from now on. If it was renamed, the "
-        )
-        text += "new column is null in all others until Postgres writes them: update %s set ..."
-        LOG.warning(text, table.schema, table.name, name, table.quoted)
-
-
 def whole(text: pa.Array, table: SourceTable, looked: Looked) -> pa.Array:
     """Messages of a table `without` the columns that are gone.  Raises `UnreadableInput` for a value that was lost."""
     for name in looked.certain:

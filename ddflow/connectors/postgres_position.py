@@ -18,7 +18,7 @@ ddflow.errors.SpecError: read the slot 'shp': this state reads the slot 'shop'; 
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 from ddflow.connectors.postgres import driver
 from ddflow.connectors.postgres_catalog import Looked, SourceTable
@@ -30,10 +30,12 @@ _SYSTEM: Final = "select system_identifier::text from pg_control_system()"
 
 
 class Copied(TypedDict):
-    """A table of a position: the ``input`` that it feeds, and its ``oid`` in Postgres."""
+    """A table of a position: the ``input`` that it feeds, its ``oid`` in Postgres, and declared columns that are
+    ``gone``, if any are."""
 
     input: str
     oid: int
+    gone: NotRequired[list[str]]
 
 
 class SlotPosition(TypedDict):
@@ -51,7 +53,8 @@ def remembered(at: int, slot: str, system: str, tables: Mapping[str, Copied]) ->
 
 def copied(looked: Mapping[SourceTable, Looked]) -> dict[str, Copied]:
     """Tables as a position has them."""
-    return {table.full: Copied(input=table.input, oid=each.oid) for table, each in looked.items()}
+    out = {table: Copied(input=table.input, oid=each.oid) for table, each in looked.items()}
+    return {t.full: Copied(**of, gone=sorted(looked[t].gone)) if looked[t].gone else of for t, of in out.items()}
 
 
 def system_of(connection: Any) -> str:

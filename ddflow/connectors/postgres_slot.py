@@ -16,7 +16,7 @@ COPY. No password is in what is shown of a declaration, in a message, or in a ma
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import time
@@ -35,10 +35,10 @@ from ddflow.connectors.postgres_catalog import (
     literal,
     look,
     table_of,
-    warn_of_gone,
     whole,
     worded,
 )
+from ddflow.connectors.postgres_columns import warn_of_filled, warn_of_gone
 from ddflow.connectors.postgres_copy import Begun, begun, copies
 from ddflow.connectors.postgres_position import (
     ANEW,
@@ -141,7 +141,7 @@ class Slot(OpenSource):
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
         self._slot, self._keys = of.slot, dict[str, Sequence[str]]()
-        self._warned = set[tuple[SourceTable, str]]()
+        self._committed: SlotPosition | None = position
         self._waits, self._broken, self._message = False, "", MESSAGE[1]
         self._copy: Iterator[Polled] | None = None
         self._beside: dict[str, dict[str, Beside]] = {}
@@ -203,6 +203,15 @@ class Slot(OpenSource):
         except (SourceFailed, UnreadableInput) as error:
             self._broken = error.found
         self._waits = False
+        warn_of_gone(self.tables, self._committed, position)
+        self._committed = position
+
+    def gained(self, input: str, columns: Collection[str]) -> None:
+        """See `OpenSource.gained`."""
+        with suppress(SourceFailed, UnreadableInput), worded(self.asked):
+            for table in self.tables:
+                if table.input == input:
+                    warn_of_filled(self.connection, table, columns)
 
     def close(self) -> None:
         """Let go of the connections.  A copy that was not committed leaves nothing."""
@@ -289,9 +298,8 @@ class Slot(OpenSource):
             return None
         looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
         same_tables(self.copied, looked)
+        self.copied = copied(looked)
         self._identified()
-        for table, each in looked.items():
-            warn_of_gone(table, each, self._warned)
         filtered = ",".join(table.filtered for table in self.tables)
         options = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
         if any(each.certain for each in looked.values()):

@@ -186,6 +186,9 @@ class Inlet:
     def evolved(self, bounds: Mapping[str, Binding]) -> None:
         """Go on, behind a commit, with inputs that have other columns."""
         changed = {name: bounds[name] for name in self.bounds} != self.bounds
+        if self._source is not None:
+            for name, columns in self.news.items():
+                self._source.gained(name, columns)
         self.bounds, self.news = {name: bounds[name] for name in self.bounds}, {}
         if changed:
             self.close()
