@@ -3,18 +3,17 @@
 Invariant: what is put out are the rows of `Plan.sql` after all files, each as often as it is there, in the order of the
 query; with ``--diff`` the updates that lead there. The n-th files of all tables are one epoch, full ones another.
 
->>> told("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
-NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': 'id,region', 'order-by': 'at'})
+>>> sql.__name__
+'sql'
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -32,12 +31,14 @@ from ddflow.cli.arguments import (
     Types,
 )
 from ddflow.cli.say import say
+from ddflow.connectors.files.address_options import FULL
 from ddflow.terminal import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     import ddflow as dd
+    from ddflow.cli.named_tables import Options
     from ddflow.cli.progress import Tick
     from ddflow.cli.show import Piped, Preview
     from ddflow.columns.order_words import OrderColumn
@@ -46,19 +47,6 @@ if TYPE_CHECKING:
 
 OUT: Final = "out"
 """What the flow calls its output."""
-OPTIONS: Final = ("key", "order-by", "tombstone", "diff")
-FULL: Final = "full"
-_ANY: Final = rf":(?:(?:{'|'.join(OPTIONS)})=|{FULL}(?=:|$))"
-_TABLE: Final = re.compile(rf"([^\W\d]\w*)=(.+?)((?:{_ANY}.*?)*)")
-_OPTION: Final = re.compile(rf":({'|'.join(OPTIONS)}|{FULL})(?:=|(?=:|$))(.*?)(?={_ANY}|$)")
-
-
-class NamedTable(NamedTuple):
-    """A table of the command line."""
-
-    name: str
-    file: str
-    options: dict[str, str]
 
 
 Query = Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help="In Spark's SQL, over the tables.")]
@@ -70,7 +58,8 @@ Tables = Annotated[
         help="A table: its name, a file, a folder or a pattern, and the columns that identify a row; then, if need "
         "be, :order-by=COLUMNS and :tombstone=COLUMN[=VALUE], or :full where each file holds all rows, so that a key "
         "which a later file does not name is gone. Without a key, rows are appended: each counts once, or as often as "
-        ":diff=COLUMN says. Repeated, the same name has more files.",
+        ":diff=COLUMN says. How its text is written stands behind it, too, where tables differ: :delimiter=;. "
+        "Repeated, the same name has more files.",
     ),
 ]
 Diff = Annotated[bool, typer.Option("--diff", help="The differences, file by file, rather than the rows at the end.")]
@@ -96,8 +85,8 @@ def sql(
 ) -> None:
     """Ask a query of files of upserts: joins, groups, subqueries, tops.
 
-    The first files of all tables are one epoch, the second ones the next; full files are one of their own. The rows of
-    the answer come as ORDER BY says, and in no order without.
+    The first files of all tables are one epoch, the second ones the next; the full files (`:full`) among them are one
+    epoch, and the others the next one. The rows of the answer come as ORDER BY says, and in no order without.
 
     Examples:
 
@@ -114,6 +103,7 @@ def sql(
         raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
     import ddflow as dd
     from ddflow.cli.messages import check_bad, say_bad
+    from ddflow.cli.named_tables import grouped, options_of, written
     from ddflow.cli.plan import check_apart
     from ddflow.cli.reading import how
 
@@ -121,10 +111,11 @@ def sql(
     check_apart({"--output": output, "--bad-output": bad_output})
     flow, given, full, read, bad = dd.Flow(), dict[str, Any](), set[str](), 0, 0
     options = how(format, delimiter, null, encoding, decimal, dates, thousands)
-    for name, parts in _grouped(tables).items():
-        told = _options(name, parts)
+    for name, parts in grouped(tables).items():
+        told = options_of(name, parts)
         full |= {name} if FULL in told else set()
-        given[name] = _declared(flow, name, [each.file for each in parts], told, types or (), options, (format, on_bad))
+        paths, way = [each.file for each in parts], written(told, options)
+        given[name] = _declared(flow, name, paths, told, types or (), way, (format, on_bad))
     answer, order = _asked(flow, query, diff)
     rows = flow.output(OUT, answer.of)
     schema = rows.updates_schema(flow.time_type) if diff else _only(rows.schema, answer.columns)
@@ -152,29 +143,30 @@ def _declared(
     flow: "dd.Flow",
     name: str,
     paths: Sequence[str],
-    told: dict[str, str],
+    told: "Options",
     types: Sequence[str],
     options: "FileOptions",
     messages: tuple[str | None, str],
 ) -> "FilesSource":
     """The files of a table, which is an input of the flow now.  ``messages``: what `message_format` takes."""
     from ddflow.cli.messages import columns_of, message_format
+    from ddflow.cli.named_tables import spec_of
     from ddflow.cli.reading import say_doubts
     from ddflow.columns.type_text import parse_types
     from ddflow.connectors.files import open_files
 
-    spec, of, declared = _spec(told) if "key" in told else None, message_format(*messages), parse_types(types)
+    spec, of, declared = spec_of(told) if "key" in told else None, message_format(*messages), parse_types(types)
     if of is not None:
         if spec is None:
             raise typer.BadParameter(f"messages are upserts: write {name}=FILE:key=COLUMNS")
         found = open_files(paths, how=options)
         flow.upserts(name, columns_of(found, str(messages[0]), declared), spec, format=of)
         return found
-    required = [told["diff"]] if "diff" in told else [] if spec is None else [*spec.key, *spec.order_by]
+    required = told["diff"][-1:] if "diff" in told else [] if spec is None else [*spec.key, *spec.order_by]
     found = open_files(paths, declared, required, None, options)
     say_doubts(found.doubts)
     if spec is None:
-        flow.updates(name, found.schema, told.get("diff"))
+        flow.updates(name, found.schema, *told.get("diff", ())[-1:])
     else:
         flow.upserts(name, found.schema, spec)
     return found
@@ -232,48 +224,6 @@ def _done(read: int, tables: int, wrote: dict[str, int], bad: int, output: str |
     ((what, n),) = wrote.items()
     says = f"{counted(read, 'row')} of {counted(tables, 'table')}: {counted(n, what.removesuffix('s'))}"
     say(says + (f"; bad {bad:,}" if bad else ""), err=True)
-
-
-def told(text: str) -> NamedTable:
-    """A table as it is written.  Raises `typer.BadParameter`."""
-    match = _TABLE.fullmatch(text)
-    if match is None:
-        raise typer.BadParameter(f"{text}: write NAME=FILE[:key=COLUMNS], such as orders=orders.parquet:key=id")
-    return NamedTable(match[1], match[2], dict(_OPTION.findall(match[3])))
-
-
-def _grouped(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
-    """The tables by name, each with its files."""
-    out: dict[str, list[NamedTable]] = {}
-    for each in map(told, texts):
-        out.setdefault(each.name, []).append(each)
-    return out
-
-
-def _options(name: str, parts: Sequence[NamedTable]) -> dict[str, str]:
-    """The options of a table.  Raises `typer.BadParameter`."""
-    options: dict[str, str] = {}
-    for each in parts:
-        options |= each.options
-    if "key" in options and "diff" in options:
-        raise typer.BadParameter(f"the table {name!r} has a key and diff=: rows with a key count once; leave one out")
-    if "key" not in options and (others := sorted(options.keys() - {"diff"})):
-        other = others[0] if others[0] == FULL else f"{others[0]}="
-        raise typer.BadParameter(f"the table {name!r} has {other} and no key: write {name}=FILE:key=COLUMNS")
-    return options
-
-
-def _spec(options: dict[str, str]) -> "dd.Upsert":
-    """How the events of a table upsert."""
-    import ddflow as dd
-    from ddflow.cli.plan import names
-
-    delete: Any = None
-    if "tombstone" in options:
-        column, equals, value = options["tombstone"].partition("=")
-        delete = dd.tombstone(column.strip(), value if equals else None)
-    order = names([options["order-by"]]) if "order-by" in options else []
-    return dd.Upsert(key=names([options["key"]]), order_by=order, delete=delete)
 
 
 def _shown(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":

@@ -2,8 +2,8 @@
 
 Invariant: the library names options and calls as they are in Python, because it does not know who asks.  Here alone
 they become those of the command line, where the verb has them: an option of the verb, a declared type where the verb
-has ``--types``, how a file is written, and `ddflow.evolve`, `ddflow.migrate`, `ddflow.rollback` and `ddflow.gc`.  What
-stands in quotes is somebody's text, and stays.
+has ``--types``, how a file is written, `ddflow.tombstone`, and `ddflow.evolve`, `ddflow.migrate`, `ddflow.rollback` and
+`ddflow.gc`.  What stands in quotes is somebody's text, and stays.
 
 >>> said = "it is 'null_key=x'; choose null_key='drop', declare {'n': 'double'}, or dd.evolve('s', {'n': 'int64'})"
 >>> in_shell(said, {"null_key": "--null-key", "types": "--types"})
@@ -30,6 +30,7 @@ _DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
 _OPTION: Final = re.compile(rf"(\w+)=((?:{_TEXT})|\[[^\[\]]*\])")
 _WRITTEN: Final = re.compile(rf"dd\.TextPath\((?:{_TEXT})((?:, {_OPTION.pattern})+)\)")
 _VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
+_TOMBSTONE: Final = re.compile(rf"dd\.tombstone\(({_TEXT})(?:, ({_TEXT}))?\)")
 OTHERWISE: Final = {"group": "groups"}
 """Options that are called otherwise in Python."""
 _CALLED: Final = re.compile(rf"(?<!\w)(?:{_TEXT})|(?<![\w.])dd\.(rollback|migrate|gc)\b(?!\()")
@@ -41,7 +42,10 @@ def worded(error: DdflowError | str) -> str:
     """An error, or a note, as the verb that runs says it.  O(text)."""
     given = VERB.get()
     options = () if given is None else [each for each in given.params if each.opts and each.opts[0].startswith("-")]
-    return in_shell(str(error), {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options})
+    text = str(error)
+    if given is not None and given.name == "sql":  # whose options of a table stand behind its file
+        text = _TOMBSTONE.sub(lambda found: f":tombstone={_deleting(found)}", text)
+    return in_shell(text, {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options})
 
 
 def in_shell(text: str, options: Mapping[str, str]) -> str:
@@ -50,6 +54,8 @@ def in_shell(text: str, options: Mapping[str, str]) -> str:
     text = _CALLED.sub(lambda found: f"ddflow {found[1]}" if found[1] else found[0], text)
     if {"delimiter", "from"} & options.keys():
         text = _WRITTEN.sub(lambda found: _writing(found[1], options), text)
+    if "tombstone" in options:
+        text = _TOMBSTONE.sub(lambda found: f"{options['tombstone']} {_quoted(_deleting(found))}", text)
     if "types" in options:
         text = _DECLARED.sub(lambda found: found[1] + typed(_pairs(found[2])), text)
     if not options:
@@ -82,6 +88,11 @@ def _writing(given: str, options: Mapping[str, str]) -> str:
     if "delimiter" in options:
         return " ".join(f"{options[name]} {_quoted(value)}" for name, value in said)
     return f"{options['from']} {_quoted(''.join(['INPUT=files:PATTERN', *(f':{n}={v}' for n, v in said)]))}"
+
+
+def _deleting(found: re.Match[str]) -> str:
+    """What deletes, as it is typed."""
+    return "=".join(each[1:-1] for each in found.groups() if each)
 
 
 def _evolving(found: re.Match[str]) -> str:

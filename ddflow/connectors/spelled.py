@@ -13,12 +13,12 @@ Traceback (most recent call last):
 ddflow.errors.SpecError: oracle:shop: there is no such kind; write KIND:WHERE with one of sqlite, ...
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from ddflow.connectors import sinks, sources
 from ddflow.connectors.attached import Mode, Source, TableSink
+from ddflow.connectors.files.address_options import FULL, cut, writing
 from ddflow.connectors.files.text_path import WRITING, TextPath
 from ddflow.errors import SpecError
 
@@ -39,9 +39,6 @@ SINKS: Final[dict[str, Callable[..., TableSink]]] = {
     "kafka": lambda where, name, **mode: sinks.kafka(*_topic(where, name), **mode),
     "parquet": lambda where, name, **mode: sinks.parquet(where, **mode),
 }
-
-_OPTION: Final = re.compile(r":(?=full(?:$|:)|[a-z_]+=)")
-"""Where an option of files begins: a form of dates and a delimiter may have a colon, too."""
 
 
 def spelled_source(text: str, name: str, *, follow: bool, lines: bool) -> Source:
@@ -71,16 +68,11 @@ def _files(where: str) -> dict[str, Any]:
     >>> _files("landing/*.csv:full")
     {'pattern': 'landing/*.csv', 'full': True}
     >>> _files("beds.csv:delimiter=;:dates=%d.%m.%Y:dates=%d.%m.%Y %H:%M")["pattern"].dates
-    ['%d.%m.%Y', '%d.%m.%Y %H:%M']
+    ('%d.%m.%Y', '%d.%m.%Y %H:%M')
     """
-    pattern, *options = _OPTION.split(where)
-    given: dict[str, Any] = {}
-    for name, equals, value in (each.partition("=") for each in options if each != "full"):
-        if not equals or name not in WRITING:
-            remedy = f"write :full, or {', '.join(f':{each}=' for each in WRITING)}"
-            raise SpecError(f"files:{where}", f"there is no option :{name}", remedy)
-        given[name] = [*given.get(name, ()), value] if name in ("null", "dates") else value
-    return {"pattern": TextPath(pattern, **given) if given else pattern, "full": "full" in options}
+    pattern, options = cut(where, WRITING, "files:")
+    given = writing(options)
+    return {"pattern": TextPath(pattern, **given) if given else pattern, "full": FULL in options}
 
 
 def _messages(where: str, name: str) -> dict[str, Any]:

@@ -99,6 +99,32 @@ def test_a_full_file_deletes_what_it_does_not_name() -> None:
     assert "every key would be deleted" in sql(counts, "shops=[12].csv:key=id:full", code=1).stderr
 
 
+def test_how_text_is_written_stands_behind_a_table() -> None:
+    Path("z.csv").write_text("id|city|n\n1|Bern|1,5\n2|NA|2,5\n")
+    table = "z=z.csv:key=id:full:delimiter=|:decimal=,:null=NA:null=-"
+    query = "select z.city, z.n + o.n s from z join orders o on o.id = z.id"
+    assert rows(sql(query, table, *TABLE)) == [{"city": "Bern", "s": 4.5}]
+    assert rows(sql("select city from z", "z=z.csv:key=id:delimiter=|")) == [{"city": "Bern"}, {"city": "NA"}]
+
+
+@pytest.mark.parametrize("behind", ["key=id:full:bogus=3", "key=id:bogus=3", "full:3:key=id", "key=id:full:keys=id"])
+def test_an_option_that_is_not_known_is_refused(behind: str) -> None:
+    name = next(each for each in ("bogus", "full:3", "keys") if each in behind)
+    assert (
+        f"there is no option :{name}; write :full, or :key=, "
+        in sql("select city from o", f"o=monday.csv:{behind}", code=2).stderr
+    )
+
+
+def test_words_of_a_table_are_those_of_the_shell() -> None:
+    said = sql("select city from o", "o=monday.csv:key=id:tombstone=op", code=1).stderr
+    assert "say which text deletes: :tombstone=op=D" in said
+    said = run("diff", "monday.csv", "--key", "id", "--tombstone", "op", code=1).stderr
+    assert "say which text deletes: --tombstone op=D" in said
+    said = sql("select 1 a from o", "my shops=monday.csv:key=id", code=2).stderr
+    assert "a name has letters, digits and _ only, and begins with no digit" in said
+
+
 def test_a_state_keeps_the_history_that_is_asked_for() -> None:
     for day in (1, 2, 3):
         Path(f"{day}.csv").write_text(f"id\n{day}\n")

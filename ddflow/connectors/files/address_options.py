@@ -1,0 +1,46 @@
+"""What stands behind a file, a folder or a pattern on a command line: ``in/*.csv:full:delimiter=;``.
+
+Invariant: each option is known and has a value, or is a word that has none; nothing that looks like an option is a part
+of the file's name or of another option's value.  An option begins with a colon and is a word of small letters before
+``=``: a form of dates and a delimiter may have a colon, too.
+
+>>> cut("in/*.csv:full:dates=%H:%M %d.%m.%Y:delimiter=:", WRITING, "files:")
+('in/*.csv', {'full': [''], 'dates': ['%H:%M %d.%m.%Y'], 'delimiter': [':']})
+>>> cut("in/*.csv:full:3", WRITING, "files:")
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: files:in/*.csv:full:3: there is no option :full:3; write :full, or :delimiter=, :null=, ...
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ddflow.connectors.files.text_path import WRITING
+from ddflow.errors import SpecError
+
+FULL: Final = "full"
+_BEGINS: Final = re.compile(rf":(?={FULL}(?:$|:)|[a-z_-]+=)")
+_SEVERAL: Final = ("null", "dates")
+
+
+def cut(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
+    """A file and its options, each with all its values; that of ``full`` is "".  Raises `SpecError`.  O(text).
+
+    ``known``: the options that have a value.  ``kind``: what stands in front of the text in messages.
+    """
+    file, *options = _BEGINS.split(text)
+    given: dict[str, list[str]] = {}
+    for name, equals, value in (each.partition("=") for each in options):
+        if name not in (known if equals else (FULL,)):
+            remedy = f"write :{FULL}, or {', '.join(f':{each}=' for each in known)}"
+            raise SpecError(f"{kind}{text}", f"there is no option :{name}", remedy)
+        given.setdefault(name, []).append(value)
+    return file, given
+
+
+def writing(options: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Those of some options that say how text is written, by the names that a `TextPath` has."""
+    return {
+        name: tuple(values) if name in _SEVERAL else values[-1] for name, values in options.items() if name in WRITING
+    }
