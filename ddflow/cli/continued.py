@@ -8,19 +8,12 @@ again has the time that it had. In hold-back mode the end of input closes the ti
 ``--lateness`` says what is closed: later files bring later events. Whatever else differs from the state's plan is
 refused by `Flow.open`.
 
->>> from ddflow.errors import NullKey
->>> class Half:
-...     epoch = 3
->>> with told(Half):
-...     Half.epoch = 5
-...     raise NullKey("rows for 'input'", "the key is null", "mend them")
-Traceback (most recent call last):
-    ...
-ddflow.errors.NullKey: rows for 'input': the key is null; mend them; epochs 4 to 5 are committed: the same files ...
+>>> state_columns("there/is/no/state", "owner") is None
+True
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -33,12 +26,14 @@ from ddflow.cli.plan import INPUT
 from ddflow.cli.progress import Tick
 from ddflow.cli.reading import Ready, Skipped, asked_how, marked, readable, say_doubts, taken, within
 from ddflow.cli.say import say
+from ddflow.cli.stopped import Course
 from ddflow.columns.type_text import parse_types
 from ddflow.connectors.files import FilePosition, FilesSource, open_files
 from ddflow.engine.logs import MARKS
-from ddflow.errors import DdflowError, StateRefused
+from ddflow.errors import StateRefused
 from ddflow.plan.bind import Bound
 from ddflow.plan.rebuild import bounds
+from ddflow.storage.address import public
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
 from ddflow.time import NEVER
@@ -91,20 +86,22 @@ def epochs(
     skipped: Skipped,
     least: int = NEVER,
     parts: Sequence[Any] | None = None,
+    course: Course | None = None,
 ) -> Iterator[dd.Step]:
     """Each file as an epoch of a state, committed before its last step is given out; a skipped one is none.
 
     ``least``: the time of the last file, in epoch mode, is no less.  ``parts``: the files, as they are marked; by
-    default as is asked for.
+    default as is asked for.  ``course``: told, in epoch mode, how far it came.
     """
     parts = marked(ask, given.files) if parts is None else parts
-    number = engine.epoch + 1 if ask.epoch is None else ask.epoch
+    course = course or Course(engine.epoch)
+    number, said = engine.epoch + 1 if ask.epoch is None else ask.epoch, False
     if ask.held_back and not any(isinstance(part, MARKS) for part in parts):
         for ready in readable(given, skipped, tick):
             yield from _pushed(engine, given, ready, number, ready.last and ask.lateness is None)
             number += 1
         return
-    for file, part in zip(given.files, parts, strict=True):
+    for n, (file, part) in enumerate(zip(given.files, parts, strict=True), 1):
         receipt, time = _receipt(engine, number), engine.last + 1 if engine.last > NEVER else 1
         if receipt is not None:
             time = receipt.calls[0].time
@@ -114,6 +111,9 @@ def epochs(
             with within(given, FilePosition(file)):
                 step = taken(ask, engine, given, file, part, tick, time, number)
             engine.flush()
+            if receipt is None and not said:
+                said = _say_again(engine, ask, file, step)
+            course.given = number, given.files[n:]
             number += 1
             yield step
 
@@ -141,23 +141,22 @@ def _pushed(engine: dd.Engine, given: FilesSource, ready: Ready, number: int, cl
         yield closed
 
 
+def _say_again(engine: dd.Engine, ask: Ask, file: str, step: dd.Step) -> bool:
+    """Say so where a file changed something and an earlier epoch had its rows; whether that was so."""
+    assert engine.durable is not None and ask.state is not None
+    changed = step.verdicts.applied or step.verdicts.absent
+    same = engine.durable.same_rows() if changed else None
+    if same is not None:
+        back = f"ddflow rollback {shlex.quote(public(ask.state))} --to-epoch {engine.epoch - 1}"
+        say(
+            f"{file}, epoch {engine.epoch} now, has the rows of epoch {same} again; if that was not meant, go back "
+            f"at once ({back}), and give the same files with --epoch {same}",
+            err=True,
+        )
+    return same is not None
+
+
 def _receipt(engine: dd.Engine, number: int) -> Epoch | None:
     """What is kept of an epoch that was committed."""
     assert engine.durable is not None
     return next((each for each in engine.durable.log.manifest_log.manifest.receipts if each.epoch == number), None)
-
-
-@contextmanager
-def told(engine: Any) -> Iterator[None]:
-    """Say, where a run is refused or interrupted, which of its epochs were committed all the same."""
-    before = engine.epoch
-    try:
-        yield
-    except (DdflowError, KeyboardInterrupt) as error:
-        if engine.epoch == before:
-            raise
-        again = f"epochs {before + 1} to {engine.epoch} are committed: the same files with --epoch {before + 1} give "
-        again += "their rows again, and go on"
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(again) from None
-        raise type(error)(error.asked, error.found, f"{error.remedy}; {again}") from None

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import ddflow as dd
-from ddflow.cli.continued import declared, epochs, opened, state_columns, told
+from ddflow.cli.continued import declared, epochs, opened, state_columns
 from ddflow.cli.messages import say_bad
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
@@ -31,6 +31,7 @@ from ddflow.cli.progress import Tick, progress
 from ddflow.cli.reading import Skipped, marked, readable, taken, within
 from ddflow.cli.say import say
 from ddflow.cli.show import Done, Piped, Preview
+from ddflow.cli.stopped import Course, told
 from ddflow.columns.names import DIFF
 from ddflow.columns.schema import updates_schema
 from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_output
@@ -55,23 +56,26 @@ def run(ask: Ask) -> None:
     with ExitStack() as stack:
         stack.callback(given.close)
         engine = stack.enter_context(opening(ask, flow))
-        stack.enter_context(told(engine))
+        course = Course(engine.epoch)
+        stack.enter_context(told(engine, course))
         for each in (out, *sides.values()):
             stack.enter_context(each)
+        stack.enter_context(course.keeping([out, *sides.values()]))
         shown = stack.enter_context(progress(given.rows, isinstance(out, Piped) and sys.stdout.isatty()))
 
         def tick(rows: int, updates: int) -> None:
             skipped.rows += rows
             shown(rows, updates)
 
-        for step in _steps(engine, given, ask, tick, skipped):
+        for step in _steps(engine, given, ask, tick, skipped, course):
+            with course.writes():
+                if not ask.net:
+                    out.write(step[OUT])
+                for name, side in sides.items():
+                    side.write(step[name])
             updates += step[OUT].num_rows
             add(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
             tick(0, step[OUT].num_rows)
-            if not ask.net:
-                out.write(step[OUT])
-            for name, side in sides.items():
-                side.write(step[name])
         if ask.net:
             out.write(_net(engine))
         epoch, pending = engine.epoch, engine.verdicts.pending
@@ -112,9 +116,11 @@ def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
         raise PlanChanged(error.asked, error.found, f"{error.remedy}; {more}") from None
 
 
-def _steps(engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick, skipped: Skipped) -> Iterator[dd.Step]:
+def _steps(
+    engine: dd.Engine, given: FilesSource, ask: Ask, tick: Tick, skipped: Skipped, course: Course
+) -> Iterator[dd.Step]:
     if ask.state is not None:
-        yield from epochs(engine, given, ask, tick, skipped)
+        yield from epochs(engine, given, ask, tick, skipped, course=course)
         return
     if ask.held_back:
         for ready in readable(given, skipped, tick):

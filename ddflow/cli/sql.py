@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     import ddflow as dd
-    from ddflow.cli.named_tables import Options
+    from ddflow.cli.named_tables import NamedTable, Options
     from ddflow.cli.progress import Tick
     from ddflow.cli.show import Piped, Preview
     from ddflow.columns.order_words import OrderColumn
@@ -102,8 +102,8 @@ def sql(
     if as_json and output in (None, "-"):
         raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
     import ddflow as dd
-    from ddflow.cli.messages import check_bad, say_bad
-    from ddflow.cli.named_tables import grouped, options_of, written
+    from ddflow.cli.messages import check_bad
+    from ddflow.cli.named_tables import grouped, options_of
     from ddflow.cli.plan import check_apart
     from ddflow.cli.reading import how
 
@@ -114,8 +114,7 @@ def sql(
     for name, parts in grouped(tables).items():
         told = options_of(name, parts)
         full |= {name} if FULL in told else set()
-        paths, way = [each.file for each in parts], written(told, options)
-        given[name] = _declared(flow, name, paths, told, types or (), way, (format, on_bad))
+        given[name] = _declared(flow, name, parts, told, types or (), options, (format, on_bad))
     answer, order = _asked(flow, query, diff)
     rows = flow.output(OUT, answer.of)
     schema = rows.updates_schema(flow.time_type) if diff else _only(rows.schema, answer.columns)
@@ -135,14 +134,13 @@ def sql(
             read += sum(counts)
         if not diff:
             out.write(_repeated(engine.read(OUT), order).select(answer.columns))
-    _done(read, len(given), {"updates" if diff else "rows": out.written}, bad, output, as_json)
-    say_bad(bad, bad_output)
+    _done(read, len(given), {"updates" if diff else "rows": out.written}, (bad, bad_output), output, as_json)
 
 
 def _declared(
     flow: "dd.Flow",
     name: str,
-    paths: Sequence[str],
+    parts: "Sequence[NamedTable]",
     told: "Options",
     types: Sequence[str],
     options: "FileOptions",
@@ -150,11 +148,12 @@ def _declared(
 ) -> "FilesSource":
     """The files of a table, which is an input of the flow now.  ``messages``: what `message_format` takes."""
     from ddflow.cli.messages import columns_of, message_format
-    from ddflow.cli.named_tables import spec_of
+    from ddflow.cli.named_tables import spec_of, written
     from ddflow.cli.reading import say_doubts
     from ddflow.columns.type_text import parse_types
     from ddflow.connectors.files import open_files
 
+    paths, options = [each.file for each in parts], written(told, options)
     spec, of, declared = spec_of(told) if "key" in told else None, message_format(*messages), parse_types(types)
     if of is not None:
         if spec is None:
@@ -216,14 +215,20 @@ def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "I
         yield engine.step(readers)
 
 
-def _done(read: int, tables: int, wrote: dict[str, int], bad: int, output: str | None, as_json: bool) -> None:
+def _done(
+    read: int, tables: int, wrote: dict[str, int], left_out: tuple[int, Path | None], output: str | None, as_json: bool
+) -> None:
     """Say what was done."""
+    from ddflow.cli.messages import say_bad
+
+    bad, bad_output = left_out
     if as_json:
         say(json.dumps({"read": read, "tables": tables, **wrote, "bad": bad, "output": output}))
-        return
-    ((what, n),) = wrote.items()
-    says = f"{counted(read, 'row')} of {counted(tables, 'table')}: {counted(n, what.removesuffix('s'))}"
-    say(says + (f"; bad {bad:,}" if bad else ""), err=True)
+    else:
+        ((what, n),) = wrote.items()
+        says = f"{counted(read, 'row')} of {counted(tables, 'table')}: {counted(n, what.removesuffix('s'))}"
+        say(says + (f"; bad {bad:,}" if bad else ""), err=True)
+    say_bad(bad, bad_output)
 
 
 def _shown(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":

@@ -125,6 +125,7 @@ class Calls:
         else:
             digests = {name: self.digest(name) for name in inputs}
             inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
+            self.durable.came = asked.kind, digests
             digest = combined(asked.kind, asked.time, digests)
         for name in inputs:
             admission = self.dataflow.admissions[name]

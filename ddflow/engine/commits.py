@@ -31,7 +31,7 @@ from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
-from ddflow.engine.digests import digest_of
+from ddflow.engine.digests import Digest, combined, digest_of
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import put
@@ -78,6 +78,8 @@ class Commits:
         self.batch_store, self.sheets = BatchStore(log.manifest_log.store), Sheets(log.manifest_log.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
+        self.came: tuple[str, Mapping[str, Digest]] = ("", {})
+        """The words of the last call that brought rows, and their digests."""
         self._told: tuple[int, int] = (-1, 0)
         """The epoch that is being given again, and how many of its calls were."""
 
@@ -177,6 +179,15 @@ class Commits:
         for receipt in self.log.manifest_log.manifest.receipts:
             if receipt.epoch == epoch and receipt.calls:
                 return receipt.calls[self._at(epoch)].time
+        return None
+
+    def same_rows(self) -> int | None:
+        """An earlier epoch, of those kept, that was one call of the same rows as the last epoch.  O(epochs kept)."""
+        words, digests = self.came
+        for receipt in self.log.manifest_log.manifest.receipts:
+            calls = receipt.calls if receipt.epoch < self.epoch else ()
+            if len(calls) == 1 and calls[0].digest == combined(words, calls[0].time, digests):
+                return receipt.epoch
         return None
 
     def _at(self, epoch: int) -> int:

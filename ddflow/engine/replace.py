@@ -167,7 +167,10 @@ def _flown(
         return look
 
     inflows = {name: dataflow.inflow(name, rows, time, looking(name)) for name, rows in inputs.items()}
-    return inflows, combined(asked.words, time, digests) if digests else ""
+    if calls.durable is None:
+        return inflows, ""
+    calls.durable.came = asked.words, digests
+    return inflows, combined(asked.words, time, digests)
 
 
 def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, arrival: int, once: bool) -> int:

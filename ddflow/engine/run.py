@@ -170,7 +170,7 @@ class RunLoop:
                 error.remedy = located(error.remedy, self.log.manifest_log.store.where, name)
             raise
 
-    def _signalled(self) -> None:
+    def _signalled(self, number: int) -> None:
         self._stop = "signal"
 
     def _gather(self, began: float, ends: float | None) -> None:

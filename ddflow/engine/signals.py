@@ -5,7 +5,7 @@ both do that. Only the main thread may set what signals do, so in others nothing
 
 >>> import os
 >>> came = []
->>> with on_signal(lambda: came.append("end")):
+>>> with on_signal(lambda number: came.append("end")):
 ...     os.kill(os.getpid(), signal.SIGTERM)
 >>> came
 ['end']
@@ -19,8 +19,26 @@ from typing import Any
 
 
 @contextmanager
-def on_signal(call: Callable[[], None]) -> Iterator[None]:
-    """Call something at the first signal."""
+def waiting() -> Iterator[None]:
+    """Let the first signal wait until the block has ended.
+
+    >>> import contextlib, os
+    >>> with contextlib.suppress(KeyboardInterrupt):
+    ...     with waiting():
+    ...         os.kill(os.getpid(), signal.SIGINT)
+    ...         print("all of it")
+    all of it
+    """
+    came = list[int]()
+    with on_signal(came.append):
+        yield
+    for number in came:
+        signal.raise_signal(number)
+
+
+@contextmanager
+def on_signal(call: Callable[[int], None]) -> Iterator[None]:
+    """Call something with the first signal's number."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -31,7 +49,7 @@ def on_signal(call: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
     def stop(number: int, frame: Any) -> None:
-        call()
+        call(number)
         restored()
 
     for number in before:

@@ -101,8 +101,8 @@ def test_a_run_that_is_refused_half_way_says_what_is_committed_and_goes_on() -> 
     whole = rows("diff", "1.csv", "2.csv", *KEYED)
     (Path("bad.csv")).write_text("id,city,amount,at,op\n,Bern,1,50,U\n")
     message = run("diff", "1.csv", "bad.csv", *KEYED, "--state", "state", "-o", "out.csv", code=1).stderr
-    assert "bad.csv" in message and "the same files with --epoch 1 give their rows again" in message
-    assert not Path("out.csv").exists() and dd.inspect("state")["epoch"] == 1
+    assert "bad.csv" in message and "are in epochs-1-1.out.csv: go on with bad.csv, --epoch 2" in message
+    assert not Path("out.csv").exists() and Path("epochs-1-1.out.csv").exists() and dd.inspect("state")["epoch"] == 1
     assert rows("diff", "1.csv", "2.csv", *KEYED, "--state", "state", "--epoch", "1") == whole
     # Nothing was committed: nothing is said of it.
     assert "--epoch" not in run("diff", "bad.csv", *KEYED, "--state", "state", code=1).stderr

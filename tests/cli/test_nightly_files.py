@@ -12,7 +12,7 @@ from test_cli import refused, run
 
 import ddflow as dd
 from ddflow.cli import guard
-from ddflow.cli.continued import told
+from ddflow.cli.stopped import Course, told
 
 
 def test_counts_of_full_files_know_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +100,44 @@ def test_an_interrupted_run_says_what_is_committed(capsys: pytest.CaptureFixture
     class Engine:
         epoch = 3
 
-    with pytest.raises(typer.Exit) as code, guard(False), told(Engine):
+    with pytest.raises(typer.Exit) as code, guard(False), told(Engine, Course(Engine.epoch)):
         Engine.epoch = 5
         raise KeyboardInterrupt
     assert code.value.exit_code == 130
     assert capsys.readouterr().err.startswith("ddflow: interrupted; epochs 4 to 5 are committed: the same files with ")
+    with pytest.raises(SystemExit) as end, guard(False), told(Engine, Course(Engine.epoch)):
+        Engine.epoch = 6
+        raise SystemExit(143)
+    assert end.value.code == 143
+    assert capsys.readouterr().err.startswith("ddflow: terminated; epoch 6 is committed: the same files with ")
+
+
+def test_files_that_a_state_has_taken_already_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for day in (1, 2, 3):
+        Path(f"{day}.csv").write_text(f"id,n\n1,{day}\n")
+    days, words = ("1.csv", "2.csv", "3.csv"), ("--key", "id", "--state", "s", "--overwrite", "-o", "o.csv")
+    says = "1.csv, epoch 4 now, has the rows of epoch 1 again; if that was not meant, go back at once (ddflow "
+    assert "again" not in run("replace", "1.csv", *days, *words).stderr  # the second 1.csv changes nothing
+    assert says.replace("4", "5") in run("replace", *days, *words).stderr
+    assert "again" not in run("replace", *days, *words, "--epoch", "2").stderr
+    sums = [*words[:3], "t", *words[4:], "--merge", "n=sum"]
+    assert "again" not in run("diff", *days, *sums).stderr
+    assert run("diff", *days, *sums).stderr.count(says) == 1
+
+
+def test_rows_of_committed_epochs_are_kept_where_a_run_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for day in range(1, 13):
+        Path(f"{day:02}.csv").write_text(f"id,n\n{day},{day}\n")
+    Path("11.csv").write_text("id,n\n1,1\n1,2\n")
+    words = ("--key", "id", "--state", "s", "-o")
+    said = run("replace", *(f"{day:02}.csv" for day in range(1, 13)), *words, "o.jsonl", code=1).stderr
+    says = "epochs 1 to 10 are committed, the rows of epochs 1 to 10 are in epochs-1-10.o.jsonl: go on with 11.csv and "
+    assert says + "the 1 behind it, --epoch 11, into another file" in said and not Path("o.jsonl").exists()
+    Path("11.csv").write_text("id,n\n11,11\n")
+    run("replace", "11.csv", "12.csv", *words, "rest.jsonl", "--epoch", "11")
+    run("replace", *(f"{day:02}.csv" for day in range(1, 13)), "--key", "id", "-o", "all.jsonl")
+    pieces = [Path(name).read_text() for name in ("epochs-1-10.o.jsonl", "rest.jsonl", "all.jsonl")]
+    assert pieces[0] + pieces[1] == pieces[2]
+    assert not list(tmp_path.glob(".*.part"))

@@ -1,6 +1,7 @@
 """The output of a run: one file, there under its name only when it is whole.
 
-Invariant: a file of the output's name is either the one that was there before, or the complete new one. Tables go to a
+Invariant: a file of the output's name is either the one that was there before, or the complete new one; what was
+written before an error is kept only by `keep`, under another name. Tables go to a
 hidden file beside it, which is renamed at the end and removed when anything fails. Another program may have put a file
 there while this one ran, and is not overwritten unless that was asked for; and small tables are gathered, or a Parquet
 file would have a row group for each step. Memory stays bounded by what is gathered.
@@ -78,6 +79,12 @@ class FileOutput:
                 self._commit()
         finally:
             self._remove()
+
+    def keep(self, mark: str) -> Path:
+        """Complete what was written so far, as ``mark.NAME`` beside where it would be.  Raises as the end does."""
+        self.path = self.path.with_name(f"{mark}.{self.path.name}")
+        self._commit()
+        return self.path
 
     def _commit(self) -> None:
         assert self._writer is not None and self._file is not None
