@@ -1,10 +1,12 @@
 """The first copy of tables of Postgres: a slot is made, and what its snapshot shows is read as messages of wal2json.
 
 Invariant: a snapshot is that of the place where its slot begins, so a row is in the copy or in the slot's changes, and
-never in both. All rows of a copy say that they were inserted there. It lives as long as the connection that made it.
+never in both. It lives as long as the connection that made it. All rows of a copy say that they were inserted where the
+log ended before the slot was asked for: a transaction that commits behind the slot's beginning may have written before
+it, but not before that, and its changes are newer than the copy.
 
->>> head(SourceTable("public", "orders", "orders"), "0/16B3748")
-["'action', 'I'", "'lsn', '0/16B3748'", "'schema', 'public'", "'table', 'orders'"]
+>>> head(SourceTable("public", "orders", "orders"), "0/16B3700")
+["'action', 'I'", "'lsn', '0/16B3700'", "'schema', 'public'", "'table', 'orders'"]
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,21 +23,24 @@ from ddflow.connectors.postgres_stream import messages, streamed
 
 
 class Begun(NamedTuple):
-    """Where a slot begins, and the name of the snapshot of then."""
+    """Where a slot begins, the name of the snapshot of then, and a place in the log that no change of it is before."""
 
     lsn: str
     snapshot: str
+    since: str
 
 
-def begun(holder: Any, slot: str) -> Begun:
+def begun(connection: Any, holder: Any, slot: str) -> Begun:
     """Make a slot on a connection of replication, which then holds its snapshot.  Raises what psycopg raises."""
     psycopg = driver()
+    (since,) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
     made = holder.pgconn.exec_(f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL wal2json EXPORT_SNAPSHOT'.encode())
     if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
         raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
             made.error_message.decode()
         )
-    return Begun(*(made.get_value(0, n).decode() for n in (1, 2)))
+    lsn, snapshot = (made.get_value(0, n).decode() for n in (1, 2))
+    return Begun(lsn, snapshot, since)
 
 
 def copies(
@@ -55,7 +60,7 @@ def copies(
         others = {name: Beside(of_sql(kind), table.quoted) for name, kind in kinds.items() if name not in own}
         beside[table.input] = {**beside.get(table.input, {}), **others}
         cells = ", ".join(cell(name, kinds[name]) for name in own)
-        object_ = f"json_build_object({', '.join(head(table, begins.lsn))}, 'columns', json_build_array({cells}))"
+        object_ = f"json_build_object({', '.join(head(table, begins.since))}, 'columns', json_build_array({cells}))"
         for rows in streamed(connection, f"select '', {object_} from only {table.quoted}"):
             yield Polled({table.input: [messages(rows.column("data"))]}, None, beside=dict(beside))
     run("commit")

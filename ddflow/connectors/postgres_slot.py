@@ -246,7 +246,7 @@ class Slot(OpenSource):
         if copying in slots:
             self.connection.execute("select pg_drop_replication_slot(%s)", [copying])
         self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
-        begins = begun(self._holder, copying)
+        begins = begun(self.connection, self._holder, copying)
         self.at, self._copy = place(begins.lsn), self._copies(begins, began)
 
     def _copies(self, begins: Begun, began: float) -> Iterator[Polled]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -394,6 +395,38 @@ def test_a_copy_that_dies_begins_again(server: Server) -> None:
     assert later.poll(1 << 20).rows["orders"][0].num_rows == 1
     later.close()
     assert ask(server, "select slot_name from pg_replication_slots") == [("shop",)]
+
+
+def test_what_was_written_while_the_slot_was_made_is_newer_than_the_copy(server: Server, tmp_path: Path) -> None:
+    """A transaction that begins behind those that the slot waits for, writes before it begins, and commits later."""
+    ask(server, ORDERS, "insert into orders values (1, 1, 1, 'old')")
+
+    def begun() -> tuple[Any, int]:
+        made = psycopg.connect(server.url)
+        return made, made.execute("select pg_current_xact_id()::text::int").fetchone()[0]  # type: ignore[index]
+
+    def waited_for(number: int) -> None:
+        waits = f"select count(*) from pg_locks where not granted and transactionid = '{number}'"
+        ends = time.monotonic() + 60
+        while ask(server, waits) != [(1,)]:
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+
+    with flow().open(tmp_path / "state") as engine:
+        first, number = begun()
+        run = threading.Thread(target=engine.run, args=[{"orders": source(server)}])
+        run.start()
+        waited_for(number)
+        second, number = begun()
+        first.close()
+        waited_for(number)
+        with psycopg.connect(server.url) as late:
+            late.execute("update orders set note = 'new'")
+            second.close()
+            run.join()
+            assert held(engine) == [(1, 1, 1, "old")]
+        engine.run({"orders": source(server)})
+        assert held(engine) == there(server) == [(1, 1, 1, "new")]
 
 
 def refused(server: Server, engine: Any, kind: type[Exception], says: str, **more: Any) -> None:
