@@ -35,6 +35,8 @@ __all__ = ["PostgresSink", "column_type"]
 
 AT_ONCE: Final = 1 << 20
 """Keys of a statement."""
+LOCK_WAIT: Final = "10s"
+"""How long a lock is waited for before that is a failure, which is tried again, where nobody says otherwise."""
 NOT_DISTINCT: Final = 15_00_00
 """The first version whose unique indexes can take null for equal to null."""
 LOCKED: Final = (
@@ -144,6 +146,8 @@ class PostgresSink(TableSink):
         try:
             connection = psycopg.connect(**address(self.url, f"the sink of {self.table!r}"), autocommit=True)
             with on_failure(connection.close):
+                asked = "select set_config('lock_timeout', %s, false) where current_setting('lock_timeout') = '0'"
+                connection.execute(asked, [LOCK_WAIT])
                 if self.schema is not None:
                     connection.execute(f"set search_path to {quoted(self.schema)}")
                     if connection.execute("select current_schema()").fetchone() == (None,):
@@ -187,6 +191,12 @@ class PostgresTable(InPlaceTable):
         if isinstance(error, self.clashes):
             return "see to the constraint; where its values change places, make it deferrable initially deferred"
         return super().remedy(error)
+
+    def cure(self, error: Exception) -> str:
+        """See `SqlTable.cure`."""
+        if isinstance(error, driver().errors.LockNotAvailable):
+            return "another session has locked the table: pg_locks and pg_blocking_pids() say which"
+        return super().cure(error)
 
     def type_of(self, kind: pa.DataType) -> str | None:
         """See `column_type`."""

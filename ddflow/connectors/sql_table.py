@@ -92,6 +92,11 @@ class SqlTable(OpenSink):
         del error
         return "see to the table's constraints and types"
 
+    def cure(self, error: Exception) -> str:
+        """What to do about what may pass."""
+        del error
+        return "see to the target"
+
     def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement.  Raises what the driver raises."""
         return list(self.connection.execute(text, list(given)).fetchall())
@@ -104,7 +109,7 @@ class SqlTable(OpenSink):
         except self.refusals as error:
             raise refused(self.shape, self.place, _said(error), self.remedy(error)) from None
         except self.failures as error:
-            raise SinkFailed(f"{asked} {self.place}", _said(error), "see to the target") from None
+            raise SinkFailed(f"{asked} {self.place}", _said(error), self.cure(error)) from None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

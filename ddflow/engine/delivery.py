@@ -36,7 +36,7 @@ from ddflow.connectors.table_shape import OTHER_MODE, vanished
 from ddflow.engine.attachable import shape_of
 from ddflow.engine.differing import Synced, told
 from ddflow.engine.kept_epochs import KeptEpochs
-from ddflow.engine.trying import Trying
+from ddflow.engine.trying import Trying, reminding
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 from ddflow.metrics import Look
 from ddflow.operators.updates import time_column
@@ -269,7 +269,8 @@ class Delivery:
 
     def _write(self, made: TableChanges, epoch: int) -> None:
         new = self._record(epoch)
-        self.table.write(made, new, self.before)
+        with reminding(f"the sink of {self.name!r} has been writing epoch {epoch}"):
+            self.table.write(made, new, self.before)
         self.before = new
 
     def _record(self, epoch: int) -> TargetRecord:

@@ -125,6 +125,7 @@ class RunLoop:
                     self._gather(began, ends)
                     self._epoch()
                     self._evolve()
+                self.report.tell(self._holder())  # a sink may take long, and its epoch waits meanwhile
                 # Before the commit a table would have columns that the state may yet lose.
                 drained = not self._evolved and self.outlets.pump()
                 self.report.tell(self._holder())
@@ -181,7 +182,8 @@ class RunLoop:
             now = monotonic()
             full = size >= self.how.bytes or rows >= (self.how.rows or 1 << 62)
             over = full or self._stop is not None or now >= until or any(each.news for each in self.inlets)
-            polled = [each for each in self.inlets if each.within or not over]
+            # What no epoch may end behind, as a first copy, may take hours more; it is read again.
+            polled = [each for each in self.inlets if not over or (each.within and self._stop != "signal")]
             if not polled:
                 return
             came = False

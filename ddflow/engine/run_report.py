@@ -1,8 +1,8 @@
 """How a run goes, for who looks: a line on the terminal, one of the log for each epoch, and records for metrics.
 
 Invariant: it asks sources and sinks what they know and changes nothing. The line is written five times a second at
-most; a record is published when a source is open, when its lag is first known, behind each epoch, once a second
-between them, and at the end.
+most; a record is published when a source is open, when its lag is first known, behind each epoch, before sinks take it
+and when they have it, once a second between them, and at the end.
 
 >>> import ddflow as dd, tempfile, pathlib
 >>> flow = dd.Flow()
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, cast
 from ddflow.engine.calls import Calls
 from ddflow.engine.deliveries import Deliveries
 from ddflow.engine.inlet import Inlet
-from ddflow.metrics import LOG, CallMetrics, Look, fields, publish
+from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, fields, publish
 from ddflow.terminal import Line, counted
 from ddflow.time import shown
 
@@ -56,7 +56,8 @@ class RunReport:
     def __init__(self, calls: Calls, inlets: Sequence[Inlet], outlets: Deliveries, shows: bool) -> None:
         self.calls, self.inlets, self.outlets = calls, inlets, outlets
         self.line, self._began = Line(shows), monotonic()
-        self._published, self._epoch = self._began, -1
+        self._published, self._epoch, self._taken = self._began, -1, dict[str, int]()
+        self._sources = dict[str, SourceLag]()
         self._holder = cast(tuple[str, int] | None, None)
         self.rows = 0
         """Taken in so far."""
@@ -72,6 +73,8 @@ class RunReport:
         due = self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY
         if due or any(each.unknown and each.lag().amount is not None for each in self.inlets):
             self.publish()
+        elif self.outlets.at != self._taken:
+            self._publish()
         self._holder = holder
         if self.line.due:
             self.line.show(self._text())
@@ -112,13 +115,19 @@ class RunReport:
 
     def publish(self) -> None:
         """A record of what waits, for whoever takes the figures of calls."""
-        now, self._epoch = monotonic(), self.calls.epoch
+        if self.calls.listeners:
+            self._sources = {each.name: each.lag() for each in self.inlets}
+        self._publish()
+
+    def _publish(self) -> None:
+        """The same with what sources said before."""
+        now, self._epoch, self._taken = monotonic(), self.calls.epoch, self.outlets.at
         seconds, self._published = now - self._published, now
         if not self.calls.listeners:
             return
-        sources, dataflow = {each.name: each.lag() for each in self.inlets}, self.calls.dataflow
+        dataflow = self.calls.dataflow
         call = CallMetrics("run", dataflow.frontier, self._epoch, seconds, {}, dataflow.pending, {})
-        publish(self.calls.listeners, call._replace(sources=sources, sinks=self.outlets.lags()))
+        publish(self.calls.listeners, call._replace(sources=self._sources, sinks=self.outlets.lags()))
 
     def _text(self, doing: str = "") -> str:
         """One line."""

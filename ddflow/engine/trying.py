@@ -1,8 +1,8 @@
 """Trying: what may fail for a while, tried again with growing pauses, until it has failed for too long.
 
 Invariant: a source and a sink wait alike. The log says that something fails, at growing intervals that it still does,
-and once that it answers again, a line each; each pause is twice the one before, up to `PAUSES`. It keeps no clock: the
-caller says what time it is, in seconds.
+and once that it answers again, a line each, and that a write lasts; each pause is twice the one before, up to `PAUSES`.
+It keeps no clock: the caller says what time it is, in seconds.
 
 >>> trying = Trying("the sink of 'people'")
 >>> trying.failed(SinkFailed("write", "it is away", "wait"), now=0.0)
@@ -14,6 +14,10 @@ caller says what time it is, in seconds.
 True
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from time import monotonic
 from typing import Final
 
 from ddflow.errors import SinkFailed, SourceFailed
@@ -62,6 +66,24 @@ class Trying:
         """Raise what has failed for longer than ``patience``; None: never."""
         if patience is not None and self.failing is not None and now - self._since >= patience:
             raise self.failing
+
+
+@contextmanager
+def reminding(what: str, begins: float = 30.0) -> Iterator[None]:
+    """Let the log say that something lasts, after ``begins`` seconds and whenever it has lasted twice as long."""
+    over, began = Event(), monotonic()
+
+    def remind() -> None:
+        pause = begins
+        while not over.wait(began + pause - monotonic()):
+            LOG.warning("%s for %.0f s", what, monotonic() - began)
+            pause *= 2
+
+    Thread(target=remind, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _line(error: Exception) -> str:

@@ -1,9 +1,9 @@
 """The figures that exporters show: one list, which every backend goes through.
 
 Invariant: a figure is declared here and nowhere else, with its name, kind, labels and text; an exporter knows backends
-and no figure. A counter adds what each record brings, a gauge shows what the newest says, a histogram counts
-seconds. Names follow Prometheus: a unit at the end, ``_total`` behind counters. Nothing touches an engine: all is read
-from the `CallMetrics` that was published after a call.
+and no figure. A counter adds what each record brings, a gauge shows what the newest says, or that and the time since
+then (``grows``), a histogram counts seconds. Names follow Prometheus: a unit at the end, ``_total`` behind counters.
+Nothing touches an engine: all is read from the `CallMetrics` that was published after a call.
 
 >>> from ddflow.metrics import CallMetrics
 >>> call = CallMetrics("step", 7, 1, 0.5, {"applied": 2}, 0, {"by_city": 3}, {"orders": 2})
@@ -12,6 +12,7 @@ from the `CallMetrics` that was published after a call.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import monotonic
 from typing import Final, Literal, NamedTuple
 
 from ddflow.metrics import CallMetrics
@@ -31,6 +32,13 @@ class Figure(NamedTuple):
     labels: tuple[str, ...]
     text: str
     of: Callable[[CallMetrics], Iterable[Labelled]]
+    grows: bool = False
+    """Whether its values grow with the clock until the next record, of a run that may be held up."""
+
+
+def grown(value: float, since: float) -> float:
+    """A value that grows with the clock ``since`` a moment."""
+    return value + monotonic() - since
 
 
 def _each(values: Mapping[str, float]) -> Iterator[Labelled]:
@@ -93,8 +101,9 @@ FIGURES: Final = (
         "gauge",
         "s",
         ("source",),
-        "What a source wrote longer ago was taken; 0 while it has no more.",
+        "What a source wrote longer ago was taken.",
         lambda call: [((name,), of.seconds) for name, of in call.sources.items() if of.seconds is not None],
+        grows=True,
     ),
     Figure(
         "source_failing",

@@ -17,11 +17,14 @@ provider, so the variables ``OTEL_*`` and a collector work as everywhere. Needs 
 [('ddflow.rows', 2)]
 """
 
+from collections.abc import Mapping
+from functools import partial
+from time import monotonic
 from typing import Any
 
-from opentelemetry.metrics import MeterProvider, get_meter_provider
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
-from ddflow.exporters.figures import FIGURES, SECONDS
+from ddflow.exporters.figures import FIGURES, SECONDS, grown
 from ddflow.metrics import CallMetrics
 from ddflow.version import __version__
 
@@ -32,6 +35,8 @@ class OpenTelemetryExporter:
     def __init__(self, flow: str, provider: MeterProvider | None) -> None:
         self.flow = flow
         self.meter = (get_meter_provider() if provider is None else provider).get_meter("ddflow", __version__)
+        self.growing = dict[str, dict[tuple[tuple[str, str], ...], tuple[float, float]]]()
+        """By name, of figures that grow: by attributes, what was said last, and when."""
         self.instruments = {each.name: self._made(each) for each in FIGURES}
 
     def __repr__(self) -> str:
@@ -41,6 +46,9 @@ class OpenTelemetryExporter:
         given = {"name": f"ddflow.{figure.name}", "unit": figure.unit or "1", "description": figure.text}
         if figure.kind == "counter":
             return self.meter.create_counter(**given)
+        if figure.grows:
+            values = self.growing[figure.name] = {}
+            return self.meter.create_observable_gauge(callbacks=[partial(_observed, values)], **given)
         if figure.kind == "gauge":
             return self.meter.create_gauge(**given)
         return self.meter.create_histogram(**given, explicit_bucket_boundaries_advisory=list(SECONDS))
@@ -52,4 +60,14 @@ class OpenTelemetryExporter:
             put = {"counter": "add", "gauge": "set", "histogram": "record"}[figure.kind]
             for labels, value in figure.of(call):
                 attributes = {"flow": self.flow, **dict(zip(figure.labels, labels, strict=True))}
-                getattr(instrument, put)(value, attributes)
+                if figure.grows:
+                    self.growing[figure.name][tuple(attributes.items())] = value, monotonic()
+                else:
+                    getattr(instrument, put)(value, attributes)
+
+
+def _observed(
+    values: Mapping[tuple[tuple[str, str], ...], tuple[float, float]], options: CallbackOptions
+) -> list[Observation]:
+    del options
+    return [Observation(grown(*said), dict(attributes)) for attributes, said in list(values.items())]

@@ -14,13 +14,15 @@ that share a registry share its metrics and differ by the label ``flow``. Needs 
 ['ddflow_rows_total{flow="people",input="people"} 2.0']
 """
 
+from functools import partial
+from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from ddflow.errors import SpecError
-from ddflow.exporters.figures import FIGURES, SECONDS
+from ddflow.exporters.figures import FIGURES, SECONDS, grown
 from ddflow.metrics import CallMetrics
 
 _MADE: Final[WeakKeyDictionary[CollectorRegistry, dict[str, Any]]] = WeakKeyDictionary()
@@ -60,6 +62,8 @@ class PrometheusExporter:
                     one.inc(value)
                 elif figure.kind == "gauge":
                     one.set(value)
+                    if figure.grows:
+                        one.set_function(partial(grown, value, monotonic()))
                 else:
                     one.observe(value)
 

@@ -258,6 +258,33 @@ def test_a_server_that_dies_is_waited_for(server: Server, tmp_path: Path) -> Non
         assert ask(server, "select * from orders") == rows_of(engine, "orders")
 
 
+def test_a_table_that_others_lock_is_a_sink_that_fails_until_they_do_not(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen, url = list[Any](), f"{server.url}&options=-c%20lock_timeout%3D100"
+    land(tmp_path / "in", "1.csv", FIRST)
+    with flow().open(tmp_path / "state", metrics=seen.append) as engine:
+        engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(server.url, "orders")})
+        land(tmp_path / "in", "2.csv", SECOND)
+        with psycopg.connect(server.url) as other:
+            other.execute("lock table orders")
+            seen.clear()
+            done = engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(url, "orders")}, until="1s")
+        assert (done.stopped, done.sinks, engine.epoch) == ("time", {"orders": 1}, 2)
+        lags = [call.sinks["orders"] for call in seen if call.kind == "run"]
+        assert (lags[-1].epochs, lags[-1].failing) == (1, True)
+        engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(url, "orders")})
+        assert ask(server, "select * from orders") == rows_of(engine, "orders")
+    assert "LockNotAvailable" in caplog.text and "another session has locked the table" in caplog.text
+
+
+def test_a_lock_is_waited_for_ten_seconds_unless_the_user_says_otherwise(server: Server) -> None:
+    for beside, waits in (("", "10s"), ("&options=-c%20lock_timeout%3D2min", "2min")):
+        opened: Any = dd.sinks.postgres(server.url + beside, "t").open(TableShape("t", pa.schema({}), None))
+        assert opened.execute("show lock_timeout") == [(waits,)]
+        opened.close()
+
+
 def test_a_table_may_be_in_another_schema_which_has_to_be_there(server: Server, tmp_path: Path) -> None:
     land(tmp_path / "in", "1.csv", FIRST)
     sink = spelled_sink(f"{server.url}#other.orders", "orders", None)

@@ -18,6 +18,7 @@ import pytest
 
 import ddflow as dd
 from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.engine.trying import reminding
 from ddflow.errors import SourceFailed
 from ddflow.exporters.figures import FIGURES
 from ddflow.metrics import SourceLag
@@ -225,6 +226,42 @@ def test_a_signal_ends_behind_the_epoch_and_another_at_once(tmp_path: Path, sign
     else:
         assert (process.returncode, said) == (-signal.SIGTERM, "")
         assert not dd.fsck(tmp_path / "state").problems
+
+
+class Copying(Numbers):
+    """A source whose first rows have no end, as a copy for hours; a signal comes at the third poll."""
+
+    def poll(self, room: int) -> Polled:
+        self.position += 1
+        if self.position == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return Polled({"rows": [pa.record_batch({"id": [self.position]})]}, None)
+
+
+def test_a_signal_ends_a_first_copy_which_begins_anew(tmp_path: Path) -> None:
+    source = Copying(10)
+    with flow().open(tmp_path / "state") as engine:
+        done = engine.run({"rows": source})
+        assert (done.stopped, done.epochs, source.position) == ("signal", 0, 3)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"rows": Numbers(10, ends=1)}, rows=10)
+        assert engine.epoch == 1
+
+
+def test_an_epoch_is_shown_as_waiting_while_a_sink_takes_it(tmp_path: Path) -> None:
+    seen = list[Any]()
+    with flow().open(tmp_path / "state", metrics=seen.append) as engine:
+        engine.run({"rows": Numbers(10, ends=1)}, {"rows": dd.sinks.sqlite(tmp_path / "o.db", "rows")}, rows=10)
+    lags = [call.sinks["rows"].epochs for call in seen if call.kind == "run"]
+    assert 1 in lags and lags[-1] == 0
+
+
+def test_the_log_says_that_a_write_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    with reminding("the sink of 'rows' has been writing epoch 7", 0.05):
+        time.sleep(0.5)
+    said = [each.getMessage() for each in caplog.records]
+    assert said and all(re.fullmatch(r"the sink of 'rows' has been writing epoch 7 for \d s", each) for each in said)
+    assert len(said) < 6
 
 
 class Times(Numbers):

@@ -115,7 +115,10 @@ def test_a_run_s_lags_are_shown_and_count_no_call() -> None:
     dd.exporters.prometheus("shop", registry=registry)(call)
     found = samples(generate_latest(registry).decode())
     assert found["ddflow_source_lag", "source=orders", "unit=messages"] == 7
-    assert found["ddflow_source_lag_seconds", "source=orders"] == 12.5
+    first = found["ddflow_source_lag_seconds", "source=orders"]
+    assert first >= 12.5
+    found = samples(generate_latest(registry).decode())
+    assert found["ddflow_source_lag_seconds", "source=orders"] > first  # no record came: the run may be held up
     assert found["ddflow_source_failing", "source=orders"] == 1
     assert (
         found["ddflow_sink_lag_epochs", "output=by_city"] == 2
