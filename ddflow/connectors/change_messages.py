@@ -75,8 +75,8 @@ def messages(of: Net, key: Sequence[str] | None, epoch: int, output: str) -> pa.
         value = pc.binary_join_element_wise(
             '{"before":', texts[0], ',"after":', texts[1], tail, pa.array(ops), '"}', ""
         )
-        keyed = pa.nulls(len(value), pa.string())
-        if key is not None:
+        keyed = pa.nulls(len(value), pa.string()) if key is None else pa.array(["{}"] * len(value), pa.string())
+        if key:
             keyed = _objects(of.rows.select(list(key)), np.maximum(before, after)[here])
         part = pa.table([keyed, value], schema=MESSAGES)
         if (times[here] > 1).any():

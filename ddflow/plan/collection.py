@@ -187,7 +187,8 @@ class Collection(
         return None
 
     def identified_by(self) -> Columns | None:
-        """The columns by which the plan proves that no two rows are equal; None where it proves none."""
+        """The columns by which the plan proves that no two rows are equal: (), of one row at most; None where it proves
+        none."""
         return next(iter(self.unique_by()), None)
 
     def unique_by(self) -> list[Columns]:

@@ -117,7 +117,7 @@ def evolved(plan: Plan, schemas: Mapping[str, pa.Schema], only: Container[str] |
             made[node] = out._input(_bound(inputs[node].bound, schemas))
         elif node in wanted:
             made[node] = node.again([made[each] for each in node.inputs])
-            made[node].proven = node.proven or made[node].proven
+            made[node].proven = made[node].proven if node.proven is None else node.proven
     for name, node in plan.outputs.items():
         if node in wanted and (only is None or name in only):
             out.output(name, made[node])

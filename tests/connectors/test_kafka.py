@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from kafka_cluster import Cluster
+from test_totals import is_kept
 
 import ddflow as dd
 from ddflow.connectors.kafka_sink import TopicWriter
@@ -49,6 +50,23 @@ def produced(servers: str, topic: str, *rows: Any, partition: int = -1, age: flo
         producer.produce(topic, value, str(key), *([] if partition < 0 else [partition]), timestamp=when)
         producer.poll(0)
     assert producer.flush(10) == 0
+
+
+def value_of_last(servers: str, topic: str) -> list[Any]:
+    """What the last message of a topic says, which has all in one partition; none where that is a deletion."""
+    opened = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, None)
+    came = next(each for each in iter(lambda: opened.poll(1 << 20), 0) if each is not None and each.rows)
+    found = [row for batch in came.rows["rows"] for row in batch.to_pylist()]
+    opened.close()
+    assert {row["key"] for row in found} == {b"{}"}
+    last = max(found, key=lambda row: row["offset"])["value"]
+    return [] if last is None else [json.loads(last)]
+
+
+@pytest.mark.parametrize("name", ["total", "large"])
+def test_a_total_is_a_message_of_one_key(servers: str, topic: str, tmp_path: Path, name: str) -> None:
+    to = dd.sinks.kafka(servers, f"{topic}-out")
+    is_kept(name, to, tmp_path / "state", lambda: value_of_last(servers, f"{topic}-out"))
 
 
 def flow(format: Any = None) -> dd.Flow:

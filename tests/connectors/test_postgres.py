@@ -17,6 +17,7 @@ import pytest
 from postgres_server import Server
 from test_run import FIRST, SECOND, flow, land, landing, manifest_of, rows_of
 from test_targets_bad import keeps_its_mode
+from test_totals import is_kept
 
 import ddflow as dd
 from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
@@ -78,6 +79,14 @@ def test_a_table_is_not_written_in_another_mode(server: Server, tmp_path: Path, 
         return dd.sinks.postgres(server.url, "orders", mode=mode)
 
     keeps_its_mode(tmp_path, made, first, then, lambda: ask(server, "select * from orders"))
+
+
+@pytest.mark.parametrize("name", ["total", "large"])
+def test_a_total_is_a_table_of_one_row(server: Server, tmp_path: Path, name: str) -> None:
+    def read() -> list[dict[str, Any]]:
+        return [{"s": s, "n": n} for s, n in ask(server, f"select s, n from {name}")]
+
+    is_kept(name, dd.sinks.postgres(server.url, name), tmp_path / "state", read)
 
 
 @pytest.mark.parametrize("mode", ["changelog", "retract", "debezium", "updates"])
