@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import quoted
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.sql_table import SqlTable
+from ddflow.connectors.sql_table import SqlTable, no_records
 from ddflow.connectors.whole_files import FileDatabase, split
 from ddflow.errors import MissingExtra, SourceFailed, UnreadableInput
 
@@ -82,6 +82,9 @@ class DuckDBSink(TableSink):
     table: str
     mode: Mode = "upsert"
     kind: ClassVar[str] = "duckdb"
+
+    def __post_init__(self) -> None:
+        no_records(self.table)
 
     @property
     def target(self) -> str:

@@ -25,7 +25,7 @@ from ddflow.connectors.change_messages import MESSAGES, rows_as, texts_of
 from ddflow.connectors.kafka import AT_ONCE, QUIET, WAIT, KafkaTopic, TopicReader, library
 from ddflow.connectors.modes import with_deletes
 from ddflow.connectors.table_shape import OTHER_MODE, is_written, vanished
-from ddflow.errors import DdflowError, SinkFailed, SinkRefused, SourceChanged, SourceFailed, UnreadableInput
+from ddflow.errors import DdflowError, SinkFailed, SinkRefused, SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 CONTROL: Final = ".ddflow"
 """What the name of a control topic ends with."""
@@ -40,6 +40,11 @@ class KafkaSink(TableSink):
     mode: Mode = "upsert"
     config: Mapping[str, Any] = field(repr=False, default_factory=dict)
     kind: ClassVar[str] = "kafka"
+
+    def __post_init__(self) -> None:
+        if self.topic.endswith(CONTROL):
+            found = f"what ends with {CONTROL!r} says which epochs other topics have"
+            raise SpecError(f"write to the topic {self.topic!r}", found, "give another topic")
 
     @property
     def target(self) -> str:

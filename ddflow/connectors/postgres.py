@@ -27,7 +27,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import did_you_mean, quoted
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.in_place import InPlaceTable, Match
-from ddflow.connectors.sql_table import as_text
+from ddflow.connectors.sql_table import as_text, no_records
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
 from ddflow.storage.closing import on_failure
 
@@ -130,6 +130,9 @@ class PostgresSink(TableSink):
     mode: Mode = "upsert"
     schema: str | None = None
     kind: ClassVar[str] = "postgres"
+
+    def __post_init__(self) -> None:
+        no_records(self.table)
 
     @property
     def target(self) -> str:

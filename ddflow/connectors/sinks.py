@@ -43,6 +43,11 @@ def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     TableSink
         For ``sinks=``.
 
+    Raises
+    ------
+    SpecError
+        For the table of records, ``_ddflow_written``.
+
     Notes
     -----
     Decimals, dates, times, unsigned 64-bit integers and NaN are text; what is nested is JSON.
@@ -67,6 +72,11 @@ def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     -------
     TableSink
         For ``sinks=``.
+
+    Raises
+    ------
+    SpecError
+        For the table of records, ``_ddflow_written``.
 
     Notes
     -----
@@ -103,7 +113,7 @@ def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None 
     Raises
     ------
     SpecError
-        When it is attached, for an address that is none.
+        When it is attached, for an address that is none; for the table of records, ``_ddflow_written``.
 
     Notes
     -----
@@ -206,6 +216,11 @@ def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[st
     -------
     TableSink
         For ``sinks=``.
+
+    Raises
+    ------
+    SpecError
+        For a name that ends with ``.ddflow``, as control topics do.
 
     Notes
     -----

@@ -25,7 +25,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import quoted
 from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.connectors.table_shape import is_written, lacking, refused, vanished
-from ddflow.errors import SinkFailed
+from ddflow.errors import SinkFailed, SpecError
 
 RECORDS: Final = "_ddflow_written"
 PIECE: Final = 1 << 17
@@ -202,6 +202,13 @@ class SqlTable(OpenSink):
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()
+
+
+def no_records(table: str) -> None:
+    """Raise `SpecError` for the table of records, which rows of an output would spoil for all other tables."""
+    if table.lower() == RECORDS:
+        found = "there it is written which epochs other tables have"
+        raise SpecError(f"write to the table {table!r}", found, "give another table")
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:

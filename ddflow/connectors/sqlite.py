@@ -32,7 +32,7 @@ from ddflow.columns.names import quoted
 from ddflow.columns.wider import becomes
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.in_place import InPlaceTable, Match
-from ddflow.connectors.sql_table import as_text
+from ddflow.connectors.sql_table import as_text, no_records
 from ddflow.connectors.whole_files import FileDatabase, split
 from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
@@ -136,6 +136,9 @@ class SQLiteSink(TableSink):
     table: str
     mode: Mode = "upsert"
     kind: ClassVar[str] = "sqlite"
+
+    def __post_init__(self) -> None:
+        no_records(self.table)
 
     @property
     def target(self) -> str:

@@ -305,7 +305,11 @@ class Delivery:
         made = self._rows(epochs.epoch)(both)
         if made.gone is not None and self.key is not None:
             # A key that the table has twice goes with a row that may be right.
-            again = among(ours.select(list(self.key)), made.gone, epochs.secret) if self.key else [made.net > 0] * ours.num_rows
+            again = (
+                among(ours.select(list(self.key)), made.gone, epochs.secret)
+                if self.key
+                else [made.net > 0] * ours.num_rows
+            )
             made = made._replace(rows=ours.filter(pa.array(again, pa.bool_())).select(names).cast(made.rows.schema))
         return made, told(made, both, self.key, epochs.secret)
 

@@ -253,6 +253,28 @@ def shell(words: list[str], code: int = 0) -> str:
     return done.output if code else ""
 
 
+@pytest.mark.parametrize(
+    "to",
+    [
+        *(
+            f"{kind}:out.db#{table}"
+            for kind in ("sqlite", "duckdb")
+            for table in ("_ddflow_written", "_DDFLOW_Written")
+        ),
+        "postgres://me@db/shop#_ddflow_written",
+        "postgres://me@db/shop#crm._ddflow_written",
+        "kafka://broker:9092/by_city.ddflow",
+    ],
+)
+def test_where_records_are_no_output_goes(to: str, tmp_path: Path) -> None:
+    script = tmp_path / "flow.py"
+    script.write_text("from test_run import flow as made\nflow = made()\n")
+    words = [str(script), "--state", str(tmp_path / "state"), "--to", f"orders={to}"]
+    for verb in ("run", "sync"):
+        assert "epochs other" in (said := shell([verb, *words], 1)) and "adopt" not in said
+    assert not (tmp_path / "state").exists()
+
+
 def test_an_address_is_no_folder() -> None:
     with pytest.raises(SpecError, match=r"parquet\('lake/t'\): that is no folder of this machine"):
         dd.sinks.parquet(f"s3://me:{MARKER}@lake/t")
