@@ -290,8 +290,7 @@ class EpochDriver:
         self._past = followed(self.live.parts, live.parts, self._past)
         self.live, self._start = live, None
         for name, each in self.heard.items():
-            each.hear(whole.said.get(name, Said()))
-            for found in each.unseen.told():
+            for found in each.hear(whole.said.get(name, Said())):
                 warnings.warn(f"messages for {name!r}: {found}", stacklevel=3)
         self.log.finish(APART)
         figures = whole.figures | {"tasks": len(taken), "commit": (perf_counter_ns() - began) // 1000}

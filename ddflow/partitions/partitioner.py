@@ -28,7 +28,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.connectors.formats.base import OWN, decoded, uncut
 from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.unseen import Unseen
+from ddflow.connectors.formats.unseen import Unseen, undeclared
 from ddflow.dataflow.admission import Came
 from ddflow.engine.digests import check_text
 from ddflow.errors import SchemaMismatch
@@ -73,6 +73,7 @@ class Partitioner:
         self.partitions, self.secret, self.restore = partitions, secret, restore
         self.format, self.target = bound.format, bound.target if isinstance(bound, Bound) and bound.format else None
         self.table, self.left = (None, []) if heard is None else (heard.table, heard.unseen.left)
+        self.known = None if heard is None else {*heard.known, *bound.schema.names}
         rows, size = chunk_limits(partitions)
         self.chunk_rows, self.chunk_bytes = chunk_rows or rows, chunk_bytes or size
 
@@ -82,14 +83,14 @@ class Partitioner:
         ``origin``: the number of the task that reads them, by which tasks' rows are put into order.  O(rows); 40 ns a
         row of four numbers.  Raises `SchemaMismatch`.
         """
-        first, came, unseen = 0, Came(self.table), Unseen(self.left)
+        first, came, unseen, more = 0, Came(self.table), Unseen(self.left), dict[str, None]()
         for table in self._chunks(batches):
-            chunks = self._routed(table, origin, first, came, unseen)
+            chunks = self._routed(table, origin, first, came, unseen, more)
             first += table.num_rows
             if chunks.num_rows:
                 yield chunks
         had = tuple(name for name in self.left if name not in unseen.left)
-        said = Said(None if came.table == self.table else came.table, had, tuple(unseen.names))
+        said = Said(None if came.table == self.table else came.table, had, tuple(unseen.names), tuple(more))
         if texts := said.texts(self.partitions):  # other tasks see other messages
             yield packed_said(texts, self.number)
 
@@ -114,9 +115,11 @@ class Partitioner:
         if chunk:
             yield pa.Table.from_batches(chunk)
 
-    def _routed(self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen) -> pa.RecordBatch:
+    def _routed(
+        self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen, more: dict[str, None]
+    ) -> pa.RecordBatch:
         if self.format is not None and self.target is not None:
-            return self._packed(*self._decoded(table, number, first, came, unseen))
+            return self._packed(*self._decoded(table, number, first, came, unseen, more))
         told = tells_arrival(table.schema, self.declared)
         # Looked at before anything is cast: what travels is in whatever integers there are.
         origin = self._told(table) if told else Origin.one(f"{number:010d}", first, table.num_rows)
@@ -127,13 +130,15 @@ class Partitioner:
         return self._packed(one_batch(conform(table, self.schema, repr(self.input), self.required)), origin)
 
     def _decoded(
-        self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen
+        self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen, more: dict[str, None]
     ) -> tuple[pa.RecordBatch, Origin]:
         """The events of messages, and where they come from.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
         made = uncut(decoded(self.format, table, self.target._replace(table=came.table), first), repr(self.input))
         came.table = made.table
         unseen.look(self.format, table, made, repr(self.input))
+        if self.known is not None:
+            more |= dict.fromkeys(undeclared(self.format, table, made, {*self.known, *more}, repr(self.input)))
         made = made._replace(rows=made.rows.select(self.schema.names))
         if tells_arrival(table.schema, pa.schema([])):
             of = self._told(table)

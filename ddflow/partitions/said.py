@@ -1,15 +1,21 @@
 """What the messages of an input say of it, on its way from the tasks that read them to the driver.
 
 Invariant: a task reads a share of the messages, so what it says is joined with what others say: the table by its
-longest name, and the columns that some message had. Partitions are told the table, since theirs must be the same, and
-the first one also the columns; receipts bring both to the driver, who tells the tasks of the next epoch what is known.
-So a task of a later epoch knows a message of another table when it reads it.
+longest name, the columns that some message had, and those that nobody declared. Partitions are told the table, since
+theirs must be the same, and the first one also the columns; receipts bring all to the driver, who tells the tasks of
+the next epoch what is known. So a task of a later epoch knows a message of another table when it reads it.
 
 >>> one, other = Said("orders", ("id",), ("id", "n")), Said("shop.orders", ("n",))
 >>> joined("orders", one, other)
-Said(table='shop.orders', had=('id', 'n'), names=('id', 'n'))
+Said(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=())
 >>> [Said.read(text) for text in one.texts(2).values()]
-[Said(table='orders', had=('id',), names=('id', 'n')), Said(table='orders', had=(), names=())]
+[Said(table='orders', had=('id',), names=('id', 'n'), more=()), Said(table='orders', had=(), names=(), more=())]
+>>> driver = Heard(["id", "n"], None)
+>>> driver.hear(Said(more=("city",)))
+["they have the columns ['city'], which the flow does not declare, so their values are left out: declare those that \
+you want in the flow; rows from before have null there until their keys come again"]
+>>> driver.hear(Said(more=("city",)))
+[]
 >>> joined("orders", one, Said("people"))
 Traceback (most recent call last):
     ...
@@ -35,11 +41,12 @@ from ddflow.storage.protocol import Blob, Store
 
 class Said(Strict, frozen=True):
     """``table``: that messages are of, None where none says it.  ``had``: columns that some message had.  ``names``:
-    the columns that messages have, where one was looked for."""
+    the columns that messages have, where one was looked for.  ``more``: those that they have and nobody declared."""
 
     table: str | None = None
     had: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
 
     def texts(self, partitions: int) -> dict[int, str]:
         """What is told each partition; nothing where there is nothing to tell.  O(partitions)."""
@@ -57,16 +64,25 @@ _DECODER: Final = Decoder(Said)
 
 
 class Heard:
-    """What a driver knows of an input.  ``table``: of its messages.  ``unseen``: the columns that none has had."""
+    """What a driver knows of an input.  ``table``: of its messages.  ``unseen``: the columns that none has had.
+    ``known``: those that are declared, or were told."""
 
     def __init__(self, columns: Sequence[str], table: str | None) -> None:
-        self.unseen, self.table = Unseen(columns), table
+        self.unseen, self.table, self.known = Unseen(columns), table, frozenset(columns)
 
-    def hear(self, said: Said) -> None:
-        """Take in what an epoch said, which is committed: its table is one with ours.  O(columns)."""
+    def hear(self, said: Said) -> list[str]:
+        """Take in what an epoch said, which is committed: its table is one with ours.  What is to be told.  O(columns).
+
+        A column is told once.
+        """
         if said.table is not None:
             self.table = longer(self.table, said.table)
         self.unseen.hear(said.had, said.names)
+        more = sorted({*said.more} - self.known)
+        self.known |= {*more}
+        found = f"they have the columns {more}, which the flow does not declare, so their values are left out: "
+        remedy = "declare those that you want in the flow; rows from before have null there until their keys come again"
+        return [*self.unseen.told(), *([found + remedy] if more else [])]
 
 
 def heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
@@ -97,8 +113,8 @@ def joined(input: str, one: Said | None, other: Said) -> Said:
     table = other.table if one.table is None else one.table
     if one.table is not None and other.table is not None:
         table = same_table(input, one.table, other.table)
-    had, names = (tuple(dict.fromkeys((*a, *b))) for a, b in ((one.had, other.had), (one.names, other.names)))
-    return Said(table, had, names)
+    pairs = ((one.had, other.had), (one.names, other.names), (one.more, other.more))
+    return Said(table, *(tuple(dict.fromkeys((*a, *b))) for a, b in pairs))
 
 
 def together(every: Iterable[Mapping[str, Said]]) -> dict[str, Said]:

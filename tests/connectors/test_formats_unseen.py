@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
+from ddflow.connectors.formats.base import Target, decoded, events_schema
+from ddflow.connectors.formats.unseen import SAMPLE, undeclared
 
 COLUMNS = {"id": pa.int64(), "amout": pa.float64()}
 SAYS = "none so far has the declared column 'amout', which is null: did you mean 'amount'? there are ['id', 'amount']"
@@ -74,6 +76,17 @@ def values(*each: str | None) -> pa.Table:
 def test_a_column_that_no_message_has_is_told_once(kind: str) -> None:
     first, second = (values(message(kind, {"id": n, "amount": 2.5})) for n in (1, 2))
     assert said(format_of(kind), first, second) == [f"messages for 't': {SAYS}"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_messages_get_and_nobody_declared_is_found_in_a_sample(kind: str) -> None:
+    format, columns = format_of(kind, on_bad="drop"), pa.schema({"id": pa.int64()})
+    target = Target("'t'", columns, ("id",), (), True, events_schema(format, columns, True))
+    given = values(*(message(kind, {"id": n}) for n in range(2 * SAMPLE)), message(kind, {"id": 0, "note": "x"}), "{")
+    made = decoded(format, given, target)
+    assert undeclared(format, given, made, ["id"], "'t'") == ["note"]
+    assert undeclared(format, given, made, ["id", "note"], "'t'") == []
+    assert undeclared(format, given.slice(0, 0), decoded(format, given.slice(0, 0), target), [], "'t'") == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -146,9 +146,12 @@ def test_a_column_that_no_message_has_is_told_by_the_driver_once(spark: SparkSes
     with pytest.raises(dd.errors.BadMessage, match="its table is 'b', that of others 'a'"):
         spark_bridge.run(flow, {"t": frame_of(spark, of_table("b", 5))}, state=state, epoch=2)
     frame = frame_of(spark, lacks, pa.table({"value": [has]}))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
         spark_bridge.run(flow, {"t": frame}, state=state, epoch=2)
+    assert [str(each.message).partition(", which")[0] for each in told if each.category is UserWarning] == [
+        "messages for 't': they have the columns ['d']"  # and 'w', which one of them has
+    ]
     other = str(tmp_path / "other")
     with pytest.warns(
         UserWarning, match=r"messages for 't': none so far has the declared column 'w', .*'id', 'v', 'd'"

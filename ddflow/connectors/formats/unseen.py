@@ -1,9 +1,11 @@
-"""The declared columns that no message has had so far: a name that was misspelled is a column of nulls.
+"""The declared columns that no message has had so far: a name that was misspelled is a column of nulls; and the others.
 
 Invariant: a column is told once, and only where some message with a row was looked at and none had its name. Deletes,
 tombstones, bad messages and those with cells left out say nothing of a row's columns, and neither does a format whose
 rows cannot be looked into. Names are read only where a column is null in a whole batch, and no more once it was found
-or told: then a batch costs O(columns that are left), and nothing where none is.
+or told: then a batch costs O(columns that are left), and nothing where none is. The columns that messages have and
+nobody declared (`undeclared`) are looked for in `SAMPLE` of a batch, since a source that gets a column gives it from
+there on.
 
 >>> from ddflow.connectors.formats.base import Target, decoded, events_schema
 >>> from ddflow.connectors.formats.plain import PlainJson
@@ -15,15 +17,22 @@ or told: then a batch costs O(columns that are left), and nothing where none is.
 ["none so far has the declared column 'amout', which is null: did you mean 'amount'? there are ['id', 'amount']"]
 >>> unseen.told()
 []
+>>> undeclared(format, came, decoded(format, came, target), ["id", "amout"], "'t'")
+['amount']
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Decoded, Format, messages_of
+from ddflow.connectors.formats.parse import Bools
+
+SAMPLE: Final = 256
+"""In how many messages of a batch undeclared columns are looked for."""
 
 
 class Unseen:
@@ -42,10 +51,7 @@ class Unseen:
         self.left = [name for name in self.left if rows.column(name).null_count == rows.num_rows]
         if not self.left or not rows.num_rows:
             return
-        says = ~np.asarray(rows.column(DELETED).fill_null(True))
-        for mark in (BAD, ABSENT):
-            if mark in rows.column_names:
-                says &= np.asarray(rows.column(mark).is_null())
+        says = _with_row(rows, BAD, ABSENT)
         if not says.any():
             return
         some = given if says.all() else given.take(pa.array(np.unique(made.at[says])))
@@ -73,3 +79,24 @@ class Unseen:
             for name in columns
             if self.names and name in self.left
         ]
+
+
+def undeclared(format: Format, given: pa.Table, made: Decoded, known: Collection[str], what: str) -> list[str]:
+    """The columns that some messages have, but for those known, as far as a sample of them tells.
+
+    The last message with a row is one of the sample.  O(messages + bytes of the sample).
+    """
+    rows = np.unique(made.at[_with_row(made.rows, BAD)])
+    if not rows.size:
+        return []
+    some = rows[np.unique(np.linspace(0, rows.size - 1, min(SAMPLE, rows.size)).astype(np.int64))]
+    return list(format.columns(messages_of(format, given.take(pa.array(some)), what), known))
+
+
+def _with_row(rows: pa.Table, *marks: str) -> Bools:
+    """Which events have a row, and none of some marks."""
+    says = ~np.asarray(rows.column(DELETED).fill_null(True))
+    for mark in marks:
+        if mark in rows.column_names:
+            says &= np.asarray(rows.column(mark).is_null())
+    return says
