@@ -406,6 +406,48 @@ def test_wider_columns_go_on_and_other_kinds_are_refused_by_name() -> None:
         ]
 
 
+def of_time(unit: str, **aggregates: str) -> dd.Flow:
+    flow = dd.Flow()
+    rows = flow.upserts("rows", pa.schema({"id": pa.int64(), "d": pa.duration(unit)}), dd.Upsert("id"))
+    flow.output("out", rows.agg(**aggregates))
+    return flow
+
+
+def test_durations_are_summed_and_averaged() -> None:
+    with of_time("us", s="sum(d)", a="avg(d)").open() as engine:
+        for given, total, average in (
+            ([1, 4, None], 5, 3),  # a half goes away from zero
+            ([-1, -4, None], -5, -3),
+            ([None, 2**60, None], 2**60, 2**60),
+            ([2**62, 2**62 - 1, -1], 2**63 - 2, (2**63 - 2 + 1) // 3),
+            ([None, None, None], None, None),
+        ):
+            engine.step({"rows": pa.table({"id": range(3), "d": pa.array(given, pa.duration("us"))})})
+            out = engine.read("out")
+            assert [out.column(name).cast(pa.int64()).to_pylist() for name in "sa"] == [[total], [average]]
+            assert out.schema.field("s").type == out.schema.field("a").type == pa.duration("us")
+        given = pa.array([2**62] * 2, pa.duration("us"))
+        with pytest.raises(AggregateOverflow):
+            engine.step({"rows": pa.table({"id": range(2), "d": given})})
+    with pytest.raises(ExpressionError, match="of which there are sum, avg, min and max; take one of these"):
+        of_time("us", v="stddev_pop(d)")
+
+
+def test_durations_in_a_finer_unit_go_on() -> None:
+    store = MemoryStore()
+    with of_time("s", s="sum(d)").open(store.writer()) as engine:
+        engine.step({"rows": pa.table({"id": [1, 2], "d": pa.array([1, 2], pa.duration("s"))})})
+    dd.evolve(store.writer(), {"d": pa.duration("ms")})
+    with of_time("ms", s="sum(d)").open(store.writer()) as engine:
+        engine.step({"rows": pa.table({"id": [2], "d": pa.array([5], pa.duration("ms"))})})
+        assert engine.read("out").column("s").cast(pa.int64()).to_pylist() == [1005]
+    store = MemoryStore()
+    with of_time("s", a="avg(d)").open(store.writer()) as engine:
+        engine.step({"rows": pa.table({"id": [1], "d": pa.array([1], pa.duration("s"))})})
+    with pytest.raises(PlanChanged, match=r"'avg\(d\)' was rounded to s, and would be to ms"):
+        dd.evolve(store.writer(), {"d": pa.duration("ms")})
+
+
 def rows_with(column: str, rows: list[tuple[dict[str, Any], int]]) -> list[tuple[Any, int]]:
     return [(row[column], n) for row, n in rows]
 

@@ -102,10 +102,14 @@ class Tally(StatePart):
         return view(states, INT64) != 0
 
 
+FRACTION: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+"""The digits of a second that a unit of time has."""
+
+
 class Exact(StatePart):
     """The exact sum of values of a type, or of their squares; see `kernels.exact`.
 
-    ``unit``, ``scale``: its unit is 2 to the one, by 10 to the other.
+    ``unit``, ``scale``: its unit is 2 to the one, by 10 to the other.  Of durations: what they count, of a second.
 
     >>> narrow, wide = Exact(pa.int32()), Exact(pa.decimal128(12, 2))
     >>> whole(wide.widened(pa.array([spelled(-7), b""], BYTES), narrow))
@@ -122,7 +126,9 @@ class Exact(StatePart):
             self.word, self.how = (pa.float64(), exact.FLOAT) if pat.is_floating(of) else (pa.int64(), exact.INTEGER)
         times = 2 if square else 1
         self.unit = times * LEAST if self.how == exact.FLOAT else 0
-        self.scale = times * of.scale if self.how == exact.DECIMAL else 0
+        self.scale = times * (
+            of.scale if self.how == exact.DECIMAL else FRACTION[of.unit] if pat.is_duration(of) else 0
+        )
 
     def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold`."""

@@ -11,7 +11,7 @@ Invariant: a result is rounded once, from exact parts. Of no value but nulls it 
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -124,13 +124,19 @@ class Truth(FoldedAggregate):
 
 
 class Numeric(FoldedAggregate):
-    """Something of the exact sum of numbers."""
+    """Something of the exact sum of numbers.  ``of_time``: or of durations, which is one."""
+
+    of_time: ClassVar[bool] = False
 
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         self.text = call.arguments[0]
         self.of = self.argument(self.text)
-        if not (pat.is_integer(self.of) or pat.is_floating(self.of) or pat.is_decimal(self.of)):
+        if pat.is_duration(self.of):
+            if not self.of_time:
+                found = f"its argument is {self.of}, of which there are sum, avg, min and max"
+                raise call.refused(found, "take one of these, or bring the time in as a number")
+        elif not (pat.is_integer(self.of) or pat.is_floating(self.of) or pat.is_decimal(self.of)):
             raise call.refused(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
         self.tallied(self.text)
         self.parts["sum", self.text] = part = Exact(self.of)
@@ -140,9 +146,11 @@ class Numeric(FoldedAggregate):
 class SumOf(Numeric):
     """The sum."""
 
+    of_time = True
+
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
-        self.type = DOUBLE if self.unit else pa.int64()
+        self.type = DOUBLE if self.unit else self.of if pat.is_duration(self.of) else pa.int64()
         if pat.is_decimal(self.of):
             self.type = pa.decimal128(min(self.of.precision + 10, 38), self.scale)
 
@@ -162,15 +170,17 @@ class SumOf(Numeric):
             given = pa.Array.from_buffers(pa.decimal128(38, self.scale), none.size, [None, pa.py_buffer(words)])
             return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_places(none))
         _within((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
-        return masked(low.view(np.int64), none)
+        return masked(low.view(np.int64), none).cast(self.type)
 
 
 class Average(Numeric):
     """The sum by how many values there are."""
 
+    of_time = True
+
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
-        self.type = DOUBLE
+        self.type = self.of if pat.is_duration(self.of) else DOUBLE
         if pat.is_decimal(self.of):
             self.type = pa.decimal128(min(self.of.precision + 4, 38), min(self.scale + 4, 38))
 
@@ -180,7 +190,10 @@ class Average(Numeric):
         none = counts == 0
         if self.type == DOUBLE:
             return masked(_quotients(states[1], counts, self.unit), none)
-        out, most, more = [], 10**self.type.precision, 10 ** (self.type.scale - self.scale)
+        size, most, more = 8, 1 << 63, 1
+        if pat.is_decimal(self.type):
+            size, most, more = 16, 10**self.type.precision, 10 ** (self.type.scale - self.scale)
+        out = []
         for place, (total, n) in enumerate(zip(whole(states[1]), counts.tolist(), strict=True)):
             assert total is not None
             up, by = (2 * abs(total) * more + abs(n), 2 * abs(n)) if n else (0, 1)
@@ -188,14 +201,16 @@ class Average(Numeric):
             if abs(found) >= most and there[place]:
                 raise Beyond(place)
             out.append(found if abs(found) < most else 0)
-        words = b"".join(each.to_bytes(16, "little", signed=True) for each in out)
+        words = b"".join(each.to_bytes(size, "little", signed=True) for each in out)
         given = pa.Array.from_buffers(self.type, len(out), [None, pa.py_buffer(words)])
         return given.take(_places(none, np.arange(none.size)))
 
     def unlike(self, narrow: Any) -> Iterator[str]:
         """See `FoldedAggregate.unlike`: a double is rounded elsewhere than a decimal, and that where its digits end."""
         yield from super().unlike(narrow)
-        if self.type != DOUBLE != narrow.type and self.type.scale != narrow.type.scale:
+        if pat.is_duration(self.type) and self.type != narrow.type:
+            yield f"{self.call.text!r} was rounded to {narrow.type.unit}, and would be to {self.type.unit}"
+        elif self.type != DOUBLE != narrow.type and self.type.scale != narrow.type.scale:
             more = f"would be to {self.type.scale}"
             yield f"{self.call.text!r} was rounded to {narrow.type.scale} digits behind the point, and {more}"
 
