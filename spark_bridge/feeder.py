@@ -83,7 +83,8 @@ class Feeder:
         """A batch becomes an epoch, or is recognised as the one that it was."""
         session = packed.sparkSession
         context = context_of(session)
-        feed = Feed("" if context is None else context.getLocalProperty(_QUERY) or "", batch)
+        query = "" if context is None else context.getLocalProperty(_QUERY) or ""
+        feed = Feed(query, batch, tuple(sorted(self.columns)))
         job = self.job(session)
         if self.failure is not None:
             raise self.failure

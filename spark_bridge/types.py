@@ -143,7 +143,8 @@ def _cast(column: Any, kind: pa.DataType, name: str, what: str) -> pa.Array:
 
 
 def by_input(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
-    """The DataFrames of a flow by input: ``frames``, or a DataFrame alone where there is one input.
+    """The DataFrames of a flow by input: ``frames``, or a DataFrame alone where there is one input.  They are sorted by
+    name, because Spark's checkpoint tells the sources of a query by their places.
 
     Raises `SpecError` for what is no flow, `NotArrow` for what are no DataFrames, saying what to write.
     """
@@ -155,7 +156,7 @@ def by_input(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
         raise SpecError("a flow on Spark", found, f"give the dd.Flow, then {{input: DataFrame}}{inputs}")
     for name, frame in frames.items():
         _check_frame(frame, f"rows for {name!r}")
-    return frames
+    return dict(sorted(frames.items(), key=lambda each: str(each[0])))
 
 
 def _check_frame(frame: Any, asked: str) -> None:

@@ -65,6 +65,14 @@ def told(
             "where that one's checkpoint is gone for good, with adopt=True, from rows that the state has "
             "not seen",
         )
+    if now.inputs and asked.inputs and now.inputs != asked.inputs:
+        raise FeedChanged(
+            what,
+            f"it has rows for {list(asked.inputs)}, and had them for {list(now.inputs)}: its checkpoint says how far "
+            "each was read by its place alone",
+            f"give frames for {list(now.inputs)}; or give checkpoint= another folder and start with adopt=True, from "
+            "rows that the state has not seen",
+        )
     if asked.batch == now.batch + 1:
         return None
     if asked.batch > now.batch + 1:
@@ -99,7 +107,9 @@ def bound(now: Feed | None, asked: Feed | None) -> Feed | None:
     """Who feeds a state after a batch, or after an epoch without one.  Pure."""
     if asked is None or now is None:
         return asked or now
-    return asked if begins_anew(now, asked) else Feed(asked.query or now.query, asked.batch)
+    if begins_anew(now, asked):
+        return asked
+    return Feed(asked.query or now.query, asked.batch, asked.inputs or now.inputs)
 
 
 def begins_anew(now: Feed | None, asked: Feed | None) -> bool:

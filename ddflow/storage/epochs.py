@@ -85,10 +85,12 @@ class PastColumns(Strict, frozen=True):
 
 
 class Feed(Strict, frozen=True):
-    """Who feeds a state: a ``query`` by its id, "" where it has none that is known, and its last ``batch``, from 0."""
+    """Who feeds a state: a ``query`` by its id, "" where it has none that is known, and its last ``batch``, from 0.
+    ``inputs``: those that it has rows for, sorted, none where that is not known."""
 
     query: Annotated[str, Meta(max_length=QUERY)]
     batch: Natural
+    inputs: tuple[str, ...] = ()
 
 
 class Attached(Strict, frozen=True):

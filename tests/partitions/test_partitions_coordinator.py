@@ -387,6 +387,18 @@ def test_another_query_feeds_a_state_only_when_it_is_adopted() -> None:
         coordinator.committed(feed=Feed("a", 2))
 
 
+def test_a_query_has_rows_for_the_same_inputs_until_another_is_adopted() -> None:
+    coordinator = opened()
+    epoch(coordinator, feed=Feed("a", 0, ("s", "t")))
+    epoch(coordinator, feed=Feed("a", 1))  # of whom that is not known
+    for batch in (1, 2):
+        with pytest.raises(FeedChanged, match=r"rows for \['s'\], and had them for \['s', 't'\].* give frames for"):
+            coordinator.begin(feed=Feed("a", batch, ("s",)))
+    epoch(coordinator, feed=Feed("a", 2, ("s", "t")))
+    epoch(coordinator, feed=Feed("b", 0, ("s",)), adopt=True)
+    assert coordinator.manifest.feed == Feed("b", 0, ("s",))
+
+
 def test_a_query_without_an_id_is_known_by_its_numbers() -> None:
     coordinator = opened(keep=2)
     for batch in range(4):

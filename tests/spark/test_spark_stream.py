@@ -319,3 +319,34 @@ def test_settings_are_offered_and_explained(capsys: pytest.CaptureFixture[str]) 
     assert builder._options["spark.python.daemon.module"] == "spark_bridge.daemon"
     assert builder._options["spark.executorEnv.DDFLOW_CACHE_DIR"] == "kernels"
     assert len(capsys.readouterr().out.splitlines()) == len(SETTINGS) + 1
+
+
+def test_the_order_of_frames_does_not_matter_to_a_checkpoint_and_their_names_do(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's checkpoint tells sources by their places: rows of one were read again, those of another passed over."""
+    names, flow = ("a", "b"), dd.Flow()
+    for name in "abc":
+        flow.output(f"n_{name}", flow.updates(name, {"id": int}).count([], name="n"))
+
+    def land(name: str, number: int, count: int) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        pq.write_table(pa.table({"id": range(count)}), tmp_path / name / f"{number}.parquet")
+
+    def run(order: tuple[str, ...]) -> list[list[int]]:
+        reader = spark.readStream.schema("id long")
+        frames = {name: reader.parquet(f"{tmp_path}/[{name}]") for name in order}  # two patterns of one folder
+        options: dict[str, Any] = {"state": str(tmp_path / "state"), "partitions": 1, "trigger": NOW}
+        spark_bridge.stream(flow, frames, **options).start().awaitTermination()
+        return [dd.read(options["state"], f"n_{name}").column("n").to_pylist() for name in names]
+
+    land("a", 0, 3)
+    land("a", 1, 3)
+    land("b", 0, 2)
+    assert run(names) == [[6], [2]]
+    land("a", 2, 3)
+    land("b", 1, 2)
+    assert run(names[::-1]) == [[9], [4]]
+    land("c", 3, 1)
+    with pytest.raises(FeedChanged, match=r"rows for \['a', 'c'\], and had them for \['a', 'b'\]"):
+        run(("a", "c"))
