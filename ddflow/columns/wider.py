@@ -101,6 +101,9 @@ def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
 
 _REWRITING: Final = re.compile(r"dd\.evolve\(STATE, (\{[^{}]*\})\)")
 
+WIDENED: Final = "if the column became wider at its source: "
+_BECOMES: Final = re.compile(r"; in a state the column becomes that by .*dd\.evolve\(STATE, \{[^{}]*\}\)")
+
 
 def becomes(field: pa.Field, kind: pa.DataType, input: str = "") -> str:
     """How a column is widened to a type, for the remedy of an error; "" where it cannot be.
@@ -133,6 +136,18 @@ def located(text: str, state: str, input: str = "") -> str:
     """
     before, after = (f"{{{input!r}: ", "}") if input else ("", "")
     return _REWRITING.sub(lambda call: f"dd.evolve({state!r}, {before}{call[1]}{after})", text)
+
+
+def without_state(text: str) -> str:
+    """A text in which `rewriting` stands, for a state with nothing in it, which takes a flow that changed.
+
+    >>> without_state("declare double" + becomes(pa.field("c", pa.int32()), pa.float64()))
+    'declare double'
+    >>> without_state(f"{WIDENED}{rewriting({'c': 'double'})}")
+    "declare the type that fits: {'c': 'double'}"
+    """
+    text = _BECOMES.sub("", text).replace(WIDENED, "declare the type that fits: ")
+    return _REWRITING.sub(lambda call: call[1], text)
 
 
 def holding(kind: pa.DataType, value: str) -> pa.DataType | None:

@@ -206,6 +206,9 @@ class OpenSink(ABC):
     def missing(self) -> bool:
         """Whether there is no table, though there may be a record of one."""
 
+    def holds(self) -> None:  # noqa: B027 - some hold whatever there is
+        """Raise `SinkRefused` for columns that no such table can hold.  Nothing is made."""
+
     @abstractmethod
     def prepare(self) -> None:
         """Make the table where there is none, and add columns that are new.  Raises `SinkRefused` for another shape.

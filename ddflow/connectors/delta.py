@@ -117,10 +117,14 @@ class DeltaLakeTable(OpenSink):
             table = self._table()
             return table is not None and table.count() > 0
 
+    def holds(self) -> None:
+        """See `holdable`."""
+        holdable(self.shape, self.schema, self.place)
+
     def prepare(self) -> None:
         """Make the table, or compare it."""
         of = library()
-        holdable(self.shape, self.schema, self.place)
+        self.holds()
         with self._talking("prepare"):
             table = self._table()
             if table is None:

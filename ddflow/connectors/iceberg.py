@@ -131,9 +131,13 @@ class IcebergTable(OpenSink):
             table = self._table()
             return table is not None and any(task.file.record_count for task in table.scan().plan_files())
 
+    def holds(self) -> None:
+        """See `holdable`."""
+        holdable(self.shape, self.schema, self.place)
+
     def prepare(self) -> None:
         """Make the table, or compare it."""
-        holdable(self.shape, self.schema, self.place)
+        self.holds()
         with self._talking("prepare"):
             table = self._table()
             if table is None:

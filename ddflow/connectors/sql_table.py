@@ -144,6 +144,11 @@ class SqlTable(OpenSink):
             there = self.columns(self.table)
             return bool(there) and bool(self.execute(f"select 1 from {quoted(self.table)} limit 1"))
 
+    def holds(self) -> None:
+        """Its columns have types of the target's."""
+        for field in self.shape.schema:
+            self._typed(field)
+
     def prepare(self) -> None:
         """Make the table, or compare it."""
         wanted = {field.name: self._typed(field) for field in self.shape.schema}

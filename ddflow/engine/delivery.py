@@ -84,6 +84,8 @@ class Delivery:
         self.epochs, self.name, self.sink, self.look = epochs, name, sink, look
         self.key, self.shape = shape_of(self.epochs.flow, self.name, self.sink)
         self._table: OpenSink | None = None
+        self._made = False
+        """Whether the target's table is there."""
         self.before: TargetRecord | None = None
         self.trying = Trying(f"the sink of {name!r}")
         self._sizes, self._size, self._counted = deque[tuple[int, int]](), 0, 0
@@ -138,7 +140,10 @@ class Delivery:
         manifest = self.epochs.manifest
         known = self._known()
         self._check_mode(known)
-        self.before = there = self.table.written()
+        there = self.table.written()
+        if there is not None and there.state != manifest.id and self.table.missing():
+            there = None  # it told of a table of another state, which was dropped
+        self.before = there
         last = there.epoch if there is not None else known.written if known is not None else 0
         if last and self.table.missing():
             raise vanished(self.name, self.sink.target, last)
@@ -148,13 +153,16 @@ class Delivery:
             if self.table.occupied():
                 remedy = "give another table; or take it over: ddflow sync --adopt lists what that deletes"
                 raise self._refused("it has rows and no record of a state that wrote them", remedy)
-            self.table.prepare()
+            # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
+            self._made = manifest.epoch > 0 or not self.table.missing()
+            (self.table.prepare if self._made else self.table.holds)()
             self.at = 0 if known is None else known.epoch
             if known is None and manifest.epoch:
                 self._begin()
         else:
             self._check(there, known)
             self.table.prepare()
+            self._made = True
             self.at = max(there.epoch, known.epoch if known is not None and known.written == there.epoch else 0)
         self._covered()
         self._acknowledge()
@@ -228,6 +236,9 @@ class Delivery:
         try:
             if self._table is None:
                 self.resume()
+            if not self._made and self.epochs.epoch:
+                self.table.prepare()
+                self._made = True
             for receipt in self.epochs.kept(self.at):
                 self._give(receipt)
                 self.at = receipt.epoch

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
-from ddflow.columns.wider import located
+from ddflow.columns.wider import located, without_state
 from ddflow.connectors.at_path import at_spots
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.dataflow.result import Step
@@ -165,7 +165,9 @@ class RunLoop:
         try:
             yield
         except DdflowError as error:
-            if self.log is not None:
+            if self.log is not None and not self.log.manifest_log.manifest.number:
+                error.remedy = without_state(error.remedy)
+            elif self.log is not None:
                 several = inlet.bounds if len(self.dataflow.admissions) > 1 else ()
                 name = next((name for name in several if len(several) == 1 or repr(name) in error.asked), "")
                 error.remedy = located(error.remedy, self.log.manifest_log.store.where, name)

@@ -29,6 +29,7 @@ import ddflow as dd
 from ddflow.connectors.attached import TableShape, TargetRecord
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.kafka_ranges import RangeReader
+from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.errors import BadMessage, DdflowError, SinkAhead, SinkRefused, SourceChanged, UnreadableInput
 
 MARKER = "Geheimnis7"
@@ -287,7 +288,8 @@ def test_a_topic_that_was_deleted_is_made_anew_by_sync_alone(servers: str, topic
     sinks: dict[str, Any] = {"by_city": dd.sinks.kafka(servers, f"{topic}-out")}
     with flow().open(tmp_path / "state") as engine:
         # The mock cluster deletes no topic: what a control topic says of another one is what is left of one.
-        said = TargetRecord("0" * 32, "by_city", 3, "f" * 32)._asdict() | {"mode": "upsert"}
+        own = EngineEpochs(engine.calls, "a test").manifest.id
+        said = TargetRecord(own, "by_city", 3, "f" * 32)._asdict() | {"mode": "upsert"}
         producer = Producer({"bootstrap.servers": servers, "log_level": 0})
         producer.produce(f"{topic}-out.ddflow", json.dumps(said), f"{topic}-out", 0)
         assert producer.flush(10) == 0

@@ -26,7 +26,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import one_chunk, plain
 from ddflow.columns.type_text import spelled_type
-from ddflow.columns.wider import holding, rewriting, widening
+from ddflow.columns.wider import WIDENED, holding, rewriting, widening
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools, reader
@@ -275,7 +275,7 @@ def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages:
         kinds = format.kinds(alone, [field.name]) if field.name in format.columns(alone) else {}
         told = kinds.get(field.name, wide)
         wide = told if pat.is_decimal(told) and widening(wide, told) is not None else wide
-    return f"; if the column became wider at its source: {rewriting({field.name: spelled_type(wide)})}"
+    return f"; {WIDENED}{rewriting({field.name: spelled_type(wide)})}"
 
 
 def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
