@@ -25,7 +25,7 @@ there, because it may never end.
 
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -41,10 +41,13 @@ from ddflow.cli.plan import INPUT, names
 from ddflow.cli.progress import Tick
 from ddflow.cli.say import say
 from ddflow.cli.worded import typed, worded
+from ddflow.columns.type_text import spelled_type
+from ddflow.columns.wider import widening
 from ddflow.connectors.at_path import at_row
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
+from ddflow.connectors.files.read_text import declaring
 from ddflow.engine.logs import MARKS
 from ddflow.engine.replace import Allowed
 from ddflow.errors import (
@@ -137,13 +140,14 @@ def _kind(format: str | None) -> Kind | None:
 def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
     """The same of a run, which may have a state.  Raises `SpecError`."""
 
-    def declare(types: Mapping[str, str]) -> str:
+    def declare(name: str, was: pa.DataType, to: pa.DataType) -> str:
         if ask.state is None:
-            return str(types)
-        # A key and an order never change in a state.
+            return declaring(name, was, to)
+        # A key and an order never change in a state, and a double is never text.
         fixed = {*names(ask.key), *names(ask.order_by), ask.time, ask.seq}
-        state, moves = shlex.quote(public(ask.state)), bool(fixed & types.keys())
-        return f"ddflow {f'migrate {state} NEW LOG... --whole' if moves else f'evolve {state}'} {typed(types)}"
+        state, moves = shlex.quote(public(ask.state)), name in fixed or widening(was, to) is None
+        verb = f"migrate {state} NEW LOG... --whole" if moves else f"evolve {state}"
+        return f"ddflow {verb} {typed({name: spelled_type(to)})}"
 
     return replace(
         how(ask.format, ask.delimiter, ask.null, ask.encoding, ask.decimal, ask.dates, ask.thousands),

@@ -8,6 +8,8 @@ has ``--types``, how a file is written, `ddflow.tombstone`, and `ddflow.evolve`,
 >>> said = "it is 'null_key=x'; choose null_key='drop', declare {'n': 'double'}, or dd.evolve('s', {'n': 'int64'})"
 >>> in_shell(said, {"null_key": "--null-key", "types": "--types"})
 "it is 'null_key=x'; choose --null-key drop, declare --types n=double, or ddflow evolve s --types n=int64"
+>>> in_shell("say of which: {'orders': {column: type}}", {"input": "--input"})
+'say of which: --input orders'
 >>> in_shell("'dd.gc' is a name; go back with dd.rollback", {})
 "'dd.gc' is a name; go back with ddflow rollback"
 """
@@ -27,6 +29,7 @@ _EVOLVE: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT}), (?:({_TYPES})|\{{({_
 _NAMES: Final = rf"drop_(output|input)s=\[((?:{_TEXT})(?:, (?:{_TEXT}))*)\]"
 _DROP: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT})((?:, {_NAMES})+)\)")
 _DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
+_OF_WHICH: Final = re.compile(rf"\{{({_TEXT}): \{{column: type\}}\}}")
 _OPTION: Final = re.compile(rf"(\w+)=((?:{_TEXT})|\[[^\[\]]*\])")
 _WRITTEN: Final = re.compile(rf"dd\.TextPath\((?:{_TEXT})((?:, {_OPTION.pattern})+)\)")
 _VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
@@ -56,6 +59,8 @@ def in_shell(text: str, options: Mapping[str, str]) -> str:
         text = _WRITTEN.sub(lambda found: _writing(found[1], options), text)
     if "tombstone" in options:
         text = _TOMBSTONE.sub(lambda found: f"{options['tombstone']} {_quoted(_deleting(found))}", text)
+    if "input" in options:
+        text = _OF_WHICH.sub(lambda found: f"{options['input']} {_quoted(found[1][1:-1])}", text)
     if "types" in options:
         text = _DECLARED.sub(lambda found: found[1] + typed(_pairs(found[2])), text)
     if not options:

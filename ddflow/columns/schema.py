@@ -14,7 +14,8 @@ DataType(string)
 [{'id': 1, 'city': 'Bern'}]
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,11 +168,18 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
-def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[str] = (), input: str = "") -> pa.Table:
+def conform(
+    table: pa.Table,
+    schema: pa.Schema,
+    what: str,
+    required: Collection[str] = (),
+    input: str = "",
+    fixed: Collection[str] = (),
+) -> pa.Table:
     """``table`` with exactly ``schema``'s columns, order and types, each column in one chunk.
 
     Columns are matched by name; one that is missing is null, unless it is ``required``.  ``input``: whose columns they
-    are, where an engine takes in new ones.  Raises `SchemaMismatch`
+    are, where an engine takes in new ones.  ``fixed``: those that decide, and never change.  Raises `SchemaMismatch`
     for an unknown, duplicate or missing required column, a value that has no equal in the declared type, or a null that
     the schema forbids.  O(rows) only for columns that need a cast or have several chunks.
     """
@@ -207,8 +215,8 @@ def conform(table: pa.Table, schema: pa.Schema, what: str, required: Collection[
         if field.name not in names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
-        widens = field.name not in required  # keys and orders never change
-        columns.append(lossless(table.column(field.name), field, f"rows for {what}", widens, input))
+        how = partial(becomes, input=input, fixed=field.name in {*fixed, *required})
+        columns.append(lossless(table.column(field.name), field, f"rows for {what}", how))
     return _without_nulls(pa.Table.from_arrays(columns, schema=schema), what)
 
 
@@ -223,10 +231,10 @@ def _without_nulls(table: pa.Table, what: str) -> pa.Table:
     return table
 
 
-def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, widens: bool = False, input: str = "") -> pa.Array:
+def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[..., str] | None = None) -> pa.Array:
     """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there.
 
-    ``widens``: the error says how a state's column becomes wider.  ``input``: whose column it is, where that is known.
+    ``how``: says, as `becomes`, how a state's column becomes wider, for the error.
     """
     source = column.type
     if source == field.type:
@@ -243,13 +251,10 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, widens: bool =
         row = first_misfit(array, field.type)
         found = f"row {row:,} holds {_value(array, row)} ({kind}), which does not fit {field.type}"
         fits = usual_type(fitting(array.type, field.type))
-        raise SchemaMismatch(
-            asked, found, f"mend the row, or declare {fits}{becomes(field, fits, input) if widens else ''}"
-        )
+        raise SchemaMismatch(asked, found, f"mend the row, or declare {fits}{how(field, fits) if how else ''}")
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
     found = f"it is {kind}, declared is {field.type}" + "".join(f"; row {i:,} holds {_value(array, i)}" for i in there)
-    how = becomes(field, kind, input) if widens else ""
-    raise SchemaMismatch(asked, found, f"cast it yourself, or declare {kind}{how}")
+    raise SchemaMismatch(asked, found, f"cast it yourself, or declare {kind}{how(field, kind) if how else ''}")
 
 
 def _value(array: pa.Array, row: int) -> str:

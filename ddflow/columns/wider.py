@@ -9,7 +9,7 @@ wider type does not hold (``widening``). Floats and times are never text, becaus
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Final, Literal
 
@@ -99,21 +99,25 @@ def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
     return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
 
 
+ANEW: Final = "; a state cannot change it to that: make a new one"
+_NAME: Final = re.compile(r"'((?:[^'\\]|\\.)*)': ")
 _REWRITING: Final = re.compile(r"dd\.evolve\(STATE, (\{[^{}]*\})\)")
 
 WIDENED: Final = "if the column became wider at its source: "
 _BECOMES: Final = re.compile(r"; in a state the column becomes that by .*dd\.evolve\(STATE, \{[^{}]*\}\)")
 
 
-def becomes(field: pa.Field, kind: pa.DataType, input: str = "") -> str:
-    """How a column is widened to a type, for the remedy of an error; "" where it cannot be.
+def becomes(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> str:
+    """How a column is widened to a type, for the remedy of an error.  ``fixed``: whether it decides, as a key does.
 
     >>> becomes(pa.field("c", pa.int32()), pa.float64())
     "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
+    >>> becomes(pa.field("c", pa.float64()), pa.string())
+    '; a state cannot change it to that: make a new one'
     """
-    how = widening(field.type, kind)
+    how = None if fixed else widening(field.type, kind)
     if how is None:
-        return ""
+        return ANEW
     types = {field.name: spelled_type(kind)}
     taken = f"engine.evolve({ {input: types} if input else types }), or " if how == "read" else ""
     return f"; in a state the column becomes that by {taken}{rewriting(types)}"
@@ -128,14 +132,33 @@ def rewriting(types: Mapping[str, str], state: str | None = None, input: str = "
     return f"dd.evolve({'STATE' if state is None else repr(state)}, { ({input: types} if input else types) })"
 
 
-def located(text: str, state: str, input: str = "") -> str:
+def located(text: str, state: str, input: str = "", fixed: Collection[str] = ()) -> str:
     """A text in which `rewriting` stands, for a state that is known.  ``input``: where the state has several.
+    ``fixed``: the columns that decide, which never change.
 
     >>> located(rewriting({"c": "double"}), "my state", "orders")
     "dd.evolve('my state', {'orders': {'c': 'double'}})"
+    >>> located(rewriting({"c": "double"}), "my state", fixed=["c"])
+    "{'c': 'double'} in a new state, because a column that decides never changes"
     """
     before, after = (f"{{{input!r}: ", "}") if input else ("", "")
-    return _REWRITING.sub(lambda call: f"dd.evolve({state!r}, {before}{call[1]}{after})", text)
+
+    def said(call: re.Match[str]) -> str:
+        if set(_NAME.findall(call[1])) & set(fixed):
+            return f"{call[1]} in a new state, because a column that decides never changes"
+        return f"dd.evolve({state!r}, {before}{call[1]}{after})"
+
+    return _REWRITING.sub(said, text)
+
+
+def rewritten(name: str, was: pa.DataType, to: pa.DataType) -> str:
+    """What to write to declare another type of a column that a state has.
+
+    >>> rewritten("c", pa.float64(), pa.string())
+    "{'c': 'string'}, in a new state"
+    """
+    types = {name: spelled_type(to)}
+    return f"{types}, in a new state" if widening(was, to) is None else rewriting(types)
 
 
 def without_state(text: str) -> str:

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, NamedTuple, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.wider import rewriting
+from ddflow.columns.wider import rewritten
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source, Spot
 from ddflow.connectors.files.kinds import PLAIN, Dialect, kind_of
 from ddflow.connectors.files.read_lines import blocks, filled
@@ -226,7 +226,7 @@ class FollowedFiles(OpenSource):
         if not stamp.size:
             return iter(())
         place = self._there.place(file, stamp)
-        how = FileOptions(dialect=self.of.dialect, empty=True, declare=rewriting, converts=False)
+        how = FileOptions(dialect=self.of.dialect, empty=True, declare=rewritten, converts=False)
         source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
         self._beside = {

@@ -175,7 +175,7 @@ class Admission:
             if not batch.schema.equals(schema, check_metadata=True):
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         else:
-            batch = one_batch(conform(table, schema, self.what, self.required, self.bound.name))
+            batch = one_batch(conform(table, schema, self.what, self.required, self.bound.name, self.bound.fixed))
         return self.bound.noted(batch, table.column_names) if self.notes else batch
 
     def admit(

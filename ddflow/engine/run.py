@@ -170,7 +170,8 @@ class RunLoop:
             elif self.log is not None:
                 several = inlet.bounds if len(self.dataflow.admissions) > 1 else ()
                 name = next((name for name in several if len(several) == 1 or repr(name) in error.asked), "")
-                error.remedy = located(error.remedy, self.log.manifest_log.store.where, name)
+                fixed = {each for bound in inlet.bounds.values() for each in bound.fixed if name in ("", bound.name)}
+                error.remedy = located(error.remedy, self.log.manifest_log.store.where, name, fixed)
             raise
 
     def _signalled(self, number: int) -> None:

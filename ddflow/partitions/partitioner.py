@@ -70,6 +70,7 @@ class Partitioner:
         self.input, self.number = input, list(flow.inputs).index(input)
         self.declared, self.schema = bound.schema, chunk_schema(bound.schema, columns)
         self.keys, self.required = bound.key_schema, bound.required
+        self.fixed = bound.fixed
         self.partitions, self.secret, self.restore = partitions, secret, restore
         self.format, self.target = bound.format, bound.target if isinstance(bound, Bound) and bound.format else None
         self.table, self.left = (None, []) if heard is None else (heard.table, heard.unseen.left)
@@ -127,7 +128,9 @@ class Partitioner:
             table = table.drop_columns(carried_only(table.schema, self.declared))
         if self.restore is not None:
             table = self.restore(table)
-        return self._packed(one_batch(conform(table, self.schema, repr(self.input), self.required)), origin)
+        return self._packed(
+            one_batch(conform(table, self.schema, repr(self.input), self.required, fixed=self.fixed)), origin
+        )
 
     def _decoded(
         self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen, more: dict[str, None]

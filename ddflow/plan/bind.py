@@ -156,6 +156,11 @@ class Bound:
         return self.merging.noted(events, names, events.column(ABSENT) if lacks else None)
 
     @property
+    def fixed(self) -> frozenset[str]:
+        """The columns that decide."""
+        return frozenset(name for names in self.decides.values() for name in names if name is not None)
+
+    @property
     def required(self) -> list[str]:
         """The columns that no batch may lack."""
         return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]

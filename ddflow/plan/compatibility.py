@@ -142,7 +142,7 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         first = f"to give {[*lost, *without]} up, take them out first with {dropping(lost, without, where)}"
         remedy = f"{first}; or {remedy}"
     if not refused and change.rewrites and not rewriting:
-        refused, remedy = change.text.split("; "), _command(change, where)
+        refused, remedy = change.text.split("; "), _command(change, where, len(flow.inputs) > 1)
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
         asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
@@ -194,12 +194,12 @@ def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection
     return evolved(flow, schemas)[0] if schemas else flow
 
 
-def _command(change: PlanChange, where: str) -> str:
-    """What to type, to have a state rewritten."""
+def _command(change: PlanChange, where: str, several: bool) -> str:
+    """What to type, to have a state rewritten.  ``several``: whether it has several inputs."""
     commands = []
     for name, types in change.types.items():
         wide = {column: spelled_type(now) for column, (_, now) in types.items()}
-        commands.append(rewriting(wide, where, name if len(change.types) > 1 else ""))
+        commands.append(rewriting(wide, where, name if several else ""))
     return (
         f"opening never rewrites a state: rewrite it first with {' and '.join(commands)}, on Spark with "
         "spark_bridge.evolve"

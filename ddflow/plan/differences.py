@@ -198,6 +198,11 @@ class BoundDifferences:
         return pa.RecordBatch.from_arrays([*columns, diffs], schema=self.event_schema)
 
     @property
+    def fixed(self) -> frozenset[str]:
+        """The columns that decide."""
+        return frozenset(name for names in self.decides.values() for name in names if name is not None)
+
+    @property
     def required(self) -> list[str]:
         """The columns that no batch may lack: the time, and what the diff reads."""
         read = () if self.diff is None else self.diff.columns or ()

@@ -216,6 +216,26 @@ def test_a_key_that_widens_after_a_state_names_another_way() -> None:
     assert {row["id"] for row in dd.read("t", "output").to_pylist()} == {"1", "A-7"}
 
 
+def test_only_what_works_is_named_for_a_text_among_numbers() -> None:
+    for name, rows in (("whole", "1,2"), ("part", "1,2.5"), ("both", "1,2.5\n2,k.A."), ("text", "1,k.A.")):
+        Path(f"{name}.csv").write_text(f"id,kwh\n{rows}\n")
+    for state, first, then, remedy in (
+        ("a", "whole", "both", "evolve a --types kwh=string"),
+        ("b", "whole", "part", "evolve b --types kwh=double"),
+        ("c", "part", "text", "migrate c NEW LOG... --whole --types kwh=string"),
+    ):
+        run("replace", f"{first}.csv", "--key", "id", "--state", state, "-o", f"{state}-1.jsonl")
+        words = ["replace", f"{then}.csv", "--key", "id", "--state"]
+        said = run(*words, state, "-o", f"{state}-2.jsonl", code=1).stderr
+        assert said.split("the type that fits: ddflow ")[1].split(";")[0].strip() == remedy
+        if state != "c":
+            run(*remedy.split())
+            run(*words, state, "-o", f"{state}-3.jsonl")
+    run("migrate", "c", "d", "part.csv", "--key", "id", *remedy.split()[4:], "-o", "d-1.jsonl")
+    run("replace", "text.csv", "--key", "id", "--state", "d", "-o", "d-2.jsonl")
+    assert {row["kwh"] for row in dd.read("d", "output").to_pylist()} == {"k.A."}
+
+
 def test_a_state_that_grew_is_verified_by_all_of_its_files() -> None:
     for change in ("added", "renamed", "dropped", "moved"):
         files, state = Feed(change, 4).write(".csv"), f"s-{change}"

@@ -441,6 +441,30 @@ def test_an_error_names_the_type_that_a_value_fits_and_how_it_is_had() -> None:
         engine.step({"a": pa.table({"id": [1], "n": [2**40], "new": ["x"]})}, 1)
 
 
+def test_a_column_that_decides_or_becomes_no_text_is_not_to_be_evolved() -> None:
+    flow = dd.Flow()
+    columns = {"id": pa.int64(), "ver": pa.int64(), "x": pa.float64()}
+    flow.output("rows", flow.upserts("a", columns, dd.Upsert(key="id", order_by="ver")))
+    with flow.open() as engine:
+        for row in ({"id": 1, "ver": "v"}, {"id": 1, "ver": 1.5}, {"id": 1, "ver": 1, "x": "k.A."}, {"id": "x"}):
+            with pytest.raises(SchemaMismatch, match=r"; a state cannot change it to that: make a new one$"):
+                engine.step([{"ver": 1} | row], 1)
+
+
+def test_the_command_for_a_wider_column_names_its_input_where_there_are_several() -> None:
+    def flow(kind: pa.DataType) -> dd.Flow:
+        made = dd.Flow()
+        for name, of in (("one", kind), ("two", pa.int32())):
+            made.output(f"{name}s", made.upserts(name, {"id": pa.int64(), "n": of}, dd.Upsert(key="id")))
+        return made
+
+    store = MemoryStore()
+    with flow(pa.int32()).open(store) as engine:
+        engine.step({"one": pa.table({"id": [1]})}, 1)
+    with pytest.raises(PlanChanged, match=r"first with dd.evolve\('memory', \{'one': \{'n': 'double'\}\}\)"):
+        flow(pa.float64()).open(store)
+
+
 def test_two_inputs_are_told_apart_and_uncommitted_calls_are_committed_first() -> None:
     flow = dd.Flow()
     for name in ("one", "two"):

@@ -123,8 +123,18 @@ class Block(NamedTuple):
     where: Callable[[int], str]
 
 
-Declare = Callable[[Mapping[str, str]], str]
-"""What to write to declare types by column."""
+Declare = Callable[[str, pa.DataType, pa.DataType], str]
+"""What to write to declare another type of a column: of its name, its type and the other."""
+
+
+def declaring(name: str, was: pa.DataType, to: pa.DataType) -> str:
+    """Where nothing holds the type that it had.
+
+    >>> declaring("n", pa.int64(), pa.string())
+    "{'n': 'string'}"
+    """
+    del was
+    return str({name: spelled_type(to)})
 
 
 class TextFile(File):
@@ -187,6 +197,16 @@ class TextFile(File):
                 stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
             return bytes(stream.read(len(BOM_UTF8))) == BOM_UTF8
 
+    @staticmethod
+    def _fitting(column: TextColumn, text: str, kind: pa.DataType) -> pa.DataType:
+        """The type for a text that is none of a kind, and for those beside it, because text comes after no other."""
+        fit = fitting(kind, text, column.forms)
+        try:
+            column.typed(fit, False)
+        except Misspelled:
+            return pa.string()
+        return fit
+
     def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, str]:
         """What is wrong with a value that is none of its column's type, and what to type."""
         text, shown, dialect = str(column.texts[row]), column.shown(row), self.dialect
@@ -198,10 +218,8 @@ class TextFile(File):
             zoned = pat.is_timestamp(kind) and fits(pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.forms)
             other = as_declared(name, "timestamptz" if zoned else "string")
             return f"{shown} is no {kind}", f"{give}mend it, or declare another type: {other}"
-        fit = fitting(kind, text, column.forms)
-        remedy = (
-            f"{give}mend it, or declare the type that fits: {self._declare.get(name, str)({name: spelled_type(fit)})}"
-        )
+        fit = self._fitting(column, text, kind)
+        remedy = f"{give}mend it, or declare the type that fits: {self._declare.get(name, declaring)(name, kind, fit)}"
         if self._converts:
             with suppress(Misspelled):
                 converted(column.texts.slice(row, 1), kind, column.forms)

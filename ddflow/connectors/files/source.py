@@ -30,7 +30,7 @@ import pyarrow as pa
 from ddflow.columns.declared import to_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
-from ddflow.columns.type_text import as_declared, spelled_type
+from ddflow.columns.type_text import as_declared
 from ddflow.connectors.files.changes import Changes
 from ddflow.connectors.files.doubts import doubts
 from ddflow.connectors.files.guess import ANY, Possible, guess
@@ -53,7 +53,7 @@ from ddflow.connectors.files.read_columnar import ArrowFile, ParquetFile
 from ddflow.connectors.files.read_csv import CsvFile, lacks
 from ddflow.connectors.files.read_json import JsonFile
 from ddflow.connectors.files.read_lines import LinesFile
-from ddflow.connectors.files.read_text import Declare, TextFile
+from ddflow.connectors.files.read_text import Declare, TextFile, declaring
 from ddflow.connectors.files.reading import File, Types, described, is_empty
 from ddflow.connectors.files.wire import holds, restored
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
@@ -98,7 +98,7 @@ class FileOptions:
     strict: bool = False
     empty: bool = False
     skip: Callable[[str, DdflowError], None] | None = None
-    declare: Declare = str
+    declare: Declare = declaring
     converts: bool = True
 
 
@@ -293,7 +293,7 @@ class FilesSource:
             meant = f"in {self._of[name]} it is"
         elif name not in self._declared:
             meant = "in the state it is"
-            words = f"widen it: {self._how.declare({name: spelled_type(kind)})}; or convert this one"
+            words = f"widen it: {self._how.declare(name, column.type, kind)}; or convert this one"
         raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words)
 
     def _cast(self, file: str, table: pa.Table) -> pa.Table:

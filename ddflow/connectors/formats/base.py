@@ -266,7 +266,7 @@ def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages:
     if row not in bad.narrow:
         return ""
     field, value = bad.narrow[row]
-    wide = None if field.name in target.key else holding(field.type, value)
+    wide = None if field.name in (*target.key, *target.deciding) else holding(field.type, value)
     if wide is None:
         endless = pat.is_timestamp(field.type) and value in ("infinity", "-infinity")
         return f"; {value} is text only: declare {field.name!r} as str, in a new state" if endless else ""
