@@ -159,7 +159,7 @@ class DuckDBTable(SqlTable):
         with self.talking("read"):
             names = self._names(self.shape.schema.names)
             found: pa.Table = self.connection.sql(f"select {names} from {quoted(self.table)}").to_arrow_table()
-            return found.cast(self.shape.schema)
+            return found.cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def close(self) -> None:
         """It is closed."""

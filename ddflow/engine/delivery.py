@@ -137,13 +137,12 @@ class Delivery:
     def resume(self) -> None:
         """See what the target has, and where to go on."""
         self._sizes, self._size, self._counted = deque(), 0, 0
-        manifest = self.epochs.manifest
-        known = self._known()
+        manifest, known = self.epochs.manifest, self._known()
         self._check_mode(known)
         there = self.table.written()
         if there is not None and there.state != manifest.id and self.table.missing():
             there = None  # it told of a table of another state, which was dropped
-        self.before = there
+        self.before, self._made = there, there is not None or manifest.epoch > 0 or not self.table.missing()
         last = there.epoch if there is not None else known.written if known is not None else 0
         if last and self.table.missing():
             raise vanished(self.name, self.sink.target, last)
@@ -154,7 +153,6 @@ class Delivery:
                 remedy = "give another table; or take it over: ddflow sync --adopt lists what that deletes"
                 raise self._refused("it has rows and no record of a state that wrote them", remedy)
             # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
-            self._made = manifest.epoch > 0 or not self.table.missing()
             (self.table.prepare if self._made else self.table.holds)()
             self.at = 0 if known is None else known.epoch
             if known is None and manifest.epoch:
@@ -162,7 +160,6 @@ class Delivery:
         else:
             self._check(there, known)
             self.table.prepare()
-            self._made = True
             self.at = max(there.epoch, known.epoch if known is not None and known.written == there.epoch else 0)
         self._covered()
         self._acknowledge()
@@ -308,6 +305,8 @@ class Delivery:
             return made, told(made, ours.slice(0, 0), None, epochs.secret)
         read = self.shape.schema.empty_table() if self.table.missing() else self.table.read()
         self.look(read.num_rows)
+        # Somebody may have put a null where the plan knows of none.
+        ours = ours.cast(pa.schema([field.with_nullable(True) for field in ours.schema]))
         theirs = folded(self.sink.mode, read, ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))

@@ -207,6 +207,24 @@ def test_a_table_that_was_dropped_is_made_anew_by_sync_alone(kind: str, tmp_path
         assert kind == "parquet" or len(there(kind, tmp_path)) >= engine.read("orders").num_rows > 1
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_a_null_that_somebody_put_where_the_plan_knows_of_none_goes_with_sync(kind: str, tmp_path: Path) -> None:
+    made, to = dd.Flow(), sink(kind, tmp_path)
+    orders = made.upserts("orders", {"id": int, "city": str, "amount": int}, dd.Upsert(key="id"))
+    made.output("counts", orders.group_by("id").agg(n="count(*)", m="count(city)"))
+    assert not made.outputs["counts"].schema.field("m").nullable
+    land(tmp_path / "in", "1.csv", FIRST)
+    with made.open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), {"counts": to})
+        for values in ("77, 1, null", "78, null, 1"):
+            with closing((sqlite3 if kind == "sqlite" else duckdb).connect(tmp_path / "out.db")) as connection:
+                connection.execute(f"insert into t values ({values})")
+                connection.execute("update t set n = null where id = 1")
+                connection.commit()
+            assert engine.sync({"counts": to})["counts"][:3] == (1, 1, 0)
+            assert engine.sync({"counts": to}, dry=True)["counts"][:3] == (0, 0, 0)
+
+
 @pytest.mark.parametrize("kind", LAKES)
 def test_what_fails_before_the_first_epoch_leaves_no_table_of_another_shape(kind: str, tmp_path: Path) -> None:
     def run(city: Any) -> Any:
