@@ -77,9 +77,10 @@ def evolve(
 
     * a boolean, a time of day, a UUID: text
 
-    A column that the state has not is added, null in all rows. Keys and the columns that decide who wins never change.
-    Where an expression of the plan would mean something else, it is named, and nothing happens. Wider integers, floats
-    and large text need no rewriting: they are also taken when the state is opened with them.
+    A column that the state has not is added, null in all rows, and stays. A name near another's is refused, because it
+    may be misspelled. Keys and the columns that decide who wins never change. Where an expression of the plan would
+    mean something else, it is named. Wider integers, floats and large text need no rewriting: they are also taken when
+    the state is opened with them.
 
     `--drop-output` drops an output, with what its operators hold for no other output, and its updates that are kept.
     `ddflow gc` frees their files. Then a flow without the output opens the state. An output that has a sink is refused
@@ -87,8 +88,7 @@ def evolve(
     made of any more.
 
     `--drop-input` drops an input, with its rows, its waiting events, its `.bad`, `.events` and `.stale` outputs, and
-    the position of its source. Outputs that are made of it must go in the same call. What became of its events stays
-    counted.
+    the position of its source, and with outputs that are made of it. What became of its events stays counted.
 
     A writer is fenced. If a writer commits first, it wins, and nothing happens here. A plan with functions of one's own
     is evolved from Python: `dd.evolve(state, flow=flow)`.

@@ -67,11 +67,22 @@ def check_names(names: Sequence[str], what: str) -> None:
         )
 
 
+def near(name: str, known: Iterable[str]) -> str | None:
+    """The known name that another one is near to; None where none is.
+
+    >>> near("weight", ["id", "weight_kg"]), near("note", ["id", "weight_kg"])
+    ('weight_kg', None)
+    """
+    known = list(dict.fromkeys(known))
+    folded = {each.casefold(): each for each in reversed(known)}
+    found = get_close_matches(str(name), known, 1) or [
+        folded[each] for each in get_close_matches(str(name).casefold(), folded, 1)
+    ]
+    return found[0] if found else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the nearest one, and all of them."""
     known = list(dict.fromkeys(known))
-    folded = {each.casefold(): each for each in reversed(known)}
-    near = get_close_matches(str(name), known, 1) or [
-        folded[each] for each in get_close_matches(str(name).casefold(), folded, 1)
-    ]
-    return (f"did you mean {near[0]!r}? " if near else "") + f"there are {known}"
+    found = near(name, known)
+    return (f"did you mean {found!r}? " if found is not None else "") + f"there are {known}"

@@ -20,6 +20,7 @@ ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the output
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
@@ -44,7 +45,7 @@ from ddflow.errors import (
     StorageFull,
 )
 from ddflow.plan.codec import describe, fingerprint
-from ddflow.plan.compatibility import PlanChange, caught_up, compare, offsets_kept
+from ddflow.plan.compatibility import PlanChange, caught_up, compare, offsets_kept, unsure
 from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.arrow_file import readable
@@ -126,6 +127,8 @@ class EpochLog:
             if manifest_log.manifest.epoch or manifest_log.manifest.inventories:
                 change = compare(manifest_log.manifest.plan, flow, store.where)
             fits(manifest_log.manifest, change, store.where)
+            for each in unsure(change, flow):
+                warnings.warn(f"open {store.where}: {each}", stacklevel=5)
             where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])
         return cls(flow, manifest_log, change, where, keep)
 

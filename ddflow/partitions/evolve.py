@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ddflow.columns.names import did_you_mean, near
 from ddflow.columns.widening import Inexact
 from ddflow.errors import PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
@@ -103,6 +104,16 @@ class Evolution:
                 self.change.text,
                 "change columns only; the rest is taken when the state is opened with that plan",
             )
+        for name, added in self.change.columns.items() if self.types is not None else ():
+            known = [each for each in plan.inputs[name].bound.schema.names if each not in added]
+            for column in added:
+                if near(column, known) is not None:
+                    raise SpecError(
+                        f"evolve {where}: column {column!r} of input {name!r}",
+                        "there is no such column, and a new one stays for good",
+                        f"{did_you_mean(column, known)}; a new column of a name like another's is taken in by the flow "
+                        "that declares it, when that opens the state",
+                    )
         self.schemas = {name: input.bound.schema for name, input in plan.inputs.items()}
         return plan, self.change.before
 
@@ -149,7 +160,8 @@ def evolve(
         The state's folder, or ``s3://bucket/prefix``.
     types : mapping or schema, optional
         ``{column: type}``, types as Arrow's or as text such as ``"decimal(12,2)"``; a schema; of several inputs
-        ``{input: columns}``.  Columns that are not named stay; a new one is added at the end, null in all rows.
+        ``{input: columns}``.  Columns that are not named stay; a new one is added at the end, null in all rows, unless
+        its name is near that of another.
     drop_outputs : str or sequence of str
         The outputs to take out, with all that only they need: what their operators hold, and their updates that are
         kept.  Then no ``types``.  Tables and folders that have their updates stay as they are; so do the inputs.

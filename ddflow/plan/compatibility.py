@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ddflow.columns.names import near
 from ddflow.columns.schema import usual_type
 from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import rewriting, widening
@@ -204,6 +205,21 @@ def _command(change: PlanChange, where: str, several: bool) -> str:
         f"opening never rewrites a state: rewrite it first with {' and '.join(commands)}, on Spark with "
         "spark_bridge.evolve"
     )
+
+
+def unsure(change: PlanChange, flow: Plan) -> Iterator[str]:
+    """What is said of new columns of messages, where a name that was misspelled is a column of nulls.  O(columns).
+
+    Rows are refused where they have a column of another name.
+    """
+    for name, added in change.columns.items():
+        bound = flow.inputs[name].bound
+        for column in added if bound.format is not None else ():
+            like = near(column, [each for each in bound.schema.names if each not in added])
+            yield (
+                f"the column {column!r} of input {name!r} is new in this state, null in all rows there are; the next "
+                "epoch takes it in, for good" + ("" if like is None else f": did you mean {like!r}?")
+            )
 
 
 def dropping(outputs: Sequence[str], inputs: Sequence[str], where: str) -> str:

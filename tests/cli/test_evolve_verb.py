@@ -74,6 +74,39 @@ def test_what_cannot_be_is_refused_and_named() -> None:
     assert sorted(Path("state").rglob("*")) == before
 
 
+def test_a_new_column_that_may_be_misspelled_is_refused_and_one_of_a_flow_of_messages_is_named() -> None:
+    flow, wide = dd.Flow(), dd.Flow()
+    for each, more in ((flow, {}), (wide, {"weight": float})):
+        for name in ("a", "b"):
+            columns = {"id": int, "weight_kg": float, **(more if name == "b" else {})}
+            each.output(name, each.upserts(name, columns, dd.Upsert(key="id"), format=dd.formats.plain_json()))
+    with flow.open("two") as engine:
+        engine.step({"b": {"value": ['{"id": 1, "weight_kg": 2.5}']}})
+    with pytest.raises(dd.errors.SpecError, match=r"column 'weight' of input 'b': .*did you mean 'weight_kg'"):
+        dd.evolve("two", {"b": {"weight": "double"}})
+    found = run("evolve", "two", "--types", "weight=double", "--input", "b", code=1).output
+    assert "did you mean 'weight_kg'?" in found and "taken in by the flow that declares it" in found
+    with pytest.warns(UserWarning, match=r"'weight' of input 'b' is new in this state.*mean 'weight_kg'"):
+        wide.open("two").close()
+    assert dd.evolve("two", {"b": {"note": "string"}}).columns == {"b": {"note": (None, "string")}}
+
+
+def test_a_wider_type_is_refused_with_a_command_that_names_its_input() -> None:
+    def two(kind: str) -> dd.Flow:
+        flow = dd.Flow()
+        for name, n in (("a", "int64"), ("b c", kind)):
+            flow.output(name, flow.upserts(name, {"id": int, "n": n}, dd.Upsert(key="id")))
+        return flow
+
+    with two("int64").open("of two") as engine:
+        engine.step({"b c": {"id": [1], "n": [2]}})
+    with pytest.raises(PlanChanged, match=r"dd\.evolve\('.*of two', \{'b c': \{'n': 'double'\}\}\)") as error:
+        two("double").open("of two")
+    assert "of two' --input 'b c' --types n=double" in worded(error.value)
+    assert "n of b c is double" in run("evolve", "of two", "--input", "b c", "--types", "n=double").output
+    two("double").open("of two").close()
+
+
 def test_a_plan_says_in_its_help_what_a_column_may_become() -> None:
     said = run("evolve", "--help").output
     assert "wider integer, decimal(p,s), double, text" in said and "Keys and the columns that decide" in said
