@@ -229,7 +229,7 @@ def test_a_null_that_somebody_put_where_the_plan_knows_of_none_goes_with_sync(ki
 def test_what_fails_before_the_first_epoch_leaves_no_table_of_another_shape(kind: str, tmp_path: Path) -> None:
     def run(city: Any) -> Any:
         made, to = dd.Flow(), sink(kind, tmp_path)
-        made.output("orders", made.upserts("orders", {"id": int, "city": city}, dd.Upsert(key="id")))
+        made.output("orders", made.upserts("orders", {"id": int, "city": city, "amount": int}, dd.Upsert(key="id")))
         with made.open(tmp_path / "state") as engine:
             engine.run({"orders": dd.sources.files(tmp_path / "in" / "*.csv")}, {"orders": to})
             return engine.sync({"orders": to}, dry=True)["orders"][:3]
@@ -240,7 +240,7 @@ def test_what_fails_before_the_first_epoch_leaves_no_table_of_another_shape(kind
     assert str(refused.value).endswith("declare the type that fits: {'city': 'string'}")
     assert run(str) == (0, 0, 0)
     with pytest.raises(SchemaMismatch, match=r"dd.evolve\("):
-        land(tmp_path / "in", "2.csv", [("a", "Bern", 1)])
+        land(tmp_path / "in", "2.csv", [(9, "Bern", "x")])
         run(str)
 
 
