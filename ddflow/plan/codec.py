@@ -148,6 +148,20 @@ def shown(description: Mapping[str, Any], collection: str, where: str) -> str:
     return _shown(Record(description, f"the plan of {where}").record("collections"), collection, 6)
 
 
+def apart(old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, where: str) -> tuple[str, str]:
+    """Where two collections begin to differ: those behind them that are made otherwise of the same ones.  O(nodes).
+
+    ``old``, ``new``: the descriptions that they are of.  Raises as `shown`.
+    """
+    nodes = [Record(each, f"the plan of {where}").record("collections") for each in (old, new)]
+    while True:
+        a, b = (each.record(name) for each, name in zip(nodes, (was, now), strict=True))
+        differing = [pair for pair in zip(a.texts("of"), b.texts("of"), strict=False) if pair[0] != pair[1]]
+        if a.text("op") != b.text("op") or len(a.texts("of")) != len(b.texts("of")) or not differing:
+            return was, now
+        was, now = differing[0]
+
+
 def _shown(nodes: Record, collection: str, depth: int) -> str:
     node = nodes.record(collection)
     if not depth:

@@ -18,7 +18,7 @@ not be the same. Nothing is changed here: what is added is named, for the engine
 Traceback (most recent call last):
     ...
 ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of input 'orders' is ['rev'], and was ['at']; \
-open it with the plan that it was made by, or make a new state of the log with dd.migrate
+open it with the plan that it was made by, or make a new state, of a log with dd.migrate, else by a new run
 """
 
 import json
@@ -35,7 +35,7 @@ from ddflow.columns.wider import rewriting, widening
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.bind import own_columns
 from ddflow.plan.binding import Spec
-from ddflow.plan.codec import describe, shown
+from ddflow.plan.codec import apart, describe, shown
 from ddflow.plan.evolve import evolved, unlike
 from ddflow.plan.input import Input
 from ddflow.plan.merge.absent import same_function
@@ -134,7 +134,9 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         plan, nodes = evolved(flow, narrow, only=set(flow.outputs) - set(change.outputs))
         refused += unlike(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
-    remedy = "open it with the plan that it was made by, or make a new state of the log with dd.migrate"
+    remedy = (
+        "open it with the plan that it was made by, or make a new state, of a log with dd.migrate, else by a new run"
+    )
     if any(LACKS in each for each in refused):
         remedy = f"declare the columns that the state has, {_lacking(before, flow)}; or {remedy}"
     lost = [name for name in record.record("outputs").names() if name not in flow.outputs]
@@ -327,13 +329,11 @@ def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change:
         if name not in now:
             yield f"output {name!r} is not in it, and was {shown(old, was, where)}"
         elif now[name] != was:
-            texts = shown(new, now[name], "this plan"), shown(old, was, where)
-            a, b = (
-                texts
-                if texts[0] != texts[1]
-                else (f"{each} ({i})" for each, i in zip(texts, (now[name], was), strict=True))
-            )
-            yield f"output {name!r} is {a}, and was {b}"
+            first, second = apart(old, was, new, now[name], where)
+            a, b = shown(new, second, "this plan"), shown(old, first, where)
+            a, b = (a, b) if a != b else (f"{a} ({second})", f"{b} ({first})")
+            made = " made of" * ((first, second) != (was, now[name]))
+            yield f"output {name!r} is{made} {a}, and was{made} {b}"
     change.outputs.extend(name for name in now if name not in before)
 
 
