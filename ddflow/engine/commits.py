@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from shlex import quote
 from time import perf_counter
 from typing import Any
 
@@ -291,6 +292,6 @@ def _one_partition(manifest: Manifest, change: PlanChange, where: str) -> None:
         raise StateRefused(
             f"open {where}",
             f"it has {manifest.partitions:,} partitions, and an engine has one",
-            f"make it one with ddflow rescale {where} --partitions 1, or go on with it on "
+            f"make it one with ddflow rescale {quote(where)} --partitions 1, or go on with it on "
             "Spark; it can be read as it is: dd.read, dd.Snapshot",
         )

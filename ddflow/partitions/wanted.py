@@ -11,6 +11,7 @@ ddflow.errors.SpecError: partitions=0: that is not possible; give a whole number
 
 from dataclasses import dataclass
 from os import PathLike
+from shlex import quote
 from typing import Literal
 
 from ddflow.connectors.opening import check_target
@@ -70,15 +71,17 @@ class Wanted:
             if names
         ]
         if new:
+            rescaling, many = f"ddflow rescale {quote(where)} --partitions", manifest.partitions
+            one, back = (f"{rescaling} 1, then ", f", then {rescaling} {many}") if many > 1 else ("", "")
             raise PlanChanged(
                 f"open {where} with this plan",
                 " and ".join(new),
-                "a state that goes on on Spark takes up "
-                "new columns only: bring it to one partition (ddflow rescale), go on with flow.open for an "
-                "epoch, and come back; or make a new state of the log with dd.migrate",
+                "Spark takes up new columns only, and one process the rest: stop the queries, then "
+                f"{one}flow.open({where!r}) with this plan and engine.step({{}})"
+                f"{back}; or make a new state of the log with dd.migrate",
             )
         if self.partitions not in (None, manifest.partitions):
             found = f"it has {manifest.partitions}, and opening a state does not rewrite it"
-            other = f"ddflow rescale {where} --partitions {self.partitions}, or on Spark spark_bridge.rescale"
+            other = f"ddflow rescale {quote(where)} --partitions {self.partitions}, or on Spark spark_bridge.rescale"
             remedy = f"leave it out, or change it first: {other}"
             raise SpecError(f"open {where} with partitions={self.partitions}", found, remedy)

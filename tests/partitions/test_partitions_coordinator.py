@@ -504,9 +504,11 @@ def test_the_frontier_follows_earlier_batches_less_the_lateness() -> None:
 def test_what_a_plan_may_have_got_since() -> None:
     store = MemoryStore()
     epoch(opened(store))
-    with pytest.raises(
-        PlanChanged, match=r"the outputs \['by_city'\] are new; a state that goes on on Spark takes up new"
-    ):
+    says = (
+        r"the outputs \['by_city'\] are new; .*: stop the queries, then ddflow rescale memory --partitions 1, then "
+        r"flow\.open\('memory'\) with this plan and engine\.step\(\{\}\), then ddflow rescale memory --partitions 2;"
+    )
+    with pytest.raises(PlanChanged, match=says):
         opened(store, flow_of(counted=True))
     with pytest.raises(PlanChanged, match="order_by= of input 'orders'"):
         opened(store, flow_of(order_by="at"))
@@ -526,6 +528,17 @@ def test_what_a_plan_may_have_got_since() -> None:
     with pytest.raises(SpecError, match="0 outputs"):
         opened(fresh := MemoryStore(), flow)
     assert fresh.numbers() == []
+
+
+def test_commands_quote_a_folder_with_a_space(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    driver = opened(folder)
+    epoch(driver)
+    driver.close()
+    with pytest.raises(SpecError, match=f"ddflow rescale '{folder}' --partitions 3"):
+        opened(folder, partitions=3)
+    with pytest.raises(StateRefused, match=f"ddflow rescale '{folder}' --partitions 1"):
+        flow_of().open(folder)
 
 
 def test_partitions_are_the_states_until_it_is_rescaled() -> None:
