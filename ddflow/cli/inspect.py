@@ -135,7 +135,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         "Inputs",
         ("input", "columns", "spec"),
         (
-            (name, ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"]), _spec(each["spec"]))
+            (name, ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"] if c != "_bad"), _spec(each["spec"]))
             for name, each in found["inputs"].items()
         ),
     )

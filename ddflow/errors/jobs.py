@@ -16,7 +16,8 @@ class FeedChanged(DdflowError, ValueError):
 
     The checkpoint was deleted, or belongs to another state. To go on would count rows twice.
 
-    What to do: give the query a state of its own; or, if its source begins behind what the state has, ``adopt=True``.
+    What to do: give the query a state of its own; or ``adopt=True``, if its source begins behind what the state has, or
+    its events have an order, by which what came before changes nothing.
     """
 
 

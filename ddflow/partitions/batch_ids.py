@@ -18,10 +18,17 @@ ddflow.errors.FeedChanged: give batch 0 of query 'b' to shop: the state is fed b
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from ddflow.errors import EpochSkipped, FeedChanged, SpecError
 from ddflow.storage.epochs import QUERY, Epoch, Feed
 from ddflow.time import CLOSED
+
+AGAIN: Final = (
+    "what the state has seen changes nothing where events have an order (order_by=, seq=, or their format's), and bad "
+    "messages come into <input>.bad a second time"
+)
+"""What is said of a source that is read again."""
 
 
 def told(
@@ -62,8 +69,7 @@ def told(
             what,
             fed,
             f"start this query, whose checkpoint is {folder}, with a state of its own; or, "
-            "where that one's checkpoint is gone for good, with adopt=True, from rows that the state has "
-            "not seen",
+            f"where that one's checkpoint is gone for good, with adopt=True: {AGAIN}",
         )
     if now.inputs and asked.inputs and now.inputs != asked.inputs:
         raise FeedChanged(
@@ -79,7 +85,8 @@ def told(
         raise EpochSkipped(
             what,
             f"{fed}: {asked.batch - now.batch - 1} batches were left out",
-            "restore state and checkpoint as of the same time, or give another state",
+            f"restore state and checkpoint as of the same time; or delete {folder} and start with adopt=True, "
+            f"which reads the source from its beginning: {AGAIN}",
         )
     found = next((each for each in kept if each.batch == asked.batch), None)
     if found is None and not asked.query and asked.batch == 0:
@@ -88,7 +95,8 @@ def told(
         raise EpochSkipped(
             what,
             f"{fed}, and batches that were given before {_kept(kept)} are not kept",
-            "the checkpoint is older than the state: restore both as of the same time",
+            f"the checkpoint is older than the state: restore both as of the same time; or delete {folder} and start "
+            f"with adopt=True, which reads the source from its beginning: {AGAIN}",
         )
     return found
 
@@ -99,7 +107,7 @@ def restarted(where: str, now: Feed, asked: Feed, checkpoint: str | None = None)
         f"give batch {asked.batch} of {_named(asked.query)} to {where}",
         f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
         "is another query, or its checkpoint was deleted",
-        f"restore {_folder(checkpoint)}; or start with adopt=True, from rows that the state has not seen",
+        f"restore {_folder(checkpoint)}; or start with adopt=True: {AGAIN}",
     )
 
 

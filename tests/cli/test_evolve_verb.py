@@ -79,9 +79,13 @@ def test_a_new_column_that_may_be_misspelled_is_refused_and_one_of_a_flow_of_mes
     for each, more in ((flow, {}), (wide, {"weight": float})):
         for name in ("a", "b"):
             columns = {"id": int, "weight_kg": float, **(more if name == "b" else {})}
-            each.output(name, each.upserts(name, columns, dd.Upsert(key="id"), format=dd.formats.plain_json()))
+            each.output(
+                name, each.upserts(name, columns, dd.Upsert(key="id"), format=dd.formats.plain_json(on_bad="drop"))
+            )
     with flow.open("two") as engine:
         engine.step({"b": {"value": ['{"id": 1, "weight_kg": 2.5}']}})
+    shown = run("inspect", "two").output
+    assert "weight_kg double, _position int64" in shown and "_bad" not in shown
     with pytest.raises(dd.errors.SpecError, match=r"column 'weight' of input 'b': .*did you mean 'weight_kg'"):
         dd.evolve("two", {"b": {"weight": "double"}})
     found = run("evolve", "two", "--types", "weight=double", "--input", "b", code=1).output
