@@ -30,11 +30,15 @@ class Begun(NamedTuple):
     since: str
 
 
-def begun(connection: Any, holder: Any, slot: str) -> Begun:
-    """Make a slot on a connection of replication, which then holds its snapshot.  Raises what psycopg raises."""
+def begun(connection: Any, holder: Any, slot: str, lasting: bool = True) -> Begun:
+    """Make a slot on a connection of replication, which then holds its snapshot.  Raises what psycopg raises.
+
+    ``lasting``: whether it stays when that connection ends.
+    """
     psycopg = driver()
     (since,) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
-    made = holder.pgconn.exec_(f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL wal2json EXPORT_SNAPSHOT'.encode())
+    how = "LOGICAL" if lasting else "TEMPORARY LOGICAL"
+    made = holder.pgconn.exec_(f'CREATE_REPLICATION_SLOT "{slot}" {how} wal2json EXPORT_SNAPSHOT'.encode())
     if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
         raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
             made.error_message.decode()

@@ -83,9 +83,9 @@ def same_server(asked: str, position: SlotPosition, system: str, ends: int) -> N
 
 
 def same_tables(known: Mapping[str, Copied], looked: Mapping[SourceTable, Looked]) -> None:
-    """Whether all tables were copied, and each is the one that was.  O(tables).
+    """Whether each table that was copied is there, and is the one that was.  O(tables).
 
-    Raises `SpecError` for a table that is new, or was left out; `SourceChanged` for another that has its name.
+    Raises `SpecError` for one that was left out, or feeds another input; `SourceChanged` for another that has its name.
     """
     by_input = {table.input: table.full for table in looked}
     for name, each in known.items():
@@ -95,12 +95,11 @@ def same_tables(known: Mapping[str, Copied], looked: Mapping[SourceTable, Looked
             raise SpecError(asked, found, f"name {name}; or {ANEW}")
     for table, now in looked.items():
         asked, was = f"read the table {table.full} for {table.input!r}", known.get(table.full)
-        if was is None or was["input"] != table.input:
-            found = "this state reads the slot without it, so nothing has copied the rows that it has"
-            if was is not None:
-                found = f"this state reads it for {was['input']!r}, and has no copy of it for {table.input!r}"
-            own = f"attach it as a source of its own, named {table.input!r}, with a slot of its own (slot=)"
-            raise SpecError(asked, found, f"{own}; or {ANEW} of all")
+        if was is None:
+            continue
+        if was["input"] != table.input:
+            found = f"this state reads it for {was['input']!r}, and has no copy of it for {table.input!r}"
+            raise SpecError(asked, found, f"let it feed {was['input']!r}; or {ANEW}")
         if was["oid"] != now.oid:
             found = f"it is another table than the one that was copied (oid {now.oid}, and it was {was['oid']})"
             raise SourceChanged(asked, found, f"what it held before it got the name is lost here: {ANEW}")

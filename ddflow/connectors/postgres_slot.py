@@ -6,8 +6,10 @@ and until then nothing more is read. The position is the end of the last transac
 
 While the first copy lasts, the slot is called ``<slot>_copying``. It gets its name when the copy is committed, which
 takes a second slot for a moment; while none is free it is read under that name. One that a dead copy left is dropped.
-So a slot is never taken for another's. Postgres decodes, and a library carries the bytes: copies and changes come by
-COPY. No password is in what is shown of a declaration, in a message, or in a manifest.
+So a slot is never taken for another's. A table that the position does not know is copied when all else was read, in the
+snapshot of a slot for the while; what the others have up to there is of the same epoch. Postgres decodes, and a library
+carries the bytes: copies and changes come by COPY. No password is in what is shown of a declaration, in a message, or
+in a manifest.
 
 >>> of = PostgresTables("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
 >>> of.target, of.inputs("shop")
@@ -23,21 +25,19 @@ from time import time
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
-from ddflow.connectors.formats.parse import TEXT, objects, reader
+from ddflow.connectors.formats.parse import reader
 from ddflow.connectors.postgres import address, driver, shown
 from ddflow.connectors.postgres_catalog import (
     Looked,
     SourceTable,
     identified,
-    literal,
     look,
     table_of,
-    whole,
     worded,
 )
+from ddflow.connectors.postgres_changes import peeked
 from ddflow.connectors.postgres_columns import warn_of_filled, warn_of_gone
 from ddflow.connectors.postgres_copy import Begun, begun, copies
 from ddflow.connectors.postgres_position import (
@@ -50,12 +50,13 @@ from ddflow.connectors.postgres_position import (
     same_tables,
     system_of,
 )
-from ddflow.connectors.postgres_stream import messages, place, streamed, text_of, written
+from ddflow.connectors.postgres_stream import place, text_of, written
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
 
 _LOG: Final = logging.getLogger("ddflow")
 COPYING: Final = "_copying"
+ADDING: Final = "_adding"
 LONGEST: Final = 63 - len(COPYING)
 MESSAGE: Final = (150, 1024)
 """Bytes that a message of wal2json has at least, and that one is taken to have until some have come."""
@@ -119,7 +120,8 @@ class PostgresTables(Source):
         with worded(f"connect to {shown(self.url)}"):
             connection = psycopg.connect(**address(self.url, f"the source {self.slot!r}"), autocommit=True)
         with on_failure(connection.close):
-            looked = {each: look(connection, each, inputs[each.input], first=position is None) for each in tables}
+            known = {} if position is None else position["tables"]
+            looked = {each: look(connection, each, inputs[each.input], first=each.full not in known) for each in tables}
             return Slot(self, connection, looked, inputs, position)
 
 
@@ -134,8 +136,11 @@ class Slot(OpenSource):
         inputs: Mapping[str, pa.Schema],
         position: Any,
     ) -> None:
-        self.of, self.connection, self.tables, self.inputs = of, connection, tuple(looked), inputs
-        self.copied = copied(looked)
+        self.of, self.connection, self.inputs = of, connection, inputs
+        self.added = tuple(t for t in looked if position is not None and t.full not in position["tables"])
+        """Tables that are to be copied to those that are read."""
+        self.tables = tuple(table for table in looked if table not in self.added)
+        self.copied = copied({table: looked[table] for table in self.tables})
         """The tables as they were copied."""
         self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
         self._holder: Any = None
@@ -162,14 +167,14 @@ class Slot(OpenSource):
         self._identified()
 
     def _identified(self) -> None:
-        for table in self.tables:
+        for table in (*self.tables, *self.added):
             if table.input in self._keys:
                 identified(self.connection, table, self._keys[table.input])
 
     @property
     def ended(self) -> bool:
         """Whether all was read that was committed when it was opened."""
-        done = not self._waits and not self._broken and self._copy is None
+        done = not (self._waits or self._broken or self.added) and self._copy is None
         return done and not self.of.follow and self.at >= self._until
 
     @property
@@ -188,9 +193,12 @@ class Slot(OpenSource):
         if self._broken:
             raise SourceFailed(self.asked, f"it could not be moved on: {self._broken}", "see to the server")
         with worded(self.asked):
-            if self._copy is not None:
-                return self._copied()
-            return None if self._waits else self._changes(room)
+            if self._copy is None and not self._waits:
+                found = self._changes(room) if not self.added or self.at < self._until else None
+                if found is not None or not self.added:
+                    return found
+                self._add()
+            return self._copied() if self._copy is not None else None
 
     def acknowledge(self, position: Any) -> None:
         """Move the slot on; it gets its name behind the first commit."""
@@ -215,7 +223,7 @@ class Slot(OpenSource):
 
     def close(self) -> None:
         """Let go of the connections.  A copy that was not committed leaves nothing."""
-        copying = self._holder is not None
+        copying = self._holder is not None and self._committed is None
         for each in (self._holder, self.connection):
             if each is not None and not each.closed:
                 each.close()
@@ -252,6 +260,21 @@ class Slot(OpenSource):
     def _copies(self, begins: Begun, began: float) -> Iterator[Polled]:
         yield from copies(self.connection, self.tables, self.inputs, begins, self._beside)
         self.reached = began
+
+    def _add(self) -> None:
+        """Begin to copy tables to those that are read."""
+        self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
+        new = {table: look(self.connection, table, self.inputs[table.input], first=True) for table in self.added}
+        began, begins = time(), begun(self.connection, self._holder, self.of.slot + ADDING, lasting=False)
+        self._copy = self._additions(begins, new, began)
+
+    def _additions(self, begins: Begun, new: Mapping[SourceTable, Looked], began: float) -> Iterator[Polled]:
+        """What is still to be read up to the snapshot, and all rows of new tables in it."""
+        if self.tables:
+            yield Polled(peeked(self.connection, self._slot, self._looked(), upto=begins.lsn).rows, None)
+        yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside)
+        self.at, self.reached, self.tables, self.added = place(begins.lsn), began, (*self.tables, *new), ()
+        self.copied |= copied(new)
 
     def _copied(self) -> Polled:
         assert self._copy is not None
@@ -290,57 +313,29 @@ class Slot(OpenSource):
         if self._slot not in slots or slots[self._slot][1] < to:
             run("select pg_replication_slot_advance(%s, %s)", [self._slot, text_of(to)])
 
+    def _looked(self) -> dict[SourceTable, Looked]:
+        """The tables as they are now, which are those that were copied."""
+        looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
+        same_tables(self.copied, looked)
+        self.copied = copied(looked)
+        self._identified()
+        return looked
+
     def _changes(self, room: int) -> Polled | None:
         """Whole transactions, of about so many bytes."""
         looked_at, now, most = time(), self._now(), max(room // self._message, 1)
         if now <= self.at:
             self.reached = looked_at
             return None
-        looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
-        same_tables(self.copied, looked)
-        self.copied = copied(looked)
-        self._identified()
-        filtered = ",".join(table.filtered for table in self.tables)
-        options = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
-        if any(each.certain for each in looked.values()):
-            options["include-not-null"] = "true"
-        if now - self.at > room:  # else all is read, and the time need not be in each message
-            options["include-timestamp"] = "true"
-        given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in options.items())
-        peeked = f"pg_logical_slot_peek_changes({literal(self._slot)}, null, {most}, {given})"
-        rows: dict[str, list[pa.RecordBatch]] = {}
-        lsn, text, size, count = "", "{}", 0, 0
-        for some in streamed(self.connection, f"select lsn, data from {peeked}"):
-            ends = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
-            if ends.num_rows:
-                lsn, text = (ends.column(name)[-1].as_py() for name in ("lsn", "data"))
-            size, count = size + some.nbytes, count + some.num_rows
-            self._route(some.column("data"), looked, rows)
-        self._message = max(size // count, MESSAGE[0]) if count else self._message
-        self.reached = looked_at if count < most else (written(text) or self.reached)
-        if lsn:
-            self.at = place(lsn)
+        timed = now - self.at > room  # else all is read, and the time need not be in each message
+        found = peeked(self.connection, self._slot, self._looked(), most=most, timed=timed)
+        self._message = max(found.size // found.messages, MESSAGE[0]) if found.messages else self._message
+        self.reached = looked_at if found.messages < most else (written(found.commit) or self.reached)
+        if found.lsn:
+            self.at = place(found.lsn)
         elif self.of.follow and now - self.at <= STILL:
             return None
         else:
             self.at = now
         self._waits = True
-        return Polled(rows, self._position())
-
-    def _route(
-        self, data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked], rows: dict[str, list[pa.RecordBatch]]
-    ) -> None:
-        """Give each message to the input of its table; those of begin and commit to none."""
-        text = messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
-        if not len(text):
-            return
-        if len(self.tables) == 1:
-            (table,) = self.tables
-            rows.setdefault(table.input, []).append(pa.record_batch({"value": whole(text, table, looked[table])}))
-            return
-        told, _ = objects(text, {"schema": TEXT, "table": TEXT})
-        schemas, names = (pc.struct_field(told, each) for each in ("schema", "table"))
-        for table in self.tables:
-            here = pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name))
-            if (some := text.filter(here)) is not None and len(some):
-                rows.setdefault(table.input, []).append(pa.record_batch({"value": whole(some, table, looked[table])}))
+        return Polled(found.rows, self._position())

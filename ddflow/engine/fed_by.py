@@ -55,13 +55,19 @@ def taken_up(
     """What a state has of a source that is given as ``name``; None where it is new.  O(sources + inputs).
 
     ``inputs``: of the plan.  Raises `SpecError` for another kind, for one that feeds fewer of them than it did, because
-    their changes would be passed over, and for one that the state reads under another name.
+    their changes would be passed over, for one that the state reads under another name, and for an input that another
+    of its kind feeds, from which rows that are gone would stay.
     """
     before, asked = sources.get(name), f"the source {name!r}"
+    for each in () if source.shared else source.inputs(name):
+        by = feeding({at: of for at, of in sources.items() if at != name and of.kind == source.kind}, each)
+        if by is not None and by.target != source.target:
+            found = f"this state reads {each!r} as {by.source!r}, from {by.target}"
+            raise SpecError(asked, found, f"leave it to {by.source!r}; or begin a new state")
     if before is None:
-        for other, each in sources.items():
-            if not source.shared and (each.kind, each.target) == (source.kind, source.target):
-                found = f"this state reads {each.target} as {other!r}, up to {said(each.kind, each.position)}"
+        for other, of in sources.items():
+            if not source.shared and (of.kind, of.target) == (source.kind, source.target):
+                found = f"this state reads {of.target} as {other!r}, up to {said(of.kind, of.position)}"
                 raise SpecError(asked, found, f"give it under that name, {other!r}, whatever inputs it feeds")
         return None
     if before.kind != source.kind:

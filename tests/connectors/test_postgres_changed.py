@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from postgres_server import Server
 from test_postgres_source import FORMAT, ask, cluster, server
 
 import ddflow as dd
-from ddflow.errors import SourceChanged, SpecError
+from ddflow.errors import SourceChanged, SpecError, UnreadableInput
 
 __all__ = ["cluster", "server"]
 
@@ -42,13 +43,90 @@ def refused(server: Server, state: Path, kind: type[Exception], says: str, *args
     assert (dd.inspect(state)["sources"], ask(server, slots)) == before
 
 
-def test_a_table_that_was_never_copied_is_not_followed(server: Server, tmp_path: Path) -> None:
-    assert run(server, tmp_path / "s", fa="fa") == {"fa": [1], "fb": []}
+def test_a_table_that_was_never_copied_is_copied_first(server: Server, tmp_path: Path) -> None:
+    state = tmp_path / "s"
+    assert run(server, state, fa="fa") == {"fa": [1], "fb": []}
+    for number in range(2, 5):
+        ask(server, f"insert into fa values ({number})", f"insert into fb values ({number})")
+    ask(server, "delete from fb where id = 2", "update fb set id = 30 where id = 3")
+    assert run(server, state, fa="fa", fb="fb") == {"fa": [1, 2, 3, 4], "fb": [1, 4, 30]}
+    ask(server, "begin; insert into fa values (5); delete from fb where id = 4; insert into fb values (5); commit")
+    assert run(server, state, fa="fa", fb="fb") == {"fa": [1, 2, 3, 4, 5], "fb": [1, 5, 30]}
+    assert ask(server, "select slot_name from pg_replication_slots") == [("shop",)]
+
+
+def test_an_input_is_read_from_one_slot(server: Server, tmp_path: Path) -> None:
+    run(server, tmp_path / "s", fa="fa")
+    assert run(server, tmp_path / "s", "fb", "other", fb="fb") == {"fa": [1], "fb": [1]}
+    says = "this state reads '{0}' as '{1}', from postgresql://.*#{2}; leave it to '{1}'"
+    refused(server, tmp_path / "s", SpecError, says.format("fb", "fb", "other"), fa="fa", fb="fb")
+    refused(server, tmp_path / "s", SpecError, says.format("fa", "shop", "shop"), "fb", "other", fa="fa", fb="fb")
+
+
+def opened(server: Server, position: Any, *tables: str) -> Any:
+    """A source that follows tables from a position on."""
+    made = dd.Flow()
+    schemas = {
+        name: made.upserts(name, {"id": int}, dd.Upsert(key="id"), format=FORMAT).bound.schema for name in tables
+    }
+    feeds = {name: name for name in tables}
+    return dd.sources.postgres(server.url, feeds, slot="shop", follow=True).open(schemas, position)
+
+
+def polled(source: Any) -> tuple[list[tuple[str, int]], Any]:
+    """What a source gives up to where an epoch may end: the action and the key of each message; and the position."""
+    said = list[tuple[str, int]]()
+    for _ in range(1000):
+        if (came := source.poll(1 << 20)) is None:
+            continue
+        for batches in came.rows.values():
+            for each in (json.loads(text) for batch in batches for text in batch.column("value").to_pylist()):
+                cells = each.get("columns") or each["identity"]
+                said.append((f"{each['action']} {each['table']}", cells[0]["value"]))
+        if came.position is not None:
+            return sorted((what, int(key)) for what, key in said), came.position
+    raise AssertionError(said)
+
+
+def test_changes_beside_a_copy_that_is_added_are_in_one_of_both(server: Server) -> None:
+    """A copy that dies is begun again, and leaves no slot."""
+    first = opened(server, None, "fa")
+    _, position = polled(first)
+    first.acknowledge(position)
+    first.close()
     ask(server, "insert into fa values (2)", "insert into fb values (2)")
-    says = r"reads the slot without it, so nothing has copied .*; attach it as a source of its own.*slot of its own"
-    refused(server, tmp_path / "s", SpecError, says, fa="fa", fb="fb")
-    assert run(server, tmp_path / "s", "fb", "other", fb="fb") == {"fa": [1], "fb": [1, 2]}
-    assert run(server, tmp_path / "s", fa="fa") == {"fa": [1, 2], "fb": [1, 2]}
+    dies = opened(server, position, "fa", "fb")
+    _, reached = polled(dies)
+    dies.acknowledge(reached)  # what there was before is an epoch of its own
+    ask(server, "insert into fa values (3)", "insert into fb values (3)")
+    assert dies.poll(1 << 20).position is None
+    for each in (dies._holder, dies.connection):
+        each.close()  # as if the process had died
+    again = opened(server, reached, "fa", "fb")
+    assert polled(again)[0] == [("I fa", 3)]
+    again.close()  # before the commit
+    again = opened(server, reached, "fa", "fb")
+    _, reached = polled(again)
+    again.acknowledge(reached)
+    assert again.poll(1 << 20).position is None
+    ask(server, "insert into fa values (4)", "insert into fb values (4)", "delete from fb where id = 1")
+    said, added = polled(again)
+    assert said == [("I fb", 1), ("I fb", 2), ("I fb", 3)]
+    again.acknowledge(added)
+    assert polled(again)[0] == [("D fb", 1), ("I fa", 4), ("I fb", 4)]
+    again.close()
+    assert ask(server, "select slot_name from pg_replication_slots") == [("shop",)]
+
+
+def test_one_slot_more_is_needed_while_a_table_is_added(server: Server, tmp_path: Path) -> None:
+    run(server, tmp_path / "s", fa="fa")
+    most = int(ask(server, "show max_replication_slots")[0][0])
+    ask(server, *(f"select pg_create_physical_replication_slot('fill{n}')" for n in range(most - 1)))
+    ask(server, "insert into fa values (2)")
+    with pytest.raises(UnreadableInput, match="raise max_replication_slots, or drop a slot"):
+        run(server, tmp_path / "s", fa="fa", fb="fb")
+    ask(server, "select pg_drop_replication_slot('fill0')")
+    assert run(server, tmp_path / "s", fa="fa", fb="fb") == {"fa": [1, 2], "fb": [1]}
 
 
 def test_a_table_that_feeds_another_input_now_is_not_followed(server: Server, tmp_path: Path) -> None:
@@ -71,7 +149,7 @@ def test_an_input_that_a_source_feeds_no_more_is_named_until_it_is_dropped(serve
     with one.open(state) as engine:
         engine.run({"shop": dd.sources.postgres(server.url, {"fa": "fa"}, slot="shop")})
         assert sorted(engine.read("fa rows").column("id").to_pylist()) == [1, 2, 3]
-    refused(server, state, SpecError, "has copied the rows that it has", fa="fa", fb="fb")
+    assert run(server, state, fa="fa", fb="fb") == {"fa": [1, 2, 3], "fb": [1, 2, 3]}
 
 
 def test_a_slot_is_read_under_one_name(server: Server, tmp_path: Path) -> None:
