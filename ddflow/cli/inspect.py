@@ -17,6 +17,7 @@ import typer
 from ddflow import terminal
 from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
+from ddflow.errors import cut
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,9 +30,10 @@ def inspect(
 ) -> None:
     """Show what a state consists of, without reading its data.
 
-    Its epoch and times, its inputs and counts with their keys, deleted keys, versions, runs, files and bytes, events
-    that are pending, the plan, the last epochs that can be given again, and the versions that are kept for readers; of
-    a state of many partitions, stage by stage, how they differ.
+    Its epoch and times, where its sources were read to and what its sinks have, its inputs and counts with their keys,
+    deleted keys, versions, runs, files and bytes, events that are pending, the plan, the last epochs that can be given
+    again, and the versions that are kept for readers; of a state of many partitions, stage by stage, how they differ.
+    Long names are cut, and of many versions the newest are shown; `--json` has all.
 
     `since` is the earliest time that can be read, the `frontier` the least that may still come in.
 
@@ -107,7 +109,9 @@ def _shown(value: Any) -> str:
 LONG = 40
 """From how many letters on a value is a text to read, and not a figure."""
 LATEST = 5
-"""How many runs of calls are shown of an input."""
+"""How many runs of calls are shown of an input, and versions."""
+NAMED = 50
+"""Letters of a collection that is called as it is made: its two ends tell which it is, and ``--json`` has all."""
 _WAYS = {"events": "events", "full": "full contents", "restated": "a history, restated"}
 
 Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
@@ -116,6 +120,7 @@ Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
 def sections(found: Mapping[str, Any]) -> Iterator[Section]:
     """Title, head and rows of each table."""
     yield found["state"], (), _about(found)
+    yield from _attached(found)
     head: Sequence[str] = (
         "collection",
         "keys",
@@ -145,27 +150,26 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         "Outputs",
         ("output", "is", "folder"),
         (
-            (name, text, f"{found['folder']['path']}/{folders[name]}" if name in folders else "")
+            (name, cut(text, NAMED), f"{found['folder']['path']}/{folders[name]}" if name in folders else "")
             for name, text in found["outputs"].items()
         ),
     )
-    yield from _attached(found)
     head = ("epoch", "call", "at", "verdicts", "outputs", "digest")
     yield "Epochs that can be given again", head, _receipts(found["receipts"], _time_type(found))
-    yield (
-        "Versions that are kept",
-        ("manifest", "epoch", "age", "written", "why"),
-        (
-            (
-                each["manifest"],
-                each.get("epoch"),
-                ago(each["age"]) if "age" in each else "",
-                each.get("written", ""),
-                each.get("note", each.get("error")),
-            )
-            for each in found["versions"]
-        ),
-    )
+    yield "Versions that are kept", ("manifest", "epoch", "age", "written", "why"), _versions(found["versions"])
+
+
+def _versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
+    """The newest and those with an error; between them, how many there are."""
+    shown = [at for at, each in enumerate(versions) if at < LATEST or "error" in each]
+    for at, until in zip(shown, [*shown[1:], len(versions)], strict=True):
+        each, older = versions[at], versions[at + 1 : until]
+        age = ago(each["age"]) if "age" in each else ""
+        yield each["manifest"], each.get("epoch"), age, each.get("written", ""), each.get("note", each.get("error"))
+        if older:
+            ends, first = older[-1], older[0]
+            numbers = (_between(ends[of], first[of]) for of in ("manifest", "epoch"))
+            yield *numbers, ago(ends["age"]), ends["written"], f"{len(older):,} versions, back to {ends['note']!r}"
 
 
 def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
@@ -202,7 +206,6 @@ def _time_type(found: Mapping[str, Any]) -> Any:
 def _attached(found: Mapping[str, Any]) -> Iterator[Section]:
     """Sources and sinks; of a long position its two ends."""
     from ddflow.dataflow.budget import shown_size
-    from ddflow.errors import cut
 
     columns = ("left_out", "added")
     sources = (
@@ -229,7 +232,13 @@ def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     for each in (found["inputs"], found["operators"]):
         for name, of in each.items():
             figures = [of.get(what, 0) for what in ("keys", "tombstones", "versions", "runs", "merges", "files")]
-            yield (name, *figures, shown_size(of.get("bytes", 0)), of.get("arrived", ""), of.get("pending", ""))
+            yield (
+                cut(name, NAMED),
+                *figures,
+                shown_size(of.get("bytes", 0)),
+                of.get("arrived", ""),
+                of.get("pending", ""),
+            )
 
 
 def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:

@@ -181,3 +181,21 @@ def _manifests() -> int:
 
 def _sorted(table: Any) -> list[Any]:
     return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+def test_inspect_shows_the_newest_versions_and_cuts_long_names() -> None:
+    flow = dd.Flow()
+    rows = flow.upserts("orders", {"id": int, "city": str, "amount": int}, dd.Upsert(key="id"))
+    for number in range(6):
+        rows = rows.filter(f"amount > {number}")
+    flow.output("by_city", rows.group_by("city").agg(n="count(*)", total="sum(amount)", most="max(amount)"))
+    with flow.open("state") as engine:
+        for number in range(12):
+            engine.step({"orders": {"id": [number], "city": ["Bern"], "amount": [number]}})
+        engine.run({"orders": dd.sources.files("*.none")}, {"by_city": dd.sinks.sqlite("out.db", "by_city")})
+    said, whole = run("inspect", "state").stdout, json.loads(run("inspect", "state", "--json").stdout)
+    assert max(map(len, said.splitlines())) < 160 < max(map(len, whole["operators"]))
+    kept = said[said.index("Versions that are kept") :].strip().splitlines()[2:]
+    assert [line.split()[0] for line in kept[:5]] == [str(each["manifest"]) for each in whole["versions"][:5]]
+    assert len(kept) == 6 and f"{len(whole['versions']) - 5} versions, back to" in kept[5]
+    assert said.index("\nSinks\n") < said.index("\nCollections\n")
