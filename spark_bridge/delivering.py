@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self
 import pyarrow as pa
 
 from ddflow.connectors.attached import TableSink
-from ddflow.engine.deliveries import Deliveries
+from ddflow.engine.deliveries import Deliveries, passed_over
 from ddflow.engine.delivery import Delivery
 from ddflow.engine.differing import Synced
 from ddflow.engine.flow import Flow
@@ -52,6 +52,7 @@ class Outlets:
         self.epochs = DriverEpochs(job.coordinator, self._each)
         each = {name: Delivery(self.epochs, name, sink) for name, sink in options.sinks.items()}
         self.of = Deliveries(each, options.how.most, options.how.patience)
+        passed_over(job.coordinator.log.sinks, options.sinks, job.store)
 
     def drain(self) -> None:
         """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""

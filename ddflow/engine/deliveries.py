@@ -16,7 +16,8 @@ manifest, or by one of its own at the end.
 (False, True, {'people': 1})
 """
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, closing
 from time import monotonic, sleep
 from typing import Final
@@ -96,6 +97,16 @@ class Deliveries:
         """Let go of all targets.  Twice is harmless."""
         for each in self.each.values():
             each.close()
+
+
+def passed_over(attached: Iterable[str], given: Collection[str], where: str) -> None:
+    """Warn of sinks of a state that are ``attached`` and not ``given``.  O(sinks)."""
+    if lacking := [name for name in attached if name not in given]:
+        warnings.warn(
+            f"the sinks of {lacking} of {where} are attached and not given: the state keeps their updates until they "
+            "are given again, or forgotten: detach=, in one process engine.detach",
+            stacklevel=4,
+        )
 
 
 def sync(

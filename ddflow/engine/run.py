@@ -30,7 +30,7 @@ from ddflow.dataflow.result import Step
 from ddflow.engine.attachable import fed_by, lateness
 from ddflow.engine.calls import Calls
 from ddflow.engine.commit_timer import CommitTimer
-from ddflow.engine.deliveries import NAP, Deliveries
+from ddflow.engine.deliveries import NAP, Deliveries, passed_over
 from ddflow.engine.delivery import Delivery
 from ddflow.engine.fed_by import taken_up
 from ddflow.engine.inlet import CallRows, Inlet, found, refused
@@ -90,6 +90,8 @@ class RunLoop:
         self.late = lateness(plan, how)
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
         self.outlets = Deliveries(each, how.most, how.patience)
+        if self.log is not None:
+            passed_over(self.log.sinks, sinks, self.log.manifest_log.store.where)
         self.report = RunReport(self.calls, self.inlets, self.outlets, shows)
         for name, delivery in each.items():
             delivery.look = self.report.writing(name)

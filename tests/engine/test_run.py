@@ -181,6 +181,9 @@ def test_epochs_wait_for_a_sink_beyond_those_that_can_be_given_again(tmp_path: P
     with flow().open(tmp_path / "state") as engine:
         engine.run({}, {"orders": sink})
         assert [row[3] for row in of_sqlite(tmp_path / "out.db", "orders")] == list(range(1, 21))
+        with pytest.warns(UserWarning, match=r"the sinks of \['orders'\] of .*state are attached and not given"):
+            engine.run({}, {"by_city": dd.sinks.sqlite(tmp_path / "out.db", "by_city")})
+        engine.detach("by_city")
         engine.step({"orders": {"id": [77], "city": ["Bern"], "amount": [1]}})
         assert len(manifest_of(tmp_path / "state").receipts) == 8
 
