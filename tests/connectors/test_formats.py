@@ -351,7 +351,7 @@ BAD: list[tuple[Any, pa.DataType, str]] = [
     (1.5, pa.int64(), "column 'v' is '1.5', which is no int64"),
     (300, pa.int8(), "column 'v' is '300', which is no int8"),
     ("12.345", pa.decimal128(5, 2), "column 'v' is '12.345', which is no decimal128"),
-    (base64.b64encode(b"\x7f" * 9).decode(), pa.decimal128(5, 2), "which is no decimal128"),
+    (base64.b64encode(b"\x7f" * 9).decode(), pa.decimal128(5, 2), "3115487927.03, it is too wide for decimal128(5, 2)"),
     ("2020-13-01", pa.date32(), "which is no date32"),
     ("2020-01-01T00:00:00", pa.timestamp("us", "UTC"), "which is no timestamp"),
     ("2020-01-01T00:00:00.1234567Z", pa.timestamp("us"), "which is no timestamp"),
@@ -476,6 +476,20 @@ def test_options_that_are_none() -> None:
             dd.formats.debezium(**wrong)
     with pytest.raises(dd.errors.SpecError, match="give a function"):
         dd.formats.custom("x")  # type: ignore[arg-type]
+
+
+def test_many_values_that_do_not_fit_are_found_together_and_shown_as_numbers() -> None:
+    def coded(number: int) -> str:
+        return base64.b64encode(number.to_bytes(4, "big", signed=True)).decode()
+
+    numbers = [99_999, 100_000, -99_999, -100_000] * 500
+    rows = [change("c", {"id": n, "v": "!" if n == 8 else coded(each)}, lsn=n) for n, each in enumerate(numbers)]
+    with flow_of({"id": int, "v": pa.decimal128(5, 3)}, dd.formats.debezium(on_bad="drop")).open() as engine:
+        step = engine.step({"t": table(rows)})
+    reasons = step["t.bad"]["reason"].to_pylist()
+    assert reasons[:2] == [f"column 'v' is {n}100.000, it is too wide for decimal128(5, 3)" for n in ("", "-")]
+    assert (step.verdicts.bad, sum("'!'" not in each for each in reasons)) == (1001, 1000)
+    assert "column 'v' is '!', which is no decimal128(5, 3)" in reasons
 
 
 def test_fractions_that_json_rounds_are_refused() -> None:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
-from ddflow.connectors.formats.decimals import PRECISE, decimals
+from ddflow.connectors.formats.decimals import BASE64, PRECISE, decimals, number_in, too_wide
 from ddflow.connectors.formats.parse import QUOTED, TEXT, Bools, base64_bytes, computed
 from ddflow.connectors.formats.times import is_timed, timed
 
@@ -62,7 +62,39 @@ def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Arra
     """Cells in a type, and which of them do not fit and are null: None where all do.  O(n); O(log n) more a misfit."""
     if cells.type == kind:
         return cells, None
-    return _attempted(cells, kind, lambda some: _read(some, kind, how))
+    try:
+        return _read(cells, kind, how), None
+    except _UNFIT:
+        known = _misfits(cells, kind, how)
+    if known.any():
+        cells = pc.if_else(pa.array(known), pa.scalar(None, cells.type), cells)
+    made, wrong = _attempted(cells, kind, lambda some: _read(some, kind, how))
+    return made, known if wrong is None else known | wrong
+
+
+def _misfits(cells: pa.Array, kind: pa.DataType, how: CellForm) -> Bools:
+    """Cells that do not fit, as far as all can be looked at together: to find each by halves takes a millisecond."""
+    if not is_text(cells.type):
+        return np.zeros(len(cells), np.bool_)
+    if pat.is_decimal(kind):
+        return too_wide(cells, kind, how.decimals, how.scale, how.quoted)
+    if _is_binary(kind) and how.binary != "hex":
+        return np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(cells, BASE64)), False))
+    return np.zeros(len(cells), np.bool_)
+
+
+def shown(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, str]:
+    """A cell that does not fit, and why it does not; a decimal as the number that it is.
+
+    >>> shown("Czpzzi+D", pa.decimal128(9, 3), CellForm())
+    ('12345678901.123', 'it is too wide for decimal128(9, 3)')
+    """
+    text = cell.strip('"') if isinstance(cell, str) else cell
+    if pat.is_decimal(kind) and isinstance(text, str):
+        coded = how.decimals == PRECISE and not cell[:1].isdigit()  # a number of JSON has no quotes
+        if (number := number_in(text, (kind.scale if how.scale is None else how.scale) if coded else None)) is not None:
+            return number, f"it is too wide for {kind}"
+    return repr(text), f"which is no {kind}"
 
 
 def _attempted(

@@ -15,6 +15,8 @@ one at the source already, is rounded to the declared digits. Nothing loops over
 [Decimal('1.50'), Decimal('2.00')]
 """
 
+import base64
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -23,11 +25,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
-from ddflow.connectors.formats.parse import TEXT, base64_bytes, objects
+from ddflow.connectors.formats.parse import TEXT, Bools, base64_bytes, objects
 
 PRECISE: Final = "precise"
 MODES: Final = (PRECISE, "string", "double")
 """Debezium's own words: ``decimal.handling.mode``."""
+BASE64: Final = '^"?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"?$'
+_WIDE: Final = pa.decimal256(76, 38)
 
 
 def decimals(
@@ -58,6 +62,36 @@ def decimals(
     if not pc.any(variable).as_py():
         return unscaled(base64_bytes(cells), kind, scale)
     return _variable(cells, variable, kind, scale)
+
+
+def too_wide(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
+    """Which texts are numbers that do not fit, or none at all, where all can be seen at once; else none.  O(n)."""
+    wrong: Bools = np.zeros(len(cells), np.bool_)
+    if mode == "double":
+        return wrong
+    if mode == PRECISE:
+        plain = pc.fill_null(pc.match_substring_regex(cells, rf"^[{{0-9-]|{BASE64}"), True)
+        wrong = np.logical_not(np.asarray(plain))
+        cells = pc.if_else(plain, cells, pa.scalar(None, cells.type))
+    try:
+        read = decimals(cells, _WIDE, mode, kind.scale if scale is None else scale, quoted)
+    except (pa.ArrowException, ValueError):
+        return wrong
+    whole = pc.equal(read, read.cast(pa.decimal256(76, kind.scale), safe=False).cast(_WIDE))
+    fits = pc.less(pc.abs(read), pa.scalar(Decimal(10) ** (kind.precision - kind.scale), _WIDE))
+    wrong |= np.logical_not(np.asarray(pc.fill_null(pc.and_(whole, fits), True)))
+    return wrong
+
+
+def number_in(text: str, scale: int | None) -> str | None:
+    """The number that a cell is, in words; None where it is none.  ``scale``: of one that is bytes in base64."""
+    try:
+        if scale is None:
+            return text if len(text) <= 15 and Decimal(text).is_finite() else None  # longer ones JSON may have rounded
+        raw = base64.b64decode(text, validate=True)
+        return f"{Decimal(int.from_bytes(raw, 'big', signed=True)).scaleb(-scale):f}" if raw else None
+    except (ValueError, ArithmeticError):
+        return None
 
 
 def _unquoted(cells: pa.Array, mode: str) -> pa.Array:

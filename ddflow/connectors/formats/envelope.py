@@ -12,7 +12,7 @@ together. What has no such field is null.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -55,6 +55,18 @@ class Inside(NamedTuple):
     def cells(self, *path: str) -> pa.Array:
         """The cells at a path; null where there are none.  O(n)."""
         return at_path(self.body, path)
+
+    def forms(self, path: Sequence[str], name: str, usual: CellForm) -> Callable[[int], CellForm]:
+        """How a cell of a column stands in a message, by its row.  O(schemas * log n) each."""
+        known = [(rows, readings(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
+
+        def form(row: int) -> CellForm:
+            for rows, how in known:
+                if (at := np.searchsorted(rows, row)) < rows.size and rows[at] == row:
+                    return how
+            return usual
+
+        return form
 
     def take(self, rows: Ints) -> "Inside":
         """Some of the messages, ascending."""

@@ -183,7 +183,8 @@ class Enveloped(Format):
                     bad.mark(at[absent[name]], f"column {name!r} is unavailable: {remedy}")
             made, wrong = typed(inside, read.after, name, field.type, self.usual)
             if wrong is not None:
-                misfit(inside.cells(*read.after, name), np.flatnonzero(wrong & ~deleted), field, at, bad)
+                how = inside.forms(read.after, name, self.usual)
+                misfit(inside.cells(*read.after, name), np.flatnonzero(wrong & ~deleted), field, at, bad, how)
             columns[name] = made
         if gone.size:
             columns |= self._of_deletes(read, columns, at, gone, messages, target, bad)
@@ -209,7 +210,8 @@ class Enveloped(Format):
             kind = target.columns.field(name).type
             found, wrong = typed(some, read.before, name, kind, self.usual)
             if wrong is not None:
-                misfit(some.cells(*read.before, name), np.flatnonzero(wrong), target.columns.field(name), at[gone], bad)
+                how, field = some.forms(read.before, name, self.usual), target.columns.field(name)
+                misfit(some.cells(*read.before, name), np.flatnonzero(wrong), field, at[gone], bad, how)
             if name in keyed:
                 found = pc.coalesce(keyed[name], found)
             every = pa.concat_arrays([columns[name], found])
@@ -239,8 +241,8 @@ class Enveloped(Format):
                 old, wrong = typed(some, read.before, name, column.type, self.usual)
                 old = pc.coalesce(old, column.take(pa.array(rows)))  # what did not change may not be there
                 if wrong is not None:
-                    field = target.columns.field(name)
-                    misfit(some.cells(*read.before, name), np.flatnonzero(wrong), field, made.at[rows], bad)
+                    field, how = target.columns.field(name), some.forms(read.before, name, self.usual)
+                    misfit(some.cells(*read.before, name), np.flatnonzero(wrong), field, made.at[rows], bad, how)
             columns[name] = pa.concat_arrays([column, old]).take(take)
         which = np.asarray(take)
         return made._replace(

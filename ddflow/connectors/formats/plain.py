@@ -22,11 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.schema import is_text, one_chunk, plain
+from ddflow.connectors.formats import examples
 from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, Target, Upserts
-from ddflow.connectors.formats.cells import BINARIES, CellForm, shape_of
+from ddflow.connectors.formats.cells import BINARIES, CellForm, shape_of, shown
 from ddflow.connectors.formats.decimals import MODES
 from ddflow.connectors.formats.envelope import opened, typed
-from ddflow.connectors.formats.examples import Examples, shown
+from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.keys import key_cells
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.positions import POSITION
@@ -53,7 +54,7 @@ class PlainJson(Format):
 
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the messages themselves."""
-        return shown(values, ["$"])
+        return examples.shown(values, ["$"])
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
@@ -65,7 +66,14 @@ class PlainJson(Format):
         for field in target.columns:
             made, wrong = typed(inside, (), field.name, field.type, how)
             if wrong is not None:
-                misfit(inside.cells(field.name), np.flatnonzero(wrong), field, np.arange(messages.rows), bad)
+                misfit(
+                    inside.cells(field.name),
+                    np.flatnonzero(wrong),
+                    field,
+                    np.arange(messages.rows),
+                    bad,
+                    inside.forms((), field.name, how),
+                )
             columns[field.name] = made
         lacking = np.zeros(messages.rows, np.bool_)
         for name in target.key:
@@ -101,14 +109,15 @@ def no_rows(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) 
         bad.mark(rows[~np.asarray(objects_here)], "it is no object of JSON")
 
 
-def misfit(cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessages) -> None:
-    """Mark the messages of cells that do not fit their column; ``at``: the message of each."""
+def misfit(
+    cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessages, how: Callable[[int], CellForm]
+) -> None:
+    """Mark the messages of cells that do not fit their column; ``at``: the message of each.  ``how``: as of each."""
 
     def reason(n: int) -> str:
-        cell = cells[int(rows[n])].as_py()
-        cell = cell.strip('"') if isinstance(cell, str) else cell
-        bad.narrow[int(at[rows[n]])] = (field, str(cell))
-        return f"column {field.name!r} is {cut(repr(cell), 80)}, which is no {field.type}"
+        cell, why = shown(cells[int(rows[n])].as_py(), field.type, how(int(rows[n])))
+        bad.narrow[int(at[rows[n]])] = (field, cell.strip("'"))
+        return f"column {field.name!r} is {cut(cell, 80)}, {why}"
 
     bad.mark(at[rows], reason)
 

@@ -140,7 +140,7 @@ class DeltaFeed(Format):
             cells = pc.struct_field(rows, field.name)
             columns[field.name], wrong = cells_as(cells, field.type, CellForm())
             if wrong is not None:
-                misfit(cells, np.flatnonzero(wrong), field, at, bad)
+                misfit(cells, np.flatnonzero(wrong), field, at, bad, lambda _: CellForm())
         version = pc.struct_field(rows, "_commit_version").cast(pa.int64())
         order = {POSITION: version, ROW: pa.array((~deleted).astype(np.int64))} if target.ordered else {}
         return Upserts(columns, deleted, order)
