@@ -126,6 +126,11 @@ class Source(ABC):
         """The ``_position`` of an event in its own words."""
         return place
 
+    @classmethod
+    def without(cls, position: Any, inputs: Collection[str]) -> Any:
+        """A position of its ``positions`` where inputs are dropped that it fed; the same, for most."""
+        return position
+
     def inputs(self, name: str) -> Sequence[str]:
         """The inputs that it feeds when it is attached as ``name``: that one, for most."""
         return (name,)

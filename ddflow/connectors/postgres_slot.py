@@ -103,6 +103,12 @@ class PostgresTables(Source):
         """A place in the log."""
         return text_of(place)
 
+    @classmethod
+    def without(cls, position: Any, inputs: Collection[str]) -> Any:
+        """Without their tables, which are copied anew if they are given again."""
+        tables = {name: of for name, of in position["tables"].items() if of["input"] not in inputs}
+        return {**position, "tables": tables}
+
     def inputs(self, name: str) -> Sequence[str]:
         """Those of its tables."""
         return tuple(dict.fromkeys(input or name for input in self.tables.values()))

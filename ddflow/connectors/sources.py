@@ -10,7 +10,7 @@ of all, in ``attached``. A library that one needs is imported when it is opened.
 'Expected `str`, got `int` - at `$.lsn`'
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from os import PathLike, fspath
 from typing import Any
@@ -299,6 +299,15 @@ def said(kind: str, position: Any) -> str:
     ('version 7', '[7]')
     """
     return cut((Source if misread(kind, position) else _kind(kind)).said(position))
+
+
+def without(kind: str, position: Any, inputs: Collection[str]) -> Any:
+    """A position of a kind of source where inputs are dropped that it fed.
+
+    >>> without("files", [7], ["orders"])
+    [7]
+    """
+    return position if misread(kind, position) else _kind(kind).without(position, inputs)
 
 
 def placed(kind: str, place: int) -> int | str:

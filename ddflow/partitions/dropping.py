@@ -34,6 +34,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from ddflow.columns.names import did_you_mean
+from ddflow.connectors.sources import without
 from ddflow.dataflow.budget import parse_size
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import GONE
@@ -292,7 +293,7 @@ def _sources(sources: Mapping[str, Attached], inputs: set[str]) -> dict[str, Att
     for name, each in sources.items():
         fed = _but(each.left_out, inputs)
         if fed or not (each.left_out or name in inputs):
-            out[name] = replace(each, left_out=fed)
+            out[name] = replace(each, left_out=fed, position=without(each.kind, each.position, inputs))
     return out
 
 

@@ -152,6 +152,14 @@ def test_an_input_that_a_source_feeds_no_more_is_named_until_it_is_dropped(serve
     assert run(server, state, fa="fa", fb="fb") == {"fa": [1, 2, 3], "fb": [1, 2, 3]}
 
 
+def test_an_input_that_was_dropped_and_is_there_again_is_copied_anew(server: Server, tmp_path: Path) -> None:
+    state = tmp_path / "s"
+    assert run(server, state, fa="fa", fb="fb") == {"fa": [1], "fb": [1]}
+    dd.evolve(state, drop_outputs=["fb rows"], drop_inputs=["fb"])
+    assert list(dd.inspect(state)["sources"]["shop"]["position"]["tables"]) == ["public.fa"]
+    assert run(server, state, fa="fa", fb="fb") == {"fa": [1], "fb": [1]}
+
+
 def test_a_slot_is_read_under_one_name(server: Server, tmp_path: Path) -> None:
     run(server, tmp_path / "s", "fa", fa="fa")
     says = r"the source 'both': this state reads postgresql://.*#shop as 'fa', up to .*; give it under that name, 'fa'"
