@@ -40,11 +40,17 @@ Ignored = Annotated[
 ]
 
 
+NullKeys = Annotated[
+    str, typer.Option("--null-key", metavar="error|drop|keep", help="What becomes of a row whose key is null.")
+]
+
+
 def compare(
     before: Before,
     after: After,
     key: Key,
     ignore: Ignored = None,
+    null_key: NullKeys = "error",
     output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
     exit_code: Annotated[
@@ -66,8 +72,8 @@ def compare(
     """Compare two files by key: which rows were added, removed or changed, and what their values were and are.
 
     Each difference is a row: the key, `_change` (added, removed, changed), `_changed` (the columns that differ), and
-    each other column twice, as `NAME_before` and `NAME_after`. They are sorted by key. A key that occurs twice in a
-    file is an error. A column that only one file has is null in the other, and named on stderr.
+    each other column twice, as `NAME_before` and `NAME_after`. They are sorted by key. A key that is null or
+    occurs twice in a file is an error. A column that only one file has is null in the other, and named on stderr.
 
     Exit codes: 0 done, whether rows differ or not; with `--exit-code` as that says.
 
@@ -89,7 +95,7 @@ def compare(
         files = how(format, delimiter, null, encoding, decimal, dates, thousands)
         columns = names(key), names(ignore or []), parse_types(types or ())
         with watching("reading") as tick:
-            done = comparison(before, after, *columns, files, tick)
+            done = comparison(before, after, *columns, files, tick, null_key)  # type: ignore[arg-type]
         say_doubts(done.doubts)
         for note in done.notes:
             say(note, err=True)

@@ -9,7 +9,7 @@ all. Nothing of a state is read here but its manifest.
 {'id': 7, 'city': 'Bern'}
 >>> key_of("00000000-0000-0000-0000-000000000007", bind("v", pa.schema({"id": pa.uuid()}), Upsert(key="id")))
 {'id': UUID('00000000-0000-0000-0000-000000000007')}
->>> key_of("a=b", bind("v", pa.schema({"id": pa.string()}), Upsert(key="id")))
+>>> key_of("id=a=b", bind("v", pa.schema({"id": pa.string()}), Upsert(key="id")))
 {'id': 'a=b'}
 """
 
@@ -26,7 +26,9 @@ import typer
 
 from ddflow.cli.progress import Tick, watching
 from ddflow.cli.reading import rows_of
+from ddflow.cli.say import say
 from ddflow.columns.names import did_you_mean
+from ddflow.columns.schema import is_text
 from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files
 from ddflow.connectors.files.kinds import COLUMNAR, MESSAGES
 from ddflow.engine.logs import Full
@@ -115,6 +117,7 @@ def key_of(text: str, bound: Bound) -> dict[str, Any]:
         given = {name.strip(): value for name, _, value in pairs}
     else:
         given = dict(zip(names, parts, strict=False)) if len(parts) == len(names) else {}
+    _check_equals(asked, pairs, names, bound)
     if sorted(given) != sorted(names):
         raise NotReadable(asked, f"its columns are {names}", f"write {','.join(f'{name}=...' for name in names)}")
     try:
@@ -124,6 +127,18 @@ def key_of(text: str, bound: Bound) -> dict[str, Any]:
         if not wrong:
             raise
         raise NotReadable(asked, f"there is no key column {wrong[0]!r}", did_you_mean(wrong[0], names)) from None
+
+
+def _check_equals(asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequence[str], bound: Bound) -> None:
+    """Refuse ``idd=7`` for a key ``id``, where it would be a value of text, and say what ``x=7`` is taken for."""
+    name = pairs[0][0].strip()
+    if len(names) > 1 or not pairs[0][1] or name in names or not is_text(bound.key_schema.field(0).type):
+        return
+    near = did_you_mean(name, names)
+    if near.startswith("did you mean") or name in bound.schema.names:
+        remedy = f"{near}; a value that is so is {names[0]}={name}={pairs[0][2]}"
+        raise NotReadable(asked, f"there is no key column {name!r}", remedy)
+    say(f"{''.join(pairs[0])!r} is taken as a value of the key {names[0]!r}", err=True)
 
 
 def values_of(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[str, Any]:

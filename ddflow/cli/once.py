@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 import ddflow as dd
 from ddflow.cli.continued import declared, epochs, opened, state_columns
+from ddflow.cli.full_like import FULL, FullLike
 from ddflow.cli.messages import say_bad
 from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
@@ -67,7 +68,10 @@ def run(ask: Ask) -> None:
             skipped.rows += rows
             shown(rows, updates)
 
+        looks = FullLike(not (ask.whole or ask.held_back or ask.state or ask.tombstone or ask.delete or ask.merge))
         for step in _steps(engine, given, ask, tick, skipped, course):
+            if looks.alike:
+                looks.saw(sum(step.verdicts.counts.values()), engine.dataflow.graph.arrangements[INPUT].keys)
             with course.writes():
                 if not ask.net:
                     out.write(step[OUT])
@@ -100,6 +104,8 @@ def run(ask: Ask) -> None:
     else:
         say(done.text(), err=True)
         say_bad(counts.get("bad", 0), ask.bad_output)
+        if (hint := looks.hint(FULL[ask.counts])) is not None:
+            say(hint, err=True)
 
 
 def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:

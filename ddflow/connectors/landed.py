@@ -34,6 +34,7 @@ import pyarrow as pa
 from ddflow.columns.wider import rewritten
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source, Spot
 from ddflow.connectors.files.kinds import PLAIN, Dialect, kind_of
+from ddflow.connectors.files.numbered import warn_of_numbers
 from ddflow.connectors.files.read_lines import blocks, filled
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.formats.base import DELETED
@@ -247,7 +248,8 @@ class FollowedFiles(OpenSource):
             if file in self.done and self.done[file] != stamp:
                 raise self._changed(file, self.done[file], stamp)
         self.done = {file: stamp for file, stamp in self.done.items() if file in there}
-        for file in sorted(there.keys() - self.done.keys()):
+        warn_of_numbers(new := sorted(there.keys() - self.done.keys()))
+        for file in new:
             if self.of.full and self.done and file < (last := max(self.done)):
                 found = f"full contents come in the order of names, and {last!r} was read before it"
                 remedy = "move it away, because newer contents are there; or give it a later name"

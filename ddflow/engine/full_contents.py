@@ -104,20 +104,27 @@ class Contents:
         self._ids = []
         return sort(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
 
-    def refuse_duplicates(self, by: Sorted, rows: Iterable[Events]) -> None:
-        """Raise `DuplicateKeys` where a key has several rows.  ``rows``: all of them, for the message.  O(keys)."""
+    def refuse_duplicates(self, by: Sorted, rows: Iterable[Events], began: int) -> None:
+        """Raise `DuplicateKeys` where a key has several rows.  O(keys).
+
+        ``rows``: all of them, for the message; ``began``: the number of the first among all events.
+        """
         twice = np.flatnonzero(np.diff(by.starts) > 1)
         if not twice.size:
             return
         wanted = {int(by.high[at]) for at in by.starts[twice[:NAMED]]}
         keys: dict[int, Any] = {}
+        at: dict[int, list[int]] = {}
         for events in rows:
             high, _ = self.upsert.keys.of(events.rows)
             for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
                 keys[int(high[row])] = shown_row(events.rows.select(list(self.bound.spec.key)), int(row))
+                at.setdefault(int(high[row]), []).append(int(events.arrival[row]) - began)
+        one, other, *_ = sorted(next(iter(at.values())))
         raise DuplicateKeys(
             self.asked,
-            f"{twice.size:,} keys have more than one row, first {list(keys.values())}",
+            f"{twice.size:,} keys have more than one row, first {list(keys.values())}: the first of them in row {one}, "
+            f"counted from 0, and in row {other}, counted from 0",
             "full contents name each key once: mend them; nothing was taken in",
         )
 

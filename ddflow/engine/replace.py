@@ -177,7 +177,7 @@ def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, a
     """Put a deletion for each absent key with the rows; how many.  ``once``: whether a key may have one row only."""
     by, total = contents.sorted(), 0
     if once:
-        contents.refuse_duplicates(by, inflow.pieces)
+        contents.refuse_duplicates(by, inflow.pieces, arrival - inflow.rows)
     for events in contents.absent(by):
         n = events.num_rows
         times = np.full(n, time)

@@ -5,7 +5,7 @@ the differences, by canonical equality (one NaN, -0.0 == 0.0, decimals by value)
 the comparison is refused; and equal tables give no row, in whatever order and types their rows come. Columns of two
 types are compared in one that holds the values of both, or the comparison is refused, naming the column.
 
-Limits: both sides are in memory. A null in a key is a value like others. In text files a column that reads as numbers
+Limits: both sides are in memory. In text files a column that reads as numbers
 on one side and as text on the other is text on both.
 
 >>> before = {"id": [1, 2, 3], "city": ["Bern", "Basel", "Chur"], "n": [1, 2, 3]}
@@ -21,7 +21,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,16 +30,17 @@ import pyarrow.compute as pc
 from ddflow.columns.casts import exact, fitting
 from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
-from ddflow.columns.schema import is_text, normal_type, one_chunk, plain
+from ddflow.columns.schema import normal_type, one_chunk, plain
 from ddflow.connectors.files import AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.kinds import is_text_kind
 from ddflow.connectors.files.places import STDIN, listed
 from ddflow.connectors.files.text_path import TextPath, dialect_of
 from ddflow.connectors.frames import of_files, to_table
 from ddflow.engine.flow import Flow
-from ddflow.errors import DuplicateKeys, SchemaMismatch, SpecError
+from ddflow.errors import DuplicateKeys, NullKey, SchemaMismatch, SpecError
 from ddflow.metrics import Look
 from ddflow.plan.spec import Upsert
+from ddflow.tools.compared_side import Side, as_text
 
 CHANGE: Final = "_change"
 CHANGED: Final = "_changed"
@@ -47,6 +48,7 @@ KINDS: Final = ("removed", "added", "changed")
 SIDES: Final = ("before", "after")
 SUFFIXES: Final = tuple(f"_{side}" for side in SIDES)
 _ROWS: Final = "rows"
+NullKeys = Literal["error", "drop", "keep"]
 
 
 class Comparison(NamedTuple):
@@ -65,7 +67,9 @@ class Comparison(NamedTuple):
         return {kind: int((found == kind).sum()) for kind in ("added", "removed", "changed")}
 
 
-def compare(before: Any, after: Any, key: str | Sequence[str], *, ignore: str | Sequence[str] = ()) -> pa.Table:
+def compare(
+    before: Any, after: Any, key: str | Sequence[str], *, ignore: str | Sequence[str] = (), null_key: NullKeys = "error"
+) -> pa.Table:
     """The keyed diff of two tables.
 
     Parameters
@@ -76,6 +80,8 @@ def compare(before: Any, after: Any, key: str | Sequence[str], *, ignore: str | 
         The columns that identify a row.
     ignore : str or sequence of str
         Columns that are left out, beside ``_diff`` and ``_time``, which what an engine gives has.
+    null_key : "error", "drop" or "keep"
+        A row with a null in its key is refused, left out, or compared as any other, as groups of counts may be.
 
     Returns
     -------
@@ -88,6 +94,8 @@ def compare(before: Any, after: Any, key: str | Sequence[str], *, ignore: str | 
     ------
     DuplicateKeys
         If a side has several rows of one key; they are named.
+    NullKey
+        If a key is null, unless ``null_key`` says what becomes of it.
     SchemaMismatch
         For a key that a side lacks, and for a column of two types that have no values in common.
     SpecError
@@ -109,7 +117,7 @@ def compare(before: Any, after: Any, key: str | Sequence[str], *, ignore: str | 
     >>> compare({"id": [1]}, {"id": [1, 2]}, key="id").to_pylist()
     [{'id': 2, '_change': 'added', '_changed': None}]
     """
-    done = comparison(before, after, key, ignore)
+    done = comparison(before, after, key, ignore, null_key=null_key)
     for note in done.notes:
         warnings.warn(note, stacklevel=2)
     return done.table
@@ -123,6 +131,7 @@ def comparison(
     types: Mapping[str, pa.DataType] | None = None,
     how: FileOptions = AS_USUAL,
     look: Look = lambda rows: None,
+    null_key: NullKeys = "error",
 ) -> Comparison:
     """What `compare` returns, and what it says besides.  ``types``, ``how``: of files.  As `compare`.
 
@@ -135,25 +144,20 @@ def comparison(
     both = [table.drop_columns([name for name in table.column_names if name in ours]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
         _check_known(keys, f"key (in the rows {side})", table.column_names)
-    kinds = [dict(zip(table.column_names, table.schema.types, strict=True)) for table in both]
+    sides = [Side(*each) for each in zip((before, after), (how, how), both, strict=True)]
     both = _texts(both, (before, after), how)
     schema = _schema(both, keys)
     lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
     notes = tuple(
         f"compare: {name!r} is only in the rows {SIDES[1 - i]}, so it is null {SIDES[i]}" for name, i in lacking
     )
-    notes += _as_text(schema, kinds)
-    return Comparison(_compared(both, schema, keys), notes, (both[0].num_rows, both[1].num_rows), tuple(doubts))
-
-
-def _as_text(schema: pa.Schema, kinds: Sequence[Mapping[str, pa.DataType]]) -> tuple[str, ...]:
-    """What is said of columns that are text on one side alone.  ``kinds``: the types of each side."""
-    notes, there = list[str](), kinds[0].keys() & kinds[1].keys()
-    for field in schema:
-        was, now = (kind[field.name] if field.name in there else pa.null() for kind in kinds)
-        if is_text(field.type) and is_text(was) != is_text(now) and not {pa.null()} & {was, now}:
-            notes.append(f"compare: {field.name!r} is {was} before and {now} after, so its values are compared as text")
-    return tuple(notes)
+    notes += as_text(schema, sides)
+    return Comparison(
+        _compared(both, schema, Upsert(key=keys, null_key=null_key), sides),
+        notes,
+        (both[0].num_rows, both[1].num_rows),
+        tuple(doubts),
+    )
 
 
 def _read(
@@ -251,18 +255,20 @@ def _schema(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _compared(both: list[pa.Table], schema: pa.Schema, keys: tuple[str, ...]) -> pa.Table:
-    flow = Flow()
-    flow.output(_ROWS, flow.upserts(_ROWS, schema, Upsert(key=keys, null_key="keep")))
+def _compared(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[Side]) -> pa.Table:
+    flow, keys = Flow(), tuple(spec.key)
+    flow.output(_ROWS, flow.upserts(_ROWS, schema, spec))
     with flow.open() as engine:
-        for table, side in zip(both, SIDES, strict=True):
+        for table, side, of in zip(both, SIDES, given, strict=True):
             for lacking in [field for field in schema if field.name not in table.column_names]:
                 table = table.append_column(lacking, pa.nulls(table.num_rows, lacking.type))
             try:
                 updates = engine.replace(_ROWS, table, allow_empty=True)[_ROWS]
             except DuplicateKeys as error:
                 remedy = "a row needs a key of its own: name more columns in the key, or mend the rows"
-                raise DuplicateKeys(f"compare: the rows {side}", error.found, remedy) from None
+                raise of.placed(DuplicateKeys(f"compare: the rows {side}", error.found, remedy)) from None
+            except NullKey as error:
+                raise of.placed(NullKey(f"compare: the rows {side}", error.found, error.remedy)) from None
         secret = engine.dataflow.secret
     sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(schema.names) for diff in (-1, 1)]
     at = _paired([side.select(list(keys)) for side in sides], secret)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.errors import DuplicateKeys, SchemaMismatch, SpecError
+from ddflow.errors import DuplicateKeys, NullKey, SchemaMismatch, SpecError
 
 BEFORE = {"id": [1, 2, 3], "city": ["Bern", "Basel", "Chur"], "amount": [1.5, 2.5, None]}
 AFTER = {"amount": [2.5, None, 7.0], "city": ["Basel", "Zug", "Bern"], "id": [2, 3, 4]}
@@ -59,7 +59,7 @@ def test_it_is_what_two_dicts_give(before: dict[Any, Any], after: dict[Any, Any]
         rows = [{"k": k, "name": name, "n": n, "tags": tags} for (k, name), (n, tags) in side.items()]
         return pa.Table.from_pylist(rows, schema)
 
-    found = dd.compare(table(before), table(after), key=["k", "name"])
+    found = dd.compare(table(before), table(after), key=["k", "name"], null_key="keep")
     expected = {}
     for key in {**before, **after}:
         one, other = (side.get(key, (None, None)) for side in (before, after))
@@ -162,7 +162,21 @@ def test_exit_codes_are_those_of_diff_where_that_is_asked_for(files: Path) -> No
     compare("a.csv", "a.csv", "--key", "id", "--exit-code")
     compare("a.csv", "b.csv", "--key", "id", "--exit-code", code=1)
     assert "1 keys have more than one row" in compare("a.csv", "twice.csv", "-k", "id", "--exit-code", code=2).stderr
-    assert "the rows after" in compare("a.csv", "twice.csv", "-k", "id", code=1).stderr
+    said = compare("a.csv", "twice.csv", "-k", "id", code=1).stderr
+    assert "compare: the rows after, twice.csv: " in said and "in row 2, and in row 3; a row needs" in said
+
+
+def test_a_key_that_is_null_is_refused_as_replace_does(files: Path) -> None:
+    (files / "null.csv").write_text("id;city\n1;Bern\n;Chur\n")
+    words = ("null.csv", "null.csv", "-k", "id", "--delimiter", ";")
+    said = compare(*words, code=1).stderr
+    assert "compare: the rows before, null.csv: the key ['id'] is null in 1 rows, first in row 3; " in said
+    assert "choose --null-key drop or --null-key keep" in said
+    assert compare(*words, "--null-key", "keep").stdout == ""
+    with pytest.raises(
+        NullKey, match=r"the rows after: the key \['id'\] is null in 1 rows, first in row 0, counted from 0"
+    ):
+        dd.compare({"id": [1]}, {"id": pa.array([None], pa.int64())}, "id")
 
 
 def test_a_column_that_reads_as_numbers_in_one_file_only_is_text_in_both(files: Path) -> None:

@@ -67,7 +67,10 @@ def test_compare_says_which_columns_are_text_on_one_side(tmp_path: Path, monkeyp
     Path("1.csv").write_text("id,since\n1,2026-11-01\n")
     Path("2.csv").write_text("id,since,rate\n1,01/11/2026,7\n")
     said = run("compare", "1.csv", "2.csv", "--key", "id", "-o", "-").stderr
-    assert "'since' is date32[day] before and string after, so its values are compared as text" in said
+    assert (
+        "'since' is date32[day] before and string after (because of '01/11/2026' in 2.csv, row 2), so its values are "
+        "compared as text" in said
+    )
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         run("compare", "2.csv", "1.csv", "--key", "id", "-o", "-")
@@ -141,3 +144,51 @@ def test_rows_of_committed_epochs_are_kept_where_a_run_stops(tmp_path: Path, mon
     pieces = [Path(name).read_text() for name in ("epochs-1-10.o.jsonl", "rest.jsonl", "all.jsonl")]
     assert pieces[0] + pieces[1] == pieces[2]
     assert not list(tmp_path.glob(".*.part"))
+
+
+def test_full_files_that_are_counted_as_upserts_are_hinted_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for day in (1, 2, 3):
+        Path(f"{day}.csv").write_text("id,city\n" + "".join(f"{i},Bern\n" for i in range(day, 50 + day)))
+    days = ("1.csv", "2.csv", "3.csv", "--key", "id")
+    says = "2 keys are not in the last one: where each file holds all rows, so that these are gone, "
+    assert says + "add --full" in run("count", *days, "--net", "-o", "-").stderr
+    assert says + "use ddflow replace" in run("diff", *days, "-o", "-").stderr
+    Path("2.csv").write_text("id,city\n" + "".join(f"{i},Bern\n" for i in range(80, 120)))
+    for words in (("diff", *days), ("replace", *days), ("diff", "1.csv", "3.csv", "--key", "id", "--delete", "id = 1")):
+        assert "not in the last" not in run(*words, "-o", "-").stderr
+
+
+def test_numbers_in_names_that_sort_as_text_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("o").mkdir()
+    for day in (1, 2, 10):
+        Path(f"o/{day}. März.csv").write_text(f"id,n\n1,{day}\n")
+    says = "o/10. März.csv is read before 2. März.csv, because names sort as text: write the numbers in them with "
+    for given in ("o", "o/*.csv"):
+        with pytest.warns(UserWarning, match=r"read before 2. März.csv.*\(02. März.csv\)") as found:
+            run("diff", given, "--key", "id", "-o", "-")
+        assert [str(each.message).startswith(says) for each in found] == [True]
+    flow = dd.Flow()
+    flow.output("o", flow.upserts("o", {"id": int, "n": int}, dd.Upsert(key="id")))
+    with flow.open("s") as engine, pytest.warns(UserWarning, match="is read before 2. März.csv"):
+        engine.run({"o": dd.sources.files("o/*.csv")})
+    for given in (("o/1. März.csv", "o/10. März.csv"), ("o/2. März.csv", "o/10. März.csv", "o/1. März.csv")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run("diff", *given, "--key", "id", "-o", "-")
+
+
+def test_a_name_before_equals_that_is_nearly_the_key_is_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("meter,city\nA,Bern\nmeters=A,Chur\n")
+    run("diff", "1.csv", "--key", "meter", "--state", "s", "-o", "-")
+    assert (
+        "there is no key column 'meters'; did you mean 'meter'? there are ['meter']; a value that is so is "
+        "meter=meters=A" in refused("why", "s", "meters=A")
+    )
+    assert "there is no key column 'city'" in refused("why", "s", "city=Bern")
+    assert "Chur" in run("why", "s", "meter=meters=A").stdout
+    assert "'x=A' is taken as a value of the key 'meter'" in run("why", "s", "x=A").stderr

@@ -21,7 +21,13 @@ def opened() -> dd.Engine:
     [
         ("null.csv", "bed_id,ward\n1,a\n,b\n", "step", errors.NullKey, "first in row 3; mend"),
         ("null.jsonl", '{"bed_id": 1}\n{"bed_id": null}\n', "step", errors.NullKey, "first in row 2; mend"),
-        ("twice.csv", "bed_id,ward\n1,a\n1,b\n", "replace", errors.DuplicateKeys, "1 keys have more than one row"),
+        (
+            "twice.csv",
+            "bed_id,ward\n1,a\n1,b\n",
+            "replace",
+            errors.DuplicateKeys,
+            "the first of them in row 2, and in row 3; ",
+        ),
         ("empty.csv", "bed_id,ward\n", "replace", errors.EmptyContents, "give allow_empty=True"),
         ("new.csv", "bed_id,ward,floor\n1,a,2\n", "step", errors.SchemaMismatch, "'floor' that was not declared"),
         ("lost.csv", "bed,ward\n1,a\n", "replace", errors.SchemaMismatch, "'bed_id' is missing; .*did you mean 'bed'"),

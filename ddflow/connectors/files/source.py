@@ -48,6 +48,7 @@ from ddflow.connectors.files.kinds import (
     Kind,
     is_json,
 )
+from ddflow.connectors.files.numbered import in_order
 from ddflow.connectors.files.places import Place, listed
 from ddflow.connectors.files.read_columnar import ArrowFile, ParquetFile
 from ddflow.connectors.files.read_csv import CsvFile, lacks
@@ -345,4 +346,4 @@ def open_files(
     """
     declared = {name: to_type(kind, f"types, column {name!r}") for name, kind in (types or {}).items()}
     how = replace(how, dialect=how.dialect.checked())
-    return FilesSource(listed(paths, how.kind), declared, list(required), known, how)
+    return FilesSource(in_order(listed(paths, how.kind)), declared, list(required), known, how)
