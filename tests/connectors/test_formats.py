@@ -492,6 +492,16 @@ def test_many_values_that_do_not_fit_are_found_together_and_shown_as_numbers() -
     assert "column 'v' is '!', which is no decimal128(5, 3)" in reasons
 
 
+def test_a_number_that_is_no_time_in_the_declared_unit_is_bad() -> None:
+    columns = {"id": int, "v": pa.timestamp("ms")}
+    rows = [
+        change("c", {"id": n, "v": each}, lsn=n) for n, each in enumerate((1_700_000_000_000, 1_700_000_000_000_000))
+    ]
+    with flow_of(columns, dd.formats.debezium(on_bad="drop")).open() as engine:
+        step = engine.step({"t": table(rows)})
+    assert (step.verdicts.applied, step.verdicts.bad) == (1, 1)
+
+
 def test_fractions_that_json_rounds_are_refused() -> None:
     columns, format = {"id": int, "v": pa.decimal128(30, 12)}, dd.formats.plain_json()
     assert fed('{"id": 1, "v": "123456789012345678.25"}', columns=columns, format=format)[0]["v"] == Decimal(

@@ -21,6 +21,8 @@ import pyarrow.types as pat
 from ddflow.columns.schema import is_text
 
 NUMBER: Final = r"^-?[0-9]+$"
+YEARS: Final = (-62_135_596_800, 253_402_300_800)
+"""Where the years 1 and 10000 begin, in seconds."""
 DAY: Final = 86_400_000
 
 
@@ -55,12 +57,22 @@ def _of_numbers(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
         return pc.multiply_checked(numbers, DAY).cast(kind)
     of: Any = unit or kind.unit
     if pat.is_timestamp(kind):
+        if not unit:
+            _within(numbers, of)
         return numbers.cast(pa.timestamp(of, kind.tz)).cast(kind)
     if pat.is_duration(kind):
         return numbers.cast(pa.duration(unit or "us")).cast(kind)
     if of in ("s", "ms"):
         return numbers.cast(pa.int32()).cast(pa.time32(of)).cast(kind)
     return numbers.cast(pa.time64(of)).cast(kind)
+
+
+def _within(numbers: pa.Array, unit: str) -> None:
+    """Raises `ValueError` for numbers outside of the years 1 to 9999: they are of a finer unit than declared."""
+    each = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    least, most = pc.min(numbers), pc.max(numbers)
+    if least.is_valid and not (YEARS[0] * each <= least.as_py() and most.as_py() < YEARS[1] * each):
+        raise ValueError("no calendar has it: its unit is another")
 
 
 def _of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
