@@ -84,6 +84,12 @@ ts + interval '1 02:03:04.5' day to second ; ts - interval '12:30' hour to minut
 tn + interval 3 days ; tn - interval 1 month ; tn + interval '1.5' second ; tn + interval '90:15' minute to second ; interval 1 month + dt ; interval 2 hours + ts
 dt + interval 1 month + interval 1 month ; dt + (interval 1 day) ; dt + interval 1 month > ts ; year(dt + interval 1 year) ; cast(null as date) + interval 1 month
 case when dt > date'2000-01-01' then dt + interval 1 month else dt end ; dt + interval 100 years ; dt - interval 900 months
+-- zones
+from_utc_timestamp(ts, 'Europe/Zurich') ; from_utc_timestamp(tn, 'America/New_York') ; from_utc_timestamp(dt, '+05:30') ; from_utc_timestamp('2024-07-31 23:00:00', 'Asia/Kathmandu')
+to_utc_timestamp(ts, 'Europe/Zurich') ; to_utc_timestamp(tn, 'America/New_York') ; to_utc_timestamp(dt, '-03:30') ; to_date(from_utc_timestamp(ts, 'Asia/Tokyo'))
+to_utc_timestamp('2024-03-31 02:30:00', 'Europe/Zurich') ; to_utc_timestamp('2024-10-27 02:30:00', 'Europe/Zurich') ; to_utc_timestamp('2024-04-07 01:45:00', 'Australia/Lord_Howe')
+from_utc_timestamp('2024-10-27 00:30:00', 'Europe/Zurich') ; from_utc_timestamp('2024-10-27 01:30:00', 'Europe/Zurich') ; from_utc_timestamp('1900-01-01 00:00:00', 'America/New_York')
+to_utc_timestamp('2011-12-30 12:00:00', 'Pacific/Apia') ; to_utc_timestamp('2040-07-01 12:00:00', 'Europe/Berlin') ; from_utc_timestamp(ts, null) ; to_utc_timestamp(null, 'UTC') ; to_utc_timestamp(ts, 'UTC') ; from_utc_timestamp(ts, 'Z')
 -- date_format
 date_format(ts, 'yyyy-MM-dd') ; date_format(ts, 'yyyy-MM-dd\'T\'HH:mm:ss.SSSXXX') ; date_format(tn, 'EEE, d MMM yyyy h:mm a') ; date_format(dt, 'EEEE d MMMM yy')
 date_format(ts, 'H HH h hh K KK k kk m mm s ss') ; date_format(ts, 'S SS SSS SSSS SSSSS SSSSSS SSSSSSSSS') ; date_format(dt, 'D DDD Q QQ M MM L LL LLL LLLL d dd')

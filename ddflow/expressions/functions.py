@@ -3,8 +3,8 @@
 Invariant: every name gives a function or a Refusal that says why it is none: it sums over rows, it differs from call to
 call, it makes several rows, or there is none of that name, and then what to write instead (``elsewhere``), or which
 name is nearly the same.  A misspelt name and a name that can never be row-wise ask for different remedies.  The
-functions themselves are in ``strings``, ``numbers``, ``dates``, ``date_text``, ``lists`` and ``json_functions``; those
-of choice (``coalesce``, ``if``) are entered here, and casts by name.
+functions themselves are in ``strings``, ``numbers``, ``dates``, ``date_text``, ``zones``, ``lists`` and
+``json_functions``; those of choice (``coalesce``, ``if``) are entered here, and casts by name.
 
 >>> find("Upper").name
 'upper'
@@ -20,7 +20,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from ddflow.expressions import date_text, dates, json_functions, lists, numbers, strings
+from ddflow.expressions import date_text, dates, json_functions, lists, numbers, strings, zones
 from ddflow.expressions.casts import convert
 from ddflow.expressions.compare import compare
 from ddflow.expressions.elsewhere import instead, is_known_elsewhere
@@ -145,6 +145,7 @@ FUNCTIONS: dict[str, Function] = {
     **numbers.TABLE.entries,
     **dates.TABLE.entries,
     **date_text.TABLE.entries,
+    **zones.TABLE.entries,
     **lists.TABLE.entries,
     **json_functions.TABLE.entries,
     **TABLE.entries,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import random
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import duckdb
 import polars as pl
@@ -16,9 +18,10 @@ from pyspark.sql import Column
 
 import ddflow as dd
 from ddflow.errors import ExpressionError
-from ddflow.expressions import compile
+from ddflow.expressions import compile, zones
 from ddflow.expressions.json_read import MOST_NESTED, MOST_TEXT, double_text
 
+YEARS = (range(1890, 2040), range(2000, 2800), range(9990, 9999))
 DATES = st.one_of(st.none(), st.dates(dt.date(1600, 1, 1), dt.date(2400, 12, 31)))
 MOMENTS = st.one_of(st.none(), st.datetimes(dt.datetime(1600, 1, 1), dt.datetime(2400, 12, 31)))
 
@@ -211,3 +214,31 @@ def test_expressions_of_other_libraries_are_told_the_sql_to_write(monkeypatch: p
     monkeypatch.setattr(type(column), "__repr__", lambda _: "Column<'(id > 5)'>")
     with pytest.raises(ExpressionError, match=r"a Column of PySpark: Column<'\(id > 5\)'>; write SQL: filter\(.id > 1"):
         mine.filter(column)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Zurich", "Africa/Casablanca", "Australia/Lord_Howe", "America/Sao_Paulo"])
+@pytest.mark.parametrize("knows_until", [2002, 2037])
+def test_zones_are_those_of_zoneinfo(zone: str, knows_until: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Arrow reads fewer rules of the machine's database than there are."""
+    ends = (dt.datetime(knows_until, 1, 1) - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
+    monkeypatch.setattr(zones, "_end", lambda _: ends)
+    pick, of = random.Random(7), ZoneInfo(zone)
+    days = [(pick.choice(years), pick.randint(1, 12), pick.randint(1, 28)) for years in YEARS for _ in range(500)]
+    times = [dt.datetime(*day, pick.randint(0, 23), pick.choice((0, 30, 45))) for day in days]
+    column = pa.array([*times, None])
+    shown = values(f"from_utc_timestamp(t, '{zone}')", t=column)
+    assert shown[:-1] == [t.replace(tzinfo=dt.UTC).astimezone(of).replace(tzinfo=dt.UTC) for t in times]
+    instants = values(f"to_utc_timestamp(t, '{zone}')", t=column)
+    assert instants[:-1] == [t.replace(tzinfo=of).astimezone(dt.UTC) for t in times]
+    assert shown[-1] is instants[-1] is None
+
+
+def test_a_zone_is_a_literal_that_is_known() -> None:
+    column = pa.array(["2024-01-01"])
+    for zone in ("Europe/Zurihc", "PST", "+2", "europe/zurich", "../passwd", ""):
+        with pytest.raises(ExpressionError, match="is no zone that this machine knows; write an area and a city"):
+            values(f"from_utc_timestamp(t, '{zone}')", t=column)
+    with pytest.raises(ExpressionError, match="is not a text literal"):
+        values("to_utc_timestamp(t, t)", t=column)
+    with pytest.raises(ExpressionError, match="of a year that is not 1 to 9999"):
+        values("from_utc_timestamp(t, 'UTC')", t=pa.array([2**60], pa.timestamp("us")))

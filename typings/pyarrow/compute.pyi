@@ -34,6 +34,7 @@ and_kleene: _Elementwise
 and_not: _Elementwise
 ascii_trim: _Elementwise
 ascii_trim_whitespace: _Elementwise
+assume_timezone: _Elementwise
 binary_join: _Elementwise
 binary_join_element_wise: _Elementwise
 binary_length: _Elementwise
@@ -78,6 +79,7 @@ less: _Elementwise
 less_equal: _Elementwise
 list_value_length: _Elementwise
 ln: _Elementwise
+local_timestamp: _Elementwise
 log10: _Elementwise
 log2: _Elementwise
 make_struct: _Elementwise
