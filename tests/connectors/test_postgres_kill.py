@@ -85,6 +85,41 @@ class Growing(Replicated):
         assert dd.read(self.place / "state", "moves").schema.names[4:-1] == names
 
 
+class Adding(Replicated):
+    """The same, and with each change but the first the source gets a table, which was written to before."""
+
+    changes = -1
+    flow = (
+        Replicated.flow
+        + """
+for name in ("t1", "t2", "t3"):
+    flow.output(f"{name} rows", flow.upserts(name, {"id": int}, dd.Upsert(key="id"), format=dd.formats.wal2json()))
+"""
+    )
+
+    def tables(self) -> list[str]:
+        return [f"t{1 + number}" for number in range(self.changes)]
+
+    def attached(self) -> list[str]:
+        feeds = ",".join(["orders=orders", *self.tables()])
+        return ["--from", f"orders={self.url.replace('postgresql:', 'postgres:')}#{feeds}", *super().attached()[2:]]
+
+    def feed(self, draw: Random) -> None:
+        super().feed(draw)
+        self.changes += 1
+        if self.changes:
+            self.ask(f"create table t{self.changes} (id int primary key)")
+        for name in self.tables():
+            self.ask(f"insert into {name} select 10 * n + {self.changes} from generate_series(1, 50) n")
+            self.ask(f"delete from {name} where id % 10 = {self.changes} and id < {draw.randrange(300)}")
+
+    def look(self) -> None:
+        super().look()
+        for name in self.tables():
+            held = dd.read(self.place / "state", f"{name} rows").column("id").to_pylist()
+            assert sorted(held) == [row["id"] for row in self.ask(f"select id from {name} order by 1")]
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     made = Server()
@@ -116,6 +151,13 @@ def test_postgres_when_killed_at_calls(lives: Lives, story: Story) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("story", [Growing], indirect=True)
 def test_postgres_when_killed_at_calls_around_new_columns(lives: Lives, story: Story) -> None:
+    killed_at_calls(story, lives, 3)
+
+
+@pytest.mark.drawn(5, of="kills")
+@pytest.mark.sampled
+@pytest.mark.parametrize("story", [Adding], indirect=True)
+def test_postgres_when_killed_at_calls_around_tables_that_are_added(lives: Lives, story: Story) -> None:
     killed_at_calls(story, lives, 3)
 
 
