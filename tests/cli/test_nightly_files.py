@@ -192,3 +192,11 @@ def test_a_name_before_equals_that_is_nearly_the_key_is_no_value(
     assert "there is no key column 'city'" in refused("why", "s", "city=Bern")
     assert "Chur" in run("why", "s", "meter=meters=A").stdout
     assert "'x=A' is taken as a value of the key 'meter'" in run("why", "s", "x=A").stderr
+
+
+def test_a_file_of_utf_16_is_known_by_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_bytes("id,city\n1,Bern\n2,Chur\n".encode("utf-16"))
+    said = refused("replace", "1.csv", "--key", "id")
+    assert "1.csv: it begins with the mark of UTF-16; give --encoding utf-16" in said
+    assert "2 rows" in run("replace", "1.csv", "--key", "id", "--encoding", "utf-16", "-o", "-").stderr

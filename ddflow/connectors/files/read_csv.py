@@ -16,6 +16,7 @@ counted as a spreadsheet shows them: the header is row 1.  Double quotes, also i
 frozenset({DataType(string)}) [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}]
 """
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -31,7 +32,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
 from ddflow.connectors.files.reading import File, check_width, described, encoded, reading
-from ddflow.connectors.files.text_path import delimited
+from ddflow.connectors.files.text_path import delimited, written
 from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
 _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")
@@ -118,6 +119,9 @@ class CsvFile(TextFile):
         if shape is not None:
             if CONFLICT.search(shape["what"]):
                 return _conflict(f"{where}, {_row(shape['row'])}" if shape["row"] else where)
+            if self.bytes(head=True).read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                said = f"give {written(where, self.dialect._replace(encoding='utf-16'))}"
+                return UnreadableInput(where, "it begins with the mark of UTF-16", said)
             if self.bytes(head=True).read(8) == b"<<<<<<< ":
                 return _conflict(f"{where}, {_row(1)}")
             said = f"{_row(shape['row'])}: " if shape["row"] else ""
