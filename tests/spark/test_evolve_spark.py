@@ -4,19 +4,21 @@ an epoch that is given again is compared by the columns that it was given with."
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from spark_session import counted, frame_of
 
 import ddflow as dd
 import spark_bridge
 from ddflow.columns.widening import filled
-from ddflow.errors import PlanChanged, ReplayMismatch
+from ddflow.errors import FeedChanged, PlanChanged, ReplayMismatch
 from spark_bridge import rescaling
 
 NARROW: dict[str, Any] = {"id": pa.int64(), "city": pa.string(), "n": pa.int32()}
@@ -168,3 +170,35 @@ def test_an_output_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: 
         twin.step({"a": rows(4, 6)}, 2)
         for name in fewer().outputs:
             assert counted(dd.read(state, name)) == counted(twin.read(name)), name
+
+
+@pytest.mark.soak
+def test_a_query_whose_input_was_dropped_goes_on_with_another_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    """What came before is read again, and changes nothing where events have an order."""
+    state = str(tmp_path / "state")
+
+    def run(*names: str, **options: Any) -> None:
+        flow, frames = dd.Flow(), {}
+        for name in names:
+            flow.output(f"{name} rows", flow.upserts(name, {"id": int, "at": int}, dd.Upsert(key="id", order_by="at")))
+            frames[name] = spark.readStream.schema("id long, at long").parquet(str(tmp_path / name))
+        query = spark_bridge.stream(flow, frames, state=state, trigger={"availableNow": True}, **options).start()
+        query.awaitTermination()
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"id": [1], "at": [1]}), tmp_path / name / "1.parquet")
+    run("a", "b")
+    spark_bridge.evolve(state, drop_outputs=["b rows"], drop_inputs=["b"])
+    pq.write_table(pa.table({"id": [1, 2], "at": [2, 2]}), tmp_path / "a" / "2.parquet")
+    with pytest.raises(StreamingQueryException, match=r"There are \[2\] sources in the checkpoint"):
+        run("a")
+    other = str(tmp_path / "other")
+    with pytest.raises(FeedChanged, match="with adopt=True: what the state has seen changes nothing"):
+        run("a", checkpoint=other)
+    shutil.rmtree(other)
+    run("a", checkpoint=other, adopt=True)
+    assert sorted(row["at"] for row in dd.read(state, "a rows").to_pylist()) == [2, 2]
+    pq.write_table(pa.table({"id": [3], "at": [3]}), tmp_path / "a" / "3.parquet")
+    run("a", checkpoint=other)
+    assert sorted(row["at"] for row in dd.read(state, "a rows").to_pylist()) == [2, 2, 3]
