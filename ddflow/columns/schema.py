@@ -251,7 +251,9 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[
         row = first_misfit(array, field.type)
         found = f"row {row:,} holds {_value(array, row)} ({kind}), which does not fit {field.type}"
         fits = usual_type(fitting(array.type, field.type))
-        raise SchemaMismatch(asked, found, f"mend the row, or declare {fits}{how(field, fits) if how else ''}")
+        rounds = pat.is_decimal(array.type) and pat.is_floating(field.type)
+        mend = f"cast the column to {field.type} yourself, which rounds" if rounds else "mend the row"
+        raise SchemaMismatch(asked, found, f"{mend}, or declare {fits}{how(field, fits) if how else ''}")
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
     found = f"it is {kind}, declared is {field.type}" + "".join(f"; row {i:,} holds {_value(array, i)}" for i in there)
     raise SchemaMismatch(asked, found, f"cast it yourself, or declare {kind}{how(field, kind) if how else ''}")

@@ -23,6 +23,8 @@ An index of pandas that has no name is no column.
 
 import datetime
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from ddflow.connectors.files import FilesSource
 
 _REMEDY: Final = "give a table, a frame, a path, {name: values}, [{name: value}], or anything with __arrow_c_stream__"
+_OF_COLUMN: Final = re.compile(r"(?P<why>.*) Conversion failed for column (?P<name>.*) with type \S+", re.DOTALL)
+"""What Arrow says of a column of pandas that it cannot take."""
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 
 
@@ -101,15 +105,28 @@ def is_rows(given: Any) -> bool:
 
 
 def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
-    """What ``take`` makes of something that speaks Arrow.  Raises `NotArrow` where that holds no rows."""
+    """What ``take`` makes of something that speaks Arrow.
+
+    Raises `NotArrow` where that holds no rows, or a column of pandas values of several types, and `SchemaMismatch`
+    where a frame of pandas has several columns of one name.
+    """
+    asked, kind = f"rows for {what}", type(given).__name__
     try:
         return take(given)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise NotArrow(
-            f"rows for {what}",
-            f"{type(given).__name__} holds no rows ({' '.join(map(str, error.args))})",
-            "give a table, record batches, or a reader of them; a column of one type each",
-        ) from None
+    except (ValueError, pa.ArrowTypeError) as error:  # pandas' own of two columns is a ValueError, as Arrow's are
+        names = [str(name) for name in getattr(given, "columns", ())]
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            found = f"the columns {twice} of the {kind} occur more than once"
+            raise SchemaMismatch(asked, found, "give every column its own name, or leave one of the same out") from None
+        if not isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError):
+            raise
+        reason = " ".join(map(str, error.args))
+        if of := _OF_COLUMN.fullmatch(reason):
+            found = f"the values of column {of['name']!r} of the {kind} are of several types, or of none of Arrow's"
+            remedy = "make them of one type, in pandas with pandas.to_numeric or .astype('string')"
+            raise NotArrow(asked, f"{found} ({of['why']})", remedy) from None
+        remedy = "give a table, record batches, or a reader of them; a column of one type each"
+        raise NotArrow(asked, f"{kind} holds no rows ({reason})", remedy) from None
 
 
 def _one_schema(parts: Sequence[pa.RecordBatch], what: str, schema: pa.Schema) -> pa.Table:

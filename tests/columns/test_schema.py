@@ -145,7 +145,7 @@ LOSSY = [
     (
         pa.array([Decimal("0.1")]),
         pa.float64(),
-        "holds Decimal..0.1.. .*not fit double; .* decimal128.1, 1.",
+        "holds Decimal..0.1.. .*not fit double; cast the column to double .*, or declare decimal128.1, 1.",
     ),
     (pa.array([Decimal("1.50")]), pa.int64(), "does not fit int64; .* decimal128.3, 2."),
     (pa.array([10**7]), pa.decimal128(9, 2), "does not fit decimal128.9, 2.; .* decimal128.22, 2."),

@@ -131,7 +131,16 @@ MISTAKES: dict[str, tuple[Any, type[Exception], str]] = {
     "zones": ({"at": [AT, AT.replace(tzinfo=dt.UTC)]}, NotArrow, "some of its times have a zone and some have none"),
     "text for a number": ([{"id": "1"}], SchemaMismatch, "it is string, declared is int64; row 0 holds '1'"),
     "a fraction": ([{"id": 1}, {"id": 1.5}], SchemaMismatch, "row 1 holds 1.5 .double., which does not fit int64"),
-    "pandas of several types": (pd.DataFrame({"id": [1, "x"]}), NotArrow, "column id"),
+    "pandas of several types": (
+        pd.DataFrame({"id": [1, "x"]}),
+        NotArrow,
+        r"the values of column 'id' of the DataFrame are of several types.* \(.*\); make them of one type",
+    ),
+    "pandas of one name": (
+        pd.DataFrame([[1, 2, 3]], columns=["id", "city", "city"]),
+        SchemaMismatch,
+        r"the columns \['city'\] of the DataFrame occur more than once; give every column its own name",
+    ),
     "no file": ("there_is_none.parquet", UnreadableInput, "there is no such file"),
     "rows and others": ([{"id": 1}, 2], NotArrow, "list does not speak Arrow; give a table, a frame, a path"),
 }
