@@ -73,10 +73,11 @@ def export(
                     tick(table.num_rows)
             done.append({"name": name, "rows": opened[name].written, "file": str(paths[name])})
         epoch = snapshot.epoch
+    what = f"of epoch {epoch}" if at is None else f"as of {as_of}"
     if as_json:
         say(json.dumps({"state": state, "epoch": epoch, "as_of": at, "written": done}))
     for each in done if not as_json else ():
-        say(f"{each['name']}: {counted(each['rows'], 'row')} of epoch {epoch} to {each['file']}", err=True)
+        say(f"{each['name']}: {counted(each['rows'], 'row')} {what} to {each['file']}", err=True)
 
 
 def _path(name: str, output: Path | None, many: int) -> Path:

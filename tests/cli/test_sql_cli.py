@@ -129,7 +129,7 @@ def test_a_state_keeps_the_history_that_is_asked_for() -> None:
     for day in (1, 2, 3):
         Path(f"{day}.csv").write_text(f"id\n{day}\n")
     run("replace", "1.csv", "2.csv", "3.csv", "--key", "id", "--state", "s", "--retain", "2", "-o", "all.csv")
-    run("export", "s", "--as-of", "1", "-o", "then.csv")
+    assert " as of 1 to then.csv" in run("export", "s", "--as-of", "1", "-o", "then.csv").stderr
     assert Path("then.csv").read_text().split() == ['"id"', "1"]
     run("replace", "3.csv", "--key", "id", "--state", "s", "-o", "again.csv")
     assert "since is 2" in run("export", "s", "--as-of", "1", "-o", "gone.csv", code=1).stderr
