@@ -18,7 +18,8 @@ class RunDone:
     Attributes
     ----------
     epochs, rows, updates : int
-        How many were committed, taken in, and put out.
+        How many were committed, taken in, and put out.  Full contents that are read together are one epoch, and each
+        has a time of its own.
     moved : int
         How often positions were committed without an epoch, because nothing before them was rows of an input.
     stopped : {"end", "signal", "time"}
