@@ -39,6 +39,7 @@ from ddflow.storage.closing import Closing
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Store
+from ddflow.time import Time
 
 TRIES = 10
 """How many versions are tried that were swept away while their files were being opened."""
@@ -147,7 +148,7 @@ def fill_version(
 def read(
     state: State,
     name: str,
-    as_of: int | None = None,
+    as_of: Time | None = None,
     *,
     epoch: int | None = None,
     flow: Plan | None = None,
@@ -161,7 +162,7 @@ def read(
         The state's folder, or ``s3://bucket/prefix``.
     name : str
         The output or input.
-    as_of : int, optional
+    as_of : int, date, datetime or str, optional
         A time not before the state's ``since``.  By default the last closed one.
     epoch, flow, trust
         As in `Snapshot.open`.

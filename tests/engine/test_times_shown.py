@@ -72,9 +72,12 @@ def test_why_has_days_in_text_and_the_number_in_plain_values(engine: dd.Engine) 
 
 
 @pytest.mark.parametrize("give", [int, lambda n: np.int64(n), lambda n: str(day(n - 19722)), lambda n: day(n - 19722)])
-def test_a_day_is_understood_wherever_a_time_is_asked_for(engine: dd.Engine, give: Callable[[int], Any]) -> None:
+def test_a_day_is_understood_wherever_a_time_is_asked_for(
+    engine: dd.Engine, tmp_path: Path, give: Callable[[int], Any]
+) -> None:
     held = [{"city": "Bern", "count": 4, "_diff": 1}]
     assert engine.read("by_city", give(19726)).to_pylist() == held
+    assert dd.read(tmp_path / "state", "by_city", as_of=give(19726)).to_pylist() == held
     assert engine.changes("by_city", give(19726), give(19727)).column("_diff").to_pylist() == [-1, 1]
     assert engine.why("by_city", {"city": "Bern"}, as_of=give(19726)).to_dict()["as_of"] == 19726
     with engine.reader("by_city", at=give(19725)) as reader:
