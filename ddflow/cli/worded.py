@@ -34,6 +34,7 @@ _OPTION: Final = re.compile(rf"(\w+)=((?:{_TEXT})|\[[^\[\]]*\])")
 _WRITTEN: Final = re.compile(rf"dd\.TextPath\((?:{_TEXT})((?:, {_OPTION.pattern})+)\)")
 _VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
 _TOMBSTONE: Final = re.compile(rf"dd\.tombstone\(({_TEXT})(?:, ({_TEXT}))?\)")
+_ENDINGS: Final = re.compile(r"; text also with \.gz or \.zst behind")
 OTHERWISE: Final = {"group": "groups"}
 """Options that are called otherwise in Python."""
 _CALLED: Final = re.compile(rf"(?<!\w)(?:{_TEXT})|(?<![\w.])dd\.(rollback|migrate|gc)\b(?!\()")
@@ -48,6 +49,8 @@ def worded(error: DdflowError | str) -> str:
     text = str(error)
     if given is not None and given.name == "sql":  # whose options of a table stand behind its file
         text = _TOMBSTONE.sub(lambda found: f":tombstone={_deleting(found)}", text)
+    if any(each.name == "format" for each in options) and not text.startswith("write "):
+        text = _ENDINGS.sub(r"\g<0>; or say what it holds, as in --format csv", text)
     return in_shell(text, {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options})
 
 

@@ -14,6 +14,7 @@ ddflow.errors.SpecError: an upsert spec: seq= is ['id']; name one column, as tex
 from collections.abc import Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any, Final
+from unicodedata import normalize
 
 from ddflow.errors import SpecError
 
@@ -82,7 +83,15 @@ def near(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name: the nearest one, and all of them."""
+    """The remedy for an unknown name: the nearest one, and all of them.
+
+    >>> did_you_mean("Za\\u0308hler", ["Z\\u00e4hler"])
+    "its letters are composed otherwise in 'Zähler' (unicodedata.normalize); copy the name from: ['Zähler']"
+    """
     known = list(dict.fromkeys(known))
+    composed = normalize("NFC", str(name))
+    same = next((each for each in known if each != name and normalize("NFC", str(each)) == composed), None)
+    if same is not None:
+        return f"its letters are composed otherwise in {same!r} (unicodedata.normalize); copy the name from: {known}"
     found = near(name, known)
     return (f"did you mean {found!r}? " if found is not None else "") + f"there are {known}"

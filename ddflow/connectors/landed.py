@@ -21,6 +21,7 @@ pattern, so that a landing folder may be moved.
 ([[{'id': 1}]], ['1.csv'], True)
 """
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -246,7 +247,7 @@ class FollowedFiles(OpenSource):
             if not self.of.lines:
                 kind_of(self._path(file))
             if file in self.done and self.done[file] != stamp:
-                raise self._changed(file, self.done[file], stamp)
+                raise self._changed(file, self.done[file], stamp, done=True)
         self.done = {file: stamp for file, stamp in self.done.items() if file in there}
         warn_of_numbers(new := sorted(there.keys() - self.done.keys()))
         for file in new:
@@ -278,9 +279,14 @@ class FollowedFiles(OpenSource):
         if now != stamp:
             raise self._changed(file, stamp, now)
 
-    def _changed(self, file: str, was: Stamp, now: Stamp) -> SourceChanged:
+    def _changed(self, file: str, was: Stamp, now: Stamp, done: bool = False) -> SourceChanged:
         found = f"it had {was.size:,} bytes when it was read, has {now.size:,} now, and its time of writing differs"
         remedy = "restore it as it was, and give what is new a name of its own"
+        if done:
+            remedy += "; or move it away, because it was read"
+        if was.size == now.size and "://" not in self._path(file):
+            seconds, rest = divmod(was.mtime, 10**9)
+            remedy += f"; if only its time differs: touch -d @{seconds}.{rest:09} {shlex.quote(self._path(file))}"
         return SourceChanged(f"read {self._path(file)}", found, remedy)
 
 

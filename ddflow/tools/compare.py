@@ -138,6 +138,9 @@ def comparison(
     ``look``: for progress, called with the number of rows read of files since its last call."""
     keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
     rows, doubts = zip((before, after), SIDES, strict=True), dict[str, None]()
+    for given in (before, after):
+        if isinstance(given, str | os.PathLike):
+            listed([os.fspath(given)], how.kind)  # so that a missing one is said before the other is read
     both = [_read(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
     _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
     ours = {*left_out, *(name for name in RESERVED if name not in keys)}

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import shlex
+import subprocess
+import unicodedata
 import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +19,7 @@ from test_cli import refused, run
 import ddflow as dd
 from ddflow.cli import guard
 from ddflow.cli.stopped import Course, told
+from ddflow.errors import SourceChanged
 
 
 def test_counts_of_full_files_know_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,3 +207,75 @@ def test_a_file_of_utf_16_is_known_by_its_mark(tmp_path: Path, monkeypatch: pyte
     said = refused("replace", "1.csv", "--key", "id")
     assert "1.csv: it begins with the mark of UTF-16; give --encoding utf-16" in said
     assert "2 rows" in run("replace", "1.csv", "--key", "id", "--encoding", "utf-16", "-o", "-").stderr
+
+
+def test_a_file_that_is_no_plain_table_is_named_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "id;city\n1;Bern\n2;Zürich\n"
+    with zipfile.ZipFile("zip.csv", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.csv", rows * 99)
+    Path("gzip.csv").write_bytes(gzip.compress(rows.encode()))
+    Path("hex.csv").write_bytes(b"id\n\x81\n")
+    Path("semi.csv").write_text(f"sep=;\n{rows}")
+    Path("comma.csv").write_text("sep=,\nid,city\n1,Bern\n")
+    Path("title.csv").write_text("Cities of March\nid,city\n1,Bern\n")
+    Path("wide.csv").write_text("Cities;;\nid;city;n\n1;Bern;2\n")
+    Path("plain.txt").write_text("id,city\n1,Bern\n")
+
+    def said(name: str, *how: str) -> str:
+        return refused("replace", name, "--key", "id", *how)
+
+    for encoding in ("utf-8", "cp1252", "latin-1"):
+        assert "zip.csv: it is a zip archive, as workbooks are, too; unpack it" in said(
+            "zip.csv", "--encoding", encoding
+        )
+        assert "gzip.csv: it is packed by gzip; end its name with .gz" in said("gzip.csv", "--encoding", encoding)
+    assert "it is not CP1252 (" in said("hex.csv", "--encoding", "cp1252")
+    assert "give the encoding that it is in" in said("hex.csv", "--encoding", "cp1252")
+    excel = "its first line is 'sep=;', which is for Excel alone; delete that line"
+    assert f"{excel}, and give --delimiter ';'" in said("semi.csv")
+    assert said("semi.csv", "--delimiter", ";").strip().endswith(excel)
+    assert "'sep=,', which is for Excel alone; delete that line" in said("comma.csv")
+    assert "if the first line, 'Cities of March', is a title, delete it" in said("title.csv")
+    assert "if its first line is a title, delete that" in said("wide.csv", "--delimiter", ";")
+    assert "text also with .gz or .zst behind; or say what it holds, as in --format csv" in said("plain.txt")
+    run("replace", "plain.txt", "--key", "id", "--format", "csv", "-o", "out.csv")
+    assert "--format" not in refused("replace", "out.csv", "--key", "id", "-o", "out.xls")
+
+
+def test_a_missing_file_to_compare_with_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("id;city\n1;Bern\n")
+    assert "2.csv: there is no such file or folder" in refused("compare", "1.csv", "2.csv", "--key", "id")
+
+
+def test_a_name_that_is_composed_otherwise_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("Zähler,city\n1,Bern\n")
+    said = refused("replace", "1.csv", "--key", unicodedata.normalize("NFD", "Zähler"))
+    assert "its letters are composed otherwise in 'Zähler' (unicodedata.normalize); copy the name from" in said
+
+
+def test_a_query_that_selects_nothing_is_refused_in_words_of_sql(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("id,city\n1,Bern\n")
+    said = refused("sql", "select from z", "z=1.csv:key=id")
+    assert "SELECT names no column at line 1, column 13; name one at least, or *" in said
+
+
+def test_a_read_file_whose_time_alone_differs_has_a_way_back(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "1.csv"
+    path.parent.mkdir()
+    path.write_text("id,city\n1,Bern\n")
+    flow = dd.Flow()
+    flow.output("cities", flow.upserts("city", {"id": int, "city": str}, dd.Upsert(key="id")))
+    source = {"city": dd.sources.files(str(path.parent / "*.csv"))}
+    with flow.open(tmp_path / "state") as engine:
+        engine.run(source)
+        os.utime(path)
+        with pytest.raises(SourceChanged, match="or move it away, because it was read; if only its time") as error:
+            engine.run(source)
+        subprocess.run(shlex.split(str(error.value).partition("differs: ")[2]), check=True)
+        engine.run(source)

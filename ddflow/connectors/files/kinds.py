@@ -100,6 +100,11 @@ def is_text_kind(kind: str) -> bool:
     return kind in (CSV, TSV, JSON, ARRAY)
 
 
+def is_utf8(encoding: str) -> bool:
+    """Whether an encoding is UTF-8, by any of its names that Arrow takes."""
+    return encoding.lower().replace("_", "-") in ("utf-8", "utf8")
+
+
 def kind_of(name: str | PurePath) -> Kind:
     """The kind that a file's name says it is.  Raises `UnreadableInput` for an extension that is not known."""
     path = PurePath(name)

@@ -31,12 +31,13 @@ import pyarrow.csv as csv
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
-from ddflow.connectors.files.reading import File, check_width, described, encoded, reading
+from ddflow.connectors.files.reading import File, brief, check_width, described, encoded, packed, reading
 from ddflow.connectors.files.text_path import delimited, written
 from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
 _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")
 _VALUE = re.compile(r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?(?P<what>.*)")
+_SEPARATED = re.compile('"?sep=(.)"?', re.IGNORECASE)
 CONFLICT: Final = re.compile(r"(?:^|: )(<{7}|={7}|>{7})(?: |$)")
 """A line that git writes where it could not merge."""
 
@@ -57,9 +58,11 @@ class CsvFile(TextFile):
         with self._opened([], head=True) as (reader, _):
             names = list(reader.schema.names)
         check_width(self.place, len(names))
+        self._check_first(names)
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
-            raise UnreadableInput(self.place.name, f"the columns {twice} occur more than once", "name each column once")
+            remedy = "name each column once" + ("; if its first line is a title, delete that" if "" in twice else "")
+            raise UnreadableInput(self.place.name, f"the columns {twice} occur more than once", remedy)
         self._check_conflict(names[0], 1)
         return dict.fromkeys(names)
 
@@ -103,7 +106,7 @@ class CsvFile(TextFile):
                 quoted_strings_can_be_null=False,
             ),
         )
-        with reading(self.place):
+        with reading(self.place, self.dialect.encoding):
             bytes = _Bytes(self.bytes(head))
             try:
                 with csv.open_csv(pa.PythonFile(bytes, mode="r"), *options) as reader:
@@ -113,6 +116,8 @@ class CsvFile(TextFile):
 
     def _worded(self, message: str, names: list[str]) -> DdflowError:
         where, shape, value = self.place.name, _SHAPE.fullmatch(message), _VALUE.fullmatch(message)
+        if (error := packed(self.place)) is not None:
+            return error
         if value is not None and "UTF8" in value["what"]:
             place = f"{where}, {_row(value['row'])}, column {names[int(value['column'])]!r}"
             return UnreadableInput(place, f"it is not {self.dialect.encoding.upper()}", encoded(self.place))
@@ -127,13 +132,33 @@ class CsvFile(TextFile):
             said = f"{_row(shape['row'])}: " if shape["row"] else ""
             remedy = "mend the row: is it a whole CSV file?"
             header = self.bytes(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
+            if (error := self._excels(header)) is not None:
+                return error
             between = next((each for each in ";\t|" if each in header and self._between not in header), None)
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
                 remedy = delimited(where, self.dialect, between)
+            elif shape["what"].startswith("Expected 1 columns") and between is None:
+                remedy = f"if the first line, {brief(header.rstrip())}, is a title, delete it; else mend the row"
             return UnreadableInput(where, said + shape["what"], remedy)
         if "straddl" in message:
             message = f"a row is longer than {SAMPLE:,} bytes; is a quote not closed?"
         return UnreadableInput(where, message, "is it a whole CSV file?")
+
+    def _check_first(self, names: list[str]) -> None:
+        """Refuse a first line that names no columns."""
+        if not names[0].isprintable() and (error := packed(self.place)) is not None:
+            raise error
+        if (error := self._excels(self._between.join(names))) is not None:
+            raise error
+
+    def _excels(self, header: str) -> UnreadableInput | None:
+        """The error of a file that begins with what Excel alone reads: ``sep=;``."""
+        if (found := _SEPARATED.fullmatch(header.rstrip("\r\n"))) is None:
+            return None
+        remedy = "delete that line"
+        if found[1] != self._between:
+            remedy += f", and give {written(self.place.name, self.dialect._replace(delimiter=found[1]))}"
+        return UnreadableInput(self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy)
 
     def _check_conflicts(self, texts: pa.Array, before: int) -> None:
         """Of a single column: there such a line is a value like others."""

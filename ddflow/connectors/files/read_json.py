@@ -63,14 +63,14 @@ class JsonFile(TextFile):
     @cached_property
     def is_whole(self) -> bool:
         """Whether the beginning was all of it."""
-        with reading(self.place), self.bytes(head=True) as stream:
+        with reading(self.place, self.dialect.encoding), self.bytes(head=True) as stream:
             return len(_filled(stream)) < SAMPLE
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
         """Block by block.  ``names``: of columns, or of them those that the file has, where it is whole."""
         line = 0
         for text in self._lines(head=names is None):
-            with reading(self.place):
+            with reading(self.place, self.dialect.encoding):
                 rows, given = self._rows(text, line)
                 block = _Lines(self, given, line, given is not text)
                 yield Block(block.columns(rows, names), block.where)

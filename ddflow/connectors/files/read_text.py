@@ -30,7 +30,7 @@ from ddflow.columns.schema import is_text
 from ddflow.columns.type_text import as_declared, spelled_type
 from ddflow.connectors.files.forms import USUAL, Forms
 from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
-from ddflow.connectors.files.kinds import Dialect
+from ddflow.connectors.files.kinds import Dialect, is_utf8
 from ddflow.connectors.files.places import Place
 from ddflow.connectors.files.reading import File, brief, reading
 from ddflow.connectors.files.spelling import Misspelled, converted, fits, values
@@ -184,9 +184,8 @@ class TextFile(File):
         stream = self.place.head() if head else self.place.open()
         if self.place.kind.wrapped is not None:
             stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
-        encoding = self.dialect.encoding
-        if encoding.lower().replace("_", "-") not in ("utf-8", "utf8") and not self._marked:
-            stream = pa.transcoding_input_stream(stream, encoding, "utf-8")
+        if not is_utf8(self.dialect.encoding) and not self._marked:
+            stream = pa.transcoding_input_stream(stream, self.dialect.encoding, "utf-8")
         return stream
 
     @cached_property

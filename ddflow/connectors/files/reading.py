@@ -22,6 +22,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from ddflow.connectors.files.guess import ANY, Possible
+from ddflow.connectors.files.kinds import is_text_kind, is_utf8
 from ddflow.connectors.files.places import Place
 from ddflow.errors import DdflowError, UnreadableInput
 
@@ -66,8 +67,8 @@ class File(ABC):
 
 
 @contextmanager
-def reading(place: Place) -> Iterator[None]:
-    """Word whatever is raised inside as an error about this file."""
+def reading(place: Place, encoding: str | None = None) -> Iterator[None]:
+    """Word whatever is raised inside as an error about this file.  ``encoding``: that was given for it."""
     try:
         yield
     except DdflowError:
@@ -75,15 +76,37 @@ def reading(place: Place) -> Iterator[None]:
     except FileNotFoundError:
         raise UnreadableInput(place.name, "there is no such file", "check the name and where you are") from None
     except UnicodeDecodeError as error:
-        raise UnreadableInput(
-            place.name, f"it is not {error.encoding.upper()} ({error.reason})", encoded(place)
+        name = (encoding or error.encoding).upper()  # Python's own name of many is charmap
+        raise packed(place) or UnreadableInput(
+            place.name, f"it is not {name} ({error.reason})", encoded(place, encoding)
         ) from None
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-        raise UnreadableInput(place.name, described(error), f"is it a whole {place.kind.name} file?") from None
+        worded = UnreadableInput(place.name, described(error), f"is it a whole {place.kind.name} file?")
+        raise packed(place) or worded from None
 
 
-def encoded(place: Place) -> str:
-    """What to do about text that is not as it was said to be."""
+def packed(place: Place) -> UnreadableInput | None:
+    """The error of text that is packed, and whose name does not say so; None of other files.  O(1)."""
+    if place.kind.wrapped is not None or not is_text_kind(place.kind.name):
+        return None
+    try:
+        with place.head() as stream:
+            begin = bytes(stream.read(4))
+    except (pa.ArrowException, OSError, DdflowError):
+        return None
+    if begin == b"PK\x03\x04":
+        return UnreadableInput(
+            place.name, "it is a zip archive, as workbooks are, too", "unpack it, or save it as text"
+        )
+    if begin.startswith(b"\x1f\x8b"):
+        return UnreadableInput(place.name, "it is packed by gzip", "end its name with .gz")
+    return None
+
+
+def encoded(place: Place, encoding: str | None = None) -> str:
+    """What to do about text that is not in the ``encoding`` that was given for it."""
+    if encoding is not None and not is_utf8(encoding):
+        return "give the encoding that it is in, or write it in UTF-8"
     return f"name its encoding (dd.TextPath({place.name!r}, encoding='cp1252')), or write it in UTF-8"
 
 

@@ -160,6 +160,8 @@ class ClauseReader:
     def selected(self, tree: Tree, source: Leaf | Joining | None, names: Names, withs: Any) -> SelectQuery:
         """A SELECT, but for its FROM."""
         self._only(tree)
+        if not tree.expressions:
+            raise refused(tree, "SELECT names no column", "name one at least, or *")
         out = SelectQuery([], names.outer, [], source, written=tree)
         args = tree.args
         if args.get("where") is not None:
