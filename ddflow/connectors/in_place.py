@@ -90,7 +90,7 @@ class InPlaceTable(SqlTable):
             if self.pointed_at():
                 raise
             return False
-        for each in matches if found < rows.num_rows else ():
+        for each in matches:  # also where as many were updated: of a key that is there twice two are
             given = ", ".join(f"g.{name}" for name in names)
             found += self.count(
                 f"insert into {table} ({', '.join(names)}) select {given} from {GIVEN} as g where {each.of} and "
