@@ -11,10 +11,10 @@ the rows come from.
 >>> tally = compare(expected, actual)
 >>> tally.held, tally.asked
 (1, 4)
->>> print(*tally.failures, sep="\\n")
+>>> print(*sorted(tally.failures), sep="\\n")
+expected 0, found 1: path='c', _diff=1
 expected 1, found 0: path='a', _diff=1
 expected 1, found 2: path='b', _diff=1
-expected 0, found 1: path='c', _diff=1
 """
 
 from __future__ import annotations
