@@ -25,8 +25,7 @@ import typer
 
 from ddflow.cli.arguments import BadOutput, Dates, Decimal, Delimiter, Encoding, Format, Null, OnBad, Thousands
 
-_WINS, _GOES = "Which event of a key wins", "What deletes, what is no change"
-_MERGES = "How partial rows are merged"
+_WINS, _GOES, _MERGES = "Which event of a key wins", "What deletes, what is no change", "How partial rows are merged"
 _OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
 
 OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})

@@ -4,8 +4,7 @@ Invariant: an epoch is one snapshot of the table: files that are added, or, by a
 without the rows that went. The record lies in the summary of that snapshot, and in a property of the table that the
 same commit sets, for when the snapshot has expired; what counts is the newest snapshot that the present one came from,
 so a table that is rolled back says so. A commit names the snapshot that it was made from and is not tried again by
-itself, so of two writers one commits, and the other fails. No value of the catalog's properties is in what is shown of
-a declaration, in a message, or in a manifest.
+itself, so of two writers one commits, and the other fails. No message, manifest or repr has the catalog's properties.
 
 A file is written again whole when one of its rows goes. Files whose greatest and least keys tell that they have none
 are not read, and of the others only the keys, before something of them is found to go. What is left of the files goes
