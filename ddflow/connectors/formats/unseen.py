@@ -9,15 +9,15 @@ there on.
 
 >>> from ddflow.connectors.formats.base import Target, decoded, events_schema
 >>> from ddflow.connectors.formats.plain import PlainJson
->>> format, columns = PlainJson(), pa.schema({"id": pa.int64(), "amout": pa.float64()})
+>>> format, columns = PlainJson(), pa.schema({"id": pa.int64(), "amounts": pa.float64()})
 >>> target = Target("'t'", columns, ("id",), (), False, events_schema(format, columns))
 >>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), Unseen(columns.names)
 >>> unseen.look(format, came, decoded(format, came, target), "'t'")
 >>> unseen.told()
-["none so far has the declared column 'amout', which is null: did you mean 'amount'? there are ['id', 'amount']"]
+["none so far has the declared column 'amounts', which is null: did you mean 'amount'? there are ['id', 'amount']"]
 >>> unseen.told()
 []
->>> undeclared(format, came, decoded(format, came, target), ["id", "amout"], "'t'")
+>>> undeclared(format, came, decoded(format, came, target), ["id", "amounts"], "'t'")
 ['amount']
 """
 
