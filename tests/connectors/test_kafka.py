@@ -52,11 +52,19 @@ def produced(servers: str, topic: str, *rows: Any, partition: int = -1, age: flo
     assert producer.flush(10) == 0
 
 
+def everything(source: Any) -> tuple[list[dict[str, Any]], Any, Any]:
+    """All messages of a source, the position behind them, and the source, open.  A poll may bring any part of them."""
+    opened, found, position = source.open({"rows": pa.schema([])}, None), list[dict[str, Any]](), None
+    while not opened.ended:
+        if (came := opened.poll(1 << 20)) is not None:
+            found += [row for batch in came.rows.get("rows", ()) for row in batch.to_pylist()]
+            position = came.position
+    return found, position, opened
+
+
 def value_of_last(servers: str, topic: str) -> list[Any]:
     """What the last message of a topic says, which has all in one partition; none where that is a deletion."""
-    opened = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, None)
-    came = next(each for each in iter(lambda: opened.poll(1 << 20), 0) if each is not None and each.rows)
-    found = [row for batch in came.rows["rows"] for row in batch.to_pylist()]
+    found, _, opened = everything(dd.sources.kafka(servers, topic))
     opened.close()
     assert {row["key"] for row in found} == {b"{}"}
     last = max(found, key=lambda row: row["offset"])["value"]
@@ -135,14 +143,12 @@ def test_a_state_begins_where_it_is_told(servers: str, topic: str) -> None:
 
 def test_messages_have_what_the_broker_says_of_them(servers: str, topic: str) -> None:
     produced(servers, topic, row(1, "a"), 5, partition=2)
-    opened = dd.sources.kafka(servers, topic, group="watched").open({"rows": pa.schema([])}, None)
-    taken = opened.poll(1 << 20)
-    assert taken is not None and taken.position == {"offsets": {"0": 0, "1": 0, "2": 2, "3": 0}}
-    [first, second] = taken.rows["rows"][0].to_pylist()
+    [first, second], position, opened = everything(dd.sources.kafka(servers, topic, group="watched"))
+    assert position == {"offsets": {"0": 0, "1": 0, "2": 2, "3": 0}}
     assert (first["key"], json.loads(first["value"]), first["partition"], first["offset"]) == (b"1", row(1, "a"), 2, 0)
     assert (second["key"], second["value"], second["topic"]) == (b"5", None, topic)
     assert abs(first["timestamp"].timestamp() - time.time()) < 86_400
-    opened.acknowledge(taken.position)
+    opened.acknowledge(position)
     assert opened.lag() == 0
     produced(servers, topic, row(1, "b"))
     opened.poll(1)
