@@ -1,4 +1,4 @@
-"""librdkafka's mock of a Kafka cluster, in a process of its own: ``with Cluster() as servers``.
+"""librdkafka's mock of a Kafka cluster, that of the example, in a process of its own: ``with Cluster() as servers``.
 
 It keeps what is produced and committed; it does not fence producers, hides nothing of aborted transactions, and keeps
 no offsets of transactions.  Topics are made when they are first written to, with four partitions.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+EXAMPLE = Path(__file__).parent.parent / "examples" / "kafka"
 PROGRAM = """
 import sys
-from confluent_kafka import Producer
-made = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "log_level": 0})
-brokers = made.list_topics(timeout=10).brokers.values()
-print(",".join(f"{each.host}:{each.port}" for each in brokers), flush=True)
+from broker import mock_cluster
+made, servers = mock_cluster()
+print(servers, flush=True)
 sys.stdin.read()
 """
 
@@ -25,7 +26,7 @@ class Cluster:
 
     def __enter__(self) -> str:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=EXAMPLE
         )
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()

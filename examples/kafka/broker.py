@@ -1,0 +1,103 @@
+"""Kafka without a broker: librdkafka's mock of a cluster, with a topic of orders to try `ddflow run` on.
+
+    pip install 'ddflow[shell,kafka,duckdb]'
+    python examples/kafka/broker.py
+
+It says where it listens, and what to run in other shells.  Then it sends the changes that you type, and goes on until
+Ctrl-C.  What it holds lies in its memory, and ends with it.  Any client of Kafka on this machine can talk to it; what
+it cannot do is in docs/connectors/kafka.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import Producer
+
+HERE: Final = Path(__file__).parent
+TOPIC: Final = "shop.public.orders"
+CITIES: Final = ("Bern", "Chur", "Visp", "Thun", "Brig")
+SAID: Final = """\
+A mock of a Kafka broker listens on {servers}. Its topic {topic} has {n} messages of Debezium.
+
+In a second shell:
+
+    ddflow run {flow} --state state --from orders=kafka://{servers}/{topic} --follow
+
+and in a third one:
+
+    ddflow watch state by_city
+
+Then type here: "7 Sion" moves the order 7 to Sion, and "7" deletes it. Ctrl-C ends the broker and its topics.
+The next one begins with new topics, so give it a new state, too.
+"""
+
+
+def mock_cluster() -> tuple[Any, str]:
+    """A cluster in this process, as the producer that keeps it alive, and its ``bootstrap.servers``."""
+    producer = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "log_level": 0})
+    brokers = producer.list_topics(timeout=10).brokers.values()
+    return producer, ",".join(f"{each.host}:{each.port}" for each in brokers)
+
+
+class Orders:
+    """A table of orders, whose changes go to the topic as Debezium writes them."""
+
+    def __init__(self, producer: Any) -> None:
+        self.producer, self.cities, self.sent = producer, dict[int, str](), 0
+
+    def change(self, order: int, city: str | None) -> str:
+        """Set the city of an order, or delete it where that is None; what was sent."""
+        before, after = ({"id": order, "city": each} if each else None for each in (self.cities.get(order), city))
+        operation = "d" if after is None else "c" if before is None else "u"
+        source = {"schema": "public", "table": "orders"}
+        message = {"before": before, "after": after, "op": operation, "source": source}
+        value = json.dumps(message | {"ts_ms": int(time.time() * 1000)})
+        self.producer.produce(TOPIC, value, json.dumps({"id": order}))
+        self.producer.flush(10)
+        self.sent += 1
+        self.cities.pop(order, None)
+        if city:
+            self.cities[order] = city
+        return value
+
+    def fill(self) -> None:
+        """Forty orders, of which some move and some are deleted."""
+        for order in range(1, 41):
+            self.change(order, CITIES[order % len(CITIES)])
+        for order in range(3, 41, 6):
+            self.change(order, CITIES[0])
+        for order in range(10, 41, 10):
+            self.change(order, None)
+
+    def typed(self, line: str) -> str:
+        """Do what a line asks for; the answer."""
+        order, _, city = line.strip().partition(" ")
+        if not order.isdecimal():
+            return 'type the number of an order and a city, as "7 Sion", or the number alone to delete it'
+        if not city and int(order) not in self.cities:
+            return f"there is no order {order}"
+        return f"sent: {self.change(int(order), city.strip() or None)}"
+
+
+def main() -> None:
+    """Run it."""
+    producer, servers = mock_cluster()
+    orders = Orders(producer)
+    orders.fill()
+    print(SAID.format(servers=servers, topic=TOPIC, n=orders.sent, flow=HERE / "orders.py"), end="", flush=True)
+    for line in sys.stdin:
+        print(orders.typed(line), flush=True)
+    threading.Event().wait()  # nobody types
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
