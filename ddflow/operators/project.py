@@ -24,27 +24,32 @@ from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates, ints
 from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.formulas import changed_by, shown_formula
+from ddflow.plan.later import Rest, expanded, read_rests
 from ddflow.plan.record import Record
 from ddflow.plan.row_verbs import Formula
 
 
 @register
 class Project(Operator):
-    """See `Collection.project`.  ``columns``: a name or a compiled expression for each column of the schema."""
+    """See `Collection.project`.  ``columns``: a name or a compiled expression for each column of the schema.
+    ``rests``: what is passed on besides the columns that are named, see `ddflow.plan.later`."""
 
     verb = "project"
 
-    def __init__(self, of: Collection, columns: str | Sequence[str] | Mapping[str, Formula]) -> None:
+    def __init__(
+        self, of: Collection, columns: str | Sequence[str] | Mapping[str, Formula], rests: Sequence[Rest] = ()
+    ) -> None:
         self.columns: list[str | Expression] = []
         fields = []
         for each in columns if isinstance(columns, list | tuple) else [columns]:
             refuse_foreign(each, of.schema, False, "project")
         names = list(columns) if isinstance(columns, Mapping) else column_names(columns, "project", "columns")
-        if not names:
+        if not names and not rests:
             raise SpecError("project", "no column is named", "name at least one; count(by=[]) counts all rows")
         check_names(names, "project")
+        self.named, self.rests = names, tuple(rests)
         named = columns if isinstance(columns, Mapping) else dict(zip(names, names, strict=True))
-        for name, formula in named.items():
+        for name, formula in expanded(of, named, rests).items():
             if isinstance(formula, str) and formula in of.schema.names:
                 self.columns.append(formula)
                 fields.append(of.schema.field(formula).with_name(name))
@@ -61,24 +66,24 @@ class Project(Operator):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The columns."""
-        columns = zip(self.schema.names, self.columns, strict=True)
-        return {
-            "columns": [
-                {"name": name} | ({"column": column} if isinstance(column, str) else formulas.add(column))
-                for name, column in columns
-            ]
-        }
+        columns = dict(zip(self.schema.names, self.columns, strict=True))
+        written = [
+            {"name": name} | ({"column": column} if isinstance(column := columns[name], str) else formulas.add(column))
+            for name in self.named
+        ]
+        return {"columns": written} | ({"rests": [each.to_json() for each in self.rests]} if self.rests else {})
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
         """See `Collection.from_json`."""
-        columns = record.records("columns")
-        return inputs[0].project({c.text("name"): c.text("column" if "column" in c else "sql") for c in columns})
+        columns = {c.text("name"): c.text("column" if "column" in c else "sql") for c in record.records("columns")}
+        return inputs[0]._then(cls.verb, columns, read_rests(record))
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
-        columns = zip(self.schema.names, self.columns, strict=True)
-        return inputs[0].project({name: each if isinstance(each, str) else each.given for name, each in columns})
+        known = dict(zip(self.schema.names, self.columns, strict=True))
+        columns = {name: each if isinstance(each := known[name], str) else each.given for name in self.named}
+        return inputs[0]._then(self.verb, columns, self.rests)
 
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: its formulas must say the same, or that in a wider type."""
@@ -91,9 +96,11 @@ class Project(Operator):
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
         """The columns."""
         columns = {each.text("name"): shown_formula(each) for each in record.records("columns")}
-        if all(repr(name) == formula for name, formula in columns.items()):
-            return str(list(columns))
-        return f"{{{', '.join(f'{name!r}: {formula}' for name, formula in columns.items())}}}"
+        plain = all(repr(name) == formula for name, formula in columns.items())
+        shown = [formula if plain else f"{name!r}: {formula}" for name, formula in columns.items()]
+        for rest in reversed(read_rests(record)):
+            shown.insert(rest.at, "*" + (f" without {[*rest.without]}" if rest.without else ""))
+        return f"[{', '.join(shown)}]" if plain else f"{{{', '.join(shown)}}}"
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is read for the columns that are wanted."""
@@ -114,6 +121,8 @@ class Project(Operator):
 
     def renames(self) -> dict[str, str] | None:
         """See `Collection.renames`."""
+        if self.rests:  # a join of what is behind would show the columns that are named only
+            return None
         names = {field.name: c for field, c in zip(self.schema, self.columns, strict=True) if isinstance(c, str)}
         return names if len(names) == len(self.columns) else None
 

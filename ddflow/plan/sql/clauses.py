@@ -18,6 +18,7 @@ ddflow.errors.ExpressionError: flow.sql: rand differs from call to call at line 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
@@ -82,6 +83,8 @@ class ClauseReader:
     def __init__(self) -> None:
         self.nested: list[AskedQuery] = []
         self.sorted: Tree | None = None
+        self.in_set = False
+        """Whether what is read is a side of a set operation, whose columns the other side must have, too."""
 
     def query(self, tree: Tree, withs: Any, around: Names | None) -> ReadQuery:
         """See `QueryReader`."""
@@ -195,8 +198,12 @@ class ClauseReader:
             found = names.star(tree, None if star is tree else tree.table)
             if not found:
                 raise refused(tree, "there is no table that * stands for", "write FROM")
-            out.columns += [each.name for each in found]
-            out.items += [each.tree.copy() for each in found]
+            for alias, each in groupby(found, key=lambda each: each.alias):
+                begin, some = len(out.items), list(each)
+                out.columns += [one.name for one in some]
+                out.items += [one.tree.copy() for one in some]
+                if alias is not None and names.around is None and not self.in_set:
+                    out.stars.append(range(begin, len(out.items)))
             return
         named = isinstance(tree, exp.Alias | exp.Column)
         name = str(tree.output_name) if named else text(tree)

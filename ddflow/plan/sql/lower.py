@@ -96,6 +96,8 @@ class QueryLowering:
 
     def _select(self, query: SelectQuery, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
         extra = [Made(name, shown(each), each) for name, each in carry.columns]
+        if query.open:
+            self.steps.stars += [frozenset(query.items[place].name for place in star) for star in query.stars]
         if query.groups == []:
             rows, over = self._of_one_row(query, carry, extra)
         else:
@@ -150,7 +152,8 @@ class QueryLowering:
                 hidden.append(Made(f"order {len(hidden)}", shown(tree), tree))
                 found = hidden[-1].logical
             by.append((found, direction))
-        rows = self.steps.projected(rows, [*columns, *extra, *hidden])
+        stars = [[str(place) for place in star] for star in query.stars] if query.open else []
+        rows = self.steps.projected(rows, [*columns, *extra, *hidden], stars)
         if query.distinct:
             rows = self.steps.distinct(rows)
         if query.limit is not None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sqlglot import exp
+
 from ddflow.expressions.parse import Tree
 from ddflow.plan.sql.trees import names_of
 
@@ -59,7 +61,8 @@ class Joining:
 
 @dataclass(eq=False)
 class SelectQuery(ReadQuery):
-    """``items``: the trees of ``columns``.  ``groups``: None where nothing is grouped.  ``written``: for messages."""
+    """``items``: the trees of ``columns``.  ``groups``: None where nothing is grouped.  ``written``: for messages.
+    ``stars``: the places in ``items`` of all columns of a table, which are to have columns that it gets."""
 
     items: list[Tree]
     source: Leaf | Joining | None = None
@@ -72,6 +75,12 @@ class SelectQuery(ReadQuery):
     limit: int | None = None
     offset: int = 0
     written: Tree = None
+    stars: list[range] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        """Whether columns that a table gets may come into its result, which changes neither groups nor a top."""
+        return self.groups is None and self.limit is None and not any(each.find(exp.Window) for each in self.late())
 
     def late(self) -> list[Tree]:
         """The trees that are computed after WHERE."""

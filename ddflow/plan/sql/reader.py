@@ -146,7 +146,9 @@ class QueryReader(ClauseReader):
 
     def _set(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
         only(tree, {"this", "expression", "distinct", "with_", "order", "limit", "offset"})
+        before, self.in_set = self.in_set, True
         left, right = (self.query(each, withs, around) for each in (tree.this, tree.expression))
+        self.in_set = before
         op = _SETS[type(tree)]
         if len(left.columns) != len(right.columns):
             found = f"{op.upper()} of {len(left.columns)} columns and {len(right.columns)}"

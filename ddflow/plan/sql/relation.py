@@ -28,6 +28,7 @@ from sqlglot import exp
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import is_integer, meeting, sql_name, working
+from ddflow.plan.later import with_rests
 from ddflow.plan.sql.trees import all_of, cast, names_of, quoted, refused, replaced, shown, text
 
 Pair = tuple[Tree, Tree]
@@ -84,9 +85,12 @@ class Relation:
 
 
 class Steps:
-    """The verbs.  What was made is kept, so that it is made once."""
+    """The verbs.  What was made is kept, so that it is made once.
+
+    ``stars``: the logical names of all columns of a table; what shows these shows those, too, that it gets later."""
 
     def __init__(self) -> None:
+        self.stars: list[frozenset[str]] = []
         self._made: dict[Any, Any] = {}
         self._numbers = 0
 
@@ -110,8 +114,18 @@ class Steps:
         of = self.then(rows.of, ("filter", condition), lambda: rows.of.filter(condition))
         return Relation(of, rows.names, rows.solid)
 
-    def projected(self, rows: Relation, columns: Sequence[Made]) -> Relation:
-        """Other columns, in this order."""
+    def _project(self, of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]) -> Any:
+        """A projection.  ``groups``: names of its columns that are a star's."""
+        given, rests = with_rests(of, columns, groups) if groups else (columns, ())
+        return self.then(of, ("project", *given.items(), *rests), lambda: of._then("project", given, rests))
+
+    def _starred(self, names: Mapping[str, str], order: Iterable[str]) -> list[list[str]]:
+        """The columns of each star that is shown whole.  ``names``: by logical names; ``order``: of the columns."""
+        whole = [{names[each] for each in star} for star in self.stars if star <= names.keys()]
+        return [[name for name in order if name in star] for star in whole]
+
+    def projected(self, rows: Relation, columns: Sequence[Made], stars: Sequence[Sequence[str]] = ()) -> Relation:
+        """Other columns, in this order.  ``stars``: logical names among them of all columns of a table."""
         names, made, solid = dict[str, str](), dict[str, str](), set[str]()
         for each in columns:
             if each.logical not in names:
@@ -120,8 +134,7 @@ class Steps:
                 solid |= set() if rows.nullable(each.tree) else {each.logical}
         if [quoted(name) for name in made] == list(made.values()) and list(made) == rows.of.schema.names:
             return Relation(rows.of, names, solid)
-        told = ("project", *made.items())
-        return Relation(self.then(rows.of, told, lambda: rows.of.project(made)), names, solid)
+        return Relation(self._project(rows.of, made, [[names[each] for each in star] for star in stars]), names, solid)
 
     def narrowed(self, rows: Relation, used: Iterable[str]) -> Relation:
         """Without the columns that nobody asks for."""
@@ -130,8 +143,8 @@ class Steps:
         columns = [name for name in rows.of.schema.names if name in kept.values()]
         if len(columns) == len(rows.of.schema.names) or not columns:
             return rows
-        of = self.then(rows.of, ("project", *columns), lambda: rows.of.project(columns))
-        return Relation(of, kept, rows.solid)
+        shown = dict(zip(columns, columns, strict=True))
+        return Relation(self._project(rows.of, shown, self._starred(kept, columns)), kept, rows.solid)
 
     def distinct(self, rows: Relation) -> Relation:
         """Each row once."""
@@ -156,7 +169,7 @@ class Steps:
         elif not arranged(right, [other for _, other in keys]):
             right = self.narrowed(right, wanted)
         shared = set() if how == "full" else self._shared(left, right, keys, how, used)
-        left, right = self._apart(left, right, keys, shared)
+        left, right = self._apart(left, right, keys, shared, wanted)
         keys.sort(key=lambda pair: _key(left, pair[0]) not in shared or _key(left, pair[0]) != _key(right, pair[1]))
         on, rest = self._on(left, right, keys)
         names = {**right.names, **left.names}
@@ -193,26 +206,32 @@ class Steps:
         return out
 
     def _apart(
-        self, left: Relation, right: Relation, keys: Sequence[Pair], shared: set[str]
+        self, left: Relation, right: Relation, keys: Sequence[Pair], shared: set[str], wanted: set[str]
     ) -> tuple[Relation, Relation]:
-        """Both, with columns of one name but the ``shared`` ones renamed on one side."""
+        """Both, with columns of one name but the ``shared`` ones renamed on one side, which is without those that are
+        not ``wanted``."""
         taken = {name for name in left.of.schema.names if name in right.of.schema.names} - shared
         if not taken:
             return left, right
         if arranged(right, [other for _, other in keys]) and not arranged(left, [one for one, _ in keys]):
-            return self._renamed(left, taken, right), right
-        return left, self._renamed(right, taken, left)
+            return self._renamed(left, taken, shared, right, wanted), right
+        return left, self._renamed(right, taken, shared, left, wanted)
 
-    def _renamed(self, rows: Relation, taken: set[str], other: Relation) -> Relation:
-        logical = {name: each for each, name in reversed(rows.names.items())}
+    def _renamed(
+        self, rows: Relation, taken: set[str], shared: set[str], other: Relation, wanted: set[str]
+    ) -> Relation:
+        kept = {each: name for each, name in rows.names.items() if each in wanted} or rows.names
+        logical = {name: each for each, name in reversed(kept.items())}
+        order = [name for name in rows.of.schema.names if name in logical]
+        # All of a star's, because of those that its table gets any may be taken.
+        renamed = taken.union(*self._starred(kept, order)) - shared
         columns, names = dict[str, str](), dict[str, str]()
-        for name in rows.of.schema.names:
-            if name in logical:  # others are asked for by nobody
-                new = fresh(logical[name], {**columns, **dict.fromkeys(other.of.schema.names)})
-                names[name] = new if name in taken else name
-                columns[names[name]] = quoted(name)
-        of = self.then(rows.of, ("project", *columns.items()), lambda: rows.of.project(columns))
-        return Relation(of, {each: names[name] for each, name in rows.names.items()}, rows.solid)
+        for name in order:
+            new = fresh(logical[name], {**columns, **dict.fromkeys(other.of.schema.names)})
+            names[name] = new if name in renamed else name
+            columns[names[name]] = quoted(name)
+        known = {each: names[name] for each, name in kept.items()}
+        return Relation(self._project(rows.of, columns, self._starred(known, columns)), known, rows.solid)
 
     def _on(self, left: Relation, right: Relation, keys: Sequence[Pair]) -> tuple[dict[str, str], list[Tree]]:
         """The keys, in types that compare; and those that a mapping cannot hold, as conditions."""

@@ -1,0 +1,145 @@
+"""What a projection passes on of a part of its input, such as a side of a join: columns that the part gets later, too.
+
+Invariant: which part a column is of is asked of the plan, never of its name, so a column that the other side of a join
+gets is not passed. What is written of a `Rest` names the columns that are there and not passed, not those that are, so
+a part that gets a column changes no id. A column that comes later is left out where another has its name.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> orders = flow.upserts("orders", {"id": int, "shop": int}, dd.Upsert(key="id"))
+>>> shops = flow.upserts("shops", {"shop": int, "city": str}, dd.Upsert(key="shop"))
+>>> pairs = orders.join(shops, on="shop")
+>>> given, rests = with_rests(pairs, {"id": "id", "shop": "shop", "town": "city"}, [["id", "shop"]])
+>>> given, rests
+({'town': 'city'}, (Rest(at=0, path=(0,), without=(), begin='', now=''),))
+>>> list(expanded(pairs, given, rests))
+['id', 'shop', 'town']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ddflow.plan.record import Record
+
+Path = tuple[int, ...]
+"""The way from a collection to a part of it: for each of those with several inputs on it, which one."""
+
+
+class Rest(NamedTuple):
+    """``at``: how many of the columns that are named stand before.  ``path``: of which part.  ``without``: its columns
+    that are not passed.  ``begin``: what is at the front of their names there, and ``now`` here."""
+
+    at: int
+    path: Path
+    without: tuple[str, ...]
+    begin: str = ""
+    now: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written; `read_rests` reads it."""
+        return self._asdict() | {"path": [*self.path], "without": [*self.without]}
+
+    def shown(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:
+        """What it passes on, by its name here.  ``ways``: see `origins`."""
+        mine = [name for name in ways if _of(self.path, ways[name]) and name not in self.without]
+        return {self.now + name[len(self.begin) :]: name for name in mine if name.startswith(self.begin)}
+
+
+def origins(of: Any) -> dict[str, set[Path]]:
+    """The ways to where the columns of a collection come from; several of those that are equal.  O(nodes x columns)."""
+    known: dict[Any, dict[str, set[Path]]] = {}
+    ahead = [of]
+    while ahead:
+        node = ahead[-1]
+        # The inputs of a concatenation have the same columns.
+        sides = [*enumerate(node.inputs)] if len(node.inputs) < 2 or node.exchange()[0] is not None else []
+        sides = sides or [*enumerate(node.inputs[:1])]
+        if missing := [each for _, each in sides if each not in known]:
+            ahead += missing
+            continue
+        ahead.pop()
+        made: dict[str, set[Path]] = {name: set() for name in node.schema.names}
+        for at, each in sides:
+            step = (at,) if len(sides) > 1 else ()
+            for its, name in node.commuting(at).items():
+                if name in made:
+                    made[name] |= {(*step, *way) for way in known[each].get(its, ())}
+        known[node] = {name: ways or {()} for name, ways in made.items()}
+    return known[of]
+
+
+def with_rests(
+    of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]
+) -> tuple[dict[str, str], tuple[Rest, ...]]:
+    """Columns of a projection, by name, without those that `Rest` has, and these.  O(nodes x columns).
+
+    ``groups``: names of columns, each of them all that is shown of a part.  A group that is of no one part is named.
+    """
+    ways, places, given, rests = origins(of), {n: i for i, n in enumerate(of.schema.names)}, dict(columns), list[Any]()
+    for group in groups:
+        sources = [_unquoted(columns[name]) for name in group]
+        path = _part([ways.get(each, {()}) for each in sources])
+        if path is None:
+            continue
+        begin, now = next((found for found in map(_fronts, sources, group) if any(found)), ("", ""))
+        run = list[str]()
+        for name, source in zip(reversed(group), reversed(sources), strict=True):
+            alike = source.startswith(begin) and now + source[len(begin) :] == name
+            if not alike or name not in given or (run and places[run[0]] < places[source]):
+                break
+            run.insert(0, source)
+            del given[name]
+        without = [name for name in places if _of(path, ways[name]) and name not in run]
+        rests.append((group[-1], path, tuple(without), begin, now))
+    order = list(columns)
+    made = [Rest(sum(order.index(name) <= order.index(last) for name in given), *rest) for last, *rest in rests]
+    return given, tuple(sorted(made, key=lambda each: each.at))
+
+
+def expanded(of: Any, given: Mapping[str, Any], rests: Sequence[Rest]) -> dict[str, Any]:
+    """All columns of a projection, in their order.  O(nodes x columns)."""
+    ways, out, named = origins(of) if rests else {}, dict[str, Any](), [*given.items()]
+    for at in range(len(named) + 1):
+        for rest in rests:
+            if rest.at == at:
+                shown = rest.shown(ways).items()
+                out |= {name: source for name, source in shown if name not in out and name not in given}
+        out |= dict(named[at : at + 1])
+    return out
+
+
+def read_rests(record: Record) -> tuple[Rest, ...]:
+    """Those of a projection that was written.  Raises `CorruptState`."""
+    made = list[Rest]()
+    for each in record.records("rests") if "rests" in record else []:
+        path = Record({str(step): way for step, way in enumerate(each.list("path"))}, each.what)
+        way, without = tuple(map(path.whole, path.names())), tuple(each.texts("without"))
+        made.append(Rest(each.whole("at"), way, without, each.text("begin"), each.text("now")))
+    return tuple(made)
+
+
+def _unquoted(formula: str) -> str:
+    return formula[1:-1].replace("``", "`") if formula.startswith("`") and formula.endswith("`") else formula
+
+
+def _fronts(source: str, name: str) -> tuple[str, str]:
+    """What one of two names has in front of the other."""
+    if source.endswith(name):
+        return source[: len(source) - len(name)], ""
+    return "", name[: len(name) - len(source)] if name.endswith(source) else ""
+
+
+def _of(path: Path, ways: set[Path]) -> bool:
+    return any(way[: len(path)] == path for way in ways)
+
+
+def _part(ways: Sequence[set[Path]]) -> Path | None:
+    """The least part that some columns are of; None where it could be several."""
+    for length in range(max(map(len, ways[0])), -1, -1):
+        found = {way[:length] for way in ways[0] if len(way) >= length}
+        found = {path for path in found if all(_of(path, each) for each in ways)}
+        if found:
+            return found.pop() if len(found) == 1 else None
+    return None

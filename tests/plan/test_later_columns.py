@@ -1,0 +1,109 @@
+"""``t.*`` of a query: a column that the table gets later comes into it, and the state goes on as one that had it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow.errors import PlanChanged
+
+FIRST = {
+    "o": {"id": [1, 2], "c": [7, 8], "n": [5, 5]},
+    "c": {"id": [7, 1], "n": [5, 5], "city": ["B", "C"]},
+}
+THEN = {
+    "o": {"id": [1, 3], "c": [7, 7], "n": [5, 7], "x": [100, 200]},
+    "c": {"id": [8, 5], "n": [2, 5], "city": ["B", "D"], "x": [300, 400]},
+}
+PASSED = [
+    ("select o.*, c.city from o join c on o.c = c.id", "o"),
+    ("select c.*, o.n as m from o join c on o.c = c.id", "c"),
+    ("select c.*, o.c from o join c on o.id = c.id", "c"),
+    ("select o.*, c.city from o left join c on o.c = c.id", "o"),
+    ("select c.*, o.n as m from o full join c on o.c = c.id", "c"),
+    ("select *, n + 1 as m from o", "o"),
+    ("select o.*, p.n as m from o join o p on o.c = p.c", "o"),
+    ("select * from o join (select id as c, city from c) d using (c)", "o"),
+    ("select o.*, (select max(n) from c where c.id = o.c) as most from o", "o"),
+    ("select s.* from (select o.*, c.city from o join c on o.c = c.id) s join c d on d.id = s.n", "o"),
+    ("with s as (select o.*, city from o, c where o.c = c.id) select s.*, n + 1 as m from s", "o"),
+    ("select distinct o.*, c.city from o join c on o.c = c.id", "o"),
+    ("select c.* from o join c on o.c = c.id where exists (select 1 from o p where p.n = c.n)", "c"),
+    ("select city, count(*) as many from (select o.*, city from o join c on o.c = c.id) group by city", ""),
+]
+"""Queries, and whose ``x`` they show."""
+
+
+def flow(query: str, more: str = "") -> dd.Flow:
+    """``more``: the tables that have ``x``."""
+    out, columns = dd.Flow(), {"o": {"id": int, "c": int, "n": int}, "c": {"id": int, "n": int, "city": str}}
+    for name, each in columns.items():
+        out.upserts(name, each | ({"x": int} if name in more else {}), dd.Upsert(key="id"))
+    out.output("out", out.sql(query))
+    return out
+
+
+def tables(given: dict[str, Any], more: str) -> dict[str, Any]:
+    return {
+        name: {column: cells for column, cells in each.items() if column != "x" or name in more}
+        for name, each in given.items()
+    }
+
+
+def ended(engine: dd.Engine, more: str) -> tuple[list[str], list[str]]:
+    """The columns, and the rows after another step."""
+    engine.step(tables(THEN, more), time=2)
+    rows = engine.read("out")
+    return rows.schema.names, sorted(map(repr, rows.to_pylist()))
+
+
+@pytest.mark.parametrize(("query", "shown"), PASSED)
+@pytest.mark.parametrize("more", ["o", "c", "oc"])
+def test_a_star_of_a_table_gets_its_columns(query: str, shown: str, more: str, tmp_path: Path) -> None:
+    """Taken in between two calls, or when the state is opened, of either table or of both."""
+    first = {name: each | ({"x": [None, None]} if name in more else {}) for name, each in FIRST.items()}
+    with flow(query, more).open() as engine:
+        engine.step(first, time=1)
+        wanted = ended(engine, more)
+    assert ("x" in wanted[0]) == (shown != "" and shown in more)
+    with flow(query).open() as engine:
+        engine.step(FIRST, time=1)
+        engine.evolve({name: {"x": pa.int64()} for name in more})
+        assert ended(engine, more) == wanted
+    with flow(query).open(tmp_path / "state") as engine:
+        engine.step(FIRST, time=1)
+    with flow(query, more).open(tmp_path / "state") as engine:
+        assert ended(engine, more) == wanted
+
+
+def test_a_column_whose_name_is_taken_is_left_out() -> None:
+    with flow("select o.*, n + 1 as x from o").open() as engine:
+        engine.step(FIRST, time=1)
+        engine.evolve({"o": {"x": pa.int64()}})
+        columns, rows = ended(engine, "o")
+        assert columns == ["id", "c", "n", "x", "_diff"]
+        assert rows[0] == "{'id': 1, 'c': 7, 'n': 5, 'x': 6, '_diff': 1}"
+
+
+def test_sides_of_a_union_keep_their_columns(tmp_path: Path) -> None:
+    """One that got a column would have no other side that has it."""
+    query = "select o.*, 1 as k from o union all select o.*, 2 as k from o"
+    with flow(query).open(tmp_path / "state") as engine:
+        engine.step(FIRST, time=1)
+        engine.evolve({"o": {"x": pa.int64()}})
+        assert ended(engine, "o")[0] == ["id", "c", "n", "k", "_diff"]
+    with pytest.raises(PlanChanged, match="output 'out' is made of"):
+        flow(query, "o").open(tmp_path / "state")
+
+
+def test_a_plan_that_is_read_back_passes_them_too(tmp_path: Path) -> None:
+    """What a state says of its plan is all that an evolution without the flow has."""
+    with flow(PASSED[0][0]).open(tmp_path / "state") as engine:
+        engine.step(FIRST, time=1)
+    dd.evolve(tmp_path / "state", {"o": {"x": "int64"}})
+    with flow(PASSED[0][0], "o").open(tmp_path / "state") as engine:
+        assert ended(engine, "o")[0] == ["id", "c", "n", "x", "city", "_diff"]
