@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ddflow.connectors import formats as formats
     from ddflow.connectors import sinks as sinks
     from ddflow.connectors import sources as sources
-    from ddflow.connectors.files.text_path import TextPath
+    from ddflow.connectors.files.file_path import FilePath
     from ddflow.dataflow.result import Step
     from ddflow.dataflow.verdicts import Verdicts
     from ddflow.engine.engine import Engine
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "columns.hashing": "Secret",
-    "connectors.files.text_path": "TextPath",
+    "connectors.files.file_path": "FilePath",
     "dataflow.result": "Step",
     "dataflow.verdicts": "Verdicts",
     "engine.engine": "Engine",
@@ -143,6 +143,7 @@ __all__ = [
     "Engine",
     "Estimate",
     "Expiry",
+    "FilePath",
     "Flow",
     "Full",
     "KeyedFrame",
@@ -154,7 +155,6 @@ __all__ = [
     "Snapshot",
     "Stats",
     "Step",
-    "TextPath",
     "ToUpserts",
     "Tombstone",
     "Upsert",

@@ -63,7 +63,8 @@ def log_of(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> F
     """
     if bound.format is not None and not bound.format.of_rows:
         columnar = [path for path in paths if path.lower().endswith(COLUMNAR)]
-        return open_files(paths, how=how if columnar or how.kind is not None else replace(how, kind=MESSAGES))
+        kind = how.dialect.kind or (None if columnar else MESSAGES)
+        return open_files(paths, how=replace(how, dialect=how.dialect._replace(kind=kind)))
     types = dict(zip(bound.schema.names, bound.schema.types, strict=True))
     given = open_files(paths, types, bound.required, bound.schema, how)
     if more := [name for name in given.schema.names if name not in types]:

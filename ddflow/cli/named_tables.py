@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import typer
 
+from ddflow.cli.reading import kind_told
 from ddflow.connectors.files.address_options import FULL, cut, writing
-from ddflow.connectors.files.text_path import WRITING
+from ddflow.connectors.files.file_path import WRITING
 from ddflow.errors import SpecError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ddflow.connectors.files import FileOptions
 
 OPTIONS: Final = ("key", "order-by", "tombstone", "diff")
-_FIELDS: Final = {"null": "nulls"}
 _NAMED: Final = re.compile(r"([^\W\d]\w*)=(.+)", re.DOTALL)
 
 Options = dict[str, list[str]]
@@ -75,7 +75,9 @@ def options_of(name: str, parts: Sequence[NamedTable]) -> Options:
 
 def written(options: Options, of_all: "FileOptions") -> "FileOptions":
     """How the files of a table are written: as all are, but for what stands behind its own.  Raises `SpecError`."""
-    said: dict[str, Any] = {_FIELDS.get(name, name): value for name, value in writing(options).items()}
+    said: dict[str, Any] = {{"null": "nulls"}.get(name, name): value for name, value in writing(options).items()}
+    if "format" in said:
+        said["kind"] = kind_told(said.pop("format"))
     return replace(of_all, dialect=of_all.dialect._replace(**said))
 
 

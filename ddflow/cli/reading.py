@@ -122,11 +122,11 @@ def how(
     thousands: str | None = None,
 ) -> FileOptions:
     """How the files of a command line are written.  Raises `SpecError`."""
-    dialect = Dialect(delimiter, tuple(null or ()), encoding, decimal, tuple(dates or ()), thousands)
-    return FileOptions(dialect=dialect, kind=_kind(format))
+    said = Dialect(delimiter, tuple(null or ()), encoding, decimal, tuple(dates or ()), thousands, kind_told(format))
+    return FileOptions(dialect=said)
 
 
-def _kind(format: str | None) -> Kind | None:
+def kind_told(format: str | None) -> Kind | None:
     """What all files are.  Raises `SpecError`."""
     if format is None:
         return None

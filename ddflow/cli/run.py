@@ -46,8 +46,8 @@ From = Annotated[
         "--from",
         metavar="INPUT=KIND:WHERE",
         show_default=False,
-        help="A source: files:PATTERN (of full files files:PATTERN:full; of text :delimiter=;, :null=NA, "
-        ":encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y behind it), "
+        help="A source: files:PATTERN (of full files files:PATTERN:full; of another ending :format=csv; of text "
+        ":delimiter=;, :null=NA, :encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y behind it), "
         "sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
         "postgres://HOST/DATABASE#TABLE. May be repeated.",
     ),

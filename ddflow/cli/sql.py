@@ -58,8 +58,8 @@ Tables = Annotated[
         help="A table: its name, a file, a folder or a pattern, and the columns that identify a row; then, if need "
         "be, :order-by=COLUMNS and :tombstone=COLUMN[=VALUE], or :full where each file holds all rows, so that a key "
         "which a later file does not name is gone. Without a key, rows are appended: each counts once, or as often as "
-        ":diff=COLUMN says. How its text is written stands behind it, too, where tables differ: :delimiter=;. "
-        "Repeated, the same name has more files.",
+        ":diff=COLUMN says. What its files hold and how their text is written stand behind it, too, where tables "
+        "differ: :format=csv:delimiter=;. Repeated, the same name has more files.",
     ),
 ]
 Diff = Annotated[bool, typer.Option("--diff", help="The differences, file by file, rather than the rows at the end.")]
@@ -102,19 +102,19 @@ def sql(
     if as_json and output in (None, "-"):
         raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
     import ddflow as dd
-    from ddflow.cli.messages import check_bad
+    from ddflow.cli.messages import check_bad, message_format
     from ddflow.cli.named_tables import grouped, options_of
     from ddflow.cli.plan import check_apart
     from ddflow.cli.reading import how
 
-    check_bad(format, on_bad, bad_output)
+    named = {name: (parts, options_of(name, parts)) for name, parts in grouped(tables).items()}
+    words = {name: told["format"][-1] if "format" in told else format for name, (_, told) in named.items()}
+    check_bad(next(filter(message_format, words.values()), None), on_bad, bad_output)
     check_apart({"--output": output, "--bad-output": bad_output})
-    flow, given, full, read, bad = dd.Flow(), dict[str, Any](), set[str](), 0, 0
+    flow, read, bad = dd.Flow(), 0, 0
+    full = {name for name, (_, told) in named.items() if FULL in told}
     options = how(format, delimiter, null, encoding, decimal, dates, thousands)
-    for name, parts in grouped(tables).items():
-        told = options_of(name, parts)
-        full |= {name} if FULL in told else set()
-        given[name] = _declared(flow, name, parts, told, types or (), options, (format, on_bad))
+    given = {n: _declared(flow, n, *each, types or (), options, (words[n], on_bad)) for n, each in named.items()}
     answer, order = _asked(flow, query, diff)
     rows = flow.output(OUT, answer.of)
     schema = rows.updates_schema(flow.time_type) if diff else _only(rows.schema, answer.columns)

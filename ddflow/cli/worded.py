@@ -31,10 +31,9 @@ _DROP: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT})((?:, {_NAMES})+)\)")
 _DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
 _OF_WHICH: Final = re.compile(rf"\{{({_TEXT}): \{{column: type\}}\}}")
 _OPTION: Final = re.compile(rf"(\w+)=((?:{_TEXT})|\[[^\[\]]*\])")
-_WRITTEN: Final = re.compile(rf"dd\.TextPath\((?:{_TEXT})((?:, {_OPTION.pattern})+)\)")
+_WRITTEN: Final = re.compile(rf"dd\.FilePath\((?:{_TEXT})((?:, {_OPTION.pattern})+)\)")
 _VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
 _TOMBSTONE: Final = re.compile(rf"dd\.tombstone\(({_TEXT})(?:, ({_TEXT}))?\)")
-_ENDINGS: Final = re.compile(r"; text also with \.gz or \.zst behind")
 OTHERWISE: Final = {"group": "groups"}
 """Options that are called otherwise in Python."""
 _CALLED: Final = re.compile(rf"(?<!\w)(?:{_TEXT})|(?<![\w.])dd\.(rollback|migrate|gc)\b(?!\()")
@@ -49,8 +48,7 @@ def worded(error: DdflowError | str) -> str:
     text = str(error)
     if given is not None and given.name == "sql":  # whose options of a table stand behind its file
         text = _TOMBSTONE.sub(lambda found: f":tombstone={_deleting(found)}", text)
-    if any(each.name == "format" for each in options) and not text.startswith("write "):
-        text = _ENDINGS.sub(r"\g<0>; or say what it holds, as in --format csv", text)
+        text = _WRITTEN.sub(lambda found: _kept(f"NAME=FILE{_behind(found[1])}"), text)
     return in_shell(text, {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options})
 
 
@@ -92,10 +90,19 @@ def typed(types: Mapping[str, str]) -> str:
 
 def _writing(given: str, options: Mapping[str, str]) -> str:
     """What to type to say how text is written: options, or of a source the end of its address."""
-    said = [(name, each[1:-1]) for name, value in _OPTION.findall(given) for each in re.findall(_TEXT, value)]
     if "delimiter" in options:
-        return " ".join(f"{options[name]} {_quoted(value)}" for name, value in said)
-    return f"{options['from']} {_quoted(''.join(['INPUT=files:PATTERN', *(f':{n}={v}' for n, v in said)]))}"
+        return " ".join(f"{options[name]} {_quoted(value)}" for name, value in _said(given))
+    return f"{options['from']} {_quoted(f'INPUT=files:PATTERN{_behind(given)}')}"
+
+
+def _behind(given: str) -> str:
+    """The same, behind a file."""
+    return "".join(f":{name}={value}" for name, value in _said(given))
+
+
+def _said(given: str) -> list[tuple[str, str]]:
+    """The names of some options of Python with each of their values."""
+    return [(name, each[1:-1]) for name, value in _OPTION.findall(given) for each in re.findall(_TEXT, value)]
 
 
 def _deleting(found: re.Match[str]) -> str:
@@ -133,6 +140,12 @@ def _plain(value: str | None) -> str:
     if value[0] == "[":
         return shlex.quote(",".join(each[1:-1] for each in re.findall(_TEXT, value)))
     return _quoted(value[1:-1]) if value[0] in "'\"" else value
+
+
+def _kept(value: str) -> str:
+    """A value as it is typed, always in quotes, so that nothing of it is taken for an option of Python's."""
+    quoted = shlex.quote(value)
+    return f"'{value}'" if quoted == value else quoted
 
 
 def _quoted(value: str) -> str:

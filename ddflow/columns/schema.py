@@ -192,7 +192,7 @@ def conform(
         raise SchemaMismatch(
             f"rows for {what}",
             f"there is one column, {names[0]!r}",
-            f"is the delimiter {between!r}? read the file by it; dd.TextPath says it of a path",
+            f"is the delimiter {between!r}? read the file by it; dd.FilePath says it of a path",
         )
     for name in required:
         if name not in names:

@@ -55,15 +55,15 @@ def is_path(given: Any) -> bool:
 def at_path(given: Any, error: DdflowError) -> DdflowError:
     """The error of the rows ``given``, a path, which it names.  O(1), and looking at a file."""
     from ddflow.connectors.files import FileOptions, FilePosition, open_files  # its readers take time to load
+    from ddflow.connectors.files.file_path import dialect_of
     from ddflow.connectors.files.places import STDIN, listed
-    from ddflow.connectors.files.text_path import dialect_of
 
     path, found = os.fspath(given), error.found
     files = [path]
     if path == STDIN:  # which cannot be looked at again
         return error
     with suppress(DdflowError, OSError):
-        files = [each.name for each in listed([path])]
+        files = [each.name for each in listed([path], dialect_of(given).kind)]
     if len(files) == 1 and COUNTED.search(found):
         with (
             suppress(DdflowError, OSError),

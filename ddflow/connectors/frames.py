@@ -68,7 +68,7 @@ def arrow(given: Any, what: str, schema: pa.Schema) -> Rows:
             FileOptions,
             open_files,
         )
-        from ddflow.connectors.files.text_path import dialect_of
+        from ddflow.connectors.files.file_path import dialect_of
 
         known, how = schema if len(schema) else None, FileOptions(dialect=dialect_of(given), converts=False)
         return of_files(open_files([os.fspath(given)], known=known, how=how))

@@ -83,7 +83,7 @@ class LandedFiles(Source):
             found = "tables= is of messages, and these are files of rows"
             raise SpecError("dd.sources.files", found, "give lines=True, or a source for each input")
         if self.lines and self.dialect != PLAIN:
-            found = "lines=True is of messages in UTF-8, which no dd.TextPath says more of"
+            found = "lines=True is of messages in UTF-8, which no dd.FilePath says more of"
             raise SpecError("dd.sources.files", found, "give the pattern alone, or leave out lines=True")
         if self.full and self.lines:
             remedy = "leave one of them out"
@@ -227,7 +227,7 @@ class FollowedFiles(OpenSource):
             return (piece._replace(rows=piece.rows.select(["value", "offset"])) for piece in read)
         if not stamp.size:
             return iter(())
-        place = self._there.place(file, stamp)
+        place = self._there.place(file, stamp, self.of.dialect.kind)
         how = FileOptions(dialect=self.of.dialect, empty=True, declare=rewritten, converts=False)
         source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
@@ -245,7 +245,7 @@ class FollowedFiles(OpenSource):
         self._looked, now, there = monotonic(), time(), self._there.listed()
         for file, stamp in there.items():
             if not self.of.lines:
-                kind_of(self._path(file))
+                kind_of(self._path(file), self.of.dialect.kind)
             if file in self.done and self.done[file] != stamp:
                 raise self._changed(file, self.done[file], stamp, done=True)
         self.done = {file: stamp for file, stamp in self.done.items() if file in there}

@@ -19,7 +19,7 @@ from msgspec import ValidationError, convert
 
 from ddflow.connectors.attached import Source
 from ddflow.connectors.delta_feed import FollowedTable
-from ddflow.connectors.files.text_path import dialect_of
+from ddflow.connectors.files.file_path import dialect_of
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.landed import LandedFiles
 from ddflow.connectors.postgres_slot import PostgresTables
@@ -47,7 +47,8 @@ def files(
     ----------
     pattern : str or path
         A file, a folder, or a pattern such as ``"landing/*.csv"`` or ``"s3://bucket/landing/**/*.json.gz"``.  Keys of
-        a bucket come from the environment.  A `ddflow.TextPath` of one says how its text is written.
+        a bucket come from the environment.  A `ddflow.FilePath` of one says what the files hold, and how
+        their text is written.
     follow : bool
         Whether to go on with files that come later.  By default the files that are there are all.
     settle : str
@@ -70,7 +71,7 @@ def files(
     ------
     SpecError
         For an address that is not of S3, for what is no span, for ``tables`` without ``lines``, and for ``full`` or a
-        `ddflow.TextPath` with them.
+        `ddflow.FilePath` with them.
 
     Notes
     -----

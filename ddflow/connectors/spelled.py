@@ -19,7 +19,7 @@ from typing import Any, Final
 from ddflow.connectors import sinks, sources
 from ddflow.connectors.attached import Mode, Source, TableSink
 from ddflow.connectors.files.address_options import FULL, cut, writing
-from ddflow.connectors.files.text_path import WRITING, TextPath
+from ddflow.connectors.files.file_path import WRITING, FilePath
 from ddflow.errors import SpecError
 
 SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
@@ -72,7 +72,7 @@ def _files(where: str) -> dict[str, Any]:
     """
     pattern, options = cut(where, WRITING, "files:")
     given = writing(options)
-    return {"pattern": TextPath(pattern, **given) if given else pattern, "full": FULL in options}
+    return {"pattern": FilePath(pattern, **given) if given else pattern, "full": FULL in options}
 
 
 def _messages(where: str, name: str) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
 from ddflow.columns.schema import normal_type, one_chunk, plain
 from ddflow.connectors.files import AS_USUAL, FileOptions, open_files
+from ddflow.connectors.files.file_path import FilePath, dialect_of
 from ddflow.connectors.files.kinds import is_text_kind
-from ddflow.connectors.files.places import STDIN, listed
-from ddflow.connectors.files.text_path import TextPath, dialect_of
+from ddflow.connectors.files.places import STDIN, Place, listed
 from ddflow.connectors.frames import of_files, to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DuplicateKeys, NullKey, SchemaMismatch, SpecError
@@ -140,7 +140,7 @@ def comparison(
     rows, doubts = zip((before, after), SIDES, strict=True), dict[str, None]()
     for given in (before, after):
         if isinstance(given, str | os.PathLike):
-            listed([os.fspath(given)], how.kind)  # so that a missing one is said before the other is read
+            _places(given, how)  # so that a missing one is said before the other is read
     both = [_read(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
     _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
     ours = {*left_out, *(name for name in RESERVED if name not in keys)}
@@ -173,8 +173,7 @@ def _read(
 ) -> pa.Table:
     """Rows in normal types.  ``doubts``: gets those of files, once each."""
     if isinstance(given, str | os.PathLike):
-        how = replace(how, dialect=dialect_of(given)) if isinstance(given, TextPath) else how
-        files = open_files([os.fspath(given)], types=types, how=how)
+        files = open_files([os.fspath(given)], types=types, how=_how(given, how))
         if doubts is not None:
             doubts |= dict.fromkeys(files.doubts)
         rows = of_files(files)
@@ -187,6 +186,16 @@ def _read(
         pa.chunked_array([plain(c) for c in column.chunks], normal_type(column.type)) for column in table.columns
     ]
     return pa.table(dict(zip(names, columns, strict=True)))
+
+
+def _how(given: Any, how: FileOptions) -> FileOptions:
+    """How files are read: as all are, but where a path says otherwise."""
+    return replace(how, dialect=dialect_of(given)) if isinstance(given, FilePath) else how
+
+
+def _places(given: Any, how: FileOptions) -> list[Place]:
+    """The files of a path.  Raises `UnreadableInput`."""
+    return listed([os.fspath(given)], _how(given, how).dialect.kind)
 
 
 def _seen(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator[pa.RecordBatch]:
@@ -221,7 +230,7 @@ def _texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> li
 def _is_text(given: Any, how: FileOptions) -> bool:
     """Whether rows come from files whose columns have no types but guessed ones."""
     again = isinstance(given, str | os.PathLike) and given != STDIN  # which cannot be read again
-    return again and all(is_text_kind(each.kind.name) for each in listed([os.fspath(given)], how.kind))
+    return again and all(is_text_kind(each.kind.name) for each in _places(given, how))
 
 
 def _common(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:

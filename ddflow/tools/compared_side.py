@@ -18,11 +18,11 @@ import pyarrow as pa
 from ddflow.columns.schema import is_text, one_chunk
 from ddflow.connectors.at_path import at_row, is_path
 from ddflow.connectors.files import FileOptions
+from ddflow.connectors.files.file_path import FilePath, dialect_of
 from ddflow.connectors.files.kinds import CSV, TSV, Dialect
 from ddflow.connectors.files.places import STDIN, listed
 from ddflow.connectors.files.source import AS_USUAL
 from ddflow.connectors.files.spelling import Misspelled, values
-from ddflow.connectors.files.text_path import TextPath, dialect_of
 from ddflow.errors import DdflowError
 
 __all__ = ["AS_USUAL", "Side", "as_text"]
@@ -38,13 +38,15 @@ class Side(NamedTuple):
     @property
     def file(self) -> tuple[str, int] | None:
         """The only file, and what it calls its first row; None where rows are given otherwise.  O(files)."""
-        places = listed([os.fspath(self.given)], self.how.kind) if is_path(self.given) and self.given != STDIN else []
+        places = (
+            listed([os.fspath(self.given)], self.dialect.kind) if is_path(self.given) and self.given != STDIN else []
+        )
         return (places[0].name, 1 + (places[0].kind.name in (CSV, TSV))) if len(places) == 1 else None
 
     @property
     def dialect(self) -> Dialect:
-        """How its text is written."""
-        return dialect_of(self.given) if isinstance(self.given, TextPath) else self.how.dialect
+        """How its files are written."""
+        return dialect_of(self.given) if isinstance(self.given, FilePath) else self.how.dialect
 
     def placed(self, error: DdflowError) -> DdflowError:
         """An error of its rows, with their file and how that calls them."""

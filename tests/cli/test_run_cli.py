@@ -376,14 +376,17 @@ def test_full_files_delete_the_keys_that_they_do_not_name() -> None:
 
 def test_how_text_is_written_stands_behind_the_pattern() -> None:
     Path("flow.py").write_text(FLOW.replace('"city": str', '"city": str, "n": float, "at": "timestamp"'))
-    Path("in/1.csv").write_bytes("id;city;n;at\n1;Zürich;12,50;3.1.2024 14:05\n2;NA;-;3.1.2024\n".encode("cp1252"))
+    Path("in/1.dat").write_bytes("id;city;n;at\n1;Zürich;12,50;3.1.2024 14:05\n2;NA;-;3.1.2024\n".encode("cp1252"))
     words = ("run", "flow.py", "--state", "state", "--from")
-    assert "give --from 'INPUT=files:PATTERN:delimiter=;'" in refused(*words, "orders=files:in/*.csv")
-    address = "orders=files:in/*.csv:delimiter=;:null=NA:null=-"
+    address = "orders=files:in/*.dat"
+    assert "what it holds, as in --from INPUT=files:PATTERN:format=csv" in refused(*words, address)
+    address += ":format=csv"
+    assert "give --from 'INPUT=files:PATTERN:delimiter=;:format=csv'" in refused(*words, address)
+    address += ":delimiter=;:null=NA:null=-"
     assert "(--from INPUT=files:PATTERN:encoding=cp1252)" in refused(*words, address)
     address += ":encoding=cp1252"
     said = refused(*words, address)
-    assert "give --from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-:encoding=cp1252:decimal=,', mend it" in said
+    assert ":PATTERN:delimiter=;:null=NA:null=-:encoding=cp1252:decimal=,:format=csv', mend it" in said
     address += ":full:decimal=,:dates=%d.%m.%Y %H:%M"
     assert "'3.1.2024' is not how a value of type timestamp[us] is written; give --from" in refused(*words, address)
     run(*words, f"{address}:dates=%d.%m.%Y", "--to", "orders=sqlite:o.db#o")

@@ -125,6 +125,33 @@ def test_words_of_a_table_are_those_of_the_shell() -> None:
     assert "a name has letters, digits and _ only, and begins with no digit" in said
 
 
+def test_what_a_table_s_files_hold_is_said_behind_it() -> None:
+    Path("z.txt").write_text("id;city\n1;Bern\n")
+    Path("m.txt").write_text('{"op": "c", "after": {"id": 7, "city": "Chur"}}\nnone\n')
+    query = "select z.city, m.city as other from z join m on m.id > z.id"
+    found = sql(query, "z=z.txt:key=id:format=csv:delimiter=;", "m=m.txt:key=id:format=debezium", "--on-bad", "drop")
+    assert rows(found) == [{"city": "Bern", "other": "Chur"}]
+    assert "1 message could not be read" in found.stderr
+    assert "there is no such kind of file" in sql("select 1 a from z", "z=z.txt:key=id:format=xls", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("behind", "code", "advice"),
+    [
+        ("z.txt:key=id", 1, "what it holds, as in 'NAME=FILE:format=csv'"),
+        ("z.txt:key=id:format=csv", 1, "is the delimiter ';'? give 'NAME=FILE:delimiter=;:format=csv'"),
+        ("z.csv:key=id:delimiter=|", 1, "is the delimiter ';'? give 'NAME=FILE:delimiter=;'"),
+        ("z.csv:key=id:delimiter=;:decimal=.", 0, "give 'NAME=FILE:delimiter=;:decimal=,', or declare"),
+    ],
+)
+def test_advice_about_a_table_is_what_works_for_it(behind: str, code: int, advice: str) -> None:
+    """Story: it was ``--delimiter``, which what stands behind a table overrules."""
+    for name in ("z.txt", "z.csv"):
+        Path(name).write_text("id;n\n1;2,5\n2;3,5\n")
+    said = sql("select n from z", f"z={behind}", code=code).stderr
+    assert advice in said and "--delimiter" not in said
+
+
 def test_a_state_keeps_the_history_that_is_asked_for() -> None:
     for day in (1, 2, 3):
         Path(f"{day}.csv").write_text(f"id\n{day}\n")

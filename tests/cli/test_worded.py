@@ -36,13 +36,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("keys {'a': 'x'}", "keys {'a': 'x'}"),
         ("by dd.evolve(STATE, {'a': 'int64'})", "by ddflow evolve STATE --types a=int64"),
         ("dd.evolve('my s', {'in': {'a': 'int64'}})", "ddflow evolve 'my s' --input in --types a=int64"),
-        ("give dd.TextPath('my a.csv', delimiter=';')", "give --delimiter ';'"),
+        ("give dd.FilePath('my a.csv', delimiter=';')", "give --delimiter ';'"),
         (
-            "dd.TextPath('a.csv', decimal=',', dates=['%d.%m.%Y', '%d.%m.%Y %H:%M'])",
+            "dd.FilePath('a.csv', decimal=',', dates=['%d.%m.%Y', '%d.%m.%Y %H:%M'])",
             "--decimal ',' --dates %d.%m.%Y --dates '%d.%m.%Y %H:%M'",
         ),
-        ("dd.TextPath('a.csv', thousands=' ')", "--thousands ' '"),
-        ("dd.TextPath('a.csv', decimal='.', thousands=\"'\")", "--decimal . --thousands ''\"'\"''"),
+        ("dd.FilePath('a.csv', thousands=' ')", "--thousands ' '"),
+        ("dd.FilePath('a.csv', decimal='.', thousands=\"'\")", "--decimal . --thousands ''\"'\"''"),
         ("dd.evolve('my s', drop_outputs=['a', 'b c'])", "ddflow evolve 'my s' --drop-output a --drop-output 'b c'"),
         ("dd.evolve('s', drop_inputs=['a', 'b c'])", "ddflow evolve s --drop-input a --drop-input 'b c'"),
         ("dd.evolve('s', drop_outputs=['a'], drop_inputs=['b'])", "ddflow evolve s --drop-output a --drop-input b"),
@@ -53,7 +53,7 @@ def test_words_of_python_become_those_of_the_shell(python: str, shell: str) -> N
 
 
 def test_how_text_is_written_is_said_in_the_address_of_a_source() -> None:
-    said = in_shell("give dd.TextPath('a.csv', delimiter=';', null=['NA', '-'])", {"from": "--from"})
+    said = in_shell("give dd.FilePath('a.csv', delimiter=';', null=['NA', '-'])", {"from": "--from"})
     assert said == "give --from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-'"
 
 

@@ -382,4 +382,4 @@ def test_a_zone_or_a_decimal_comma_is_named_with_what_to_declare(tmp_path: Path)
     said = refused(tmp_path / "a.csv", types={"at": pa.timestamp("us")})
     assert said.endswith("declare another type: {'at': 'timestamptz'}"), said
     said = refused(tmp_path / "a.csv", types={"price": pa.float64()})
-    assert "'135,11' is no double; give dd.TextPath('a.csv', decimal=','), mend it, or declare another type" in said
+    assert "'135,11' is no double; give dd.FilePath('a.csv', decimal=','), mend it, or declare another type" in said

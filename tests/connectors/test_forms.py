@@ -127,57 +127,57 @@ def test_declared_types_are_read_by_the_forms(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "dialect", "remedy"),
     [
-        ("float64", "12,50", Dialect(";"), "give dd.TextPath('{}', delimiter=';', decimal=','), mend it"),
+        ("float64", "12,50", Dialect(";"), "give dd.FilePath('{}', delimiter=';', decimal=','), mend it"),
         ("float64", "12.50", GERMAN, "mend it"),
         (
             "float64",
             "1.250,00",
             Dialect(";", decimal=","),
-            "give dd.TextPath('{}', delimiter=';', decimal=',', thousands='.'), mend it",
+            "give dd.FilePath('{}', delimiter=';', decimal=',', thousands='.'), mend it",
         ),
         (
             "float64",
             "1.250,00",
             Dialect(";"),
-            "give dd.TextPath('{}', delimiter=';', decimal=',', thousands='.'), mend it",
+            "give dd.FilePath('{}', delimiter=';', decimal=',', thousands='.'), mend it",
         ),
-        ("float64", "1,250.00", Dialect(), "give dd.TextPath('{}', thousands=','), mend it"),
+        ("float64", "1,250.00", Dialect(), "give dd.FilePath('{}', thousands=','), mend it"),
         ("float64", "1,250.00", GERMAN, "mend it"),
-        ("float64", "1'250.00", Dialect(), "give dd.TextPath('{}', thousands=\"'\"), mend it"),
-        ("float64", "1\u2019250,50", Dialect(), "give dd.TextPath('{}', decimal=',', thousands=\"'\"), mend it"),
-        ("float64", "1\u202f250,50", Dialect(), "give dd.TextPath('{}', decimal=',', thousands=' '), mend it"),
-        ("int64", "-1 250", Dialect(), "give dd.TextPath('{}', thousands=' '), mend it"),
-        ("int64", "12.500", Dialect(), "give dd.TextPath('{}', decimal=',', thousands='.'), mend it"),
+        ("float64", "1'250.00", Dialect(), "give dd.FilePath('{}', thousands=\"'\"), mend it"),
+        ("float64", "1\u2019250,50", Dialect(), "give dd.FilePath('{}', decimal=',', thousands=\"'\"), mend it"),
+        ("float64", "1\u202f250,50", Dialect(), "give dd.FilePath('{}', decimal=',', thousands=' '), mend it"),
+        ("int64", "-1 250", Dialect(), "give dd.FilePath('{}', thousands=' '), mend it"),
+        ("int64", "12.500", Dialect(), "give dd.FilePath('{}', decimal=',', thousands='.'), mend it"),
         (
             "float64",
             "1,250",
             Dialect(),
-            "give dd.TextPath('{0}', decimal=',') or dd.TextPath('{0}', thousands=','), mend",
+            "give dd.FilePath('{0}', decimal=',') or dd.FilePath('{0}', thousands=','), mend",
         ),
         ("float64", "1 25", Dialect(), "mend it"),
         (
             "float64",
             "1.250,00",
             Dialect(decimal=",", thousands=" "),
-            "give dd.TextPath('{}', decimal=',', thousands='.')",
+            "give dd.FilePath('{}', decimal=',', thousands='.')",
         ),
         ("int64", "12,50", GERMAN, "mend it"),
-        ("date", "03.01.2024", Dialect(), "give dd.TextPath('{}', dates='%d.%m.%Y'), mend it"),
+        ("date", "03.01.2024", Dialect(), "give dd.FilePath('{}', dates='%d.%m.%Y'), mend it"),
         ("date", "03.01.2024 14:05", Dialect(), "mend it"),
-        ("timestamp", "3.1.2024 14:05", Dialect(), "give dd.TextPath('{}', dates='%d.%m.%Y %H:%M'), mend it"),
+        ("timestamp", "3.1.2024 14:05", Dialect(), "give dd.FilePath('{}', dates='%d.%m.%Y %H:%M'), mend it"),
         (
             "date",
             "2024-01-03",
             Dialect(dates=("%d.%m.%Y",)),
-            "give dd.TextPath('{}', dates=['%d.%m.%Y', 'iso']), mend it",
+            "give dd.FilePath('{}', dates=['%d.%m.%Y', 'iso']), mend it",
         ),
         (
             "date",
             "01/03/2024",
             Dialect(),
-            "give dd.TextPath('{0}', dates='%d/%m/%Y') or dd.TextPath('{0}', dates='%m/%d/%Y'), mend it",
+            "give dd.FilePath('{0}', dates='%d/%m/%Y') or dd.FilePath('{0}', dates='%m/%d/%Y'), mend it",
         ),
-        ("date", "01/13/2024", Dialect(), "give dd.TextPath('{}', dates='%m/%d/%Y'), mend it"),
+        ("date", "01/13/2024", Dialect(), "give dd.FilePath('{}', dates='%m/%d/%Y'), mend it"),
         ("date", "31.02.2024", GERMAN, "mend it"),
     ],
 )
@@ -261,7 +261,7 @@ def test_dates_are_of_json_too_and_its_numbers_have_points(tmp_path: Path) -> No
     assert rows(found) == [{"id": 1.5, "day": AT.date(), "text": "12,50"}]
     assert not found.doubts
     with pytest.raises(
-        SchemaMismatch, match=r"line 1, column 'day': .*give dd.TextPath\(.*a.jsonl', dates='%d.%m.%Y'\)"
+        SchemaMismatch, match=r"line 1, column 'day': .*give dd.FilePath\(.*a.jsonl', dates='%d.%m.%Y'\)"
     ):
         rows(source(tmp_path / "a.jsonl", text, Dialect(), day="date"))
 
@@ -269,16 +269,16 @@ def test_dates_are_of_json_too_and_its_numbers_have_points(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ("12,50 13 1,2", "of '12,50' ({0}, row 3): give dd.TextPath('{0}', delimiter=';', decimal=','), or declare"),
+        ("12,50 13 1,2", "of '12,50' ({0}, row 3): give dd.FilePath('{0}', delimiter=';', decimal=','), or declare"),
         (
             "3.1.2024 13.1.2024",
-            "of '3.1.2024' ({0}, row 3): give dd.TextPath('{0}', delimiter=';', dates='%d.%m.%Y'), or",
+            "of '3.1.2024' ({0}, row 3): give dd.FilePath('{0}', delimiter=';', dates='%d.%m.%Y'), or",
         ),
         (
             "1.250,00 7",
-            "of '1.250,00' ({0}, row 3): give dd.TextPath('{0}', delimiter=';', decimal=',', thousands='.'), or",
+            "of '1.250,00' ({0}, row 3): give dd.FilePath('{0}', delimiter=';', decimal=',', thousands='.'), or",
         ),
-        ("1'250 1.5", "of \"1'250\" ({0}, row 3): give dd.TextPath('{0}', delimiter=';', thousands=\"'\"), or declare"),
+        ("1'250 1.5", "of \"1'250\" ({0}, row 3): give dd.FilePath('{0}', delimiter=';', thousands=\"'\"), or declare"),
         ("12,50 x", None),
         ("1.250,00 1,250.00", None),
         ("1,2,3 2,3", None),
@@ -313,12 +313,12 @@ def test_a_column_that_is_text_by_its_form_is_said(values: str, said: str | None
 )
 def test_what_is_no_form_is_refused(dates: str, said: str) -> None:
     with pytest.raises(SpecError, match=f"dates='.*': {said}"):
-        dd.TextPath("a.csv", dates=dates)
+        dd.FilePath("a.csv", dates=dates)
 
 
 def test_another_decimal_is_refused() -> None:
     with pytest.raises(SpecError, match="decimal=';': it is neither a point nor a comma"):
-        dd.TextPath("a.csv", decimal=";")
+        dd.FilePath("a.csv", decimal=";")
 
 
 @pytest.mark.parametrize(
@@ -333,4 +333,4 @@ def test_another_decimal_is_refused() -> None:
 )
 def test_what_cannot_stand_between_groups_is_refused(thousands: str, decimal: str, said: str) -> None:
     with pytest.raises(SpecError, match=re.escape(f"thousands={thousands!r}: {said}")):
-        dd.TextPath("a.csv", thousands=thousands, decimal=decimal)
+        dd.FilePath("a.csv", thousands=thousands, decimal=decimal)

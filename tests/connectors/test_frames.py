@@ -193,7 +193,7 @@ def test_what_is_wrong_with_the_columns_of_a_file_says_what_to_do(tmp_path: Path
     flow = dd.Flow()
     flow.output("rows", flow.upserts("rows", {"id": int, "city": str}, dd.Upsert(key="id")))
     cases = {
-        "id;city\n1;Bern\n": "there is one column, 'id;city'; is the delimiter ';'\\? read the file by it; dd.TextPath",
+        "id;city\n1;Bern\n": "there is one column, 'id;city'; is the delimiter ';'\\? read the file by it; dd.FilePath",
         "no,city\n1,Bern\n": "the column 'id' is missing",
         "id,city,n\n1,Bern,5\n": r"or take it in with engine.evolve\(\{'rows': \{'n': 'int64'\}\}\)",
     }
@@ -208,5 +208,5 @@ def test_what_is_wrong_with_the_columns_of_a_file_says_what_to_do(tmp_path: Path
 
 def test_a_file_of_decimal_commas_is_asked_for_its_delimiter(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id;price\n1;5,50\n2;6,10\n")
-    with pytest.raises(UnreadableInput, match=r"is the delimiter ';'\? give dd.TextPath\('.*a.csv', delimiter=';'\)"):
+    with pytest.raises(UnreadableInput, match=r"is the delimiter ';'\? give dd.FilePath\('.*a.csv', delimiter=';'\)"):
         dd.compare(tmp_path / "a.csv", tmp_path / "a.csv", key="id")

@@ -73,9 +73,9 @@ def test_standard_input_is_of_the_kind_that_is_told_or_that_it_looks_like(
 ) -> None:
     data = write(tmp_path / f"a{ending}", TABLE).read_bytes()
     kind = named(ending) if told else None
-    assert piped(data, monkeypatch, kind=kind) == TABLE.to_pylist()
+    assert piped(data, monkeypatch, dialect=Dialect(kind=kind)) == TABLE.to_pylist()
     with pytest.raises(UnreadableInput, match=r"-: it is empty \(0 bytes\)"):
-        piped(b"", monkeypatch, kind=kind)
+        piped(b"", monkeypatch, dialect=Dialect(kind=kind))
 
 
 @pytest.mark.drawn(1)
@@ -153,7 +153,7 @@ def test_a_delimiter_that_is_another_is_recognised(between: str, tmp_path: Path)
     shown = r"\t" if between == "\t" else between
     with pytest.raises(SchemaMismatch) as caught:
         open_files([tmp_path / "a.csv"], required=["id"])
-    assert f"the header is one column, {f'id{between}v'!r}; is the delimiter '{shown}'? give dd.TextPath(" in str(
+    assert f"the header is one column, {f'id{between}v'!r}; is the delimiter '{shown}'? give dd.FilePath(" in str(
         caught.value
     )
     assert f"a.csv', delimiter='{shown}')" in str(caught.value)
@@ -376,4 +376,4 @@ def test_a_wrapped_name_is_of_the_kind_inside(tmp_path: Path) -> None:
     assert [row["id"] for row in rows(tmp_path / "a.csv.gz")] == [1, 2]
     assert (kind_of("A.JSON.ZST").name, kind_of("x.tab").delimiter) == ("JSON", "\t")
     os.rename(tmp_path / "a.csv.gz", tmp_path / "data")
-    assert [row["id"] for row in rows(tmp_path / "data", kind=named("csv.gz"))] == [1, 2]
+    assert [row["id"] for row in rows(tmp_path / "data", dialect=Dialect(kind=named("csv.gz")))] == [1, 2]

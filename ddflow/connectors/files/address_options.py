@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ddflow.connectors.files.text_path import WRITING
+from ddflow.connectors.files.file_path import WRITING
 from ddflow.errors import SpecError
 
 FULL: Final = "full"
@@ -40,7 +40,7 @@ def cut(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str,
 
 
 def writing(options: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Those of some options that say how text is written, by the names that a `TextPath` has."""
+    """Those of some options that say how text is written, by the names that a `FilePath` has."""
     return {
         name: tuple(values) if name in _SEVERAL else values[-1] for name, values in options.items() if name in WRITING
     }

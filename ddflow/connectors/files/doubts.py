@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.type_text import as_declared
+from ddflow.connectors.files.file_path import others, written
 from ddflow.connectors.files.guess import MOMENTS
 from ddflow.connectors.files.read_text import Block, TextFile
 from ddflow.connectors.files.reading import File, brief
-from ddflow.connectors.files.text_path import others, written
 
 _NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
 FIRST: Final = 1_000

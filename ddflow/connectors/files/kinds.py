@@ -1,15 +1,18 @@
-"""What kind a file is, by its name alone; and how text is written, where that is not as usual.
+"""What kind a file is, by its name alone or as somebody says; and how text is written, where that is not as usual.
 
-Invariant: a name says one kind.  Text of every kind may be wrapped in gzip or zstd, which a second ending says.
+Invariant: a name says one kind.  Text of every kind may be wrapped in gzip or zstd, which the last ending says.
 
 >>> kind_of("orders.csv.gz"), kind_of("Orders.PARQUET"), named("tsv")
 (Kind(name='CSV', wrapped='gzip', delimiter=','), Kind(name='Parquet', wrapped=None, delimiter=','), \
 Kind(name='TSV', wrapped=None, delimiter='\\t'))
->>> kind_of("orders.xlsx")
+>>> kind_of("orders.gz", named("csv"))
+Kind(name='CSV', wrapped='gzip', delimiter=',')
+>>> kind_of("orders.txt")
 Traceback (most recent call last):
     ...
-ddflow.errors.UnreadableInput: orders.xlsx: files of kind '.xlsx' are not known; use .parquet, .arrow, .feather, \
-.arrows, .csv, .tsv, .tab, .jsonl, .ndjson, .json; text also with .gz or .zst behind
+ddflow.errors.UnreadableInput: orders.txt: files of kind '.txt' are not known; use .parquet, .arrow, .feather, \
+.arrows, .csv, .tsv, .tab, .jsonl, .ndjson, .json; text also with .gz or .zst behind; or say what it holds, as in \
+dd.FilePath('orders.txt', format='csv')
 """
 
 import codecs
@@ -54,12 +57,14 @@ KINDS: Final = _PLAIN | {
     ending + wrap: kind._replace(wrapped=how) for ending, kind in _TEXTS.items() for wrap, how in WRAPS.items()
 }
 """The kinds by the endings of names."""
-_USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
+USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
+"""What to do about a name that says no kind."""
 
 
 class Dialect(NamedTuple):
-    """How text files are written: what stands between values (None: as the kind says), what means null beside the
-    empty field, the encoding, and the forms of numbers and of dates, as `Forms` has them."""
+    """How files are written: what stands between values of CSV (None: as the kind says), what means null beside the
+    empty field, the encoding, the forms of numbers and of dates, as `Forms` has them, and their kind (None: as their
+    names say)."""
 
     delimiter: str | None = None
     nulls: tuple[str, ...] = ()
@@ -67,6 +72,7 @@ class Dialect(NamedTuple):
     decimal: str = "."
     dates: tuple[str, ...] = ()
     thousands: str | None = None
+    kind: Kind | None = None
 
     @property
     def forms(self) -> Forms:
@@ -105,23 +111,36 @@ def is_utf8(encoding: str) -> bool:
     return encoding.lower().replace("_", "-") in ("utf-8", "utf8")
 
 
-def kind_of(name: str | PurePath) -> Kind:
-    """The kind that a file's name says it is.  Raises `UnreadableInput` for an extension that is not known."""
+def kind_of(name: str | PurePath, given: Kind | None = None) -> Kind:
+    """The kind that is given for a file, or what its name says.  Raises `UnreadableInput` for an unknown extension."""
     path = PurePath(name)
+    if given is not None:
+        wrapped = given.wrapped or (WRAPS.get(path.suffix.lower()) if is_text_kind(given.name) else None)
+        return given._replace(wrapped=wrapped)
     for ending, kind in KINDS.items():
         if path.name.lower().endswith(ending):
             return kind
     ending = "".join(path.suffixes[-2:]) if path.suffix.lower() in WRAPS else path.suffix
     found = f"files of kind {ending!r} are not known" if ending else "its name has no extension to tell its kind"
-    raise UnreadableInput(str(name), found, _USE)
+    remedy = f"{USE}; or say what it holds, as in dd.FilePath({str(name)!r}, format='csv')"
+    raise UnreadableInput(str(name), found, remedy)
 
 
 def named(ending: str) -> Kind:
     """The kind of a name's ending, with or without its dot.  Raises `SpecError`."""
     kind = KINDS.get(f".{ending.lower().removeprefix('.')}")
     if kind is None:
-        raise SpecError(f"the format {ending!r}", "there is no such kind of file", _USE)
+        raise SpecError(f"the format {ending!r}", "there is no such kind of file", USE)
     return kind
+
+
+def ending_of(kind: Kind) -> str:
+    """What `named` takes for a kind.
+
+    >>> ending_of(named("csv.gz"))
+    'csv.gz'
+    """
+    return next(ending for ending, each in KINDS.items() if each == kind).removeprefix(".")
 
 
 def sniffed(begin: bytes) -> Kind:

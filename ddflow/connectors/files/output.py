@@ -25,7 +25,7 @@ from typing import IO, Any, Self
 
 import pyarrow as pa
 
-from ddflow.connectors.files.kinds import is_text_kind, kind_of
+from ddflow.connectors.files.kinds import USE, is_text_kind, kind_of
 from ddflow.connectors.files.reading import described
 from ddflow.connectors.files.wire import holds
 from ddflow.connectors.files.writers import Writer, writer
@@ -41,7 +41,7 @@ class FileOutput:
         try:
             self.kind = kind_of(path)
         except UnreadableInput as error:
-            raise UnwritableOutput(f"write {path}", error.found, error.remedy) from None
+            raise UnwritableOutput(f"write {path}", error.found, USE) from None
         if path.is_dir():
             raise UnwritableOutput(f"write {path}", "that is a folder", "name a file in it")
         if path.exists() and not overwrite:

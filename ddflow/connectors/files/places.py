@@ -50,7 +50,7 @@ class Place(ABC):
     @property
     def kind(self) -> Kind:
         """The kind given for it, or what its name says."""
-        return self._kind or kind_of(self.name)
+        return kind_of(self.name, self._kind)
 
     @abstractmethod
     def size(self) -> int | None:
@@ -256,7 +256,7 @@ def _here(given: str, kind: Kind | None) -> Sequence[Path]:
             raise UnreadableInput(given, "no file matches", "check the pattern and where you are")
         return [file for each in matched for file in (_within(each) if each.is_dir() else [each])]
     if not os.path.lexists(path):
-        _ = kind or kind_of(given)
+        kind_of(given, kind)
         raise UnreadableInput(given, "there is no such file or folder", "check the name and where you are")
     return [path]
 

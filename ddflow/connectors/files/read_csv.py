@@ -29,10 +29,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from ddflow.columns.names import did_you_mean
+from ddflow.connectors.files.file_path import delimited, written
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
 from ddflow.connectors.files.reading import File, brief, check_width, described, encoded, packed, reading
-from ddflow.connectors.files.text_path import delimited, written
 from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
 _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")

@@ -28,13 +28,13 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
 from ddflow.columns.type_text import as_declared, spelled_type
+from ddflow.connectors.files.file_path import reformed
 from ddflow.connectors.files.forms import USUAL, Forms
 from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
 from ddflow.connectors.files.kinds import Dialect, is_utf8
 from ddflow.connectors.files.places import Place
 from ddflow.connectors.files.reading import File, brief, reading
 from ddflow.connectors.files.spelling import Misspelled, converted, fits, values
-from ddflow.connectors.files.text_path import reformed
 from ddflow.connectors.files.wire import is_listed, restored, wire
 from ddflow.errors import SchemaMismatch
 from ddflow.expressions.types import is_number

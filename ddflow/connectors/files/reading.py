@@ -107,7 +107,7 @@ def encoded(place: Place, encoding: str | None = None) -> str:
     """What to do about text that is not in the ``encoding`` that was given for it."""
     if encoding is not None and not is_utf8(encoding):
         return "give the encoding that it is in, or write it in UTF-8"
-    return f"name its encoding (dd.TextPath({place.name!r}, encoding='cp1252')), or write it in UTF-8"
+    return f"name its encoding (dd.FilePath({place.name!r}, encoding='cp1252')), or write it in UTF-8"
 
 
 def described(error: BaseException) -> str:

@@ -45,7 +45,6 @@ from ddflow.connectors.files.kinds import (
     STREAM,
     TSV,
     Dialect,
-    Kind,
     is_json,
 )
 from ddflow.connectors.files.numbered import in_order
@@ -79,9 +78,7 @@ class FileOptions:
     Parameters
     ----------
     dialect
-        How text is written.
-    kind
-        What all files are, where their names do not say.
+        How the files are written, and what all of them are, where their names do not say.
     strict
         Whether columns that are new or missing are refused.
     empty
@@ -95,7 +92,6 @@ class FileOptions:
     """
 
     dialect: Dialect = PLAIN
-    kind: Kind | None = None
     strict: bool = False
     empty: bool = False
     skip: Callable[[str, DdflowError], None] | None = None
@@ -346,4 +342,4 @@ def open_files(
     """
     declared = {name: to_type(kind, f"types, column {name!r}") for name, kind in (types or {}).items()}
     how = replace(how, dialect=how.dialect.checked())
-    return FilesSource(in_order(listed(paths, how.kind)), declared, list(required), known, how)
+    return FilesSource(in_order(listed(paths, how.dialect.kind)), declared, list(required), known, how)

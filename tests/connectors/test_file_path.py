@@ -1,4 +1,4 @@
-"""`dd.TextPath`: a path with how its text is written, by every door of Python that takes paths."""
+"""`dd.FilePath`: a path with how its text is written, by every door of Python that takes paths."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import ddflow as dd
+from ddflow.connectors.files import open_output
 from ddflow.errors import SpecError, UnreadableInput
 
 
@@ -22,7 +24,7 @@ def test_each_door_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "1.csv"
     path.write_bytes("id;city\n1;Zürich, ZH\n2;n/a\n".encode("cp1252"))
     file, right = (
-        dd.TextPath(path, delimiter=";", null="n/a", encoding="cp1252"),
+        dd.FilePath(path, delimiter=";", null="n/a", encoding="cp1252"),
         {"id": [1, 2], "city": ["Zürich, ZH", None]},
     )
     for door in ("step", "replace", "run"):
@@ -33,7 +35,7 @@ def test_each_door_reads_it(tmp_path: Path) -> None:
                 getattr(engine, door)(file)
             assert dd.compare(right, engine.read("rows").drop_columns(["_diff"]), key="id").num_rows == 0, door
     assert dd.compare(right, file, key="id").num_rows == 0
-    with pytest.raises(UnreadableInput, match=r"dd\.TextPath\(.*delimiter=';'\)"):
+    with pytest.raises(UnreadableInput, match=r"dd\.FilePath\(.*delimiter=';'\)"):
         dd.compare(right, path, key="id")
 
 
@@ -43,7 +45,7 @@ def test_each_door_reads_other_forms_of_numbers_and_dates(tmp_path: Path) -> Non
     made.output("rows", made.upserts("rows", columns, dd.Upsert(key="id")))
     path = tmp_path / "beds.csv"
     path.write_text("id;price;day;at\n7;12,50;3.1.2024;03.01.2024 14:05\n")
-    file = dd.TextPath(path, delimiter=";", decimal=",", dates=["%d.%m.%Y", "%d.%m.%Y %H:%M"])
+    file = dd.FilePath(path, delimiter=";", decimal=",", dates=["%d.%m.%Y", "%d.%m.%Y %H:%M"])
     at = datetime(2024, 1, 3, 14, 5)
     right = [{"id": 7, "price": 12.5, "day": at.date(), "at": at}]
     for door in ("step", "replace", "run"):
@@ -56,9 +58,49 @@ def test_each_door_reads_other_forms_of_numbers_and_dates(tmp_path: Path) -> Non
     assert dd.compare(right, file, key="id").num_rows == 0
 
 
+@pytest.mark.parametrize("door", ["step", "replace", "run", "compare", "compare with text"])
+@pytest.mark.parametrize(
+    ("kind", "format", "ending"),
+    [
+        ("csv", "csv", "txt"),
+        ("csv.gz", "csv", "gz"),
+        ("csv.gz", "csv.gz", "txt"),
+        ("jsonl.zst", "jsonl", "dat.zst"),
+        ("parquet", "parquet", "dat"),
+        ("arrow", "arrow", "dat"),
+    ],
+)
+def test_each_door_reads_files_of_any_ending(door: str, kind: str, format: str, ending: str, tmp_path: Path) -> None:
+    """Story: the shell had ``--format``, and Python nothing: such a file had to be renamed."""
+    rows = pa.table({"id": [1, 2], "city": ["Bern", "Chur"]})
+    with open_output(tmp_path / f"a.{kind}", rows.schema) as out:
+        out.write(rows)
+    path = (tmp_path / f"a.{kind}").rename(tmp_path / f"export.{ending}")
+    file = dd.FilePath(path, format=format)
+    if door.startswith("compare"):
+        right = rows if door == "compare" else {"id": [1, 2], "city": ["Bern", None]}
+        assert dd.compare(right, file, key="id").num_rows == (door != "compare")
+        return
+    with flow().open() as engine:
+        if door == "run":
+            engine.run({"rows": dd.sources.files(dd.FilePath(tmp_path / "export.*", format=format))})
+        else:
+            getattr(engine, door)(file)
+        assert dd.compare(rows, engine.read("rows").drop_columns(["_diff"]), key="id").num_rows == 0
+        with pytest.raises(UnreadableInput, match=r"it holds, as in dd\.FilePath\('.*export\.\S+', format='csv'\)"):
+            engine.step(path)
+
+
+def test_what_is_said_to_be_written_otherwise_keeps_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("id;city\n1;Bern, BE\n")
+    with pytest.raises(UnreadableInput, match=r"dd\.FilePath\(.*a\.txt', delimiter=';', format='csv'\)"):
+        dd.compare({"id": [1], "city": ["Bern"]}, dd.FilePath(path, format="csv"), key="id")
+
+
 def test_lines_of_messages_are_not_written_otherwise() -> None:
     with pytest.raises(SpecError, match="lines=True is of messages"):
-        dd.sources.files(dd.TextPath("in/*.jsonl", encoding="cp1252"), lines=True)
+        dd.sources.files(dd.FilePath("in/*.jsonl", encoding="cp1252"), lines=True)
 
 
 BAD = {
@@ -103,6 +145,8 @@ def test_an_error_names_the_file_once(
 
 def test_what_is_no_way_to_write_text_is_refused() -> None:
     with pytest.raises(SpecError, match="not one ASCII character"):
-        dd.TextPath("1.csv", delimiter="||")
+        dd.FilePath("1.csv", delimiter="||")
     with pytest.raises(SpecError, match="no such encoding"):
-        dd.TextPath("1.csv", encoding="cp-none")
+        dd.FilePath("1.csv", encoding="cp-none")
+    with pytest.raises(SpecError, match=r"there is no such kind of file; use \.parquet"):
+        dd.FilePath("1.csv", format="xls")

@@ -1,11 +1,11 @@
-"""A path with how its text is written: ``dd.TextPath``.
+"""A path with what its files hold, and how their text is written: ``dd.FilePath``.
 
 Invariant: it is a path wherever a path is taken, so nothing but the reader of files asks for what it says besides. It
-opens nothing. A path without it is read as CSV is by default: commas (tabs in ``.tsv``), UTF-8, the empty field null,
-points in numbers, ISO's dates.
+opens nothing. A path without it is of the kind that its ending says, and CSV is read as by default: commas (tabs in
+``.tsv``), UTF-8, the empty field null, points in numbers, ISO's dates.
 
 >>> import os
->>> os.fspath(TextPath("days/1.csv", delimiter=";")), dialect_of(TextPath("days/1.csv", null=["n/a"])).nulls
+>>> os.fspath(FilePath("days/1.csv", delimiter=";")), dialect_of(FilePath("days/1.csv", null=["n/a"])).nulls
 ('days/1.csv', ('n/a',))
 >>> dialect_of("days/1.csv") == PLAIN
 True
@@ -21,22 +21,28 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.files.forms import COMMA, GROUPS, likely
-from ddflow.connectors.files.kinds import PLAIN, Dialect
+from ddflow.connectors.files.kinds import PLAIN, Dialect, Kind, ending_of, named
 from ddflow.connectors.files.spelling import fits
 from ddflow.expressions.types import is_number
 
-WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates", "thousands")
-"""What a `TextPath` says, by the names of its fields."""
+WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates", "thousands", "format")
+"""What a `FilePath` says, by the names of its fields."""
 
 
 @dataclass(frozen=True)
-class TextPath(os.PathLike[str]):
-    """A file of text that is not written as CSV usually is.  Give it wherever a path of rows is taken.
+class FilePath(os.PathLike[str]):
+    """Files whose ending does not say what they hold, or whose text is not written as usual.
+
+    Give it wherever a path of rows is taken.
 
     Parameters
     ----------
     path : str or path
-        A file; for `dd.sources.files` also a folder or a pattern.
+        A file, a folder or a pattern.
+    format : str, optional
+        What its files hold, as the ending of a name would say: ``"parquet"``, ``"arrow"``, ``"arrows"``, ``"csv"``,
+        ``"tsv"``, ``"jsonl"``, ``"json"``; text that a name does not show to be packed also as ``"csv.gz"`` or
+        ``"csv.zst"``.  By default each file is what its own ending says.
     delimiter : str, optional
         What stands between values of CSV, one ASCII character.  By default a comma, in ``.tsv`` a tab.
     null : str or sequence of str
@@ -57,20 +63,21 @@ class TextPath(os.PathLike[str]):
     Raises
     ------
     SpecError
-        For a delimiter that is none, for an encoding that Python does not know, for a ``decimal`` that is neither a
-        point nor a comma, for ``thousands`` that are none of those or the same, and for a form of dates that lacks its
-        day, month or year, or has what is not known:
-        ``%d %m %Y %y %b %B %H %I %p %M %S %f %z %%`` are.
+        For a format or an encoding that is not known, for a delimiter that is none, for a ``decimal`` that is neither
+        a point nor a comma, for ``thousands`` that are none of those or the same, and for a form of dates that lacks
+        its day, month or year, or has what is not known: ``%d %m %Y %y %b %B %H %I %p %M %S %f %z %%`` are.
 
     Examples
     --------
     >>> import ddflow as dd
-    >>> TextPath("days/1.csv", delimiter=";", null="n/a").delimiter
+    >>> FilePath("days/1.csv", delimiter=";", null="n/a").delimiter
     ';'
-    >>> beds = TextPath("beds.csv", delimiter=";", decimal=",", dates=["%d.%m.%Y", "%d.%m.%Y %H:%M"])
+    >>> exported = FilePath("export.txt", format="csv")
+    >>> beds = FilePath("beds.csv", delimiter=";", decimal=",", dates=["%d.%m.%Y", "%d.%m.%Y %H:%M"])
     """
 
     path: str | os.PathLike[str]
+    format: str | None = None
     delimiter: str | None = None
     null: str | Sequence[str] = ()
     encoding: str = "utf-8"
@@ -86,43 +93,51 @@ class TextPath(os.PathLike[str]):
 
 
 def dialect_of(given: Any) -> Dialect:
-    """How the text of a path is written.  Raises `SpecError`."""
-    if not isinstance(given, TextPath):
+    """How the files of a path are written.  Raises `SpecError`."""
+    if not isinstance(given, FilePath):
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
-    return Dialect(given.delimiter, nulls, given.encoding, given.decimal, dates, given.thousands).checked()
+    kind = None if given.format is None else named(given.format)
+    return Dialect(given.delimiter, nulls, given.encoding, given.decimal, dates, given.thousands, kind).checked()
 
 
 def delimited(path: str, dialect: Dialect, between: str) -> str:
     """What to do about a file whose values another character separates, for the remedy of an error.
 
     >>> delimited("days/1.csv", PLAIN, ";")
-    "is the delimiter ';'? give dd.TextPath('days/1.csv', delimiter=';')"
+    "is the delimiter ';'? give dd.FilePath('days/1.csv', delimiter=';')"
     """
     return f"is the delimiter {between!r}? give {written(path, dialect._replace(delimiter=between))}"
 
 
 def written(path: str, dialect: Dialect) -> str:
-    """A file with how its text is written, as a call.
+    """A file with how it is written, as a call.
 
     >>> written("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso")))
-    "dd.TextPath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
+    "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
     """
     said = [repr(path)]
     for name, value, usual in zip(WRITING, dialect, PLAIN, strict=True):
         if value != usual:
-            several = list(value) if isinstance(value, tuple) and len(value) > 1 else None
-            said.append(f"{name}={several or (value[0] if isinstance(value, tuple) else value)!r}")
-    return f"dd.TextPath({', '.join(said)})"
+            said.append(f"{name}={_shown(value)}")
+    return f"dd.FilePath({', '.join(said)})"
+
+
+def _shown(value: Any) -> str:
+    """What a path is given for one of them."""
+    if isinstance(value, Kind):
+        return repr(ending_of(value))
+    several = list(value) if isinstance(value, tuple) and len(value) > 1 else None
+    return repr(several or (value[0] if isinstance(value, tuple) else value))
 
 
 def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> str | None:
     """The calls by which a text would be a value of a type, where it is one in another form.
 
     >>> reformed("1.csv", PLAIN, "12,50", pa.float64()), reformed("1.csv", PLAIN, "3.1.2024", pa.date32())
-    ("dd.TextPath('1.csv', decimal=',')", "dd.TextPath('1.csv', dates='%d.%m.%Y')")
+    ("dd.FilePath('1.csv', decimal=',')", "dd.FilePath('1.csv', dates='%d.%m.%Y')")
     >>> reformed("1.csv", PLAIN, "1.250,00", pa.float64())
-    "dd.TextPath('1.csv', decimal=',', thousands='.')"
+    "dd.FilePath('1.csv', decimal=',', thousands='.')"
     """
     return " or ".join(written(path, each) for each in others(dialect, [text], kind)) or None
 
