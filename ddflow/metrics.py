@@ -50,14 +50,18 @@ class SourceLag(NamedTuple):
     """
 
     amount: int | None
-    """None until that is known, so before the source is first open, and of one that cannot tell."""
+    """None until that is known, so before the source is first open and within a first copy, and of one that cannot
+    tell."""
     unit: str
     """What the amount counts, a plural: "messages", "files", "bytes".  A source has the same one for ever."""
     failing: bool = False
     """Whether its last attempt failed."""
     seconds: float | None = None
     """What was written so long ago or longer was taken: since the last row that was taken was written, by the source's
-    own time, or since all was taken that was there; 0 while the source is known to have no more.  None until known."""
+    own time, or since all was taken that was there; 0 while the source is known to have no more.  A state keeps it, so
+    it is known from the start; of a new state None until rows came, or a first copy is whole."""
+    gathered: int = 0
+    """Rows that it gave and no epoch has yet; of a first copy, which is one epoch, those that were copied so far."""
 
     def __str__(self) -> str:
         if not self.amount or (self.unit == "bytes" and self.amount < 1000):
@@ -123,7 +127,7 @@ def fields(figures: NamedTuple, **more: object) -> dict[str, object]:
     """What a log record has besides its text: figures as plain values, under ``ddflow``, for logs in JSON.
 
     >>> fields(SourceLag(3, "files"), source="orders")
-    {'ddflow': {'source': 'orders', 'amount': 3, 'unit': 'files', 'failing': False, 'seconds': None}}
+    {'ddflow': {'source': 'orders', 'amount': 3, 'unit': 'files', 'failing': False, 'seconds': None, 'gathered': 0}}
     """
     plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures._asdict().items()}
     return {"ddflow": {**more, **plain}}

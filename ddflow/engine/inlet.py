@@ -1,7 +1,8 @@
 """Inlet: a source beside an engine, read from its committed position, tried again when it fails.
 
 Invariant: what is `taken` since the last epoch ends where an epoch may end; rows behind that wait in the inlet, and are
-read again when the source fails in between. `committed` follows the epoch, and only then is the source told.
+read again when the source fails in between. `committed` follows the epoch, and only then is the source told. How old
+what was taken is, is in the state as well, so it is known before the source answers.
 
 A column that a source has and an input does not declare was left out on purpose where it stands beside the first rows;
 the committed position remembers which those are. One that comes later is new (`news`): what was polled with it is not
@@ -9,11 +10,11 @@ taken, and is read again when the input has the column, so no value of it is mis
 tells its type waits for one: until then it is null either way.
 
 >>> inlet = Inlet("people", None, {}, None)
->>> inlet.moved, inlet.news
-(False, {})
+>>> inlet.moved, inlet.news, inlet.gathered
+(False, {}, 0)
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic, time
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ class Inlet:
         self._waiting: dict[str, set[str]] = {}
         """By input, the columns in messages that had no value yet."""
         self.taken, self._open = list[Polled](), list[Polled]()
+        self.gathered = 0
+        """Rows of both."""
         self.trying = Trying(f"the source {name!r}")
         self.heard = monotonic()
         """When rows came last."""
@@ -58,7 +61,7 @@ class Inlet:
         self._source: OpenSource | None = None
         self._lag: int | None = None
         """What was there and not taken, when that was last known."""
-        self._reached: float | None = None
+        self._reached = None if before is None or before.reached is None else before.reached / 1000
         """As `OpenSource.reached`, also of one that fails now."""
 
     @property
@@ -80,6 +83,11 @@ class Inlet:
     def within(self) -> bool:
         """Whether rows came behind which no epoch may end."""
         return bool(self._open)
+
+    @property
+    def copying(self) -> bool:
+        """Whether a first copy is read, which is one epoch."""
+        return self.within and self.committed is None
 
     @property
     def opened(self) -> bool:
@@ -104,18 +112,20 @@ class Inlet:
     def lag(self) -> SourceLag:
         """What is there and was not taken; within an answer of the source, what it said before."""
         known, now = None, time()
-        if self._source is not None and not self.within:
+        if self._source is not None and not self.within and not self.news:
             known = self._source.lag()
             reached = now if known == 0 else self._source.reached
             self._lag = self._lag if known is None else known
             # An old row in a source that was read to its end makes the rest no older.
             self._reached = max(filter(None, (self._reached, reached)), default=None)
         seconds = None if self._reached is None else max(now - self._reached, 0.0)
-        return SourceLag(self._lag, self.of.unit, self.trying.failing is not None, seconds)
+        return SourceLag(self._lag, self.of.unit, self.trying.failing is not None, seconds, self.gathered)
 
     def attached(self) -> Attached:
         """What the next manifest says of the source."""
-        return Attached(self.of.kind, self.of.target, self.position, self.left_out)
+        self.lag()
+        reached = None if self._reached is None else int(self._reached * 1000)
+        return Attached(self.of.kind, self.of.target, self.position, self.left_out, reached)
 
     def poll(self, room: int) -> Polled | None:
         """What came; None for nothing, also while the source fails, and before a column that is new.
@@ -133,7 +143,7 @@ class Inlet:
             found = self._source.poll(room)
         except SourceFailed as error:
             self.trying.failed(error, now)
-            self._open = []
+            self._drop()
             self.close()
             return None
         self.trying.answered(now)
@@ -141,9 +151,10 @@ class Inlet:
             self.heard = now
             self._look(found)
             if self.news:
-                self._open = []
+                self._drop()
                 return None
             self._open.append(found)
+            self.gathered += rows_of([found])
             if found.position is not None:
                 self.taken += self._open
                 self._open, self.position = [], found.position
@@ -214,15 +225,24 @@ class Inlet:
 
     def commit(self) -> None:
         """What was taken is committed."""
-        self.taken, self.committed = [], self.position
+        self.taken, self.committed, self.gathered = [], self.position, rows_of(self._open)
         if self._source is not None:
             self._source.acknowledge(self.committed)
+
+    def _drop(self) -> None:
+        """Forget the rows behind which no epoch may end: they are read again."""
+        self._open, self.gathered = [], rows_of(self.taken)
 
     def close(self) -> None:
         """Let go of the source."""
         if self._source is not None:
             self._source.close()
             self._source = None
+
+
+def rows_of(polled: Iterable[Polled]) -> int:
+    """How many rows were brought."""
+    return sum(batch.num_rows for each in polled for batches in each.rows.values() for batch in batches)
 
 
 def found(columns: Mapping[str, Beside]) -> str:

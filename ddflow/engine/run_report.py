@@ -12,7 +12,7 @@ and when they have it, once a second between them, and at the end.
 ...     _ = (pathlib.Path(place) / "1.csv").write_text("id\\n1\\n")
 ...     _ = engine.run({"people": dd.sources.files(f"{place}/*.csv")})
 >>> seen[-1].kind, seen[-1].sources
-('run', {'people': SourceLag(amount=0, unit='files', failing=False, seconds=0.0)})
+('run', {'people': SourceLag(amount=0, unit='files', failing=False, seconds=0.0, gathered=0)})
 """
 
 import logging
@@ -29,6 +29,8 @@ from ddflow.time import shown
 
 EVERY: Final = 1.0
 """Seconds between two records while there are no epochs."""
+REMIND: Final = 60.0
+"""Seconds between two lines of the log for a first copy."""
 
 
 class EpochDone(NamedTuple):
@@ -57,6 +59,7 @@ class RunReport:
         self.calls, self.inlets, self.outlets = calls, inlets, outlets
         self.line, self._began = Line(shows), monotonic()
         self._published, self._epoch, self._taken = self._began, -1, dict[str, int]()
+        self._said = self._began
         self._sources = dict[str, SourceLag]()
         self._holder = cast(tuple[str, int] | None, None)
         self.rows = 0
@@ -75,6 +78,10 @@ class RunReport:
             self.publish()
         elif self.outlets.at != self._taken:
             self._publish()
+        if monotonic() - self._said >= REMIND:
+            self._said = monotonic()
+            for each in (inlet for inlet in self.inlets if inlet.copying):
+                LOG.info("the first copy of %r has %d rows so far", each.name, each.gathered)
         self._holder = holder
         if self.line.due:
             self.line.show(self._text())
@@ -137,7 +144,8 @@ class RunReport:
         parts += [doing] if doing else []
         for each in self.inlets:
             failing = each.trying.failing
-            lag = str(each.lag()) if failing is None else failing.found
+            lag = f"first copy, {each.gathered:,} rows" if each.copying else str(each.lag())
+            lag = lag if failing is None else failing.found
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:
             dataflow = self.calls.dataflow

@@ -106,6 +106,14 @@ FIGURES: Final = (
         grows=True,
     ),
     Figure(
+        "source_gathered_rows",
+        "gauge",
+        "",
+        ("source",),
+        "Rows that a source gave and no epoch has yet, of a first copy those so far.",
+        lambda call: [((name,), of.gathered) for name, of in call.sources.items()],
+    ),
+    Figure(
         "source_failing",
         "gauge",
         "",

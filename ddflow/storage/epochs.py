@@ -96,12 +96,14 @@ class Feed(Strict, frozen=True):
 class Attached(Strict, frozen=True):
     """A source of a state.  ``kind`` and ``target``: what it is and where, without credentials.  ``position``: how far
     it was read, as JSON that the source alone understands.  ``left_out``: by input that rows came for, the columns that
-    stood beside the first of them and are not read."""
+    stood beside the first of them and are not read.  ``reached``: what was written until then was taken, in unix
+    milliseconds; None where that is not known."""
 
     kind: Name
     target: Path
     position: Any
     left_out: dict[str, tuple[str, ...]]
+    reached: Moment | None = None
 
 
 class Delivered(Strict, frozen=True):

@@ -62,10 +62,10 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose in
         it; ``receipts``: of the last epochs; ``versions``: the manifests that are kept; ``files``, ``bytes``;
         ``partitions``, ``stages``: how many, and ``sources``, ``sinks``: what is attached, with positions, by input the
-        columns of a source that are ``left_out`` and those that runs have ``added``, the last epochs acknowledged, and
-        how many epochs and bytes wait for each sink;
-        ``parts``: of each stage and partition the keys, pending events, files and bytes; ``fed``: by which query in
-        batches, and the last of them.
+        columns of a source that are ``left_out`` and those that runs have ``added``, until when what was written was
+        taken (``reached``, unix milliseconds), the last epochs acknowledged, and what waits for each sink, in epochs
+        and bytes; ``parts``: of each stage and partition the keys, pending events, files and bytes; ``fed``: by which
+        query in batches, and the last of them.
 
     Raises
     ------

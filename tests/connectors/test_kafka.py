@@ -101,8 +101,11 @@ def test_all_partitions_are_read_and_gone_on_with(servers: str, topic: str, tmp_
         assert (done.rows, done.stopped) == (100, "end")
         assert engine.run({"rows": dd.sources.kafka(servers, topic)}).rows == 0
     produced(servers, topic, row(7, "Chur"), 8, row(200, None))
-    with flow().open(tmp_path / "state") as engine:
+    seen = list[Any]()
+    with flow().open(tmp_path / "state", metrics=seen.append) as engine:
         assert engine.run({"rows": dd.sources.kafka(servers, topic)}).rows == 3
+        first = seen[0].sources["rows"]  # before a message was read
+        assert (first.amount, first.gathered) == (3, 0) and 0 < first.seconds < 600
         assert held(engine, "by_city") == [("Bern", 98), ("Chur", 1), (None, 1)]
 
 

@@ -95,6 +95,7 @@ def test_what_waits_in_the_log_is_a_figure_before_it_is_read(server: Server, tmp
         engine.run({"orders": source(server)})
     first = seen[0]
     assert first.kind == "run" and first.sources["orders"].amount > 100_000 and not first.sources["orders"].failing
+    assert 0 < first.sources["orders"].seconds < 600
     assert [each.sources["orders"].amount for each in seen if each.kind == "run"][-1] < 100_000
 
 

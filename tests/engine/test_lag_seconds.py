@@ -118,6 +118,86 @@ def test_an_end_that_was_seen_is_no_older_than_that_also_while_the_source_fails(
     assert last.failing and first is not None and last.seconds is not None and 0 <= first <= last.seconds < 60
 
 
+class Away(Source):
+    """Files that cannot be reached, a first time or some more."""
+
+    kind, unit, target = "files", "files", "away"
+
+    def __init__(self, of: Source) -> None:
+        self.of, self.fails = of, 2
+
+    def open(self, inputs: Any, position: Any) -> OpenSource:
+        """That of the files."""
+        self.fails -= 1
+        if self.fails >= 0:
+            raise SourceFailed("read the files", "the server does not answer", "wait")
+        return self.of.open(inputs, position)
+
+
+def test_after_a_restart_it_is_known_before_the_source_answers(tmp_path: Path) -> None:
+    files = dd.sources.files(landed(tmp_path, 7200, 3600))
+    seen = list[Any]()
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"rows": files})
+        # The files were read to their end just now; what was committed of one that is read on is older.
+        assert engine.durable is not None
+        log = engine.durable.log.sources
+        assert log["rows"].reached == pytest.approx(time.time() * 1000, abs=60_000)
+        old = inlet(files)
+        assert old.poll(1) is not None
+        assert old.attached().reached == pytest.approx((time.time() - 7200) * 1000, abs=60_000)
+    with flow().open(tmp_path / "state", metrics=seen.append) as engine:
+        done = engine.run({"rows": Away(files)})
+    lags = [call.sources["rows"] for call in seen if call.kind == "run"]
+    assert lags[0].failing and lags[0].amount is None and 0 <= lags[0].seconds < 60
+    assert done.behind == {"rows": 0.0}
+    assert Inlet("rows", files, {}, old.attached()).lag().seconds == pytest.approx(7200, abs=60)
+
+
+class Copied(Old):
+    """Three batches behind which no epoch may end but the last."""
+
+    def __init__(self) -> None:
+        self.polled = 0
+
+    @property
+    def ended(self) -> bool:
+        """After the third."""
+        return self.polled == 3
+
+    def lag(self) -> int | None:
+        """Unknown until it has ended."""
+        return 0 if self.ended else None
+
+    def poll(self, room: int) -> Polled | None:
+        """Ten rows."""
+        self.polled += 1
+        rows = pa.record_batch({"id": range(10 * self.polled, 10 * self.polled + 10)})
+        return Polled({"rows": [rows]}, 3 if self.ended else None)
+
+
+def test_a_first_copy_says_how_many_rows_came_so_far(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for name in ("EVERY", "REMIND"):
+        monkeypatch.setattr(f"ddflow.engine.run_report.{name}", 0)
+    seen = list[Any]()
+    with flow().open(metrics=seen.append) as engine:
+        assert engine.run({"rows": Copied()}).epochs == 1
+    lags = [call.sources["rows"] for call in seen if call.kind == "run"]
+    assert [(each.amount, each.seconds) for each in lags if each.gathered in (10, 20)] == [(None, None)] * 2
+    assert {each.gathered for each in lags} >= {0, 10, 20} and lags[-1].gathered == 0
+    shown = [each.message for each in caplog.records if "first copy" in each.message]
+    assert shown == [f"the first copy of 'rows' has {rows} rows so far" for rows in (10, 20)]
+    began = Inlet("rows", Copied(), {}, None)
+    began.poll(1)
+    again = Inlet("rows", Copied(), {}, began.attached())
+    again.committed = 1
+    again.poll(1)
+    assert (began.copying, began.gathered, again.copying, again.gathered) == (True, 10, False, 10)
+
+
 def test_a_run_says_it_in_its_end_its_log_and_its_figures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     seen = list[Any]()

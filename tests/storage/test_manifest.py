@@ -99,7 +99,11 @@ def typical(number: int = 7) -> Manifest:
         feed=Feed("a query", 3),
         fed={"orders": FED, "ä": Fed().after(5, EVENTS)},
         past=(PastColumns(4, {"orders": "AA=="}, {"totals": "AA==", "ä": ""}),),
-        sources={"orders": Attached("files", "in/*.csv", {"files": {"a": [1, 2]}, "at": None}, {"orders": ("at",)})},
+        sources={
+            "orders": Attached(
+                "files", "in/*.csv", {"files": {"a": [1, 2]}, "at": None}, {"orders": ("at",)}, 1_700_000_000_000
+            )
+        },
         sinks={"totals": Delivered("sqlite", "out.db", "upsert", 4, 3, "0b" * 16)},
         added={"orders": ("note",)},
         retain=30,
