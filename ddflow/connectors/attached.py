@@ -71,14 +71,14 @@ class OpenSource(ABC):
         Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`, `SchemaMismatch`.
         """
 
-    def keyed(self, keys: Mapping[str, Sequence[str]]) -> None:  # noqa: B027 - most know no keys
+    def keyed(  # noqa: B027 - most know no keys
+        self, keys: Mapping[str, Sequence[str]], whole: Collection[str]
+    ) -> None:
         """By input, the key by which its rows are replaced; an input that folds its rows otherwise is left out.
 
-        Called once, ahead of the first poll.  Raises `UnreadableInput` where the source tells rows apart by others.
+        ``whole``: those of them that may be given all that they hold.  Called once, ahead of the first poll.  Raises
+        `UnreadableInput` where the source tells rows apart by others.
         """
-
-    def gained(self, input: str, columns: Collection[str]) -> None:  # noqa: B027 - most have all of it in their rows
-        """An input gets columns that are new here.  Warns where rows that were there have values that never come."""
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ json_build_object('name', 'at', 'value', "at"::text)
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
@@ -27,7 +27,7 @@ from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 COLUMNS: Final = """
     select a.attname, format_type(a.atttypid, null), c.relreplident,
         exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary), c.relkind, c.relpersistence,
-        c.oid::bigint, a.attnotnull
+        c.oid::bigint, a.attnum::int, a.attnotnull
     from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     where c.oid = to_regclass(%s) order by a.attnum"""
 
@@ -78,6 +78,12 @@ class Looked(NamedTuple):
     """Columns of `LOSSY` types that are never null; a message says whether they were so when it was written."""
     oid: int
     """Of the table, whatever it is called."""
+    columns: Mapping[str, int]
+    """The columns that it is read in, by their numbers in its catalog, which no other column of it ever gets."""
+    last: int
+    """The greatest number of a column."""
+    width: int
+    """How many columns it has."""
 
 
 def table_of(name: str, input: str) -> SourceTable:
@@ -85,9 +91,9 @@ def table_of(name: str, input: str) -> SourceTable:
     return SourceTable(schema if dot else "public", table, input)
 
 
-def cell(name: str, kind: str) -> str:
-    """A column as an object with its name and value, written as wal2json does."""
-    column = quoted(name)
+def cell(name: str, kind: str | None) -> str:
+    """A column as an object with its name and value, written as wal2json does.  ``kind``: None where there is none."""
+    column = "null" if kind is None else quoted(name)
     value = column if kind == "boolean" else f"encode({column}, 'hex')" if kind == "bytea" else f"{column}::text"
     return f"json_build_object('name', {literal(name)}, 'value', {value})"
 
@@ -130,7 +136,10 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
         remedy = f"give it a primary key, or: alter table {table.quoted} replica identity full"
         raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
     lossy = (row[0] for row in found if row[-1] and row[1] in LOSSY)
-    return Looked(gone, [name for name in lossy if name in declared.names], found[0][6])
+    numbers = {row[0]: row[7] for row in found}
+    read = {name: number for name, number in numbers.items() if name in declared.names}
+    certain = [name for name in lossy if name in declared.names]
+    return Looked(gone, certain, found[0][6], read, max(numbers.values()), len(numbers))
 
 
 def _alike(connection: Any, table: SourceTable) -> str:

@@ -3,30 +3,34 @@
 Invariant: nothing is taken from the slot, which gives the same again until it is moved on. Messages of begin and commit
 go to no input, and those of other tables are not asked for. Postgres decodes, and what it sends is kept as it is.
 
->>> options({SourceTable("public", "orders", "orders"): Looked([], ["x"], 9)}, timed=False)["add-tables"]
+>>> looked = Looked([], ["x"], 9, {"x": 1}, 1, 1)
+>>> options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
 'public.orders'
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.connectors.formats.parse import TEXT, objects
+from ddflow.connectors.formats.parse import TEXT, computed, objects, quoted
 from ddflow.connectors.postgres_catalog import Looked, SourceTable, literal, whole
 from ddflow.connectors.postgres_stream import messages, streamed
 
 
 class Peeked(NamedTuple):
     """Transactions.  ``rows``: by input.  ``lsn``, ``commit``: of the last one, "" and none where there is none.
-    ``size``, ``messages``: bytes, and how many."""
+    ``size``, ``messages``: bytes, and how many.  ``untold``: tables of which a value is not there that is needed."""
 
     rows: dict[str, list[pa.RecordBatch]]
     lsn: str
     commit: str
     size: int
     messages: int
+    untold: frozenset[SourceTable]
 
 
 def options(looked: Mapping[SourceTable, Looked], timed: bool) -> dict[str, str]:
@@ -44,13 +48,14 @@ def peeked(
     connection: Any,
     slot: str,
     looked: Mapping[SourceTable, Looked],
+    keys: Mapping[str, Sequence[str]],
     *,
     upto: str | None = None,
     most: int | None = None,
     timed: bool = False,
 ) -> Peeked:
-    """Transactions up to a place in the log, or of about so many messages.  ``timed``: whether these say when they were
-    committed.  O(bytes)."""
+    """Transactions up to a place in the log, or of about so many messages.  ``keys``: by input.  ``timed``: whether
+    messages say when they were committed.  O(bytes)."""
     given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in options(looked, timed).items())
     ends = "null" if upto is None else literal(upto)
     query = f"pg_logical_slot_peek_changes({literal(slot)}, {ends}, {'null' if most is None else most}, {given})"
@@ -62,7 +67,36 @@ def peeked(
             lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
         size, count = size + some.nbytes, count + some.num_rows
         _route(some.column("data"), looked, rows)
-    return Peeked(rows, lsn, commit, size, count)
+    untold = frozenset(
+        table
+        for table, each in looked.items()
+        if any(lacks(batch.column(0), each, keys.get(table.input, ())) for batch in rows.get(table.input, ()))
+    )
+    return Peeked(rows, lsn, commit, size, count, untold)
+
+
+def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
+    """Whether an update of a row's key is without a value, which is then stored under the old key only.  O(bytes).
+
+    A value that is large and stays as it is may not be there, unless all of the old row is.
+
+    >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
+    >>> had, looked = now.replace("1", "2"), Looked([], [], 9, {"id": 1, "v": 2}, 2, 2)
+    >>> [lacks(pa.array([f'{head}{now}],"identity":[{each}]}}']), looked, ["id"]) for each in (now, had)]
+    [False, True]
+    """
+    some = text.filter(pc.starts_with(text, '{"action":"U"'))
+    some = some.filter(pc.less(pc.count_substring(some, '"name":'), looked.width + len(key)))
+    if not len(some):
+        return False
+    cells = (f'"name":{json.dumps(name, ensure_ascii=False)},' for name in looked.columns)
+    some = some.filter(reduce(pc.or_, [pc.invert(pc.match_substring(some, each)) for each in cells]))
+    old = f"list_filter(json_extract(v, '$.identity[*]'), lambda c: c->>'$.name' in ({', '.join(map(quoted, key))}))"
+    now, had = (
+        f"list_transform({each}, lambda c: [c->'$.name', c->'$.value'])"
+        for each in ("json_extract(v, '$.columns[*]')", old)
+    )
+    return bool(len(some)) and pc.any(computed(some, f"not list_has_all({now}, {had})")).as_py() is True
 
 
 def _route(data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked], rows: dict[str, list[pa.RecordBatch]]) -> None:

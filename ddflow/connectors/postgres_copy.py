@@ -9,7 +9,7 @@ it, but not before that, and its changes are newer than the copy.
 ["'action', 'I'", "'lsn', '0/16B3700'", "'schema', 'public'", "'table', 'orders'"]
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -53,8 +53,10 @@ def copies(
     inputs: Mapping[str, pa.Schema],
     begins: Begun,
     beside: dict[str, dict[str, Beside]],
+    whole: Collection[str] = (),
 ) -> Iterator[Polled]:
-    """All rows of tables, in a transaction.  ``beside``: takes, by input, the columns that are not read.  O(bytes)."""
+    """All rows of tables, in a transaction.  ``beside``: takes, by input, the columns that are not read.  ``whole``:
+    inputs whose rows are given at once, as all that they hold.  O(bytes)."""
     run = connection.execute
     run("begin isolation level repeatable read read only")
     run(f"set transaction snapshot '{begins.snapshot}'")
@@ -63,10 +65,15 @@ def copies(
         kinds = {name: kind for name, kind, *_ in run(COLUMNS, [table.quoted]).fetchall()}
         others = {name: Beside(of_sql(kind), table.quoted) for name, kind in kinds.items() if name not in own}
         beside[table.input] = {**beside.get(table.input, {}), **others}
-        cells = ", ".join(cell(name, kinds[name]) for name in own)
+        cells = ", ".join(cell(name, kinds.get(name)) for name in own)
         object_ = f"json_build_object({', '.join(head(table, begins.since))}, 'columns', json_build_array({cells}))"
-        for rows in streamed(connection, f"select '', {object_} from only {table.quoted}"):
-            yield Polled({table.input: [messages(rows.column("data"))]}, None, beside=dict(beside))
+        rows = streamed(connection, f"select '', {object_} from only {table.quoted}")
+        batches = (messages(some.column("data")) for some in rows)
+        if table.input in whole:
+            every = [messages(pa.chunked_array([pa.array([], pa.string())])), *batches]
+            yield Polled({table.input: every}, None, frozenset([table.input]), dict(beside))
+        for batch in batches:
+            yield Polled({table.input: [batch]}, None, beside=dict(beside))
     run("commit")
 
 

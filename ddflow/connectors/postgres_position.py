@@ -8,7 +8,8 @@ more leaves the position; of all others the caller has seen to it that they are 
 Not seen: a server that was set back by a copy of its files, and whose log has grown past the position before anybody
 looked; and what was written to a table while it had another name, between two looks.
 
->>> position = remembered(23803720, "shop", "77", {"public.orders": Copied(input="orders", oid=16384)})
+>>> orders = Copied(input="orders", oid=16384, columns={"id": 1}, last=3)
+>>> position = remembered(23803720, "shop", "77", {"public.orders": orders})
 >>> position["lsn"], position["tables"]["public.orders"]["oid"]
 ('0/16B3748', 16384)
 >>> same_slot("read the slot 'shp'", position, "shp")
@@ -30,12 +31,16 @@ _SYSTEM: Final = "select system_identifier::text from pg_control_system()"
 
 
 class Copied(TypedDict):
-    """A table of a position: the ``input`` that it feeds, its ``oid`` in Postgres, and declared columns that are
-    ``gone``, if any are."""
+    """A table of a position: the ``input`` that it feeds, its ``oid`` in Postgres, the ``columns`` that it was read in
+    by their numbers, the ``last`` number of a column when it was copied, declared columns that are ``gone``, if any
+    are, and whether it is to be copied ``again``."""
 
     input: str
     oid: int
+    columns: dict[str, int]
+    last: int
     gone: NotRequired[list[str]]
+    again: NotRequired[bool]
 
 
 class SlotPosition(TypedDict):
@@ -51,10 +56,15 @@ def remembered(at: int, slot: str, system: str, tables: Mapping[str, Copied]) ->
     return SlotPosition(lsn=text_of(at), slot=slot, system=system, tables=dict(tables))
 
 
-def copied(looked: Mapping[SourceTable, Looked]) -> dict[str, Copied]:
-    """Tables as a position has them."""
-    out = {table: Copied(input=table.input, oid=each.oid) for table, each in looked.items()}
-    return {t.full: Copied(**of, gone=sorted(looked[t].gone)) if looked[t].gone else of for t, of in out.items()}
+def copied(looked: Mapping[SourceTable, Looked], before: Mapping[str, Copied]) -> dict[str, Copied]:
+    """Tables as a position has them.  ``before``: as an older one had them, since the copy."""
+    out = dict[str, Copied]()
+    for table, each in looked.items():
+        was = before.get(table.full)
+        columns, last = (each.columns, each.last) if was is None else ({**was["columns"], **each.columns}, was["last"])
+        of = Copied(input=table.input, oid=each.oid, columns=dict(columns), last=last)
+        out[table.full] = Copied(**of, gone=sorted(each.gone)) if each.gone else of
+    return out
 
 
 def system_of(connection: Any) -> str:

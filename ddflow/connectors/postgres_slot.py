@@ -4,12 +4,10 @@ Invariant: the copy is read in the snapshot that the slot begins with, so a row 
 poll gives whole transactions, of all tables together; the slot is moved on behind a commit of ours, never ahead of it,
 and until then nothing more is read. The position is the end of the last transaction's commit in Postgres' log.
 
-While the first copy lasts, the slot is called ``<slot>_copying``. It gets its name when the copy is committed, which
-takes a second slot for a moment; while none is free it is read under that name. One that a dead copy left is dropped.
-So a slot is never taken for another's. A table that the position does not know is copied when all else was read, in the
-snapshot of a slot for the while; what the others have up to there is of the same epoch. Postgres decodes, and a library
-carries the bytes: copies and changes come by COPY. No password is in what is shown of a declaration, in a message, or
-in a manifest.
+A table that the position does not know is copied when all else was read, in the snapshot of a slot for the while; what
+the others have up to there is of the same epoch. So is one of which the log does not have all: its copy is then all
+that its input holds. Postgres decodes, and a library carries the bytes: copies and changes come by COPY. No password is
+in what is shown of a declaration, in a message, or in a manifest.
 
 >>> of = PostgresTables("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
 >>> of.target, of.inputs("shop")
@@ -37,11 +35,12 @@ from ddflow.connectors.postgres_catalog import (
     table_of,
     worded,
 )
-from ddflow.connectors.postgres_changes import peeked
-from ddflow.connectors.postgres_columns import warn_of_filled, warn_of_gone
+from ddflow.connectors.postgres_changes import Peeked, peeked
+from ddflow.connectors.postgres_columns import filled, warn_of_filled, warn_of_gone
 from ddflow.connectors.postgres_copy import Begun, begun, copies
+from ddflow.connectors.postgres_own_slot import COPYING, LONGEST, OwnSlot
 from ddflow.connectors.postgres_position import (
-    ANEW,
+    Copied,
     SlotPosition,
     copied,
     remembered,
@@ -51,21 +50,16 @@ from ddflow.connectors.postgres_position import (
     system_of,
 )
 from ddflow.connectors.postgres_stream import place, text_of, written
-from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
 
 _LOG: Final = logging.getLogger("ddflow")
-COPYING: Final = "_copying"
 ADDING: Final = "_adding"
-LONGEST: Final = 63 - len(COPYING)
 MESSAGE: Final = (150, 1024)
 """Bytes that a message of wal2json has at least, and that one is taken to have until some have come."""
 STILL: Final = 16 << 20
 """Bytes of a log without changes of ours, behind which the slot is moved on all the same."""
 _NAME: Final = re.compile(r"[a-z0-9_]+")
-_SLOTS: Final = (
-    "select slot_name, active, confirmed_flush_lsn::text from pg_replication_slots where slot_name = any(%s)"
-)
 
 
 @dataclass(frozen=True)
@@ -143,15 +137,21 @@ class Slot(OpenSource):
         position: Any,
     ) -> None:
         self.of, self.connection, self.inputs = of, connection, inputs
-        self.added = tuple(t for t in looked if position is not None and t.full not in position["tables"])
+        known: Mapping[str, Copied] = {} if position is None else position["tables"]
+        self.added = tuple(
+            t for t in looked if position is not None and (t.full not in known or known[t.full].get("again"))
+        )
         """Tables that are to be copied to those that are read."""
         self.tables = tuple(table for table in looked if table not in self.added)
-        self.copied = copied({table: looked[table] for table in self.tables})
+        self.copied = {table.full: known[table.full] for table in self.added if table.full in known}
         """The tables as they were copied."""
+        self.copied |= copied({table: looked[table] for table in self.tables}, known)
         self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
-        self._slot, self._keys = of.slot, dict[str, Sequence[str]]()
+        self._own, self._keys = OwnSlot(connection, of.slot, self.asked), dict[str, Sequence[str]]()
+        self._whole = frozenset[str]()
+        """Inputs that take all that they hold at once."""
         self._committed: SlotPosition | None = position
         self._waits, self._broken, self._message = False, "", MESSAGE[1]
         self._copy: Iterator[Polled] | None = None
@@ -164,13 +164,29 @@ class Slot(OpenSource):
                 same_slot(self.asked, position, of.slot)
                 same_server(self.asked, position, self._system, self._now())
                 same_tables(position["tables"], looked)
-                self._resume(position["lsn"])
+                self.at = place(position["lsn"])
+                self._own.resume(self.at)
             self._until = self._now()
 
-    def keyed(self, keys: Mapping[str, Sequence[str]]) -> None:
+    def keyed(self, keys: Mapping[str, Sequence[str]], whole: Collection[str]) -> None:
         """See `OpenSource.keyed`.  Looked at again with each poll, because a table may be altered."""
-        self._keys = dict(keys)
+        self._keys, self._whole = dict(keys), frozenset(whole)
         self._identified()
+        known = {} if self._committed is None else self._committed["tables"]
+        for table in [each for each in self.tables if each.full in known]:
+            with worded(self.asked):
+                found = filled(self.connection, table, known[table.full], self.copied[table.full])
+            if table.input not in self._whole:
+                warn_of_filled(table, found)
+            elif found:
+                self._again(table, "; ".join(f"{name!r} {how}" for name, how in found.items()))
+
+    def _again(self, table: SourceTable, why: str) -> None:
+        """Let a table be copied again."""
+        _LOG.warning("%s: %s is copied again: %s", self.asked, table.full, why)
+        self.added = (*self.added, table)
+        self.tables = tuple(each for each in self.tables if each != table)
+        self.copied[table.full] = {**self.copied[table.full], "again": True}
 
     def _identified(self) -> None:
         for table in (*self.tables, *self.added):
@@ -200,7 +216,8 @@ class Slot(OpenSource):
             raise SourceFailed(self.asked, f"it could not be moved on: {self._broken}", "see to the server")
         with worded(self.asked):
             if self._copy is None and not self._waits:
-                found = self._changes(room) if not self.added or self.at < self._until else None
+                reads = self.tables and (not self.added or self.at < self._until)
+                found = self._changes(room) if reads else None
                 if found is not None or not self.added:
                     return found
                 self._add()
@@ -213,19 +230,12 @@ class Slot(OpenSource):
                 if self._holder is not None:
                     self._holder.close()
                     self._holder = None
-                self._named(place(position["lsn"]))
+                self._own.moved(place(position["lsn"]))
         except (SourceFailed, UnreadableInput) as error:
             self._broken = error.found
         self._waits = False
         warn_of_gone(self.tables, self._committed, position)
         self._committed = position
-
-    def gained(self, input: str, columns: Collection[str]) -> None:
-        """See `OpenSource.gained`."""
-        with suppress(SourceFailed, UnreadableInput), worded(self.asked):
-            for table in self.tables:
-                if table.input == input:
-                    warn_of_filled(self.connection, table, columns)
 
     def close(self) -> None:
         """Let go of the connections.  A copy that was not committed leaves nothing."""
@@ -245,22 +255,12 @@ class Slot(OpenSource):
     def _position(self) -> SlotPosition:
         return remembered(self.at, self.of.slot, self._system, self.copied)
 
-    def _slots(self) -> dict[str, tuple[bool, int]]:
-        """Of ours, by name: whether it is in use, and how far it was read."""
-        names = [self.of.slot, self.of.slot + COPYING]
-        return {name: (used, place(at)) for name, used, at in self.connection.execute(_SLOTS, [names]).fetchall()}
-
     def _begin(self) -> None:
         """Make a slot, and begin to copy in its snapshot."""
-        began, slots, copying = time(), self._slots(), self.of.slot + COPYING
-        if self.of.slot in slots:
-            drop = f"select pg_drop_replication_slot('{self.of.slot}')"
-            remedy = f"name another with slot=; or, where nobody needs what it has unread, drop it: {drop}"
-            raise UnreadableInput(self.asked, "it is there, and this state has no position of it", remedy)
-        if copying in slots:
-            self.connection.execute("select pg_drop_replication_slot(%s)", [copying])
+        began = time()
+        self._own.make_way()
         self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
-        begins = begun(self.connection, self._holder, copying)
+        begins = begun(self.connection, self._holder, self._own.copying)
         self.at, self._copy = place(begins.lsn), self._copies(begins, began)
 
     def _copies(self, begins: Begun, began: float) -> Iterator[Polled]:
@@ -270,17 +270,26 @@ class Slot(OpenSource):
     def _add(self) -> None:
         """Begin to copy tables to those that are read."""
         self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
-        new = {table: look(self.connection, table, self.inputs[table.input], first=True) for table in self.added}
+        new = {
+            table: look(self.connection, table, self.inputs[table.input], first=table.full not in self.copied)
+            for table in self.added
+        }
         began, begins = time(), begun(self.connection, self._holder, self.of.slot + ADDING, lasting=False)
         self._copy = self._additions(begins, new, began)
 
     def _additions(self, begins: Begun, new: Mapping[SourceTable, Looked], began: float) -> Iterator[Polled]:
         """What is still to be read up to the snapshot, and all rows of new tables in it."""
+        tables = dict(new)
         if self.tables:
-            yield Polled(peeked(self.connection, self._slot, self._looked(), upto=begins.lsn).rows, None)
-        yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside)
-        self.at, self.reached, self.tables, self.added = place(begins.lsn), began, (*self.tables, *new), ()
-        self.copied |= copied(new)
+            looked = self._looked()
+            found = self._peeked(looked, upto=begins.lsn)
+            tables |= {table: each for table, each in looked.items() if table in self.added}
+            copied_too = {table.input for table in tables}
+            yield Polled({name: rows for name, rows in found.rows.items() if name not in copied_too}, None)
+        whole = {table.input for table in tables if table.full in self.copied}
+        yield from copies(self.connection, tuple(tables), self.inputs, begins, self._beside, whole)
+        self.at, self.reached, self.tables, self.added = place(begins.lsn), began, (*self.tables, *tables), ()
+        self.copied |= copied(tables, {})
 
     def _copied(self) -> Polled:
         assert self._copy is not None
@@ -290,42 +299,21 @@ class Slot(OpenSource):
         self._copy, self._waits = None, True
         return Polled({}, self._position(), beside=self._beside)
 
-    def _resume(self, position: str) -> None:
-        """Go on behind a position.  Raises `SourceChanged` where the slot is gone, or was moved on by others."""
-        slots, self.at = self._slots(), place(position)
-        found = slots.get(self.of.slot) or slots.get(self.of.slot + COPYING)
-        remedy = f"what changed since then is lost here: {ANEW}"
-        if found is None:
-            raise SourceChanged(self.asked, "there is no such slot any more", remedy)
-        if found[1] > self.at:
-            said = f"it was moved on to {text_of(found[1])}, and the state has what came before {position}"
-            raise SourceChanged(self.asked, said, remedy)
-        self._named(self.at)
-
-    def _named(self, to: int) -> None:
-        """Give the slot its name, if it lacks it and there is room for a copy, and move it on."""
-        slots, copying, run = self._slots(), self.of.slot + COPYING, self.connection.execute
-        try:
-            if self.of.slot not in slots:
-                run("select pg_copy_logical_replication_slot(%s, %s)", [copying, self.of.slot])
-            if copying in slots:
-                run("select pg_drop_replication_slot(%s)", [copying])
-            self._slot = self.of.slot
-        except driver().errors.ConfigurationLimitExceeded:
-            if self._slot != copying:
-                remedy = "raise max_replication_slots, or drop a slot; it goes on under that name until then"
-                _LOG.warning("%s: no slot is free to rename %s: %s", self.asked, copying, remedy)
-            self._slot = copying
-        if self._slot not in slots or slots[self._slot][1] < to:
-            run("select pg_replication_slot_advance(%s, %s)", [self._slot, text_of(to)])
-
     def _looked(self) -> dict[SourceTable, Looked]:
         """The tables as they are now, which are those that were copied."""
         looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
         same_tables(self.copied, looked)
-        self.copied = copied(looked)
+        self.copied |= copied(looked, self.copied)
         self._identified()
         return looked
+
+    def _peeked(self, looked: Mapping[SourceTable, Looked], **how: Any) -> Peeked:
+        """What the slot has.  A table of which it does not tell all is to be copied again."""
+        found = peeked(self.connection, self._own.called, looked, self._keys, **how)
+        for table in [each for each in self.tables if each in found.untold and each.input in self._whole]:
+            remedy = f"the log has it after: alter table {table.quoted} replica identity full"
+            self._again(table, f"a row got another key, and a large value of it is not in the log; {remedy}")
+        return found
 
     def _changes(self, room: int) -> Polled | None:
         """Whole transactions, of about so many bytes."""
@@ -333,8 +321,10 @@ class Slot(OpenSource):
         if now <= self.at:
             self.reached = looked_at
             return None
-        timed = now - self.at > room  # else all is read, and the time need not be in each message
-        found = peeked(self.connection, self._slot, self._looked(), most=most, timed=timed)
+        timed, added = now - self.at > room, self.added  # else all is read, and the time need not be in each message
+        found = self._peeked(self._looked(), most=most, timed=timed)
+        if self.added != added:
+            return self._changes(room) if self.tables else None
         self._message = max(found.size // found.messages, MESSAGE[0]) if found.messages else self._message
         self.reached = looked_at if found.messages < most else (written(found.commit) or self.reached)
         if found.lsn:

@@ -138,7 +138,7 @@ class Inlet:
         try:
             if self._source is None:
                 self._source = self.of.open(self.schemas, self.position)
-                self._source.keyed(self.keys)
+                self._source.keyed(self.keys, [name for name in self.keys if self.bounds[name].spec.time is None])
                 self.on_open()
             found = self._source.poll(room)
         except SourceFailed as error:
@@ -197,9 +197,6 @@ class Inlet:
     def evolved(self, bounds: Mapping[str, Binding]) -> None:
         """Go on, behind a commit, with inputs that have other columns."""
         changed = {name: bounds[name] for name in self.bounds} != self.bounds
-        if self._source is not None:
-            for name, columns in self.news.items():
-                self._source.gained(name, columns)
         self.bounds, self.news = {name: bounds[name] for name in self.bounds}, {}
         if changed:
             self.close()

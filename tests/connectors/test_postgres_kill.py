@@ -68,7 +68,8 @@ flow.output("by_customer", orders.group_by("customer").agg(n="count(*)", total="
 
 
 class Growing(Replicated):
-    """The same, and with each change but the first the table gets a column, and a row with it."""
+    """The same, and with each change but the first the table gets a column, and a row with it; with every second one
+    all rows, too, so that it is copied again."""
 
     changes = -1
 
@@ -76,7 +77,8 @@ class Growing(Replicated):
         super().feed(draw)
         self.changes += 1
         if self.changes:
-            self.ask(f"alter table orders add column c{self.changes} int")
+            filled = "" if self.changes % 2 else "default 7"
+            self.ask(f"alter table orders add column c{self.changes} int {filled}")
             self.ask(f"insert into orders (id, c{self.changes}) values ({100 + self.changes}, {draw.randrange(9)})")
 
     def look(self) -> None:

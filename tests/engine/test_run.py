@@ -461,7 +461,7 @@ class Failing(Source):
         self.position, self.acknowledged, self.ended = position or 0, [], False
         return self
 
-    def keyed(self, keys: Any) -> None:
+    def keyed(self, keys: Any, whole: Any) -> None:
         """Keys are all alike to it."""
 
     def poll(self, room: int) -> Any:
