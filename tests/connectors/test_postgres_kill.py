@@ -112,9 +112,8 @@ for name in ("t1", "t2", "t3"):
         if 0 < self.changes <= 3:
             self.ask(f"create table t{self.changes} (id int primary key)")
         for name in self.tables():
-            self.ask(
-                f"insert into {name} select 10 * n + {self.changes} from generate_series(1, 50) n on conflict do nothing"
-            )
+            rows = f"select 10 * n + {self.changes} from generate_series(1, 50) n"
+            self.ask(f"insert into {name} {rows} on conflict do nothing")
             self.ask(f"delete from {name} where id % 10 = {self.changes} and id < {draw.randrange(300)}")
 
     def look(self) -> None:
