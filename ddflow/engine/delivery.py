@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import Final
 
 import numpy as np
@@ -230,6 +231,7 @@ class Delivery:
         """
         if not self.trying.due(now):
             return False
+        began = monotonic()
         try:
             if self._table is None:
                 self.resume()
@@ -241,7 +243,7 @@ class Delivery:
                 self.at = receipt.epoch
                 self._acknowledge()
         except SinkFailed as error:
-            self.trying.failed(error, now)
+            self.trying.failed(error, now, monotonic() - began)
             with suppress(SinkFailed):
                 self.close()
             self._table = None

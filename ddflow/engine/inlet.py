@@ -142,7 +142,7 @@ class Inlet:
                 self.on_open()
             found = self._source.poll(room)
         except SourceFailed as error:
-            self.trying.failed(error, now)
+            self.trying.failed(error, now, monotonic() - now)
             self._drop()
             self.close()
             return None

@@ -143,14 +143,13 @@ class RunReport:
         parts = [f"epoch {self.calls.epoch:,}", f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s"]
         parts += [doing] if doing else []
         for each in self.inlets:
-            failing = each.trying.failing
             lag = f"first copy, {each.gathered:,} rows" if each.copying else str(each.lag())
-            lag = lag if failing is None else failing.found
+            lag = each.trying.said(monotonic()) or lag
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:
             dataflow = self.calls.dataflow
             parts.append(f"frontier {shown(dataflow.frontier, dataflow.time_type)}, held by {holder[0]}")
         for name, outlet in self.outlets.each.items():
-            failing = outlet.trying.failing
-            parts.append(f"{name} has {outlet.at:,}" + ("" if failing is None else f" ({failing.found})"))
+            failing = outlet.trying.said(monotonic())
+            parts.append(f"{name} has {outlet.at:,}" + (f" ({failing})" if failing else ""))
         return ", ".join(parts)

@@ -1,13 +1,18 @@
 """Trying: what may fail for a while, tried again with growing pauses, until it has failed for too long.
 
 Invariant: a source and a sink wait alike. The log says that something fails, at growing intervals that it still does,
-and once that it answers again, a line each, and that a write lasts; each pause is twice the one before, up to `PAUSES`.
-It keeps no clock: the caller says what time it is, in seconds.
+and once that it answers again, a line each, and that a write lasts. Each pause is twice the one before, up to a few
+seconds in the first minutes, so that what is back is soon seen, and up to more later. A pause is no shorter than the
+attempt before it, as long as that is in bounds, because nothing else goes on within an attempt. It keeps no clock: the
+caller says what time it is, in seconds.
 
 >>> trying = Trying("the sink of 'people'")
 >>> trying.failed(SinkFailed("write", "it is away", "wait"), now=0.0)
 >>> trying.due(0.01), trying.due(0.06), trying.failing is None
 (False, True, False)
+>>> trying.failed(SinkFailed("write", "it is away", "wait"), now=1.0, took=3.0)
+>>> trying.said(2.0)
+'it is away, tried again in 5 s'
 >>> trying.give_up(9.0, patience=10.0)
 >>> trying.answered(9.5)
 >>> trying.due(9.5)
@@ -16,6 +21,7 @@ True
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from threading import Event, Thread
 from time import monotonic
 from typing import Final
@@ -23,10 +29,10 @@ from typing import Final
 from ddflow.errors import SinkFailed, SourceFailed
 from ddflow.metrics import LOG
 
-PAUSES: Final = (0.05, 30.0)
-"""Seconds before the second attempt, and at most before a later one."""
-
-
+PAUSES: Final = (0.05, 5.0, 30.0)
+"""Seconds before the second attempt, and at most before a later one, before and after `SOON`."""
+SOON: Final = 300.0
+"""Seconds of failing that are the first."""
 REMINDERS: Final = (5.0, 60.0)
 """Seconds before the log repeats that it fails, and at most before it does again."""
 
@@ -43,18 +49,28 @@ class Trying:
         """Whether it is not to wait."""
         return self.failing is None or now >= self._again
 
-    def failed(self, error: SourceFailed | SinkFailed, now: float) -> None:
-        """Note a failure."""
+    def said(self, now: float) -> str:
+        """What fails and when it is tried again, for a line; "" where nothing does."""
+        failing = self.failing
+        return "" if failing is None else f"{' '.join(failing.found.split())}, tried again in {self._wait(now)}"
+
+    def _wait(self, now: float) -> str:
+        return f"{ceil(max(self._again - now, 0))} s"
+
+    def failed(self, error: SourceFailed | SinkFailed, now: float, took: float = 0.0) -> None:
+        """Note a failure of an attempt that began ``now``, and ``took`` so long."""
         if self.failing is None:
             LOG.warning("%s fails, and is tried again: %s", self.what, _line(error))
             self._since, self._pause = now, PAUSES[0]
             self._said, self._silence = now, REMINDERS[0]
         else:
-            self._pause = min(2 * self._pause, PAUSES[1])
+            self._pause = min(2 * self._pause, PAUSES[1 if now - self._since < SOON else 2])
+        self.failing, ended = error, now + took
+        self._again = ended + max(self._pause, min(took, PAUSES[2]))
         if now - self._said >= self._silence:
-            LOG.warning("%s still fails, after %.0f s: %s", self.what, now - self._since, _line(error))
+            fails, again = now - self._since, self._wait(ended)
+            LOG.warning("%s still fails, after %.0f s, tried again in %s: %s", self.what, fails, again, _line(error))
             self._said, self._silence = now, min(2 * self._silence, REMINDERS[1])
-        self.failing, self._again = error, now + self._pause
 
     def answered(self, now: float) -> None:
         """Note that it did not fail."""

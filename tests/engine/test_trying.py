@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ddflow.engine.trying import Trying
@@ -22,7 +24,28 @@ def test_the_log_repeats_what_still_fails_a_line_each(caplog: pytest.LogCaptureF
     assert not any("\n" in each or "\t" in each for each in said)
     assert said[0].startswith("the sink of 'people' fails, and is tried again: write: connection refused Is the server")
     assert said[-1] == "the sink of 'people' answers again, after 400 s"
-    after = [int(each.partition(", after ")[2].partition(" s: ")[0]) for each in said[1:-1]]
-    assert all(each.startswith("the sink of 'people' still fails, after") for each in said[1:-1])
+    form = re.compile(
+        "the sink of 'people' still fails, after ([0-9]+) s, tried again in ([0-9]+) s: write: connection"
+    )
+    found = [form.match(each) for each in said[1:-1]]
+    assert all(found)
+    after, again = ([int(each[group]) for each in found if each] for group in (1, 2))
+    assert max(again) == 30 and all(pause <= 5 for at, pause in zip(after, again, strict=True) if at < 300)
     gaps = [then - now for now, then in zip([0, *after], [*after, 400], strict=True)]
     assert 5 <= gaps[0] <= 10 and max(gaps) <= 100 and len(said) < len(tried)
+
+
+def test_what_is_back_is_soon_seen_and_a_slow_attempt_leaves_time_for_the_rest() -> None:
+    error = SinkFailed("write", "no answer", "see to it")
+    gaps, at, trying = dict[float, float](), 0.0, Trying("the sink of 'people'")
+    while at < 600:
+        trying.failed(error, at)
+        gaps[at] = next(step / 20 for step in range(1, 1000) if trying.due(at + step / 20))
+        at += gaps[at]
+    assert max(gap for at, gap in gaps.items() if at < 300) <= 5.1 and 5.1 < max(gaps.values()) <= 30.1
+    for took, pause in ((0.01, 0.05), (10, 10), (600, 30)):
+        slow = Trying("the source 'people'")
+        slow.failed(error, 0, took)
+        assert not slow.due(took + pause - 0.01) and slow.due(took + pause)
+        assert slow.said(took) == f"no answer, tried again in {1 if pause < 1 else pause} s"
+    assert Trying("the source 'people'").said(0) == ""
