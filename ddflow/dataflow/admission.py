@@ -90,8 +90,8 @@ class Admission:
         self.given = bound.schema if bound.format is None else pa.schema([])
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
         self.format, self.marks = bound.format, bound.marks_bad
-        self.unseen = Unseen(() if bound.format is None else bound.target.columns.names)
-        """The columns that no message has had."""
+        self.unseen = Unseen(()) if bound.format is None else Unseen(bound.target.columns.names, bound.format.asked)
+        """What no message has had."""
 
     @property
     def lacking(self) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ class Calls:
             admission = self.dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
                 self._warn_of_lacking(name, admission)
-            if admission.unseen.left:
+            if admission.unseen.looks:
                 warn_of_unseen(name, admission)
         return inflows, digest
 
@@ -231,6 +231,6 @@ class Calls:
 
 
 def warn_of_unseen(name: str, admission: Admission) -> None:
-    """Warn of declared columns that no message of an input has had, once of each."""
+    """Warn of the table and of declared columns that no message of an input has had, once of each."""
     for found in admission.unseen.told():
         warnings.warn(f"messages for {name!r}: {found}", stacklevel=4)

@@ -82,6 +82,7 @@ def _evolve(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) ->
         admission, before = Admission(upsert.bound), dataflow.admissions[name]
         admission.arrived, admission.greatest, admission.table = before.arrived, before.greatest, before.table
         admission.unseen.left = [each for each in admission.unseen.left if each in (*before.unseen.left, *added)]
+        admission.unseen.table = before.unseen.table
         dataflow.admissions[name] = admission
     for node, running in graph.keeping.items():
         _keep(next(old.keeping[of] for of, to in nodes.items() if to is node), running, dataflow)

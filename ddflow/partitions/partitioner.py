@@ -73,7 +73,8 @@ class Partitioner:
         self.fixed = bound.fixed
         self.partitions, self.secret, self.restore = partitions, secret, restore
         self.format, self.target = bound.format, bound.target if isinstance(bound, Bound) and bound.format else None
-        self.table, self.left = (None, []) if heard is None else (heard.table, heard.unseen.left)
+        self.table = None if heard is None else heard.table
+        self.left, self.asked = ([], None) if heard is None else (heard.unseen.left, heard.unseen.table)
         self.known = None if heard is None else {*heard.known, *bound.schema.names}
         rows, size = chunk_limits(partitions)
         self.chunk_rows, self.chunk_bytes = chunk_rows or rows, chunk_bytes or size
@@ -84,14 +85,15 @@ class Partitioner:
         ``origin``: the number of the task that reads them, by which tasks' rows are put into order.  O(rows); 40 ns a
         row of four numbers.  Raises `SchemaMismatch`.
         """
-        first, came, unseen, more = 0, Came(self.table), Unseen(self.left), dict[str, None]()
+        first, came, unseen, more = 0, Came(self.table), Unseen(self.left, self.asked), dict[str, None]()
         for table in self._chunks(batches):
             chunks = self._routed(table, origin, first, came, unseen, more)
             first += table.num_rows
             if chunks.num_rows:
                 yield chunks
         had = tuple(name for name in self.left if name not in unseen.left)
-        said = Said(None if came.table == self.table else came.table, had, tuple(unseen.names), tuple(more))
+        table = None if came.table == self.table else came.table
+        said = Said(table, had, tuple(unseen.names), tuple(more), unseen.tables)
         if texts := said.texts(self.partitions):  # other tasks see other messages
             yield packed_said(texts, self.number)
 

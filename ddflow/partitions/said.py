@@ -7,9 +7,9 @@ the next epoch what is known. So a task of a later epoch knows a message of anot
 
 >>> one, other = Said("orders", ("id",), ("id", "n")), Said("shop.orders", ("n",))
 >>> joined("orders", one, other)
-Said(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=())
->>> [Said.read(text) for text in one.texts(2).values()]
-[Said(table='orders', had=('id',), names=('id', 'n'), more=()), Said(table='orders', had=(), names=(), more=())]
+Said(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
+>>> [Said.read(text).had for text in one.texts(2).values()]
+[('id',), ()]
 >>> driver = Heard(["id", "n"], None)
 >>> driver.hear(Said(more=("city",)))
 ["they have the columns ['city'], which the flow does not declare, so their values are left out: declare those that \
@@ -24,6 +24,7 @@ ddflow.errors.BadMessage: messages for 'orders': some are of the table 'orders',
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -41,12 +42,14 @@ from ddflow.storage.protocol import Blob, Store
 
 class Said(Strict, frozen=True):
     """``table``: that messages are of, None where none says it.  ``had``: columns that some message had.  ``names``:
-    the columns that messages have, where one was looked for.  ``more``: those that they have and nobody declared."""
+    the columns that messages have, where one was looked for.  ``more``: those that they have and nobody declared.
+    ``tables``: see `Decoded`."""
 
     table: str | None = None
     had: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
+    tables: dict[str, int] = {}
 
     def texts(self, partitions: int) -> dict[int, str]:
         """What is told each partition; nothing where there is nothing to tell.  O(partitions)."""
@@ -64,20 +67,21 @@ _DECODER: Final = Decoder(Said)
 
 
 class Heard:
-    """What a driver knows of an input.  ``table``: of its messages.  ``unseen``: the columns that none has had.
-    ``known``: those that are declared, or were told."""
+    """What a driver knows of an input.  ``table``: of its messages; ``asked``: that was named.  ``unseen``: what none
+    has had.  ``known``: the columns that are declared, or were told."""
 
-    def __init__(self, columns: Sequence[str], table: str | None) -> None:
-        self.unseen, self.table, self.known = Unseen(columns), table, frozenset(columns)
+    def __init__(self, columns: Sequence[str], table: str | None, asked: str | None = None) -> None:
+        self.unseen = Unseen(columns, asked if table is None else None)
+        self.table, self.known = table, frozenset(columns)
 
     def hear(self, said: Said) -> list[str]:
         """Take in what an epoch said, which is committed: its table is one with ours.  What is to be told.  O(columns).
 
-        A column is told once.
+        All of it is told once.
         """
         if said.table is not None:
             self.table = longer(self.table, said.table)
-        self.unseen.hear(said.had, said.names)
+        self.unseen.hear(said.had, said.names, said.tables, self.table)
         more = sorted({*said.more} - self.known)
         self.known |= {*more}
         found = f"they have the columns {more}, which the flow does not declare, so their values are left out: "
@@ -100,9 +104,9 @@ def heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
         tables |= {name: inputs[name].table for name in left if name in inputs}
         left = [name for name in left if tables.get(name) is None]
     return {
-        name: Heard(bound.target.columns.names, tables.get(name))
+        name: Heard(bound.target.columns.names, tables.get(name), bound.format.asked)
         for name, bound in formats.items()
-        if isinstance(bound, Bound)
+        if isinstance(bound, Bound) and bound.format is not None
     }
 
 
@@ -114,7 +118,8 @@ def joined(input: str, one: Said | None, other: Said) -> Said:
     if one.table is not None and other.table is not None:
         table = same_table(input, one.table, other.table)
     pairs = ((one.had, other.had), (one.names, other.names), (one.more, other.more))
-    return Said(table, *(tuple(dict.fromkeys((*a, *b))) for a, b in pairs))
+    names = (tuple(dict.fromkeys((*a, *b))) for a, b in pairs)
+    return Said(table, *names, tables=dict(Counter(one.tables) + Counter(other.tables)))
 
 
 def together(every: Iterable[Mapping[str, Said]]) -> dict[str, Said]:

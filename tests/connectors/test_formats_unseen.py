@@ -1,4 +1,4 @@
-"""A declared column that no message has is told by its name, once, with the nearest name that messages have."""
+"""A declared column, or table, that no message has is told by its name, once, with the nearest that messages have."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import ddflow as dd
 from ddflow.connectors.formats.base import Target, decoded, events_schema
 from ddflow.connectors.formats.unseen import SAMPLE, undeclared
+from ddflow.connectors.formats.whose import nearest
 
 COLUMNS = {"id": pa.int64(), "amout": pa.float64()}
 SAYS = "none so far has the declared column 'amout', which is null: did you mean 'amount'? there are ['id', 'amount']"
@@ -118,7 +119,52 @@ def test_messages_of_other_tables_say_nothing() -> None:
     mine, other = message("debezium", {"id": 1, "amount": 2}), message("debezium", {"id": 1, "amout": 2}, table="u")
     for format in (dd.formats.debezium(table="t"), dd.formats.debezium(on_bad="drop")):
         assert said(format, values(mine, other)) == [f"messages for 't': {SAYS}"]
-    assert said(dd.formats.debezium(table="u"), values(mine)) == []
+
+def elsewhere(*names: str) -> pa.Table:
+    """Messages of some tables, or of one with a schema."""
+    return values(*(message("debezium", {"id": n, "amout": 1}, table=name) for n, name in enumerate(names)))
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_table_that_no_message_is_of_is_told_once_with_the_nearest_that_there_is(kind: str) -> None:
+    of = {name: values(message(kind, {"id": 1, "amout": 2}, table=name)) for name in ("people", "parcels")}
+    both, says = pa.concat_tables(of.values()), "messages for 't': none so far is of the table 'parcel', so no row came"
+    told = [f"{says}: did you mean 'parcels'? 2 are of ['people', 'parcels']"]
+    assert said(format_of(kind, table="parcel"), both, both) == told
+    assert said(format_of(kind, table="parcel"), values(), *of.values()) == [f"{says}: 1 is of ['people']"]
+    assert said(format_of(kind, table="people"), of["people"], of["parcels"]) == []
+    assert said(format_of(kind, table="people"), both, of["parcels"]) == []
+
+
+def test_a_table_whose_changes_are_deletes_or_bad_is_there() -> None:
+    gone, bad = message("debezium", {"id": 1}, "d"), message("debezium", {"id": 1, "amout": "x"})
+    format, others = dd.formats.debezium(table="t", on_bad="drop"), elsewhere("u")
+    assert said(format, values(gone), others) == said(format, values(bad), others) == []
+    assert said(format, values(None, "{", "7"), values(), others) == [
+        "messages for 't': none so far is of the table 't', so no row came: 1 is of ['u']"
+    ]
+
+
+def test_a_table_that_was_named_with_its_schema_is_near_one_of_another() -> None:
+    assert nearest("inventori.orders", ["shop.orders", "inventory.orders"]) == "inventory.orders"
+    assert nearest("server1.inventory.orders", ["inventory.people", "inventory.orders"]) == "inventory.orders"
+    assert nearest("Orders", ["a.people", "a.orders"]) == "a.orders"
+    assert nearest("x", ["a.people"]) is None
+    many = said(dd.formats.debezium(table="t"), elsewhere(*(f"u{n}" for n in range(12))))
+    assert many[0].endswith("so no row came: did you mean 'u0'? 12 are of ['u0']") or " and 2 more" in many[0]
+
+
+def test_a_state_in_which_a_table_came_looks_for_it_no_more(tmp_path: Path) -> None:
+    flow, mine, other = dd.Flow(), elsewhere("t"), elsewhere("u")
+    flow.output("t", flow.upserts("t", COLUMNS, dd.Upsert(key="id"), format=dd.formats.debezium(table="t")))
+    says = ["messages for 't': none so far is of the table 't', so no row came: 1 is of ['u']"]
+    for given, told in ((other, says), (other, says), (mine, []), (other, [])):
+        with flow.open(tmp_path / "state") as engine:
+            assert warned(lambda given=given: engine.step({"t": given})) == told
+    with flow.open() as engine:
+        assert warned(lambda: engine.replace("t", other), lambda: engine.replace("t", other)) == says
+        engine.evolve({"t": {"more": "double"}})
+        assert warned(lambda: engine.step({"t": other})) == []
 
 
 @pytest.mark.parametrize("kind", ["debezium", "wal2json"])

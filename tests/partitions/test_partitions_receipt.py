@@ -48,7 +48,7 @@ def typical() -> Receipt:
         gone=("11" * 8 + "-9.arrow",),
         sent="0c" * 16,
         figures={"step": 1200},
-        said={"orders": Said("shop.orders", ("id",), ("id", "n"))},
+        said={"orders": Said("shop.orders", ("id",), ("id", "n"), ("city",), {"shop.people": 2})},
     )
 
 
@@ -79,6 +79,7 @@ receipts = nonces.flatmap(
         gone=st.lists(blobs.map(lambda each: each.name), max_size=3).map(tuple),
         sent=st.just("") | digests,
         figures=st.dictionaries(names, counts),
+        said=st.dictionaries(names, st.builds(Said, tables=st.dictionaries(names, counts))),
     )
 )
 

@@ -16,19 +16,19 @@ the format says means nothing. A format is a value: it is in the plan, as JSON, 
 [{'line': 'a', '_deleted': False}, {'line': 'b', '_deleted': False}]
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.schema import one_chunk, plain
 from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import WIDENED, holding, rewriting, widening
 from ddflow.connectors.formats.examples import Examples
-from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.messages import Messages, as_values
 from ddflow.connectors.formats.parse import Bools, reader
 from ddflow.connectors.formats.positions import POSITION, ROW
 from ddflow.connectors.formats.row_columns import Own, Path, columns_at, guessed, struct_at, with_values
@@ -78,7 +78,7 @@ class Upserts(NamedTuple):
 
     ``order``: by column, where the format orders.  ``at``: the messages that upserts come from, ascending; None for
     each its own.  ``absent``: by column, which cells are not there.  ``truncates``: the messages that are some.
-    ``table``: that they are of, None where that is not asked, or none says it."""
+    ``table``: that they are of, None where that is not asked, or none says it.  ``tables``: see `Decoded`."""
 
     columns: dict[str, pa.Array]
     deleted: Bools
@@ -87,16 +87,19 @@ class Upserts(NamedTuple):
     absent: dict[str, Bools] | None = None
     truncates: tuple[Truncate, ...] = ()
     table: str | None = None
+    tables: Mapping[str, int] = MappingProxyType({})
 
 
 class Decoded(NamedTuple):
     """``rows``: in the columns of `Target.out`.  ``truncates``: where the batch is cut.  ``at``: the message of each
-    row.  ``table``: as of `Target`, after them."""
+    row.  ``table``: as of `Target`, after them.  ``tables``: how many changes are of which, while none of the one that
+    was named has come."""
 
     rows: pa.Table
     truncates: tuple[Truncate, ...]
     at: Ints
     table: str | None = None
+    tables: Mapping[str, int] = MappingProxyType({})
 
 
 class BadMessages:
@@ -156,6 +159,11 @@ class Format:
     def of_tables(self) -> bool:
         """Whether messages may say which table they are of."""
         return False
+
+    @property
+    def asked(self) -> str | None:
+        """The table that was named, whose messages alone count; None where none was."""
+        return None
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """The upserts of some messages.  O(bytes).  Those that cannot be read are marked in ``bad``."""
@@ -247,8 +255,9 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
     if target.keyed and format.on_bad == "drop":
         for name in target.key:
             bad.mark(at[np.flatnonzero(np.asarray(made.columns[name].is_null()))], f"its key {name!r} is null")
+    table = made.table or target.table
     if not bad.reasons:
-        return Decoded(_table(made, at, target), _placed(made.truncates, at), at, made.table or target.table)
+        return Decoded(_table(made, at, target), _placed(made.truncates, at), at, table, made.tables)
     if format.on_bad == "stop":
         row = min(bad.reasons)
         more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
@@ -285,14 +294,6 @@ def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> M
     return messages
 
 
-def as_values(given: pa.Table) -> pa.Table:
-    """Rows as messages whose values are structs of their columns.  O(columns), O(rows) in several chunks."""
-    columns = [plain(one_chunk(column)) for column in given.columns]
-    if not columns:
-        return pa.table({"value": pa.nulls(0, pa.struct([]))})
-    return pa.table({"value": pa.StructArray.from_arrays(columns, names=given.column_names)})
-
-
 def uncut(made: Decoded, what: str) -> Decoded:
     """The same, where no truncate cuts it.  Raises `BadMessage` for one, where what is held is not at hand."""
     for each in made.truncates:
@@ -327,7 +328,7 @@ def _with_bad(made: Upserts, at: Ints, messages: Messages, bad: BadMessages, tar
     every = np.concatenate([at[good], rows])
     order = np.argsort(every, kind="stable")
     cuts = _placed(made.truncates, every[order])
-    return Decoded(table.take(pa.array(order)), cuts, every[order], made.table or target.table)
+    return Decoded(table.take(pa.array(order)), cuts, every[order], made.table or target.table, made.tables)
 
 
 def _placed(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Truncate, ...]:

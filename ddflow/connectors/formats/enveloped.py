@@ -28,7 +28,7 @@ from ddflow.connectors.formats.parse import Bools
 from ddflow.connectors.formats.plain import misfit
 from ddflow.connectors.formats.positions import POSITION, ROW, filled, positions
 from ddflow.connectors.formats.row_columns import Own
-from ddflow.connectors.formats.whose import PARTS, named, of_table, of_topic, settled, untold
+from ddflow.connectors.formats.whose import PARTS, counted, named, of_table, of_topic, settled, untold
 from ddflow.errors import cut
 
 UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)
@@ -85,6 +85,11 @@ class Enveloped(Format):
         return True
 
     @property
+    def asked(self) -> str | None:
+        """The table of the options."""
+        return self.table
+
+    @property
     def usual(self) -> CellForm:
         """How cells are written where no schema says it."""
         return CellForm(decimals=self.decimals, binary=self.binary)
@@ -109,6 +114,8 @@ class Enveloped(Format):
         """See `Format`."""
         read = self.read(messages, target, bad)
         codes, table = self._codes(read, messages, target, bad)
+        waits = self.table is not None and target.table is None
+        tables = counted(read.source, np.isin(read.codes, _DO)) if waits else {}
         order = positions(read.source, messages, read.of) if target.ordered else {}
         if order:
             order = filled(order, codes == TOMBSTONE, messages, read.of)
@@ -121,7 +128,7 @@ class Enveloped(Format):
             order = {name: column.take(pa.array(live)) for name, column in order.items()}
         deleted, at = codes[live] != UPSERT, read.of
         columns, missing = self._columns(read, at, deleted, messages, target, bad)
-        made = Upserts(columns, deleted, order, at, missing, truncates, table)
+        made = Upserts(columns, deleted, order, at, missing, truncates, table, tables)
         return self._moved(read, made, target, bad) if read.before else made
 
     def _codes(self, read: Envelopes, messages: Messages, target: Target, bad: BadMessages) -> tuple[Ints, str | None]:

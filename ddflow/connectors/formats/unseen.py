@@ -1,6 +1,7 @@
-"""The declared columns that no message has had so far: a name that was misspelled is a column of nulls; and the others.
+"""What no message has had so far of what was asked: a declared column, or the table that was named; and other columns.
 
-Invariant: a column is told once, and only where some message with a row was looked at and none had its name. Deletes,
+Invariant: a name that was misspelled is a column of nulls, or no row. The table is told once, where changes came and
+all were of other tables; a state in which one was of it looks for it no more. A column is told once, and only where some message with a row was looked at and none had its name. Deletes,
 tombstones, bad messages and those with cells left out say nothing of a row's columns, and neither does a format whose
 rows cannot be looked into. Names are read only where a column is null in a whole batch, and no more once it was found
 or told: then a batch costs O(columns that are left), and nothing where none is. The columns that messages have and
@@ -19,9 +20,14 @@ there on.
 []
 >>> undeclared(format, came, decoded(format, came, target), ["id", "amounts"], "'t'")
 ['amount']
+>>> unseen = Unseen([], "order")
+>>> unseen.hear([], [], {"shop.orders": 5, "shop.people": 1})
+>>> unseen.told()
+["none so far is of the table 'order', so no row came: did you mean 'shop.orders'? 6 are of \
+['shop.orders', 'shop.people']"]
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -30,23 +36,29 @@ import pyarrow as pa
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Decoded, Format, messages_of
 from ddflow.connectors.formats.parse import Bools
+from ddflow.connectors.formats.whose import is_of, nearest
 
 SAMPLE: Final = 256
 """In how many messages of a batch undeclared columns are looked for."""
+SHOWN: Final = 10
+"""How many tables are named at most."""
 
 
 class Unseen:
-    """``left``: the columns that are neither found nor told.  ``names``: those that messages had instead, so far."""
+    """``left``: the columns that are neither found nor told.  ``names``: those that messages had instead, so far.
+    ``table``: the one that was named, while it is neither found nor told; ``tables``: how many changes were of which."""
 
-    def __init__(self, columns: Iterable[str]) -> None:
-        self.left = list(columns)
-        self.names: dict[str, None] = {}
+    def __init__(self, columns: Iterable[str], table: str | None = None) -> None:
+        self.left, self.table = list(columns), table
+        self.names, self.tables = dict[str, None](), dict[str, int]()
 
     def look(self, format: Format, given: pa.Table, made: Decoded, what: str) -> None:
-        """Look for the columns that are left in some messages, as they came and as they were decoded.
+        """Look for what is left in some messages, as they came and as they were decoded.
 
         O(columns that are left); O(bytes) where one of them is null in all rows.
         """
+        if self.table is not None:
+            self._of(made.table, made.tables)
         rows = made.rows
         self.left = [name for name in self.left if rows.column(name).null_count == rows.num_rows]
         if not self.left or not rows.num_rows:
@@ -59,17 +71,37 @@ class Unseen:
         self.left = [name for name in self.left if name not in names]
         self.names |= dict.fromkeys(names)
 
-    def hear(self, had: Iterable[str], names: Iterable[str]) -> None:
-        """Take in what others found: columns that messages ``had``, and ``names`` of them where they looked."""
+    def hear(
+        self, had: Iterable[str], names: Iterable[str], tables: Mapping[str, int], table: str | None = None
+    ) -> None:
+        """Take in what others found: columns that messages ``had``, and ``names`` of them where they looked; how many
+        changes were of which of the ``tables``, and the ``table`` that was found."""
+        self._of(table, tables)
         gone = set(had)
         self.left = [name for name in self.left if name not in gone]
         self.names |= dict.fromkeys(names)
 
+    def _of(self, table: str | None, tables: Mapping[str, int]) -> None:
+        """Look for the table.  ``table``: see `Decoded`, as ``tables``, which has it where its changes are bad, too."""
+        if self.table is None:
+            return
+        for name, count in tables.items():
+            self.tables[name] = self.tables.get(name, 0) + count
+        if table is not None or any(is_of(self.table, name) for name in tables):
+            self.table = None
+
+    @property
+    def looks(self) -> bool:
+        """Whether anything is left to be looked for."""
+        return bool(self.left) or self.table is not None
+
     def told(self) -> list[str]:
-        """What is to be said of the columns that were looked for and not found, once.  O(columns)."""
+        """What is to be said of what was looked for and not found, once.  O(columns), O(tables)."""
         said = self.said(self.left)
         if said:
             self.left = []
+        if self.table is not None and self.tables:
+            said, self.table = [_elsewhere(self.table, self.tables), *said], None
         return said
 
     def said(self, columns: Iterable[str]) -> list[str]:
@@ -79,6 +111,15 @@ class Unseen:
             for name in columns
             if self.names and name in self.left
         ]
+
+
+def _elsewhere(table: str, tables: Mapping[str, int]) -> str:
+    """What is said of a table where all changes are of others."""
+    found, changes = nearest(table, tables), sum(tables.values())
+    meant = "" if found is None else f"did you mean {found!r}? "
+    more = f" and {len(tables) - SHOWN:,} more" if len(tables) > SHOWN else ""
+    others = f"{changes:,} {'is' if changes == 1 else 'are'} of {[*tables][:SHOWN]}{more}"
+    return f"none so far is of the table {table!r}, so no row came: {meant}{others}"
 
 
 def undeclared(format: Format, given: pa.Table, made: Decoded, known: Collection[str], what: str) -> list[str]:

@@ -10,6 +10,8 @@ its end, too: ``orders``, ``public.orders`` or ``shop.public.orders``. A dot wit
 >>> every = {name: pa.array(cells, pa.string()) for name, cells in source.items()}
 >>> named(every).to_pylist(), of_table("a.t", every).tolist(), untold("shop.a.t", every).tolist()
 (['a.t', 'a.u'], [True, False], [True, False])
+>>> counted(every, np.array([True, True])), is_of("a.t", "shop.a.t"), nearest("orderz", ["shop.orders", "shop.people"])
+({'a.t': 1, 'a.u': 1}, True, 'shop.orders')
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddflow.columns.names import near
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import Bools
 
@@ -64,6 +67,27 @@ def of_table(name: str, source: Source) -> Bools:
     if len(before) > 1:
         out = pc.and_(out, pc.equal(db, before[-2]))
     return np.asarray(pc.fill_null(out, False))
+
+
+def is_of(table: str, name: str) -> bool:
+    """Whether a whole name, which messages say, is of the table that was given.  O(1)."""
+    return name == table or name.endswith(f".{table}")
+
+
+def counted(source: Source, which: Bools) -> dict[str, int]:
+    """How many of some messages say which table, by its whole name.  O(n)."""
+    counts = pc.value_counts(named(source).filter(pa.array(which)).drop_null())
+    return {str(each["values"]): each["counts"].as_py() for each in counts}
+
+
+def nearest(name: str, tables: Iterable[str]) -> str | None:
+    """The table that a name may have meant: as much of both is compared as both have.  O(tables)."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        ends = {".".join(each.split(".")[-count:]): each for each in tables if each.count(".") >= count - 1}
+        if (found := near(".".join(parts[-count:]), ends)) is not None:
+            return ends[found]
+    return None
 
 
 def untold(name: str, source: Source) -> Bools:

@@ -60,6 +60,11 @@ class Kcat(Format):
         """As the format within."""
         return self.of.of_tables
 
+    @property
+    def asked(self) -> str | None:
+        """As the format within."""
+        return self.of.asked
+
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
         read, wrong = objects(messages.value, _LINE)
