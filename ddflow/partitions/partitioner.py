@@ -92,8 +92,8 @@ class Partitioner:
             if chunks.num_rows:
                 yield chunks
         had = tuple(name for name in self.left if name not in unseen.left)
-        table = None if came.table == self.table else came.table
-        said = Said(table, had, tuple(unseen.names), tuple(more), unseen.tables)
+        new = None if came.table == self.table else came.table
+        said = Said(new, had, tuple(unseen.names), tuple(more), unseen.tables)
         if texts := said.texts(self.partitions):  # other tasks see other messages
             yield packed_said(texts, self.number)
 

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from msgspec import field
 from msgspec.json import Decoder
 
 from ddflow.connectors.formats.unseen import Unseen
@@ -49,7 +50,7 @@ class Said(Strict, frozen=True):
     had: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
-    tables: dict[str, int] = {}
+    tables: dict[str, int] = field(default_factory=dict)
 
     def texts(self, partitions: int) -> dict[int, str]:
         """What is told each partition; nothing where there is nothing to tell.  O(partitions)."""
@@ -118,8 +119,8 @@ def joined(input: str, one: Said | None, other: Said) -> Said:
     if one.table is not None and other.table is not None:
         table = same_table(input, one.table, other.table)
     pairs = ((one.had, other.had), (one.names, other.names), (one.more, other.more))
-    names = (tuple(dict.fromkeys((*a, *b))) for a, b in pairs)
-    return Said(table, *names, tables=dict(Counter(one.tables) + Counter(other.tables)))
+    had, names, more = (tuple(dict.fromkeys((*a, *b))) for a, b in pairs)
+    return Said(table, had, names, more, dict(Counter(one.tables) + Counter(other.tables)))
 
 
 def together(every: Iterable[Mapping[str, Said]]) -> dict[str, Said]:

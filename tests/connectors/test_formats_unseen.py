@@ -120,6 +120,7 @@ def test_messages_of_other_tables_say_nothing() -> None:
     for format in (dd.formats.debezium(table="t"), dd.formats.debezium(on_bad="drop")):
         assert said(format, values(mine, other)) == [f"messages for 't': {SAYS}"]
 
+
 def elsewhere(*names: str) -> pa.Table:
     """Messages of some tables, or of one with a schema."""
     return values(*(message("debezium", {"id": n, "amout": 1}, table=name) for n, name in enumerate(names)))

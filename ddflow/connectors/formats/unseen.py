@@ -1,12 +1,12 @@
 """What no message has had so far of what was asked: a declared column, or the table that was named; and other columns.
 
-Invariant: a name that was misspelled is a column of nulls, or no row. The table is told once, where changes came and
-all were of other tables; a state in which one was of it looks for it no more. A column is told once, and only where some message with a row was looked at and none had its name. Deletes,
-tombstones, bad messages and those with cells left out say nothing of a row's columns, and neither does a format whose
-rows cannot be looked into. Names are read only where a column is null in a whole batch, and no more once it was found
-or told: then a batch costs O(columns that are left), and nothing where none is. The columns that messages have and
-nobody declared (`undeclared`) are looked for in `SAMPLE` of a batch, since a source that gets a column gives it from
-there on.
+Invariant: what was misspelled is a column of nulls, or a table without rows. The table is told once, where changes came
+and all were of other tables; a state that has had one of it looks no more. A column is told once, and only where some
+message with a row was looked at and none had its name. Deletes, tombstones, bad messages and those with cells left out
+say nothing of a row's columns, and neither does a format whose rows cannot be looked into. Names are read only where a
+column is null in a whole batch, and no more once it was found or told: then a batch costs O(columns that are left), and
+nothing where none is. The columns that messages have and nobody declared (`undeclared`) are looked for in `SAMPLE` of a
+batch, since a source that gets a column gives it from there on.
 
 >>> from ddflow.connectors.formats.base import Target, decoded, events_schema
 >>> from ddflow.connectors.formats.plain import PlainJson
@@ -46,7 +46,7 @@ SHOWN: Final = 10
 
 class Unseen:
     """``left``: the columns that are neither found nor told.  ``names``: those that messages had instead, so far.
-    ``table``: the one that was named, while it is neither found nor told; ``tables``: how many changes were of which."""
+    ``table``: that was named, while it is neither found nor told; ``tables``: how many changes were of each."""
 
     def __init__(self, columns: Iterable[str], table: str | None = None) -> None:
         self.left, self.table = list(columns), table
