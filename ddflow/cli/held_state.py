@@ -19,8 +19,6 @@ from types import TracebackType
 from typing import Self
 
 from ddflow.errors import DdflowError, StateRefused
-from ddflow.storage.manifest import newest
-from ddflow.storage.opening import opened_store
 
 
 class HeldState:
@@ -64,6 +62,9 @@ class HeldState:
 
     def _committed(self) -> bool:
         """Whether something is in it, or may be."""
+        from ddflow.storage.manifest import newest
+        from ddflow.storage.opening import opened_store
+
         try:
             with opened_store(self.state, trust=self.trust) as store:
                 manifest = newest(store)

@@ -31,7 +31,6 @@ from ddflow.cli.arguments import (
     Types,
 )
 from ddflow.cli.say import say
-from ddflow.connectors.files.address_options import FULL
 from ddflow.terminal import counted
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def sql(
     check_bad(next(filter(message_format, words.values()), None), on_bad, bad_output)
     check_apart({"--output": output, "--bad-output": bad_output})
     flow, read, bad = dd.Flow(), 0, 0
-    full = {name for name, (_, told) in named.items() if FULL in told}
+    full = {name for name, (_, told) in named.items() if "full" in told}
     options = how(format, delimiter, null, encoding, decimal, dates, thousands)
     given = {n: _declared(flow, n, *each, types or (), options, (words[n], on_bad)) for n, each in named.items()}
     answer, order = _asked(flow, query, diff)

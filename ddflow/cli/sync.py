@@ -9,7 +9,7 @@ Invariant: without ``--yes`` nothing is written: it says what would be deleted, 
 
 import json
 from contextlib import closing
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,12 +17,10 @@ from ddflow.cli.arguments import Trust
 from ddflow.cli.progress import watching
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, loaded, sinks
 from ddflow.cli.say import say
-from ddflow.engine.differing import Synced
-from ddflow.partitions.commit import EpochDriver
-from ddflow.partitions.driver_epochs import sync_state
-from ddflow.storage.manifest import newest
-from ddflow.storage.opening import opened_store
 from ddflow.terminal import counted, printable
+
+if TYPE_CHECKING:
+    from ddflow.engine.differing import Synced
 
 LISTED: Final = 20
 """Keys whose rows go or change that are listed, of each target."""
@@ -59,6 +57,9 @@ def sync(
 
     * `ddflow sync flow.py --state state/shop --to by_city=duckdb:shop.duckdb --adopt --yes`
     """
+    from ddflow.partitions.commit import EpochDriver
+    from ddflow.partitions.driver_epochs import sync_state
+
     targets, given = sinks(to, mode), loaded(flow)
     if not targets and not detach:
         raise typer.BadParameter("--to: name at least one sink")
@@ -87,7 +88,7 @@ def sync(
         say("nothing was written; do it with --yes", err=True)
 
 
-def _list(found: Synced) -> None:
+def _list(found: "Synced") -> None:
     """The keys of rows that go or change."""
     keys = found.keys
     if keys is None or not keys.num_columns:
@@ -101,6 +102,9 @@ def _list(found: Synced) -> None:
 
 def _partitions(state: str, trust: str) -> int:
     """How many a state has."""
+    from ddflow.storage.manifest import newest
+    from ddflow.storage.opening import opened_store
+
     with opened_store(state, trust=trust) as store:
         manifest = newest(store)
         return 1 if manifest is None else manifest.partitions

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
+from terminals import on_a_terminal, until_closed, without_colours
 from typer.testing import CliRunner, Result
 
 import ddflow as dd
@@ -507,10 +508,10 @@ def test_a_bug_has_exit_code_70_and_asks_to_be_reported(capsys: pytest.CaptureFi
     assert "Traceback" in (said := capsys.readouterr().err) and "out of memory" in said
 
 
-def test_asking_for_the_version_loads_nothing_heavy() -> None:
+def test_asking_for_help_loads_all_verbs_and_nothing_heavy() -> None:
     program = (
         "import sys; from ddflow.cli import app\n"
-        "try: app(['--version'])\n"
+        "try: app(['--help'])\n"
         "except SystemExit: print(sorted({'numba', 'pyarrow', 'numpy', 'sqlglot', 'pyspark'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -564,29 +565,20 @@ def test_a_signal_whose_exception_c_code_drops_comes_again(number: signal.Signal
     assert (done.returncode, done.stdout, done.stderr) == (code, "dropped\n", "")
 
 
-def on_a_terminal(*words: str) -> tuple[int, str]:
-    """The exit code of a command whose stdout and stderr are a terminal, and what it showed."""
+def program_on_a_terminal(*words: str) -> tuple[int, str]:
+    """The exit code of the program, started on a terminal, and what it showed."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen([DDFLOW, *words], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(ours, 65536)
-        except OSError:  # Linux's way to say that the other end is closed
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(ours)
-    return process.wait(timeout=60), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    shown = until_closed(ours)
+    return process.wait(timeout=60), without_colours(shown)
 
 
 def test_a_terminal_sees_progress_a_table_of_the_first_rows_and_what_was_done() -> None:
     with open_output("many.parquet", pa.schema({"id": pa.int64(), "city": pa.string()})) as out:
         out.write(pa.table({"id": range(100_000), "city": [None] * 100_000}))
-    code, shown = on_a_terminal("diff", "many.parquet", "--key", "id")
+    code, shown = program_on_a_terminal("diff", "many.parquet", "--key", "id")
     assert code == 0
     assert re.search(r"100,000 rows, [\d,]+ rows/s, \d", shown)
     assert len(re.findall(r"^│ .* null .*│", shown, re.MULTILINE)) == 20
