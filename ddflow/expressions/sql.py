@@ -1,4 +1,16 @@
-"""SQL text -> what computes it: parsed, lowered to operations on arrays, within limits, on a stack of its own."""
+"""SQL text -> what computes it: parsed, lowered to operations on arrays, within limits, on a stack of its own.
+
+Invariant: equal texts over equal columns come to equal nodes, so those of short texts are kept, and a state that is
+opened, read or checked again compiles nothing. Nodes hold nothing of their runs; a refusal is not kept, and what names
+the place in its message is not part of what is kept.
+
+>>> run, names = compile_sql("n + 1 > 2", pa.schema({"id": pa.string(), "n": pa.int64()}), True, "filter of 'a'")
+>>> run(pa.record_batch({"n": [1, 2, None]})).to_pylist(), names
+([False, True, None], ('n',))
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
 
 import pyarrow as pa
 from sqlglot import exp
@@ -10,38 +22,53 @@ from ddflow.expressions.columns import Columns
 from ddflow.expressions.evaluate import SqlRun
 from ddflow.expressions.lower import Lowering
 from ddflow.expressions.node import Node, Refusal
-from ddflow.expressions.parse import Parsed, parse, too_deep
+from ddflow.expressions.parse import parse, too_deep
 from ddflow.expressions.room import fresh
 from ddflow.expressions.types import BOOL, NULL
 
 _MOST = 600  # characters of what was found, in a message
+_KEPT, _SHORT = 256, 1000
+"""How many are kept, of at most how many characters: a long one may take megabytes."""
+
+
+class _Made(NamedTuple):
+    """What a text comes to: the node that computes it, the columns that it reads, whether it is but a column, and how
+    many levels it has."""
+
+    node: Node
+    names: tuple[str, ...]
+    bare: bool
+    nested: int
 
 
 def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple[SqlRun, tuple[str, ...]]:
     """What computes an expression, and the columns that it reads.  See `ddflow.expressions.compile`."""
     shown = f"{what} {cut(text)}"
-    asked, columns = f"cannot compile {shown}", Columns(schema)
+    asked = f"cannot compile {shown}"
+    try:
+        made = (_made if len(text) <= _SHORT else _made.__wrapped__)(text, schema, boolean)
+    except Refusal as refusal:
+        raise ExpressionError(asked, cut(refusal.found, _MOST), cut(refusal.remedy, 4 * _MOST)) from refusal
+    except RecursionError as error:
+        raise ExpressionError(asked, too_deep().found, too_deep().remedy) from error
+    except pa.ArrowException as error:
+        raise ExpressionError(asked, cut(str(error), _MOST), "docs/expressions.md lists what is supported") from error
+    fields = [schema.field(name) for name in made.names]
+    return SqlRun(made.node, fields, made.bare, made.nested, f"cannot compute {shown}"), made.names
 
-    def made() -> tuple[Parsed, Node]:
+
+@lru_cache(_KEPT)
+def _made(text: str, schema: pa.Schema, boolean: bool) -> _Made:
+    """A text, parsed and lowered.  Nodes hold nothing of their runs, so that all who ask for the text may have one."""
+
+    def made() -> _Made:
         fresh()
-        try:
-            parsed = parse(text)
-            parsed.check_quoted(schema.names)
-            node = Lowering(columns).lower(parsed.tree)
-            return parsed, convert(node, BOOL) if boolean and node.type == NULL else node
-        except Refusal as refusal:
-            raise ExpressionError(asked, cut(refusal.found, _MOST), cut(refusal.remedy, 4 * _MOST)) from refusal
-        except RecursionError as error:
-            raise ExpressionError(asked, too_deep().found, too_deep().remedy) from error
-        except pa.ArrowException as error:
-            raise ExpressionError(
-                asked, cut(str(error), _MOST), "docs/expressions.md lists what is supported"
-            ) from error
+        parsed, columns = parse(text), Columns(schema)
+        parsed.check_quoted(schema.names)
+        node = Lowering(columns).lower(parsed.tree)
+        plain = parsed.tree.unnest()
+        bare = isinstance(plain, exp.Column) and len(plain.parts) == 1
+        right = convert(node, BOOL) if boolean and node.type == NULL else node
+        return _Made(right, tuple(columns.names), bare, parsed.nested)
 
-    parsed, node = aside(made)
-    plain = parsed.tree.unnest()
-    bare = isinstance(plain, exp.Column) and len(plain.parts) == 1
-    names = tuple(columns.names)
-    fields = [schema.field(name) for name in names]
-    run = SqlRun(node, fields, bare, parsed.nested, f"cannot compute {shown}")
-    return run, names
+    return aside(made)
