@@ -83,10 +83,22 @@ def pytest_collect_file(file_path: Path) -> Any:
     return found
 
 
+SPARK = re.compile("spark|notebook|test_java")
+"""What stands in the names of tests that need Spark; the notebooks have a session of their own."""
+SESSIONS = {"spark", "alone"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without a word of Spark are not read for its tests: each worker would import them all."""
+    if config.option.markexpr != "spark and not soak" or collection_path.suffix not in (".py", ".md"):
+        return None
+    text = f"{collection_path.relative_to(ROOT)} {collection_path.read_text()}"
+    return None if SPARK.search(text) or any(each in text for each in SESSIONS) else True
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what needs Spark: it says so in its name, or by a fixture; the notebooks have a session of their own."""
-    needs = {"spark", "alone"} & set(getattr(item, "fixturenames", ()))
-    if needs or re.search("spark|notebook|test_java", item.nodeid):
+    """Mark what needs Spark: it says so in its name, or by a fixture."""
+    if SESSIONS & set(getattr(item, "fixturenames", ())) or SPARK.search(item.nodeid):
         item.add_marker(pytest.mark.spark)
     if item.get_closest_marker("drawn"):
         item.add_marker(pytest.mark.sampled)

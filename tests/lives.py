@@ -225,7 +225,7 @@ def _life(told: dict[str, Any]) -> None:
         os._exit(status)
 
 
-def _warm() -> None:
+def warm() -> None:
     """A run of each kind of work, in a folder that goes."""
     import tempfile
 
@@ -258,7 +258,7 @@ def _serve() -> None:
     import ddflow.connectors.spelled
 
     del confluent_kafka, deltalake, duckdb, psycopg, pyiceberg, ddflow
-    _warm()
+    warm()
     gc.collect()
     gc.freeze()
     for line in sys.stdin:

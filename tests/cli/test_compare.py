@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import on_a_terminal
+from terminals import on_a_terminal
 from typer.testing import CliRunner, Result
 
 import ddflow as dd

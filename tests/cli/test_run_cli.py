@@ -17,7 +17,8 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from test_cli import DDFLOW, on_a_terminal, refused, run
+from terminals import on_a_terminal
+from test_cli import DDFLOW, refused, run
 from typer.testing import CliRunner
 
 from ddflow.cli import app

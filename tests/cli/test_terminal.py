@@ -7,7 +7,6 @@ arrives holds Rich's own sequences and no others.
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import logging
 import os
@@ -15,16 +14,16 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from demo_repos import Repo
+from terminals import sent, until_closed
 from test_cli import ROOT
 
 import ddflow as dd
-from ddflow import cli
 from ddflow.connectors.files import open_output
 from ddflow.terminal import lines, printable
 
@@ -60,61 +59,12 @@ def evil_state() -> str:
     return f"state {EVIL}"
 
 
-def serve() -> None:
-    """Run commands that come by lines, each in a fork on a terminal of its own, and tell how each ended and what it
-    showed: what all of them import is imported once."""
-    import ddflow.engine.engine  # noqa: F401
-
-    for verb in cli.VERBS:
-        importlib.import_module(f"ddflow.cli.{verb}")
-    for line in sys.stdin:
-        folder, words = json.loads(line)
-        child, terminal = pty.fork()
-        if not child:
-            os.chdir(folder)
-            sys.argv = ["ddflow", *words]
-            sys.exit(cli.main())
-        got = until_closed(terminal)
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), got]), flush=True)
-
-
-def until_closed(terminal: int) -> str:
-    """What comes out of a terminal; closes it."""
-    got = b""
-    while True:
-        try:
-            piece = os.read(terminal, 65536)
-        except OSError:  # Linux's way to say that the other end is closed
-            break
-        if not piece:
-            break
-        got += piece
-    os.close(terminal)
-    return got.decode()
-
-
 ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "COLUMNS": "300"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[subprocess.Popen[str]]:
-    """A process that serves."""
-    command = [sys.executable, "-c", "from test_terminal import serve; serve()"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=ENVIRONMENT, stdin=pipe, stdout=pipe, text=True) as process:
-        yield process
-
-
-@pytest.fixture
-def shown(server: subprocess.Popen[str]) -> Callable[..., str]:
+def shown(*words: str, code: int = 0) -> str:
     """What a terminal gets from a command, if that ends with the code."""
-
-    def run(*words: str, code: int = 0) -> str:
-        assert server.stdin is not None and server.stdout is not None
-        print(json.dumps([os.getcwd(), words]), file=server.stdin, flush=True)
-        return harmless(*json.loads(server.stdout.readline()), code)
-
-    return run
+    return harmless(*sent(*words, term="xterm-256color", columns=300), code)
 
 
 def shown_by(program: Sequence[str | Path], *words: str, code: int = 0) -> str:
@@ -136,7 +86,7 @@ def harmless(ended: int, got: str, code: int) -> str:
     return text
 
 
-def test_a_preview_and_printed_rows_spell_control_characters_out(shown: Callable[..., str]) -> None:
+def test_a_preview_and_printed_rows_spell_control_characters_out() -> None:
     name = evil_file()
     text = shown("diff", name, "--key", "id")
     assert text.count(SPELLED) >= 4  # two keys, a column, a value, and the file's name below
@@ -146,7 +96,7 @@ def test_a_preview_and_printed_rows_spell_control_characters_out(shown: Callable
     assert rows[0][EVIL] == EVIL
 
 
-def test_what_is_written_to_files_stays_as_it_is(shown: Callable[..., str]) -> None:
+def test_what_is_written_to_files_stays_as_it_is() -> None:
     name = evil_file()
     for ending in (".csv", ".jsonl"):
         shown("diff", name, "--key", "id", "-o", f"out{ending}")
@@ -186,7 +136,7 @@ def test_what_is_written_to_files_stays_as_it_is(shown: Callable[..., str]) -> N
         (["export", "{state}", "-o", "x{evil}.parquet"], 0),
     ],
 )
-def test_no_verb_lets_a_control_character_through(words: list[str], code: int, shown: Callable[..., str]) -> None:
+def test_no_verb_lets_a_control_character_through(words: list[str], code: int) -> None:
     Path(f"bad{EVIL}.csv").write_text(f"id,n\n1,2\n{EVIL},{EVIL},{EVIL}\n")
     named = {"evil": EVIL, "file": evil_file(), "state": evil_state()}
     with open_output("other.parquet", table().schema) as out:
@@ -213,7 +163,7 @@ READING = {
 
 
 @pytest.mark.parametrize("verb", READING)
-def test_a_verb_that_reads_much_shows_how_much_and_how_fast(verb: str, shown: Callable[..., str]) -> None:
+def test_a_verb_that_reads_much_shows_how_much_and_how_fast(verb: str) -> None:
     rows = {"id": range(500), "n": [10] * 500}  # as many as give a rate above 0 on a busy machine
     Path("orders.csv").write_text("id,n\n" + "".join(f"{id},10\n" for id in rows["id"]))
     flow = dd.Flow()
@@ -264,7 +214,7 @@ def test_a_text_without_control_characters_is_the_same() -> None:
     assert printable(lines(EVIL)) == lines(EVIL) == SPELLED
 
 
-def test_rows_wider_than_the_terminal_are_shown_value_by_value(shown: Callable[..., str]) -> None:
+def test_rows_wider_than_the_terminal_are_shown_value_by_value() -> None:
     flow = dd.Flow()
     flow.output("all", flow.upserts("rows", {f"column_{n}": int for n in range(40)}, dd.Upsert("column_0")))
     with flow.open("state"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cli import on_a_terminal
+from test_cli import program_on_a_terminal
 
 from ddflow.kernels import background
 
@@ -183,6 +183,6 @@ def test_who_waits_at_a_terminal_is_told_that_kernels_are_compiled(
     table.write_text("id,v\n1,a\n2,b\n")
     monkeypatch.setenv("DDFLOW_CACHE_DIR", str(tmp_path / "kernels"))
     monkeypatch.setenv("DDFLOW_BACKGROUND", "1")
-    code, said = on_a_terminal("diff", str(table), "--key", "id")
+    code, said = program_on_a_terminal("diff", str(table), "--key", "id")
     assert code == 0
     assert "ddflow compiles its kernels in the background, once on this machine" in said

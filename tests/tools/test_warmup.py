@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import DDFLOW, on_a_terminal
+from test_cli import DDFLOW, program_on_a_terminal
 
 pytestmark = pytest.mark.together("warmup")  # one process compiles for all of these
 
@@ -123,7 +123,7 @@ def test_the_verb_says_how_many_and_where_and_finds_them_again(first: Any, where
 
 
 def test_on_a_terminal_the_verb_shows_how_far_it_is(first: Any) -> None:
-    code, shown = on_a_terminal("warmup")
+    code, shown = program_on_a_terminal("warmup")
     assert code == 0
     assert re.search(rf"\d+/{first['kernels']} ", shown)
 
