@@ -90,9 +90,9 @@ class Inlet:
         return self.within and self.committed is None
 
     @property
-    def opened(self) -> bool:
-        """Whether it was polled, and did not fail."""
-        return self._source is not None
+    def opens(self) -> bool:
+        """Whether the next poll is the first, which may last."""
+        return self._source is None and self.trying.failing is None
 
     @property
     def ended(self) -> bool:

@@ -193,7 +193,7 @@ class RunLoop:
                 return
             came = False
             for each in polled:
-                if rows or not each.opened:
+                if rows or each.opens:
                     self.report.doing(f"reading {each.name}", rows, start)
                 with self._located(each):
                     found = each.poll(max(self.how.bytes - size, 1 << 16))

@@ -12,7 +12,7 @@ caller says what time it is, in seconds.
 (False, True, False)
 >>> trying.failed(SinkFailed("write", "it is away", "wait"), now=1.0, took=3.0)
 >>> trying.said(2.0)
-'it is away, tried again in 5 s'
+'tried again in 5 s: it is away'
 >>> trying.give_up(9.0, patience=10.0)
 >>> trying.answered(9.5)
 >>> trying.due(9.5)
@@ -50,9 +50,9 @@ class Trying:
         return self.failing is None or now >= self._again
 
     def said(self, now: float) -> str:
-        """What fails and when it is tried again, for a line; "" where nothing does."""
+        """When it is tried again and what fails, for a line that may be cut; "" where nothing does."""
         failing = self.failing
-        return "" if failing is None else f"{' '.join(failing.found.split())}, tried again in {self._wait(now)}"
+        return "" if failing is None else f"tried again in {self._wait(now)}: {' '.join(failing.found.split())}"
 
     def _wait(self, now: float) -> str:
         return f"{ceil(max(self._again - now, 0))} s"

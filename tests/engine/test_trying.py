@@ -47,5 +47,5 @@ def test_what_is_back_is_soon_seen_and_a_slow_attempt_leaves_time_for_the_rest()
         slow = Trying("the source 'people'")
         slow.failed(error, 0, took)
         assert not slow.due(took + pause - 0.01) and slow.due(took + pause)
-        assert slow.said(took) == f"no answer, tried again in {1 if pause < 1 else pause} s"
+        assert slow.said(took) == f"tried again in {1 if pause < 1 else pause} s: no answer"
     assert Trying("the source 'people'").said(0) == ""
