@@ -103,6 +103,8 @@ class CallMetrics(NamedTuple):
     """What the sources of a run have not brought yet, by name."""
     sinks: Mapping[str, SinkLag] = MappingProxyType({})
     """What the sinks of a run have yet to take, by output."""
+    at: str = ""
+    """``time`` as a person reads it, such as ``2026-11-26`` where times are days; "" for a push and for a run."""
 
 
 Metrics = Callable[[CallMetrics], object]

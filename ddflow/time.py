@@ -6,8 +6,8 @@ equation a batch guarantees, and neighbours in a spine meet: the upper of one is
 numbers are all called "the time so far" in other systems; here *frontier* is what may still appear in the input,
 *upper* what is complete, *since* what can still be told apart. Times are int64 and totally ordered; a time before
 which nothing was ever closed is ``NEVER``, a frontier past every time ``CLOSED``. Partially ordered times are not
-supported (nor does differential-dataflow's upsert operator support them). Where times are those of a column of dates or
-timestamps, the int64 is in that type's unit, and a person reads and writes it as a day or a moment.
+supported (nor does differential-dataflow's upsert operator support them). Where times are dates or timestamps, those of
+a column or of steps, the int64 is in that type's unit, and a person reads and writes it as a day or a moment.
 
 >>> advance(3, 7)
 7
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from datetime import date
+from datetime import date, datetime
 from numbers import Integral
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -42,6 +42,7 @@ Time: TypeAlias = int | date | str
 
 
 INT64: Final = pa.int64()
+_DAY: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -83,8 +84,12 @@ def shown(time: int, kind: pa.DataType = INT64) -> str:
     if kind == INT64:
         return str(time)
     with suppress(OverflowError, ValueError):
-        return str(pa.scalar(time, pa.int32() if kind.bit_width == 32 else INT64).cast(kind).as_py())
+        return str(_scalar(time, kind).as_py())
     return str(time)
+
+
+def _scalar(time: int, kind: pa.DataType) -> pa.Scalar:
+    return pa.scalar(time, pa.int32() if kind.bit_width == 32 else INT64).cast(kind)
 
 
 def as_shown(time: Any, kind: pa.DataType = INT64) -> str:
@@ -104,7 +109,7 @@ def as_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int
     if not isinstance(time, bool) and isinstance(time, Integral) and NEVER <= int(time) <= most:
         return int(time)
     if pa.types.is_integer(kind):
-        remedy = f"give an integer, {most} at most, in the time's own unit{of_day(time)}"
+        remedy = f"give an integer, {most} at most; a day or a moment is a time where the first step's was one"
         raise SchemaMismatch(asked, "that is no int64 time", remedy)
     try:
         # A day of pandas is its midnight.
@@ -112,6 +117,32 @@ def as_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int
     except (pa.ArrowException, ValueError):
         remedy = f"give a time like {shown(0, kind)}, or an integer in its unit"
         raise SchemaMismatch(asked, f"that is no time of type {kind}", remedy) from None
+
+
+def type_of(time: Any) -> pa.DataType | None:
+    """The type that a step's time says that times are: int64, days, or moments; None for what is no time.
+
+    >>> type_of(7), type_of(date(2026, 11, 26)), type_of("2026-11-26 12:00+00:00"), type_of("soon")
+    (DataType(int64), DataType(date32[day]), TimestampType(timestamp[us, tz=UTC]), None)
+    """
+    if isinstance(time, Integral):
+        return None if isinstance(time, bool) else INT64
+    with suppress(ValueError, pa.ArrowException):
+        if isinstance(time, date):
+            return pa.date32() if not isinstance(time, datetime) else pa.scalar(time).type
+        if _DAY.match(text := str(time)):
+            return pa.date32() if _DAY.fullmatch(text) else pa.scalar(datetime.fromisoformat(text)).type
+    return None
+
+
+def as_value(time: int, kind: pa.DataType) -> Time:
+    """A time as `type_of` knows its type.
+
+    >>> as_value(19725, pa.date32()), as_value(19725, INT64)
+    (datetime.date(2024, 1, 3), 19725)
+    """
+    value: Time = time if kind == INT64 else _scalar(time, kind).as_py()
+    return value
 
 
 def from_text(asked: str, text: str, kind: pa.DataType) -> int:
@@ -122,15 +153,6 @@ def from_text(asked: str, text: str, kind: pa.DataType) -> int:
     """
     number = re.fullmatch(r"\s*-?\d+\s*", text)
     return as_int64(asked, text.strip() if number is None else int(text), CLOSED, kind)
-
-
-def of_day(time: Any) -> str:
-    """What to give for a day, where a time is one."""
-    with suppress(ValueError):
-        day = date.fromisoformat(time) if isinstance(time, str) else time
-        if hasattr(day, "toordinal"):
-            return f"; of a day, date.toordinal(): here {day.toordinal()}, if your steps' times are such"
-    return ""
 
 
 def seconds(text: str, asked: str) -> float:

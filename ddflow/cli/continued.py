@@ -32,11 +32,13 @@ from ddflow.connectors.files import FilePosition, FilesSource, open_files
 from ddflow.engine.logs import MARKS
 from ddflow.errors import StateRefused
 from ddflow.plan.bind import Bound
+from ddflow.plan.binding import Binding
+from ddflow.plan.evolve import timed
 from ddflow.plan.rebuild import bounds
 from ddflow.storage.address import public
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
-from ddflow.time import NEVER
+from ddflow.time import NEVER, as_value
 
 
 def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
@@ -64,18 +66,29 @@ def declared(ask: Ask, given: FilesSource) -> pa.Schema:
     return columns_of(given, ask.format, parse_types(ask.types or ())) if known is None else known
 
 
+def in_times_of(ask: Ask, flow: dd.Flow) -> dd.Flow:
+    """A flow whose times are of the type that those of its state are."""
+    bound = None if ask.state is None else _state_input(ask.state, ask.trust)
+    return flow if bound is None else dd.Flow.of(timed(flow, bound.time_type)[0])
+
+
 def state_columns(state: str, trust: str) -> pa.Schema | None:
     """The columns of our input in a state; None where there is no state yet, or another one."""
+    bound = _state_input(state, trust)
+    if bound is None:
+        return None
+    return bound.target.columns if isinstance(bound, Bound) and bound.format is not None else bound.schema
+
+
+def _state_input(state: str, trust: str) -> Binding | None:
+    """Our input in a state; None where there is no state yet, or another one."""
     try:
         with opened_store(state, trust=trust) as store:
             manifest = newest(store)
             found = {} if manifest is None else bounds(manifest.plan, store.where)
     except StateRefused:
         return None  # made, or refused in full words, when it is opened to be written to
-    if INPUT not in found:
-        return None
-    bound = found[INPUT]
-    return bound.target.columns if isinstance(bound, Bound) and bound.format is not None else bound.schema
+    return found.get(INPUT)
 
 
 def epochs(
@@ -109,7 +122,8 @@ def epochs(
             time = max(time, least)
         with skipped.over(file):
             with within(given, FilePosition(file)):
-                step = taken(ask, engine, given, file, part, tick, time, number)
+                at = as_value(time, engine.flow.time_type)
+                step = taken(ask, engine, given, file, part, tick, at, number)
             engine.flush()
             if receipt is None and not said:
                 said = _say_again(engine, ask, file, step)

@@ -63,6 +63,7 @@ from ddflow.errors import (
     UnreadableInput,
 )
 from ddflow.storage.address import public
+from ddflow.time import Time
 from ddflow.tools.merge_on_read import take
 
 BAD: Final = (
@@ -229,7 +230,7 @@ def taken(
     file: str,
     part: Any,
     tick: Tick,
-    time: int,
+    time: Time,
     epoch: int | None = None,
 ) -> dd.Step:
     """A file of epoch mode as one step, not committed.  ``part``: the file, as it is marked."""

@@ -31,7 +31,7 @@ from ddflow.engine.stats import Arranged
 from ddflow.errors import SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish
 from ddflow.storage.feeding import EVENTS, Way, fed_by
-from ddflow.time import CLOSED, NEVER, as_int64, shown
+from ddflow.time import shown
 
 
 class Calls:
@@ -73,17 +73,6 @@ class Calls:
         )
         raise WrongMode(what, f"the flow is in {mode} mode: {why}", instead)
 
-    def time(self, what: str, time: int | None, epoch: int | None) -> int:
-        """The time of a call of epoch mode: the one given; else that of a committed ``epoch``; else one above the last.
-
-        1 where nothing was closed yet.  Raises `SchemaMismatch` for what is no time.
-        """
-        if time is None:
-            last = self.dataflow.last
-            time = None if epoch is None or self.durable is None else self.durable.time_of(epoch)
-            time = time if time is not None else 1 if last == NEVER else last + 1
-        return as_int64(f"{what} at time {time!r}", time, CLOSED - 1)
-
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
         """What a committed epoch's call returned, when this is one; None when it is new.  O(rows) for their digest.
 
@@ -115,7 +104,8 @@ class Calls:
                 remedy += "; replace({name: rows, ...}, time=...) takes several inputs at one time"
             if self.durable is not None:
                 remedy += "; dd.rollback takes back an epoch whose time was wrong"
-            raise TimeWentBack(f"cannot {asked}", f"the last step was at {shown(self.dataflow.last)}", remedy)
+            found = f"the last step was at {shown(self.dataflow.last, asked.time_type)}"
+            raise TimeWentBack(f"cannot {asked}", found, remedy)
         return None
 
     def admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:
@@ -226,6 +216,7 @@ class Calls:
                 {name: each.keys for name, each in held.items()},
                 {name: each.bytes_resident + each.bytes_mapped for name, each in held.items()},
                 {name: each.owed for name, each in held.items()},
+                at="" if asked.kind == "push" else shown(asked.time, asked.time_type),
             ),
         )
 

@@ -28,6 +28,7 @@ from ddflow.engine.evolve import evolve
 from ddflow.engine.opening import new_dataflow, recover, runnable
 from ddflow.engine.reads import Reading
 from ddflow.engine.replace import Allowed, replace
+from ddflow.engine.step_time import step_time
 from ddflow.engine.watching import Watching
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
@@ -69,15 +70,16 @@ class Engine(Reading, Attaching, Watching, Closing):
         """The number of the last committed epoch, an int: 0 before the first, and for state in memory."""
         return self.calls.epoch
 
-    def step(self, inputs: Any, time: int | None = None, *, epoch: int | None = None) -> Step:
+    def step(self, inputs: Any, time: Time | None = None, *, epoch: int | None = None) -> Step:
         """Epoch mode: take in rows of any inputs as one epoch, stamped ``time``.
 
         Parameters
         ----------
         inputs : mapping of str to table, or table
             By input, a path or anything that speaks Arrow.  With one input its rows will do.
-        time : int, optional
-            The ``_time`` of the updates, an int64 above that of the last step; by default the next one, 1 at first.
+        time : int, date, datetime or str, optional
+            The ``_time`` of the updates, above that of the last step; by default the next one, 1 at first.  The first
+            step says of which type times are: int64, dates, or timestamps of microseconds.
         epoch : int, optional
             On durable state, its number.  A committed epoch given again returns what it returned, as a ``time`` does.
             Without both a call is never given again.
@@ -92,7 +94,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         WrongMode, TimeWentBack
             In hold-back mode; if ``time`` is not above that of the last step.
         NotArrow, SchemaMismatch, NullKey
-            For rows that the inputs do not take.
+            For rows that the inputs do not take; for a time that is not of the type of those before.
         TieRefused, BudgetExceeded, CountOverflow
             If a rule, the budget or an operator refuses the step; there are more of these.  Nothing changes then.
         ReplayMismatch, EpochSkipped
@@ -106,12 +108,12 @@ class Engine(Reading, Attaching, Watching, Closing):
         with dataflow.guard.use("step"):
             calls.check_mode("step", holds_back=False)
             inputs = by_input(inputs, dataflow.admissions)
-            time = calls.time("step", time, epoch)
-            asked = Asked("step", time)
+            at = step_time(calls, "step", time, epoch)
+            asked = Asked("step", at, time_type=dataflow.time_type)
             if (again := calls.replayed(asked, epoch, inputs)) is not None:
                 return again
-            inflows, digest = calls.admit(inputs, time, asked)
-            return calls.done(asked, digest, dataflow.step(inflows, time), inflows)
+            inflows, digest = calls.admit(inputs, at, asked)
+            return calls.done(asked, digest, dataflow.step(inflows, at), inflows)
 
     def push(self, inputs: Any, *, epoch: int | None = None) -> Step:
         """Hold-back mode: take in rows, which wait until their times close; bad and late ones get verdicts at once.
@@ -211,7 +213,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         self,
         name: Any,
         table: Any = None,
-        time: int | None = None,
+        time: Time | None = None,
         scope: str | None = None,
         *,
         order: Any = None,
@@ -258,7 +260,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         self,
         name: Any,
         events: Any = None,
-        time: int | None = None,
+        time: Time | None = None,
         *,
         order: Any = None,
         allow_empty: bool = False,

@@ -46,8 +46,10 @@ from ddflow.errors import (
 )
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import PlanChange, caught_up, compare, offsets_kept, unsure
+from ddflow.plan.evolve import timed
 from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
+from ddflow.plan.rebuild import step_times
 from ddflow.storage.arrow_file import readable
 from ddflow.storage.backlog import BacklogFile
 from ddflow.storage.batch_store import BatchStore
@@ -114,6 +116,7 @@ class EpochLog:
                 flow = caught_up(manifest.plan, flow, manifest.added, store.where)
             if manifest is not None:
                 flow = offsets_kept(manifest.plan, flow, store.where)
+                flow, _ = timed(flow, step_times(manifest.plan, store.where))
             plan = describe(flow)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
             where = Outputs.open(outputs, store, manifest, schemas, trust)
@@ -142,9 +145,13 @@ class EpochLog:
 
     def evolve(self, flow: Plan) -> None:
         """Go on with wider or more columns, which the next version has.  O(plan)."""
+        self.timed(flow)
+        self.change = compare(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
+
+    def timed(self, flow: Plan) -> None:
+        """Go on with steps' times of another type, which the next version has.  O(plan)."""
         self.plan = describe(flow)
         self.fingerprint = fingerprint(self.plan)
-        self.change = compare(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
 
     @property
     def epoch(self) -> int:

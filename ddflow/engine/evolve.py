@@ -58,15 +58,15 @@ def evolve(calls: Calls, given: Any) -> None:
         if durable is not None:
             durable.log.check(plan)
         dataflow.guard.state = "interrupted"
-        _evolve(dataflow, plan, nodes, change)
+        go_on(dataflow, plan, nodes, change)
         calls.rehash()
         if durable is not None:
             durable.log.evolve(plan)
         dataflow.guard.state = "open"
 
 
-def _evolve(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:
-    """Bring all that a dataflow holds into the columns of the evolved plan."""
+def go_on(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:
+    """Bring all that a dataflow holds into the columns of the evolved plan.  O(rows) of what changes."""
     old, graph = dataflow.graph, Graph(plan, dataflow.secret, dataflow.graph.winners, dataflow.threads)
     for name, upsert in graph.inputs.items():
         was, added = old.inputs[name], change.columns.get(name, ())
@@ -87,6 +87,7 @@ def _evolve(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) ->
     for node, running in graph.keeping.items():
         _keep(next(old.keeping[of] for of, to in nodes.items() if to is node), running, dataflow)
     dataflow.flow, dataflow.graph, dataflow.sides = plan, graph, plan.side_outputs()
+    dataflow.time_type = plan.time_type
     dataflow.__dict__.pop("ids", None)
     outputs = {name: node.updates_schema(plan.time_type) for name, node in plan.outputs.items()}
     none = SideOutputs(dataflow.sides, plan.time_type).tables()

@@ -37,9 +37,11 @@ from ddflow.engine.calls import Calls, warn_of_unseen
 from ddflow.engine.commits import Asked
 from ddflow.engine.digests import combined
 from ddflow.engine.full_contents import Contents
+from ddflow.engine.step_time import step_time
 from ddflow.errors import DdflowError, EmptyContents, SpecError, TooManyAbsent, WrongMode
 from ddflow.operators.upsert.events import Events
 from ddflow.storage.feeding import FULL, RESTATED, Way
+from ddflow.time import Time, shown
 
 
 class Allowed(NamedTuple):
@@ -69,7 +71,7 @@ def replace(
     kind: Literal["replace", "restate"],
     name: Any,
     rows: Any,
-    time: int | None,
+    time: Time | None,
     scope: str | None,
     order: Any,
     epoch: int | None,
@@ -89,21 +91,21 @@ def replace(
                 "the flow is in hold-back mode: its inputs name a time column",
                 "full contents are of one time; push their rows as events, or leave time= out of the spec",
             )
-        time = calls.time(kind, time, epoch)
+        at = step_time(calls, kind, time, epoch)
         inputs = full_by_input(kind, name, rows, dataflow.admissions)
         if len(inputs) > 1 and (scope is not None or order is not None):
             found = f"there are rows for {len(inputs)} inputs: {list(inputs)}"
             raise SpecError(kind, found, "scope= and order= are those of one: call it for each, at a time of its own")
         upserts = {each: dataflow.graph.inputs[each].keyed_for(f"{kind} of {each!r}") for each in inputs}
         every = {
-            each: Contents(upsert, f"{kind} of {each!r} at time {time}", scope, order)
+            each: Contents(upsert, f"{kind} of {each!r} at time {shown(at, dataflow.time_type)}", scope, order)
             for each, upsert in upserts.items()
         }
-        asked = Asked(kind, time, _further(dataflow, every))
+        asked = Asked(kind, at, _further(dataflow, every), time_type=dataflow.time_type)
         if (again := calls.replayed(asked, epoch, inputs)) is not None:
             return again
         make_room(dataflow.budget, dataflow.graph, dataflow.batchers)
-        inflows, digest = _flown(calls, inputs, time, every, asked)
+        inflows, digest = _flown(calls, inputs, at, every, asked)
         total = 0
         try:
             for each, contents in every.items():
@@ -113,14 +115,14 @@ def replace(
                 warn_of_unseen(each, dataflow.admissions[each])
                 full = dataflow.admissions[each].arrived + inflows[each].rows
                 try:
-                    absent = _absent(dataflow, inflows[each], contents, time, full, kind == "replace")
+                    absent = _absent(dataflow, inflows[each], contents, at, full, kind == "replace")
                     allowed.check(absent, contents)
                 except DdflowError as error:
                     if is_path(inputs[each]):
                         raise at_path(inputs[each], error) from None
                     raise
                 upserts[each].contents, total = full, total + absent
-            step = dataflow.step(inflows, time)
+            step = dataflow.step(inflows, at)
         finally:
             for upsert in upserts.values():
                 upsert.contents = None

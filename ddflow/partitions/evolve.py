@@ -34,9 +34,9 @@ from ddflow.partitions.dropping import drop
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import task
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import evolved_to
+from ddflow.plan.evolve import evolved_to, timed
 from ddflow.plan.plan import Plan
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.rebuild import rebuild, step_times
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import State, Trust
 
@@ -94,7 +94,10 @@ class Evolution:
 
     def plans(self, manifest: Manifest, where: str) -> tuple[Plan, Plan | None]:
         """See `ddflow.partitions.rescale.Plans`.  Raises `SpecError`, `PlanChanged`."""
-        plan = rebuild(manifest.plan, where) if self.flow is None else self.flow.frozen()
+        if self.flow is None:
+            plan = rebuild(manifest.plan, where)
+        else:
+            plan, _ = timed(self.flow.frozen(), step_times(manifest.plan, where))
         if self.types is not None:
             plan, _ = evolved_to(plan, self.types, f"evolve {where}")
         self.change = compare(manifest.plan, plan, where, rewriting=True)

@@ -17,11 +17,12 @@ from typing import Literal
 from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import LEAST, shown_size
 from ddflow.engine.epoch_log import KEPT
-from ddflow.errors import PlanChanged, SpecError
+from ddflow.errors import PlanChanged, SpecError, StateRefused
 from ddflow.partitions.epoch_start import own
 from ddflow.plan.compatibility import PlanChange
+from ddflow.plan.rebuild import step_times
 from ddflow.storage.manifest import PARTITIONS, Manifest
-from ddflow.time import CLOSED
+from ddflow.time import CLOSED, INT64
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,16 @@ class Wanted:
     def fits(self, manifest: Manifest, change: PlanChange, where: str) -> None:
         """Raise `PlanChanged` for inputs or outputs that a state of many partitions cannot take up.
 
-        Raises `SpecError` for another number of partitions than it has.
+        Raises `SpecError` for another number of partitions than it has, `StateRefused` for days as times of steps.
         """
         if not manifest.inventories:  # it holds nothing yet
             return
+        if (kind := step_times(manifest.plan, where)) != INT64:
+            raise StateRefused(
+                f"open {where} on Spark",
+                f"the times of its steps are {kind}, and those of Spark's epochs are whole numbers",
+                "go on with it in one process; spark_bridge.read reads it as it is",
+            )
         new = [
             f"the {what} {names} are new"
             for what, names in (("inputs", change.inputs), ("outputs", change.outputs))

@@ -8,6 +8,7 @@ Invariant: a kind of input is known here by its spec and its binding only, which
 (['id'], ['id'])
 """
 
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from ddflow.plan.differences import BoundDifferences, Differences, bind_differen
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.spec import Upsert
+from ddflow.time import INT64
 
 Binding = Bound | BoundDifferences
 Spec = Upsert | Differences
@@ -25,16 +27,23 @@ _BIND: Final[dict[type, Any]] = {Upsert: bind, Differences: bind_differences}
 
 
 def bound_to(
-    name: str, schema: pa.Schema, spec: Spec, machine: Machine | None = None, format: Format | None = None
+    name: str,
+    schema: pa.Schema,
+    spec: Spec,
+    machine: Machine | None = None,
+    format: Format | None = None,
+    times: pa.DataType = INT64,
 ) -> Binding:
     """Join an input's schema, its spec, and its machine or its format.  O(columns).
 
-    Raises `SpecError` or `ExpressionError`.
+    ``times``: the type of steps' times, in epoch mode.  Raises `SpecError` or `ExpressionError`.
     """
     given: Any = spec
+    made: Binding
     if machine is not None:
-        return bind_machine(name, schema, given, machine)
-    if format is not None:
-        return bind(name, schema, given, format)
-    made: Binding = _BIND[type(given)](name, schema, given)
-    return made
+        made = bind_machine(name, schema, given, machine)
+    elif format is not None:
+        made = bind(name, schema, given, format)
+    else:
+        made = _BIND[type(given)](name, schema, given)
+    return made if spec.holds_back or times == made.time_type else replace(made, time_type=times)

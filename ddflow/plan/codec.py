@@ -35,6 +35,7 @@ from ddflow.plan.input import Input
 from ddflow.plan.plan import Plan
 from ddflow.plan.record import Record
 from ddflow.plan.registry import operator
+from ddflow.time import INT64
 
 DIFFERENCES: Final = "differences"
 """The kind of an input of differences; one of upserts names none."""
@@ -43,6 +44,7 @@ DIFFERENCES: Final = "differences"
 def describe(flow: Plan) -> dict[str, Any]:
     """The plan as JSON: ``inputs`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
 
+    And ``times``, the type of steps' times, where these are days or moments.
     O(nodes).  Raises `SpecError` when two functions cannot be told apart by their names.
     """
     made = PlanRecord([*flow.outputs.values()])
@@ -59,7 +61,7 @@ def describe(flow: Plan) -> dict[str, Any]:
         "collections": made.nodes,
         "outputs": {name: made.ids[node] for name, node in flow.outputs.items()},
         "formulas": made.formulas.digests,
-    }
+    } | ({} if flow.holds_back or flow.time_type == INT64 else {"times": str(flow.time_type)})
 
 
 def _kind(bound: Binding) -> dict[str, Any]:

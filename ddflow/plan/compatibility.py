@@ -36,11 +36,11 @@ from ddflow.errors import PlanChanged, cut
 from ddflow.plan.bind import own_columns
 from ddflow.plan.binding import Spec
 from ddflow.plan.codec import apart, describe, shown
-from ddflow.plan.evolve import evolved, unlike
+from ddflow.plan.evolve import evolved, timed, unlike
 from ddflow.plan.input import Input
 from ddflow.plan.merge.absent import same_function
 from ddflow.plan.plan import Plan
-from ddflow.plan.rebuild import inputs, rebuild
+from ddflow.plan.rebuild import inputs, rebuild, step_times
 from ddflow.plan.record import Record
 from ddflow.plan.spec import Upsert
 
@@ -102,7 +102,7 @@ def plan_of(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
     """The plan a state recorded; the given ``flow`` where there is one.  Raises as `compare` and `rebuild` do."""
     if flow is None:
         return rebuild(recorded, where)
-    flow = flow.frozen()
+    flow, _ = timed(flow.frozen(), step_times(recorded, where))
     compare(recorded, flow, where)
     return flow
 

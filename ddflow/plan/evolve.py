@@ -100,10 +100,16 @@ def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Sc
     return pa.schema([*fields, *added])
 
 
-def evolved(plan: Plan, schemas: Mapping[str, pa.Schema], only: Container[str] | None = None) -> tuple[Plan, Nodes]:
+def evolved(
+    plan: Plan,
+    schemas: Mapping[str, pa.Schema],
+    only: Container[str] | None = None,
+    times: pa.DataType | None = None,
+) -> tuple[Plan, Nodes]:
     """The plan of inputs with other columns, and which collection became which.
 
-    ``only``: the outputs that are wanted, by default all.  O(nodes).  Raises what making a plan raises.
+    ``only``: the outputs that are wanted, by default all.  ``times``: the type of times, by default as before.
+    O(nodes).  Raises what making a plan raises.
     """
     out, made, wanted = Plan(), Nodes(), set[Collection]()
     ahead = [node for name, node in plan.outputs.items() if only is None or name in only]
@@ -114,7 +120,7 @@ def evolved(plan: Plan, schemas: Mapping[str, pa.Schema], only: Container[str] |
     inputs: dict[Collection, Input] = {each: each for each in plan.inputs.values()}
     for node in plan.nodes:
         if node in inputs and (only is None or inputs[node].name in schemas):
-            made[node] = out._input(_bound(inputs[node].bound, schemas))
+            made[node] = out._input(_bound(inputs[node].bound, schemas, times))
         elif node in wanted:
             made[node] = node.again([made[each] for each in node.inputs])
             made[node].proven = made[node].proven if node.proven is None else node.proven
@@ -124,10 +130,18 @@ def evolved(plan: Plan, schemas: Mapping[str, pa.Schema], only: Container[str] |
     return out, made
 
 
-def _bound(bound: Binding, schemas: Mapping[str, pa.Schema]) -> Binding:
+def timed(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
+    """The plan of epoch mode whose steps' times are of a type, and which collection became which.  O(nodes)."""
+    if plan.holds_back or plan.time_type == kind:
+        return plan, {node: node for node in plan.nodes}
+    return evolved(plan, {}, times=kind)
+
+
+def _bound(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.DataType | None) -> Binding:
     schema = schemas.get(bound.name, bound.schema)
     machine = None if bound.merging is None else bound.merging.machine
-    return bound_to(bound.name, schema, bound.spec, None if machine is None else machine.machine, bound.format)
+    kind = bound.time_type if times is None else times
+    return bound_to(bound.name, schema, bound.spec, None if machine is None else machine.machine, bound.format, kind)
 
 
 def unlike(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:

@@ -26,6 +26,8 @@ from typing import Any
 import pyarrow as pa
 from msgspec import UNSET, UnsetType, defstruct
 
+from ddflow.columns.schema import is_time
+from ddflow.columns.type_text import parse_type
 from ddflow.connectors.formats.base import Format
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.plan.binding import Binding, Spec, bound_to
@@ -42,6 +44,7 @@ from ddflow.plan.record import Record
 from ddflow.plan.registry import operator, operators
 from ddflow.plan.spec import Upsert
 from ddflow.storage.fields import Natural, converted
+from ddflow.time import INT64
 
 _UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError)
 """What building a plan of hostile parts may raise."""
@@ -92,10 +95,22 @@ def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Sch
 def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
     """What the inputs are bound to, whether their code is there or not.  As `inputs`."""
     given = Record(description, f"the plan of {where}").named("inputs")
-    out: dict[str, Binding] = {}
+    out, times = dict[str, Binding](), step_times(description, where)
     for name, (schema, spec) in inputs(description, where).items():
-        out[name] = bound_to(name, schema, spec, _machine(given[name]), _format(given[name]))
+        out[name] = bound_to(name, schema, spec, _machine(given[name]), _format(given[name]), times)
     return out
+
+
+def step_times(description: Mapping[str, Any], where: str) -> pa.DataType:
+    """The type of steps' times.  Raises as `inputs`."""
+    whole = Record(description, f"the plan of {where}")
+    try:
+        kind = parse_type(whole.text("times")) if "times" in whole else INT64
+    except SpecError as error:
+        raise _corrupt(whole.what, str(error)) from None
+    if not is_time(kind):
+        raise _corrupt(whole.what, f"its times are {kind}")
+    return kind
 
 
 def time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
@@ -166,7 +181,7 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
             format = _format(whole.record("inputs").record(name))
             if isinstance(getattr(format, "function", None), Absent):
                 raise _absent(where, f"the format of {name!r} is a function, of which there is no code")
-            flow._input(bound_to(name, schema, spec, machine, format))
+            flow._input(bound_to(name, schema, spec, machine, format, step_times(description, where)))
         made: dict[str, Collection] = {}
         for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
             made[each] = _made(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)

@@ -36,7 +36,7 @@ from ddflow.errors import NotArrow
 from ddflow.operators.inputs import RunningInput
 from ddflow.plan.binding import Binding, Spec, bound_to
 from ddflow.plan.spec import Upsert
-from ddflow.time import CLOSED
+from ddflow.time import CLOSED, Time
 
 ANY = Allowed(empty=True)
 LOG = "log"
@@ -125,7 +125,7 @@ def folded(
         yield engine.dataflow.graph.inputs[LOG]
 
 
-def take(engine: Engine, name: str, part: Any, time: int, epoch: int | None = None, allowed: Allowed = ANY) -> Step:
+def take(engine: Engine, name: str, part: Any, time: Time, epoch: int | None = None, allowed: Allowed = ANY) -> Step:
     """One call of an engine: a part of a log, as it is marked, for the input ``name``.  As those raise and cost.
 
     ``allowed``: what full contents, or a corrected history, may lack.  A log is taken as it was fed.

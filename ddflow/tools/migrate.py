@@ -39,12 +39,13 @@ from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, PlanChanged, StateRefused
 from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.plan.evolve import timed
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
 from ddflow.storage.opening import State, Trust, open_store, opened_store
 from ddflow.storage.protocol import Store
-from ddflow.time import NEVER
+from ddflow.time import NEVER, as_value
 from ddflow.tools.merge_on_read import take as taken
 
 
@@ -157,8 +158,9 @@ def migrate(
 
     Notes
     -----
-    Epoch mode: calls are at the times 1, 2, 3, ..., the last above all of the old state's.  Hold-back mode: at the end,
-    the times that were seen are closed (with ``lateness=``, those it closes), and all that the old state had closed.
+    Epoch mode: calls are at the times 1, 2, 3, ..., in the old state's unit, the last above all of the old state's.
+    Hold-back mode: at the end, the times that were seen are closed (with ``lateness=``, those it closes), and all that
+    the old state had closed.
     O(log); memory for both contents of an output.
     """
     choices: dict[str, Any] = {"whole": whole, "old_flow": old_flow, "retain": retain, "memory": memory, "trust": trust}
@@ -188,8 +190,9 @@ def replay(
             "memory": memory,
             "commit_every": None,
         }
-        with _fresh(new_state, trust) as store, flow.open(store, **given) as engine:
-            both = not flow.holds_back and not old.flow.holds_back
+        both = not flow.holds_back and not old.flow.holds_back
+        begun = Flow.of(timed(flow, old.flow.time_type)[0]) if both else flow
+        with _fresh(new_state, trust) as store, begun.open(store, **given) as engine:
             feed(engine, old.last + 1 if both and old.last > NEVER else 1, Told(old, flow))
             _close(engine, old)
             engine.flush()
@@ -245,7 +248,8 @@ def _calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [events, *alone] if events or not alone else alone
 
 
-def _call(engine: Engine, inputs: Mapping[str, Any], time: int) -> None:
+def _call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
+    time = as_value(number, engine.flow.time_type)
     if len(inputs) == 1:
         ((name, part),) = inputs.items()
         taken(engine, name, part, time)

@@ -13,8 +13,6 @@ and gives them back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from datetime import date
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -28,6 +26,7 @@ from ddflow.dataflow.result import Step
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
 from ddflow.errors import MissingExtra, SchemaMismatch, SpecError
 from ddflow.metrics import CallMetrics
+from ddflow.time import INT64, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +52,6 @@ def changes(
     updates: Any,
     *,
     key: str | Sequence[str] = (),
-    dates: bool = False,
     title: str | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
@@ -66,8 +64,6 @@ def changes(
         ``_time`` and is one bar; any frame.
     key : str or sequence of str
         The columns that identify a row.  With them a row that went and came at one time is a key that changed.
-    dates : bool
-        Whether times are those of days, as ``date.toordinal()`` gives them.
     title : str, optional
         Above the plot.
     ax : matplotlib.axes.Axes, optional
@@ -109,7 +105,7 @@ def changes(
         up = bool((height >= 0).all())
         axes.bar(np.arange(height.size), height, bottom=below if up else 0, color=colour, label=label)
         below += height if up else 0
-    _labelled(axes, [_time_text(each, dates) for each in distinct.to_pylist()[::together]], "time", title)
+    _labelled(axes, [str(each) for each in distinct.to_pylist()[::together]], "time", title)
     axes.set_ylabel("keys" if keys else "rows")
     return cast("Axes", axes)
 
@@ -149,9 +145,7 @@ def _of_keys(table: pa.Table, keys: Sequence[str], distinct: Any, together: int)
     return {kind: (colour, at[which], np.full(int(which.sum()), n)) for kind, (colour, which, n) in kinds.items()}
 
 
-def verdicts(
-    of: Any, *, noop: bool = False, dates: bool = False, title: str | None = None, ax: "Axes | None" = None
-) -> "Axes":
+def verdicts(of: Any, *, noop: bool = False, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
     """What became of events, and which keys full contents deleted: a bar a call, stacked by verdict.
 
     Parameters
@@ -161,7 +155,7 @@ def verdicts(
     noop : bool
         Whether events that changed nothing are drawn too.  They are often most of them, and would hide the others;
         the legend says how many they are.
-    dates, title, ax
+    title, ax
         As of `changes`.
 
     Returns
@@ -186,7 +180,7 @@ def verdicts(
             below += heights
     hidden = 0 if noop else sum(each.get(NOOP, 0) for each in counts)
     note = f"and {hidden:,} noop" if hidden else None
-    _labelled(axes, [_called(each, n, dates) for n, each in enumerate(given)], "call", title, note)
+    _labelled(axes, [_called(each, n) for n, each in enumerate(given)], "call", title, note)
     axes.set_ylabel("events")
     return cast("Axes", axes)
 
@@ -201,16 +195,15 @@ def _counts(of: Any) -> Mapping[str, int]:
     return {**of.counts, ABSENT: of.absent}
 
 
-def _called(of: Any, number: int, dates: bool) -> str:
-    time = of.time if isinstance(of, CallMetrics) else of.frontier - 1 if dates and isinstance(of, Step) else None
-    return _time_text(time, dates) if time else str(number + 1)
-
-
-def _time_text(time: Any, dates: bool) -> str:
-    """A time as an axis has it.  ``dates``: it is a day's ordinal."""
-    with suppress(ValueError, OverflowError, TypeError):
-        return str(date.fromordinal(time)) if dates else str(time)
-    return str(time)
+def _called(of: Any, number: int) -> str:
+    """A call as the axis names it: by its time where it has one that is no number, else by its place."""
+    if isinstance(of, CallMetrics) and (of.at or of.time):
+        return of.at or str(of.time)
+    if isinstance(of, Step):
+        kinds = {table.schema.field(TIME).type for table in of.values() if TIME in table.schema.names}
+        if kinds and (kind := kinds.pop()) != INT64:
+            return shown(of.frontier - 1, kind)
+    return str(number + 1)
 
 
 def _axes(ax: Any) -> Any:
@@ -225,7 +218,7 @@ def _axes(ax: Any) -> Any:
 
 def _labelled(axes: Any, labels: list[str], under: str, title: str | None, note: str | None = None) -> None:
     """Name what is drawn.  ``note``: below the legend's names, also where there are none."""
-    every = max(len(labels) // 12, 1)
+    every = max(len(labels) // 12, -(-len(labels) * max(map(len, labels), default=0) // 60), 1)  # so that none overlap
     axes.set_xticks(range(0, len(labels), every), labels[::every])
     axes.set_xlabel(under)
     axes.axhline(0, color="gray", linewidth=0.8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from pathlib import Path
 from typing import Any
@@ -124,10 +125,27 @@ def test_export_writes_collections_whole_or_not_at_all(state: str) -> None:
     assert sorted(Path("c.csv").read_text().splitlines()) == ['"007",1', '"Bern",2', '"city","count"']
     assert "since is -1" in run("export", state, "--as-of", "-5", "orders", code=1)
     assert "that is no int64" in run("export", state, "--as-of", "soon", "orders", code=1)
-    assert "date.toordinal(): here 739927" in run("export", state, "--as-of", "2026-11-07", "orders", code=1)
+    assert "a day or a moment is a time where" in run("export", state, "--as-of", "2026-11-07", "orders", code=1)
     assert "did you mean 'orders'?" in run("export", state, "order", code=1)
     run("export", state, "orders", "cities", "-o", "d.csv", code=2)
     assert not Path("d.csv").exists() and not Path("orders.parquet").exists()
+
+
+def test_days_of_steps_are_written_as_days_and_the_shell_goes_on_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flow = dd.Flow()
+    flow.output("output", flow.upserts("input", {"id": pa.int64(), "city": pa.string()}, dd.Upsert("id")))
+    with flow.open("state", retain=9) as engine:
+        engine.step({"id": [1], "city": ["Bern"]}, time=dt.date(2026, 11, 26))
+    Path("next.csv").write_text("id,city\n1,Zug\n")
+    run("diff", "next.csv", "--state", "state", "--key", "id", "-o", "c.csv")
+    assert sorted(Path("c.csv").read_text().splitlines())[1:] == ['1,"Bern",2026-11-27,-1', '1,"Zug",2026-11-27,1']
+    run("export", "state", "output", "--as-of", "2026-11-26", "-o", "o.jsonl")
+    assert Path("o.jsonl").read_text() == '{"id":1,"city":"Bern"}\n'
+    assert "from 2026-11-27: (id=1, city='Zug')" in run("why", "state", "input", "1")
+    assert "last 2026-11-27, frontier 2026-11-28" in run("inspect", "state")
 
 
 def test_times_that_are_no_numbers_are_written_as_their_type_is(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -154,15 +153,6 @@ def test_what_an_engine_gives_is_compared_without_its_own_columns() -> None:
         (row,) = dd.compare(engine.read("rows"), {"id": [1], "city": ["Zug"]}, key="id").to_pylist()
         assert row["_changed"] == ["city"] and "_diff_before" not in row
         assert not dd.compare(engine.read("rows"), step["rows"], key="id").num_rows
-
-
-def test_a_day_that_is_no_time_says_its_ordinal() -> None:
-    flow = dd.Flow()
-    flow.output("rows", flow.upserts("rows", {"id": int}, dd.Upsert(key="id")))
-    with flow.open() as engine:
-        for day in ("2026-11-07", dt.date(2026, 11, 7)):
-            with pytest.raises(errors.SchemaMismatch, match=r"of a day, date.toordinal\(\): here 739927"):
-                engine.step({}, time=day)  # type: ignore[arg-type]  # as a user gives a day
 
 
 def test_a_mark_of_a_log_is_no_rows_of_a_step() -> None:

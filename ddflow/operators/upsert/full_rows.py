@@ -29,6 +29,7 @@ from ddflow.kernels.resolve import ERROR, LAPSED, LIVE, NOTHING, OUTCOME, Outcom
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.ordering import Order
 from ddflow.operators.upsert.state import UpsertState
+from ddflow.time import shown
 
 
 class FullRows:
@@ -120,8 +121,9 @@ class FullRows:
         """See `Weighed.tie`."""
         spec, rows = self.state.bound.spec, self.keyed.events.rows
         key, order = (shown_row(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
+        time = shown(int(self.keyed.events.times[row]), self.state.bound.time_type)
         return TieRefused(
             f"a step of {self.state.bound.name!r}",
-            f"the key {key} has two events of order {order} at time {self.keyed.events.times[row]}",
+            f"the key {key} has two events of order {order} at time {time}",
             "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
         )

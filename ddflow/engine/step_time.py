@@ -1,0 +1,63 @@
+"""The time of a step, and its type: whole numbers, days or moments.
+
+Invariant: the times of a state's steps are of one type, which the first step says and the state's plan keeps; inside
+they are int64 all the same, in that type's unit. Until a time is closed, another type may still be said.
+
+>>> from datetime import date
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> with flow.open() as engine:
+...     engine.step({"id": [1]}, time=date(2026, 11, 26))["people"].to_pylist()
+[{'id': 1, '_time': datetime.date(2026, 11, 26), '_diff': 1}]
+"""
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.engine.calls import Calls
+from ddflow.engine.evolve import go_on
+from ddflow.errors import SchemaMismatch
+from ddflow.plan.compatibility import PlanChange
+from ddflow.plan.evolve import timed
+from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_shown, as_value, shown, type_of
+
+
+def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> int:
+    """The time of a call of epoch mode: the one given; else that of a committed ``epoch``; else one above the last.
+
+    1 where nothing was closed yet.  O(1), of the first step O(nodes).  Raises `SchemaMismatch` for what is no time, or
+    is one of another type than the times before.
+    """
+    last, kind = calls.dataflow.last, calls.dataflow.time_type
+    if time.__class__ is int and kind == INT64 and NEVER <= time < CLOSED:
+        return time  # as nearly always
+    if time is None:
+        known = None if epoch is None or calls.durable is None else calls.durable.time_of(epoch)
+        time = known if known is not None else 1 if last == NEVER else last + 1
+        given: pa.DataType | None = INT64 if last == NEVER else kind
+        asked = what
+    else:
+        given, asked = type_of(time), f"{what} at time {as_shown(time)}"
+    if given is not None and last == NEVER and given != kind:
+        _said(calls, given)
+    elif given is not None and not _alike(given, kind):
+        found = f"that is of type {given}, and the times of the steps before are {kind}, the last {shown(last, kind)}"
+        raise SchemaMismatch(asked, found, f"give one like {as_value(last, kind)!r}; nothing was taken in")
+    return as_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
+
+
+def _alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether times of both are of one type; moments of any two zones are."""
+    zoned = [pat.is_timestamp(each) and each.tz is not None for each in (one, other)]
+    return bool(one == other or all(zoned))
+
+
+def _said(calls: Calls, kind: pa.DataType) -> None:
+    """Have times be of a type, before the first is closed."""
+    dataflow = calls.dataflow
+    plan, nodes = timed(dataflow.flow, kind)
+    go_on(dataflow, plan, nodes, PlanChange())
+    calls.rehash()
+    if calls.durable is not None:
+        calls.durable.log.timed(plan)

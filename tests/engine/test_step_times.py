@@ -1,0 +1,148 @@
+"""Times of steps that are days or moments: the first step says it, the state keeps it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ddflow as dd
+from ddflow import errors
+from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.rescale import rescale
+from ddflow.plan.codec import describe
+from ddflow.plan.rebuild import rebuild
+
+DAY = dt.date(2026, 11, 26)
+MOMENT = dt.datetime(2026, 11, 26, 12)
+ZONED = MOMENT.replace(tzinfo=dt.UTC)
+
+
+def flow_of(**more: Any) -> dd.Flow:
+    flow = dd.Flow()
+    spec = dd.Upsert(key="id", order_by="v", stale="mark")
+    people = flow.upserts("people", {"id": int, "city": str, "v": int, **more}, spec)
+    flow.output("by_city", people.project(["city"]).count())
+    flow.output("shown", people.to_upserts("id"))
+    return flow
+
+
+def rows(*given: tuple[int, str, int]) -> dict[str, list[Any]]:
+    return dict(zip(("id", "city", "v"), map(list, zip(*given, strict=True)), strict=True))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    with flow_of().open(tmp_path / "state", retain=9) as engine:
+        engine.step(rows((1, "Bern", 5)), time=DAY)
+        engine.step(rows((1, "Zug", 6), (2, "Zug", 6)), time=DAY + dt.timedelta(3))
+    yield tmp_path / "state"
+
+
+def test_days_are_in_all_that_comes_out() -> None:
+    with flow_of().open(retain=9, verdicts="rows") as engine:
+        first = engine.replace(rows((1, "Bern", 5)), time=DAY)
+        for table in first.values():
+            assert table["_time"].to_pylist() == [DAY] and table.field("_time").type == pa.date32()
+        assert first.verdicts.rows is not None and first.verdicts.rows["people"]["_time"].to_pylist() == [DAY]
+        second = engine.step(rows((1, "Zug", 6), (2, "Zug", 4)), time="2026-11-29")
+        assert set(second["by_city"]["_time"].to_pylist()) == {dt.date(2026, 11, 29)}
+        assert engine.step({})["by_city"].field("_time").type == pa.date32() and engine.last == 20787
+        for as_of in (DAY, "2026-11-28", 20783):
+            assert engine.read("by_city", as_of=as_of)["city"].to_pylist() == ["Bern"]
+        assert "from 2026-11-29: (id=1, city='Zug', v=6)" in str(engine.why("people", 1))
+        assert "as of 2026-11-30" in str(engine.why("by_city", {"city": "Zug"}))
+        assert set(engine.scd2("people")["valid_from"].to_pylist()) == {DAY, dt.date(2026, 11, 29)}
+        assert "frontier 2026-12-01" in str(engine.stats())
+        with pytest.raises(errors.TimeWentBack, match="cannot step at 2026-11-01: the last step was at 2026-11-30"):
+            engine.step({}, time=DAY.replace(day=1))
+        with pytest.raises(errors.DuplicateKeys, match="replace of 'people' at time 2026-12-01"):
+            engine.replace(rows((1, "Zug", 6), (1, "Zug", 7)))
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "said", "kept"),
+    [
+        (DAY, 7, "step at time 7: that is of type int64", "date32[day], the last 2026-11-26; give one like"),
+        (7, DAY, "step at time 2026-11-26: that is of type date32[day]", "int64, the last 7; give one like 7"),
+        (DAY, MOMENT, "that is of type timestamp[us]", "date32[day], the last 2026-11-26"),
+        (MOMENT, "2026-11-27", "that is of type date32[day]", "timestamp[us], the last 2026-11-26 12:00:00"),
+        (ZONED, MOMENT, "that is of type timestamp[us]", "timestamp[us, tz=UTC], the last 2026-11-26 12:00:00+00:00"),
+        (7, np.datetime64("2026-11-26T12:00"), "that is of type timestamp[us]", "int64, the last 7"),
+    ],
+)
+def test_a_time_of_another_type_is_refused_and_both_are_named(first: Any, other: Any, said: str, kept: str) -> None:
+    with flow_of().open() as engine:
+        engine.step(rows((1, "Bern", 5)), time=first)
+        with pytest.raises(errors.SchemaMismatch) as caught:
+            engine.step(rows((2, "Bern", 5)), time=other)
+        assert said in str(caught.value) and kept in str(caught.value)
+        assert engine.read("by_city")["count"].to_pylist() == [1]
+
+
+def test_moments_of_any_zone_are_one_type() -> None:
+    with flow_of().open() as engine:
+        engine.step(rows((1, "Bern", 5)), time=ZONED)
+        later = (ZONED + dt.timedelta(hours=1)).astimezone(ZoneInfo("Europe/Zurich"))
+        assert engine.step(rows((1, "Zug", 6)), time=later)["shown"]["_time"].to_pylist() == [later]
+        with pytest.raises(errors.TimeWentBack):
+            engine.step({}, time="2026-11-26 13:00:00+02:00")
+
+
+def test_a_first_step_that_fails_says_no_type() -> None:
+    with flow_of().open() as engine:
+        with pytest.raises(errors.NullKey):
+            engine.step({"id": [None], "city": ["Bern"], "v": [1]}, time=DAY)
+        for wrong in ("soon", "2026-13-01", 1.5, True):
+            with pytest.raises(errors.SchemaMismatch, match=r"that is no (int64 time|time of type)"):
+                engine.step({}, time=wrong)  # type: ignore[arg-type]  # as a user may give it
+        assert engine.step(rows((1, "Bern", 5)))["by_city"]["_time"].to_pylist() == [1]
+
+
+def test_a_state_keeps_the_type(state: Path) -> None:
+    with flow_of().open(state) as engine:
+        assert engine.step(rows((1, "Bern", 5)), time=DAY)["by_city"]["_time"].to_pylist() == [DAY]  # given again
+        with pytest.raises(errors.ReplayMismatch, match="step at 2026-11-26: it was committed as step at 2026-11-26"):
+            engine.step(rows((3, "Bern", 5)), time=DAY)
+        with pytest.raises(errors.SchemaMismatch, match="int64"):
+            engine.step({}, time=3)
+        engine.evolve({"more": pa.string()})
+        done = engine.step(rows((3, "Chur", 5)) | {"more": ["x"]}, time=DAY.replace(day=30))
+        assert done["shown"]["_time"].to_pylist() == [dt.date(2026, 11, 30)]
+        engine.compact()
+    found = dd.inspect(state)
+    assert found["time_type"] == "date32[day]" and found["last"] == 20787
+    assert not dd.fsck(state).problems
+    with dd.Snapshot.open(state, flow=flow_of(more=str)) as snapshot:
+        assert snapshot.read("by_city", as_of=DAY)["city"].to_pylist() == ["Bern"]
+    log = [rows((1, "Bern", 5)), rows((1, "Zug", 6), (2, "Zug", 6)), rows((3, "Chur", 5)) | {"more": ["x"]}]
+    assert dd.verify(state, {"people": log}).ok
+    rescale(state, 3)
+    assert dd.read(state, "by_city", as_of="2026-11-28")["city"].to_pylist() == ["Bern"]
+    with pytest.raises(errors.StateRefused, match=r"are date32\[day\], and those of Spark's epochs are whole numbers"):
+        EpochDriver.open(flow_of(more=str), state)
+
+
+def test_a_migrated_state_has_times_of_the_type_and_above(state: Path, tmp_path: Path) -> None:
+    flow = flow_of()
+    flow.output("cities", flow.inputs["people"].project(["city"]).distinct())
+    log = [{"people": rows((1, "Bern", 5))}, {"people": rows((1, "Zug", 6), (2, "Zug", 6))}]
+    done = dd.migrate(state, tmp_path / "new", flow, log)
+    assert set(done.tables["cities"]["_time"].to_pylist()) == {dt.date(2026, 11, 30)}
+    with flow.open(tmp_path / "new") as engine:
+        engine.step({}, time=DAY.replace(month=12))
+
+
+def test_a_plan_is_read_back_with_the_type_and_damage_is_named(state: Path) -> None:
+    with dd.Snapshot.open(state) as snapshot:
+        description = describe(snapshot.flow)
+    assert description["times"] == "date32[day]" and describe(rebuild(description)) == description
+    for wrong in ("string", "no type", 7):
+        with pytest.raises(errors.CorruptState, match="the plan of a state"):
+            rebuild(description | {"times": wrong})
