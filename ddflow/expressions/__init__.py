@@ -4,9 +4,9 @@ Invariant: a compiled expression is a pure function of the row: any batch of the
 any way, gives the same values in the same places, with Spark 4's results (ANSI mode, session time zone UTC). Spark's
 three-valued logic, its NaN, its casts and its decimals are not Arrow's, and a row must not fail for a branch it does
 not take. The modules, each knowing only those before it: ``types``, ``room``, ``node``, ``digits``, ``reading``,
-``casts``, ``logic``, ``compare``, ``arithmetic``, ``intervals``; ``table``, ``strings``, ``numbers``, ``dates``,
-``date_text``, ``lists``, ``json_read``, ``json_functions``, ``functions``; ``columns``, ``parse``, ``lower``,
-``evaluate``. Nothing here aggregates, joins or keeps state.
+``casts``, ``logic``, ``compare``, ``durations``, ``arithmetic``, ``intervals``; ``table``, ``strings``, ``numbers``,
+``dates``, ``date_text``, ``lists``, ``json_read``, ``json_functions``, ``functions``; ``columns``, ``parse``,
+``lower``, ``evaluate``. Nothing here aggregates, joins or keeps state.
 
 >>> import pyarrow as pa
 >>> batch = pa.record_batch({"status": ["paid", None, "paid"], "amount": [250, 900, 7]})

@@ -3,7 +3,8 @@
 Invariant: a result has the type Spark gives it, and either Spark's value or an error; it never wraps and is never
 infinite for a zero divisor. ``/`` divides integers as doubles and ``div`` as integers, a decimal result is computed
 exactly in 76 digits and then rounded half up to the digits Spark would give it, an integer literal beside a decimal
-counts with just its own digits, and ``%`` takes the sign of the dividend.
+counts with just its own digits, and ``%`` takes the sign of the dividend. Only a date minus a date is an int, where
+Spark has an interval (``durations``).
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 from ddflow.errors import cut
 from ddflow.expressions.casts import convert
 from ddflow.expressions.digits import WIDEST, fit, with_numpy
+from ddflow.expressions.durations import lasting
 from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, constant, null, on_arrays
 from ddflow.expressions.types import (
     DATE,
@@ -36,6 +38,7 @@ from ddflow.expressions.types import (
     bounded,
     decimal_of,
     is_decimal,
+    is_duration,
     is_integer,
     is_number,
     meeting,
@@ -47,6 +50,8 @@ _CHECKED: dict[str, Compute] = {"+": pc.add_checked, "-": pc.subtract_checked, "
 
 def arithmetic(sign: str, left: Node, right: Node) -> Node:
     """``left sign right`` for + - * / % div pmod. Raises Refusal when the types have no such operation. O(rows)."""
+    if (found := lasting(sign, left, right)) is not None:
+        return found
     if DATE in (left.type, right.type) and sign in "+-":
         return _shifted(sign, left, right)
     kind = meeting([left.type, right.type])
@@ -55,7 +60,7 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
     if kind is None or not is_number(kind) or left.type == right.type == STRING:
         raise Refusal(
             f"{sql_name(left.type)} {sign} {sql_name(right.type)} is no arithmetic",
-            "cast to numbers first; for dates there are date_add, date_sub and datediff",
+            _of_durations(left, right) or "cast to numbers first; for dates there are date_add, date_sub and datediff",
         )
     if is_decimal(kind):
         return _decimals(sign, _as_decimal(left, kind), _as_decimal(right, kind))
@@ -74,6 +79,8 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
 def minus(node: Node) -> Node:
     """``-node``; text is a double first."""
     node = convert(node, DOUBLE) if node.type in (STRING, NULL) else node
+    if is_duration(node.type):
+        return apply(pc.negate_checked, node, fallible=True)
     if not is_number(node.type):
         raise Refusal(f"- of {sql_name(node.type)} is no arithmetic", "cast to a number first")
     return apply(pc.negate_checked, node, fallible=is_integer(node.type))
@@ -85,6 +92,13 @@ def shift_days(date: Node, days: Node, sign: str) -> Node:
     return apply(
         lambda day, count: compute(day.cast(INT32), count).cast(DATE), date, convert(days, INT32), fallible=True
     )
+
+
+def _of_durations(left: Node, right: Node) -> str | None:
+    """What to do about a duration beside what it does not go with."""
+    if not (is_duration(left.type) or is_duration(right.type)):
+        return None
+    return "extract(epoch from x) is the seconds of a duration, and n * interval 1 second makes one of a number"
 
 
 def _shifted(sign: str, left: Node, right: Node) -> Node:

@@ -43,9 +43,11 @@ from ddflow.expressions.types import (
     INT64,
     NULL,
     STRING,
+    UNITS,
     WALL,
     decimal_of,
     is_decimal,
+    is_duration,
     is_float,
     is_integer,
     is_number,
@@ -100,6 +102,7 @@ def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
         result = turn(array)
         if result.null_count > array.null_count:
             value = array.filter(pc.and_(array.is_valid(), result.is_null()))[0]
+            value = value.cast(INT64) if is_duration(source) else value  # Python's own have less room
             shown = cut(repr(value.as_py()) if source == STRING else str(value), 100)
             comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
             hint = f"; {_POINT}" if comma else ""
@@ -120,13 +123,17 @@ def _turn(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
         found = _with_boolean(source, kind)
     elif is_number(source) and is_number(kind):
         found = _numbers(source, kind)
+    elif is_duration(source) and is_duration(kind):
+        found = (lambda array: _another_unit(array, kind)), True
     elif source == DATE or is_time(source) or is_time(kind):
         found = _times(source, kind)
     if found is None:
-        raise Refusal(
-            f"{sql_name(source)} cannot be cast to {sql_name(kind)}",
-            "compare or combine values of one type" + (", or cast to a decimal first" if is_float(source) else ""),
-        )
+        remedy = "compare or combine values of one type" + (", or cast to a decimal first" if is_float(source) else "")
+        if is_duration(source):
+            remedy = "extract(epoch from x) is the seconds of a duration, as a double"
+        if is_duration(kind):
+            remedy = "n * interval 1 second makes a duration of a number"
+        raise Refusal(f"{sql_name(source)} cannot be cast to {sql_name(kind)}", remedy)
     return found
 
 
@@ -229,6 +236,16 @@ def _times(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | Non
     if is_integer(kind) and source.tz:
         return lambda array: within(_seconds(array), kind), kind != INT64
     return None
+
+
+def _another_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Durations in another unit, cut; null where that has no room for them."""
+    finer = UNITS.index(kind.unit) - UNITS.index(array.type.unit)
+    factor, values = 1000 ** abs(finer), array.cast(INT64)
+    if finer < 0:
+        return pc.divide(values, factor).cast(kind)
+    inside = pc.less_equal(pc.abs(values), (2**63 - 1) // factor)
+    return pc.multiply(pc.if_else(inside, values, pa.scalar(None, INT64)), factor).cast(kind)
 
 
 def wall(array: pa.Array) -> pa.Array:

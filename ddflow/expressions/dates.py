@@ -3,7 +3,7 @@
 Invariant: every instant is taken in UTC, which stands for Spark's session time zone, whatever zone its column has;
 parts are ints. A part of a zoned timestamp asks a kernel for a database of zones that a slim machine lacks, so
 instants are read as wall-clock time of UTC first; weeks begin on Monday, but ``dayofweek`` counts from Sunday.
-Intervals are refused, and so is the current time: a row must always give the same result.
+The current time is refused: a row must always give the same result.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -22,9 +22,21 @@ import pyarrow.compute as pc
 from ddflow.expressions.arithmetic import shift_days
 from ddflow.expressions.casts import as_text, convert, wall
 from ddflow.expressions.compare import literal_text
+from ddflow.expressions.durations import FIELDS, days_between, part
 from ddflow.expressions.node import Compute, Node, Refusal, apply, on_arrays
 from ddflow.expressions.table import Table, Take, date, moment, same
-from ddflow.expressions.types import DATE, INSTANT, INT32, INT64, NULL, STRING, is_integer, is_time, sql_name
+from ddflow.expressions.types import (
+    DATE,
+    INSTANT,
+    INT32,
+    INT64,
+    NULL,
+    STRING,
+    is_duration,
+    is_integer,
+    is_time,
+    sql_name,
+)
 
 TABLE = Table()
 
@@ -67,7 +79,12 @@ _EXTRACTED = {
 
 
 def extract(field: str, node: Node) -> Node:
-    """EXTRACT(field FROM node). Raises Refusal for a field that is not an int."""
+    """EXTRACT(field FROM node). Raises Refusal for a field that is not an int, nor the seconds of a duration."""
+    if is_duration(node.type):
+        if field.upper() not in FIELDS:
+            found = f"extract({field.lower()} from a duration) is not supported"
+            raise Refusal(found, f"fields are {', '.join(FIELDS).lower()}, which is its seconds")
+        return part(field.upper(), node)
     name = _EXTRACTED.get(field.upper())
     if name is None:
         raise Refusal(
@@ -125,11 +142,7 @@ def to_date(node: Node) -> Node:
 @TABLE.function("datediff", "date_diff", takes=[date, date])
 def datediff(end: Node, start: Node) -> Node:
     """Days from start to end."""
-
-    def compute(last: pa.Array, first: pa.Array) -> pa.Array:
-        return pc.subtract_checked(last.cast(INT32), first.cast(INT32))
-
-    return apply(compute, end, start, fallible=True)
+    return days_between(end, start)
 
 
 def _days(node: Node, name: str) -> Node:

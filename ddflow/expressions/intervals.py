@@ -5,7 +5,8 @@ length. A date moved by months or whole days is a date; moved by hours or less i
 Months keep the day, or take the last one that the month has (31 January and a month is 29 February in a leap year).
 What leaves the range of its type fails, as all ANSI arithmetic does.
 
-Limits: intervals are literals beside ``+`` and ``-``; they are no values of a column.
+Limits: an interval is a literal. One without months is a duration wherever it stands (`value`); one of months stands
+beside ``+`` and ``-`` alone.
 
 >>> import datetime
 >>> from ddflow.expressions.node import constant
@@ -26,10 +27,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ddflow.expressions.arithmetic import arithmetic
 from ddflow.expressions.casts import convert
-from ddflow.expressions.node import Node, Refusal, apply, on_arrays
+from ddflow.expressions.node import Node, Refusal, apply, constant, on_arrays
 from ddflow.expressions.reading import Ints, civil_days
-from ddflow.expressions.types import DATE, INSTANT, INT32, INT64, is_time, sql_name
+from ddflow.expressions.types import DATE, DURATION, INSTANT, INT32, INT64, is_duration, is_time, sql_name
 
 Part = tuple[str, str | None, str | None]
 """A part of a literal: its text, its unit, and the last unit of a range, such as ``day to second``."""
@@ -112,6 +114,13 @@ def _span(text: str, first: str | None, last: str) -> list[tuple[Decimal, str]]:
     return [(-number if found[1] == "-" else number, name) for number, name in zip(numbers, fields, strict=True)]
 
 
+def value(interval: Interval) -> Node:
+    """The duration that an interval is.  Raises Refusal for one of months."""
+    if interval.months:
+        raise Refusal("an interval of months has no length of its own", "add it to a date or a timestamp")
+    return constant(pa.scalar(interval.micros, INT64).cast(DURATION))
+
+
 def _no(what: str) -> Refusal:
     return Refusal(f"{what} is no interval", _REMEDY)
 
@@ -119,8 +128,11 @@ def _no(what: str) -> Refusal:
 def shifted(node: Node, interval: Interval, sign: int) -> Node:
     """A date or a timestamp later (``sign`` 1) or earlier (-1) by an interval.  O(rows).
 
-    Raises Refusal for another type; it fails where the result leaves the range of its type.
+    Or a duration that is longer or shorter by one.  Raises Refusal for another type; it fails where the result leaves
+    the range of its type.
     """
+    if is_duration(node.type):
+        return arithmetic("+" if sign > 0 else "-", node, value(interval))
     if node.type != DATE and not is_time(node.type):
         found = f"{sql_name(node.type)} {'+' if sign > 0 else '-'} an interval is no arithmetic"
         raise Refusal(found, "an interval moves a date or a timestamp: cast to one first")

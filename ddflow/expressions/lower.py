@@ -30,7 +30,7 @@ from ddflow.expressions.functions import TYPES, find
 from ddflow.expressions.logic import choice, condition, conjunction, disjunction, is_null, is_truth, meet, negation
 from ddflow.expressions.node import Node, Refusal, apply, constant, null
 from ddflow.expressions.parse import Tree, written
-from ddflow.expressions.types import DOUBLE, FLOAT, INT32, MOST_DIGITS, NULL, STRING, is_integer, sql_name
+from ddflow.expressions.types import DOUBLE, DURATION, FLOAT, INT32, MOST_DIGITS, NULL, STRING, is_integer, sql_name
 
 _COMPARE: dict[type[Any], str] = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 _ARITHMETIC: dict[type[Any], str] = {
@@ -91,6 +91,7 @@ class Lowering:
             exp.Cast: self._cast_literal,
             exp.TryCast: self._cast_literal,
             exp.Extract: lambda tree: dates.extract(tree.this.name, self.lower(tree.expression)),
+            exp.Interval: lambda tree: intervals.value(_interval(tree)),
             exp.Trim: self._trim,
             exp.Substring: self._substring,
             exp.Anonymous: self._call,
@@ -179,16 +180,8 @@ class Lowering:
         return arithmetic(_ARITHMETIC[type(tree)], left, self._right(tree))
 
     def _shifted(self, node: Node, tree: Tree, sign: int) -> Node:
-        """A date or a timestamp moved by an interval literal."""
-        parts = []
-        for each in _intervals(tree):
-            if not isinstance(each.this, exp.Literal):
-                raise Refusal(f"{written(each)} is no literal", "write a literal; date_add(d, n) adds a column of days")
-            unit = each.args.get("unit")
-            first, last = (unit.this, unit.expression) if isinstance(unit, exp.IntervalSpan) else (unit, None)
-            begin, end = (None if name is None else str(name.name).upper() for name in (first, last))
-            parts.append((str(each.this.this), begin, end))
-        return intervals.shifted(node, intervals.read(parts), sign)
+        """A date, a timestamp or a duration, moved by an interval literal."""
+        return intervals.shifted(node, _interval(tree), sign)
 
     def _element(self, tree: Tree, left: Node) -> Node:
         if len(tree.expressions) != 1 or isinstance(tree.expressions[0], exp.Slice):
@@ -261,6 +254,8 @@ class Lowering:
         kind = _type(tree.to)
         if not tree.this.is_string and kind in (FLOAT, DOUBLE):
             return constant(pa.scalar(float(tree.this.this), kind))  # 0.1D is the double, not a decimal turned one
+        if tree.this.is_string and kind == DURATION:
+            return intervals.value(intervals.read([(str(tree.this.this), None, None)]))
         node = self._cast(tree, self.lower(tree.this))
         return constant(node.constant, literal=True) if is_integer(kind) and node.constant is not None else node
 
@@ -278,6 +273,19 @@ class Lowering:
             if isinstance(argument, NO_VALUE):
                 raise _unsupported(argument)
         return function.call([self.lower(argument) for argument in tree.expressions])
+
+
+def _interval(tree: Tree) -> intervals.Interval:
+    """What a literal says.  Raises Refusal."""
+    parts = []
+    for each in _intervals(tree):
+        if not isinstance(each.this, exp.Literal):
+            raise Refusal(f"{written(each)} is no literal", "write n * interval 1 day, or date_add(d, n)")
+        unit = each.args.get("unit")
+        first, last = (unit.this, unit.expression) if isinstance(unit, exp.IntervalSpan) else (unit, None)
+        begin, end = (None if name is None else str(name.name).upper() for name in (first, last))
+        parts.append((str(each.this.this), begin, end))
+    return intervals.read(parts)
 
 
 def _begins_with_interval(tree: Tree) -> bool:
@@ -308,6 +316,8 @@ def _type(tree: Tree) -> pa.DataType:
         if not (0 < precision <= MOST_DIGITS and 0 <= scale <= precision):
             raise Refusal(f"{written(tree)} is no type", "the digits go to 38, the scale to the digits")
         return pa.decimal128(precision, scale)
+    if name == "interval":
+        return DURATION
     if name not in TYPES:
         raise Refusal(f"there is no cast to {written(tree)}", f"types are {', '.join([*TYPES, 'decimal(p,s)'])}")
     return TYPES[name]
@@ -320,7 +330,6 @@ _WHY = {
         ("Subquery", "Select", "Exists", "Union", "Intersect", "Except"),
         ("is a subquery", "an expression sees one row; bring what it needs in as columns"),
     ),
-    "Interval": ("is an interval, which is no value", "add it to a date or a timestamp: d + interval 3 days"),
     "Alias": ("gives a name", "leave AS out: names are given by the projection, {name: expression}"),
     "Star": ("stands for all columns", "name the columns"),
     **dict.fromkeys(

@@ -23,6 +23,8 @@ NULL, BOOL, STRING, BINARY, DATE = pa.null(), pa.bool_(), pa.string(), pa.binary
 INT8, INT16, INT32, INT64 = pa.int8(), pa.int16(), pa.int32(), pa.int64()
 FLOAT, DOUBLE = pa.float32(), pa.float64()
 INSTANT, WALL = pa.timestamp("us", "UTC"), pa.timestamp("us")
+DURATION = pa.duration("us")
+UNITS = ("s", "ms", "us", "ns")
 
 MOST_DIGITS = 38
 INTEGERS = (INT8, INT16, INT32, INT64)
@@ -91,6 +93,10 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(pat.is_timestamp(kind))
 
 
+def is_duration(kind: pa.DataType) -> bool:
+    return bool(pat.is_duration(kind))
+
+
 def decimal_of(kind: pa.DataType) -> pa.DataType:
     """The decimal that holds every value of an integer or decimal type."""
     return kind if is_decimal(kind) else pa.decimal128(DIGITS[kind], 0)
@@ -153,6 +159,8 @@ def _times(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if DATE in (left, right):
         other = right if left == DATE else left
         return other if is_time(other) else None
+    if is_duration(left) and is_duration(right):
+        return max(left, right, key=lambda kind: UNITS.index(kind.unit))
     if is_time(left) and is_time(right):
         return pa.timestamp("ns" if "ns" in (left.unit, right.unit) else "us", left.tz or right.tz)
     return None

@@ -87,7 +87,7 @@ REFUSALS = {
     "amount = true": "no type in common for bigint, boolean",
     "cast(rate as string)": "cast to a decimal first",
     "cast(id as date)": "bigint cannot be cast to date",
-    "cast(id as interval)": "no cast to",
+    "cast(id as interval)": "bigint cannot be cast to duration",
     "cast(id as decimal(40, 2))": "is no type",
     "status like status": "not a text literal",
     "status rlike '(?=a)'": "RE2",

@@ -10,6 +10,8 @@ select n + 1 as m, m * 2 as twice from o
 with p as (select id, n from o where status = 'paid'), q(i, j) as (select * from p) select i, j + 1 as j from q
 select x.id as a from (select id, n from o where n between 1 and 2) as x where x.id in (1, 2, 3)
 select p.i from (select id, n from o) as p(i, j) where j is null
+select id, d - date '2024-01-02' days, extract(epoch from timestamp '2024-01-04' - d) s from o where d - date '2024-01-01' > 1
+select id, n * interval '90' minute as w, d from o where timestamp '2024-01-04 12:00:00' - d > n * interval '12' hour
 
 -- distinct
 select distinct status from o
@@ -35,6 +37,7 @@ select status from o group by status having count(*) > 1
 select count(distinct status) as s, count(distinct n) + 1 as m from o where id > 1
 select n, status, count(*) k from o group by all
 select bool_and(n > 1) a, bool_or(n > 1) b from o where n is not null
+select status, max(timestamp '2024-01-09' - d) longest, sum(date '2024-01-09' - d) days, max(d) - min(d) span from o group by status
 
 -- joins
 select o.id, c.name from o join c on o.c = c.id
