@@ -6,7 +6,8 @@ last commit whatever died. A sink takes an epoch after its commit, in its target
 `TargetRecord`: whoever opens it next sees which epoch it has. What is declared (`dd.sources.*`, `dd.sinks.*`) can be
 copied and named in a manifest; what is open holds connections. A connector is one file with both.
 
-What fails for a while raises `SourceFailed` or `SinkFailed`, after which both are opened anew; all else ends a run.
+What fails for a while raises `SourceFailed` or `SinkFailed`, after which both are opened anew; all else ends a run, but
+for a server that lets nobody in any more (`SourceNotLetIn`, `SinkNotLetIn`).
 
 >>> Polled({"orders": []}, {"offset": 7}).position
 {'offset': 7}
@@ -22,9 +23,19 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
+from ddflow.errors import SinkRefused, UnreadableInput
 from ddflow.metrics import Look
 
 Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
+
+
+class SourceNotLetIn(UnreadableInput):
+    """The server of a source lets nobody in: at the start of a run a mistake, later an outage, as of a password that
+    was changed."""
+
+
+class SinkNotLetIn(SinkRefused):
+    """The server of a sink does: see `SourceNotLetIn`."""
 
 
 class Beside(NamedTuple):

@@ -25,7 +25,7 @@ import pyarrow.csv as csv
 import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean, quoted
-from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.attached import Mode, OpenSink, SinkNotLetIn, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.in_place import InPlaceTable, Match
 from ddflow.connectors.sql_table import as_text, no_records
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
@@ -41,6 +41,7 @@ NOT_DISTINCT: Final = 15_00_00
 """The first version whose unique indexes can take null for equal to null."""
 LOCKED: Final = (
     (r'FATAL: +(role|database) "[^"]*" does not exist', "mend the address"),
+    (r'FATAL: +role "[^"]*" is not permitted to log in', "let it: alter role ... login"),
     (r"FATAL: .*authentication failed", "mend the user or the password: PGPASSWORD, or ~/.pgpass"),
     (r"no password supplied", "give the password: PGPASSWORD, or ~/.pgpass"),
     (r"FATAL: +no pg_hba.conf entry", "let the user in: add a line to the server's pg_hba.conf"),
@@ -159,7 +160,7 @@ class PostgresSink(TableSink):
         except psycopg.Error as error:
             asked, said = f"connect to {self.target}", str(error).strip()
             if (locked := remedy_of(said)) is not None:
-                raise SinkRefused(asked, said, locked) from None
+                raise SinkNotLetIn(asked, said, locked) from None
             raise SinkFailed(asked, said, "see to the server") from None
         return PostgresTable(connection, self.table, shape, self.target)
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean, quoted
+from ddflow.connectors.attached import SourceNotLetIn
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.postgres import driver, remedy_of
@@ -229,6 +230,6 @@ def worded(asked: str) -> Iterator[None]:
             if isinstance(error, kind):
                 raise UnreadableInput(asked, said, remedy) from None
         if (locked := remedy_of(said)) is not None:
-            raise UnreadableInput(asked, said, locked) from None
+            raise SourceNotLetIn(asked, said, locked) from None
         in_use = "end the other reader, or its session: select pg_terminate_backend(...), with its PID"
         raise SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "see to the server") from None

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
-from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableSink, TargetRecord
+from ddflow.connectors.attached import Mode, OpenSink, SinkNotLetIn, TableChanges, TableSink, TargetRecord
 from ddflow.connectors.modes import among, changes, folded, netted, shaped
 from ddflow.connectors.table_shape import OTHER_MODE, vanished
 from ddflow.engine.attachable import shape_of
@@ -242,7 +242,7 @@ class Delivery:
                 self._give(receipt)
                 self.at = receipt.epoch
                 self._acknowledge()
-        except SinkFailed as error:
+        except (SinkFailed, SinkNotLetIn) as error:
             self.trying.failed(error, now, monotonic() - began)
             with suppress(SinkFailed):
                 self.close()

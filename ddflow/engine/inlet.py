@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import Beside, OpenSource, Polled, Spot
+from ddflow.connectors.attached import Beside, OpenSource, Polled, SourceNotLetIn, Spot
 from ddflow.connectors.formats.base import Format, messages_of
 from ddflow.engine.trying import Trying
 from ddflow.errors import SchemaMismatch, SourceFailed
@@ -141,7 +141,7 @@ class Inlet:
                 self._source.keyed(self.keys, [name for name in self.keys if self.bounds[name].spec.time is None])
                 self.on_open()
             found = self._source.poll(room)
-        except SourceFailed as error:
+        except (SourceFailed, SourceNotLetIn) as error:
             self.trying.failed(error, now, monotonic() - now)
             self._drop()
             self.close()

@@ -26,6 +26,7 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Final
 
+from ddflow.connectors.attached import SinkNotLetIn, SourceNotLetIn
 from ddflow.errors import SinkFailed, SourceFailed
 from ddflow.metrics import LOG
 
@@ -33,6 +34,7 @@ PAUSES: Final = (0.05, 5.0, 30.0)
 """Seconds before the second attempt, and at most before a later one, before and after `SOON`."""
 SOON: Final = 300.0
 """Seconds of failing that are the first."""
+Failure = SourceFailed | SinkFailed | SourceNotLetIn | SinkNotLetIn
 REMINDERS: Final = (5.0, 60.0)
 """Seconds before the log repeats that it fails, and at most before it does again."""
 
@@ -42,7 +44,8 @@ class Trying:
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.failing: SourceFailed | SinkFailed | None = None
+        self.failing: Failure | None = None
+        self._reached = False
         self._since = self._again = self._pause = self._said = self._silence = 0.0
 
     def due(self, now: float) -> bool:
@@ -57,8 +60,13 @@ class Trying:
     def _wait(self, now: float) -> str:
         return f"{ceil(max(self._again - now, 0))} s"
 
-    def failed(self, error: SourceFailed | SinkFailed, now: float, took: float = 0.0) -> None:
-        """Note a failure of an attempt that began ``now``, and ``took`` so long."""
+    def failed(self, error: Failure, now: float, took: float = 0.0) -> None:
+        """Note a failure of an attempt that began ``now``, and ``took`` so long.
+
+        Raises that nobody is let in, until somebody was.
+        """
+        if isinstance(error, SourceNotLetIn | SinkNotLetIn) and not self._reached:
+            raise error
         if self.failing is None:
             LOG.warning("%s fails, and is tried again: %s", self.what, _line(error))
             self._since, self._pause = now, PAUSES[0]
@@ -76,7 +84,7 @@ class Trying:
         """Note that it did not fail."""
         if self.failing is not None:
             LOG.warning("%s answers again, after %.0f s", self.what, now - self._since)
-        self.failing = None
+        self.failing, self._reached = None, True
 
     def give_up(self, now: float, patience: float | None) -> None:
         """Raise what has failed for longer than ``patience``; None: never."""

@@ -6,6 +6,8 @@ There is no test of a publication: wal2json is given the names of tables, and ne
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 import warnings
@@ -150,6 +152,49 @@ def test_a_slot_in_use_says_by_whom_and_is_waited_for(server: Server, tmp_path: 
         engine.run({"orders": source(server)}, give_up_after="20s")
         thread.join()
         assert held(engine) == there(server)
+
+
+def test_a_role_that_may_not_log_in_any_more_is_an_outage(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Behind an answer; at the start of a run it is an error, whatever the patience."""
+    ask(server, *(f"create role {each} superuser login" for each in ("reader", "writer")))
+    ask(server, "insert into orders values (1, 1, 1)")
+
+    def shut_out(role: str, *also: str) -> Callable[[], Any]:
+        ends = f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'"
+        return lambda: ask(server, f"alter role {role} nologin", *also, ends)
+
+    def said(text: str, times: int) -> Callable[[], None]:
+        def wait() -> None:
+            ends = time.monotonic() + 30
+            while time.monotonic() < ends and sum(text in each.message for each in caplog.records) < times:
+                time.sleep(0.02)
+
+        return wait
+
+    with Proxy(f"{server.place}/.s.PGSQL.5432") as proxy, flow().open(tmp_path / "state") as engine:
+        to = f"127.0.0.1:{proxy.port}/postgres"
+        sources = {"orders": dd.sources.postgres(f"postgresql://reader@{to}", "orders", slot="shop", follow=True)}
+        sinks = {"rows": dd.sinks.postgres(f"postgresql://writer@{to}", "copy")}
+        thread = beside(
+            *(waited_for(tmp_path / "state", 1), shut_out("writer", "insert into orders values (2, 1, 1)")),
+            *(said("is tried again", 1), shut_out("reader"), said("is tried again", 2)),
+            lambda: time.sleep(0.3),  # so that each was tried again
+            lambda: ask(server, "alter role writer login", "alter role reader login"),
+            said("answers again", 2),
+            lambda: os.kill(os.getpid(), signal.SIGTERM),
+        )
+        assert engine.run(sources, sinks, interval="10ms", give_up_after=None, until="40s").stopped == "signal"
+        thread.join()
+        shut_out("reader")()
+        with pytest.raises(UnreadableInput, match=r"alter role .* login"):
+            engine.run(sources, give_up_after=None)
+        shut_out("writer")()
+        with pytest.raises(SinkRefused, match=r"alter role .* login"):
+            engine.run({}, sinks, give_up_after=None)
+    assert sorted(ask(server, "select * from copy")) == there(server)
+    ask(server, *(f"drop owned by {each} cascade; drop role {each}" for each in ("reader", "writer")))
 
 
 def test_changes_that_are_delivered_again_say_nothing(server: Server, tmp_path: Path) -> None:
