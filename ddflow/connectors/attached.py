@@ -249,6 +249,9 @@ class OpenSink(ABC):
         """How many may add rows to it; None where an epoch must be given whole.  Raises `SinkFailed`."""
         return None
 
+    def cancel(self) -> None:  # noqa: B027 - some cannot
+        """Let a `write` that goes on raise `SinkFailed`, where the target can.  Called from another thread."""
+
     @abstractmethod
     def read(self) -> pa.Table:
         """All rows of the table, in the columns of its shape."""

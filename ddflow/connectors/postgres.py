@@ -272,6 +272,10 @@ class PostgresTable(InPlaceTable):
             with self.talking("analyze"):
                 self.execute(f"analyze {quoted(self.table)} ({', '.join(map(quoted, self.shape.key))})")
 
+    def cancel(self) -> None:
+        """Ask the server, over a connection of its own."""
+        self.connection.cancel_safe(timeout=5)
+
     def read(self) -> pa.Table:
         """All rows."""
         schema = self.shape.schema

@@ -204,6 +204,10 @@ class SqlTable(OpenSink):
             self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
             self.execute(f"insert into {RECORDS} values (?, ?, ?, ?, ?)", [self.table, *now])
 
+    def cancel(self) -> None:
+        """Interrupt what the connection does."""
+        self.connection.interrupt()
+
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()

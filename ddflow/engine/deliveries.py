@@ -73,6 +73,11 @@ class Deliveries:
         for each in self.each.values():
             each.trying.give_up(monotonic(), self.patience)
 
+    def cancel(self) -> None:
+        """Let writes that go on fail, where their targets can; what they were given waits.  From another thread."""
+        for each in self.each.values():
+            each.trying.cancel()
+
     def reshaped(self) -> None:
         """Go on with the columns that outputs have now, behind the commit that has them."""
         for each in self.each.values():

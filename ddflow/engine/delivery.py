@@ -279,7 +279,8 @@ class Delivery:
 
     def _write(self, made: TableChanges, epoch: int) -> None:
         new = self._record(epoch)
-        with reminding(f"the sink of {self.name!r} has been writing epoch {epoch}"):
+        lasts = f"the sink of {self.name!r} has been writing epoch {epoch}"
+        with reminding(lasts), self.trying.cancellable(self.table.cancel):
             self.table.write(made, new, self.before)
         self.before = new
 

@@ -3,7 +3,8 @@
 Invariant: an epoch's rows and the positions behind them are one commit, and a sink gets an epoch after its commit. So
 whatever dies, reading goes on behind the last commit, and a sink at the epoch that it says it has. What fails in a
 source or a sink is tried again with growing pauses for a while, and everything else goes on; an engine whose calls
-were not committed when something else failed goes no further. A first SIGTERM or SIGINT ends the run behind its epoch.
+were not committed when something else failed goes no further. A first SIGTERM or SIGINT ends the run behind its epoch;
+a sink's write that lasts then is cancelled where it can be.
 
 >>> import ddflow as dd, pathlib, tempfile
 >>> flow = dd.Flow()
@@ -16,7 +17,7 @@ were not committed when something else failed goes no further. A first SIGTERM o
 (1, 2, 'end', [{'city': 'Bern', 'count': 2, '_diff': 1}])
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 from typing import Any, Final, Literal, Protocol
@@ -38,11 +39,13 @@ from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run_done import RunDone
 from ddflow.engine.run_options import RunOptions
 from ddflow.engine.run_report import RunReport
-from ddflow.engine.signals import on_signal
+from ddflow.engine.signals import insisting, on_signal
 from ddflow.errors import DdflowError
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
 
+GRACE: Final = 10.0
+"""Seconds from a signal until writes of sinks are cancelled."""
 MANY: Final = 1 << 17
 """Rows whose step takes so long that the line says it before."""
 
@@ -114,7 +117,8 @@ class RunLoop:
         self._began = began
         with ExitStack() as stack:
             stack.enter_context(self._commits())
-            stack.enter_context(on_signal(self._signalled))
+            cancel = stack.enter_context(insisting(self.outlets.cancel, GRACE))
+            stack.enter_context(on_signal(lambda number: self._signalled(cancel)))
             for close in (*(each.close for each in self.inlets), self.outlets.close):
                 stack.callback(close)
             stack.callback(self.report.close)
@@ -176,8 +180,9 @@ class RunLoop:
                 error.remedy = located(error.remedy, self.log.manifest_log.store.where, name, fixed)
             raise
 
-    def _signalled(self, number: int) -> None:
+    def _signalled(self, cancel: Callable[[], None]) -> None:
         self._stop = "signal"
+        cancel()
 
     def _gather(self, began: float, ends: float | None) -> None:
         """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""

@@ -1,4 +1,4 @@
-"""Signals that end a run behind its epoch.
+"""Signals that end a run behind its epoch, and what is done about what does not end then.
 
 Invariant: the first SIGTERM or SIGINT calls what was given, and a second one does what it did before; behind the block
 both do that. Only the main thread may set what signals do, so in others nothing is set.
@@ -34,6 +34,32 @@ def waiting() -> Iterator[None]:
         yield
     for number in came:
         signal.raise_signal(number)
+
+
+@contextmanager
+def insisting(call: Callable[[], object], first: float, pause: float = 1.0) -> Iterator[Callable[[], None]]:
+    """Gives what to call so that ``call`` is called ``first`` seconds later, and every ``pause`` from then on.
+
+    By a thread, until the block has ended.
+
+    >>> came = threading.Event()
+    >>> with insisting(came.set, first=0.0) as begin:
+    ...     begin()
+    ...     came.wait(60)
+    True
+    """
+    over = threading.Event()
+
+    def insist() -> None:
+        wait = first
+        while not over.wait(wait):
+            call()
+            wait = pause
+
+    try:
+        yield threading.Thread(target=insist, daemon=True).start
+    finally:
+        over.set()
 
 
 @contextmanager

@@ -19,8 +19,8 @@ caller says what time it is, in seconds.
 True
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from math import ceil
 from threading import Event, Thread
 from time import monotonic
@@ -46,6 +46,7 @@ class Trying:
         self.what = what
         self.failing: Failure | None = None
         self._reached = False
+        self._cancel: Callable[[], None] | None = None
         self._since = self._again = self._pause = self._said = self._silence = 0.0
 
     def due(self, now: float) -> bool:
@@ -90,6 +91,22 @@ class Trying:
         """Raise what has failed for longer than ``patience``; None: never."""
         if patience is not None and self.failing is not None and now - self._since >= patience:
             raise self.failing
+
+    @contextmanager
+    def cancellable(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """Let `cancel` end what the block does."""
+        self._cancel = cancel
+        try:
+            yield
+        finally:
+            self._cancel = None
+
+    def cancel(self) -> None:
+        """End what lasts, if it can be ended.  From another thread; it is no harm where it has just ended."""
+        if (cancel := self._cancel) is not None:
+            LOG.warning("%s lasts, and is cancelled", self.what)
+            with suppress(Exception):  # as of a connection that is closed by now
+                cancel()
 
 
 @contextmanager

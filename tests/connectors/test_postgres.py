@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from test_targets_bad import keeps_its_mode
 from test_totals import is_kept
 
 import ddflow as dd
+import ddflow.engine.run
 from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
 from ddflow.connectors.modes import folded
 from ddflow.connectors.spelled import spelled_sink
@@ -285,6 +288,39 @@ def test_a_table_that_others_lock_is_a_sink_that_fails_until_they_do_not(
         engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(url, "orders")})
         assert ask(server, "select * from orders") == rows_of(engine, "orders")
     assert "LockNotAvailable" in caplog.text and "another session has locked the table" in caplog.text
+
+
+def test_a_write_that_lasts_is_cancelled_behind_a_signal_and_done_by_the_next_run(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ddflow.engine.run, "GRACE", 0.2)
+    sinks = {"orders": dd.sinks.postgres(server.url, "orders")}
+    land(tmp_path / "in", "1.csv", FIRST)
+
+    def stop() -> None:
+        ends, asked = time.monotonic() + 60, "select 1 from pg_stat_activity where wait_event = 'PgSleep'"
+        while time.monotonic() < ends and not ask(server, asked):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), sinks)
+        ask(
+            server,
+            "create function lasts() returns trigger language plpgsql as"
+            " 'begin perform pg_sleep(600); return new; end';"
+            "create trigger lasts before insert on orders for each row execute function lasts()",
+        )
+        land(tmp_path / "in", "2.csv", SECOND)
+        thread = threading.Thread(target=stop)
+        thread.start()
+        done = engine.run(landing(tmp_path, follow=True, settle="10ms"), sinks)
+        thread.join()
+        assert (done.stopped, done.sinks, engine.epoch) == ("signal", {"orders": 1}, 2)
+        ask(server, "drop trigger lasts on orders")
+        engine.run(landing(tmp_path), sinks)
+        assert ask(server, "select * from orders") == rows_of(engine, "orders")
+    assert "the sink of 'orders' lasts, and is cancelled" in caplog.text
 
 
 def test_a_lock_is_waited_for_ten_seconds_unless_the_user_says_otherwise(server: Server) -> None:

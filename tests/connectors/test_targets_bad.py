@@ -30,6 +30,8 @@ from ddflow.cli import app
 from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
 from ddflow.errors import DdflowError, SchemaMismatch, SinkAhead, SinkFailed, SinkRefused, SpecError
 
+COUNTED = {"sqlite": "with recursive c(n) as (select 1 union all select n + 1 from c) select count(*) from c"}
+"""What lasts, by kind; else a count of a range."""
 KINDS = ("sqlite", "duckdb", "delta", "parquet")
 LAKES = (*KINDS, "iceberg")
 MARKER = "Geheimnis7"
@@ -366,3 +368,17 @@ def test_a_secret_of_an_object_store_is_shown_nowhere(tmp_path: Path, caplog: py
             more = ["--state", str(tmp_path / "state"), "--give-up-after", "0s", "--interval", "1ms", "--debug"]
             done = CliRunner().invoke(app, ["run", str(script), *more, *words])
             assert done.exit_code and MARKER not in done.output
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_what_lasts_can_be_cancelled(kind: str, tmp_path: Path) -> None:
+    table: Any = sink(kind, tmp_path).open(TableShape("t", pa.schema({"id": pa.int64()}), ("id",)))
+    table.prepare()
+    timer = threading.Timer(0.2, table.cancel)
+    timer.start()
+    with pytest.raises(SinkFailed, match=r"(?i)interrupted"), table.talking("write"), table.transaction():
+        table.execute(COUNTED.get(kind, "select count(*) from range(1000000000000) t(n) where n % 7 = 3"))
+    timer.join()
+    table.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 1, "f" * 32), None)
+    assert table.read().to_pylist() == [{"id": 7}]
+    table.close()
