@@ -279,8 +279,10 @@ class Delivery:
 
     def _write(self, made: TableChanges, epoch: int) -> None:
         new = self._record(epoch)
-        lasts = f"the sink of {self.name!r} has been writing epoch {epoch}"
-        with reminding(lasts), self.trying.cancellable(self.table.cancel):
+        with (
+            reminding(f"{self.trying.what} has been writing epoch {epoch}"),
+            self.trying.cancellable(self.table.cancel),
+        ):
             self.table.write(made, new, self.before)
         self.before = new
 
