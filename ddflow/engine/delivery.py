@@ -37,7 +37,7 @@ from ddflow.connectors.table_shape import OTHER_MODE, vanished
 from ddflow.engine.attachable import shape_of
 from ddflow.engine.differing import Synced, told
 from ddflow.engine.kept_epochs import KeptEpochs
-from ddflow.engine.trying import Trying, reminding
+from ddflow.engine.trying import Trying
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 from ddflow.metrics import Look
 from ddflow.operators.updates import time_column
@@ -279,10 +279,7 @@ class Delivery:
 
     def _write(self, made: TableChanges, epoch: int) -> None:
         new = self._record(epoch)
-        with (
-            reminding(f"{self.trying.what} has been writing epoch {epoch}"),
-            self.trying.cancellable(self.table.cancel),
-        ):
+        with self.trying.lasting(f"has been writing epoch {epoch}", self.table.cancel):
             self.table.write(made, new, self.before)
         self.before = new
 

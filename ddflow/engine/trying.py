@@ -93,11 +93,12 @@ class Trying:
             raise self.failing
 
     @contextmanager
-    def cancellable(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """Let `cancel` end what the block does."""
+    def lasting(self, does: str, cancel: Callable[[], None]) -> Iterator[None]:
+        """Let `cancel` end what the block does, and the log say that it ``does`` it still."""
         self._cancel = cancel
         try:
-            yield
+            with reminding(f"{self.what} {does}"):
+                yield
         finally:
             self._cancel = None
 
