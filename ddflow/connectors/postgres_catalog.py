@@ -34,7 +34,9 @@ COLUMNS: Final = """
 
 LOG: Final = logging.getLogger("ddflow")
 LOSSY: Final = ("real", "double precision", "numeric")
-"""Types of which wal2json writes NaN and the infinities as null, because JSON has none of them."""
+"""Types of which wal2json writes NaN and the infinities as null, unless it writes numbers as text, since 2.6."""
+NEWER: Final = "install wal2json 2.6 or later on the server, which writes them as they are"
+"""What keeps values of `LOSSY` types."""
 TABLES: Final = """
     select schemaname, tablename from pg_tables where schemaname !~ '^pg_' and schemaname <> 'information_schema'"""
 UNIQUE: Final = """
@@ -77,6 +79,8 @@ class Looked(NamedTuple):
     """The columns that it has no more."""
     certain: Sequence[str]
     """Columns of `LOSSY` types that are never null; a message says whether they were so when it was written."""
+    lossy: Sequence[str]
+    """All columns of `LOSSY` types."""
     oid: int
     """Of the table, whatever it is called."""
     columns: Mapping[str, int]
@@ -136,11 +140,11 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
     if identity == "n" or (identity == "d" and not keyed):
         remedy = f"give it a primary key, or: alter table {table.quoted} replica identity full"
         raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
-    lossy = (row[0] for row in found if row[-1] and row[1] in LOSSY)
+    lossy = [row[0] for row in found if row[1] in LOSSY and row[0] in declared.names]
     numbers = {row[0]: row[7] for row in found}
     read = {name: number for name, number in numbers.items() if name in declared.names}
-    certain = [name for name in lossy if name in declared.names]
-    return Looked(gone, certain, found[0][6], read, max(numbers.values()), len(numbers))
+    certain = [row[0] for row in found if row[-1] and row[0] in lossy]
+    return Looked(gone, certain, lossy, found[0][6], read, max(numbers.values()), len(numbers))
 
 
 def _alike(connection: Any, table: SourceTable) -> str:
@@ -182,16 +186,19 @@ def identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
 def whole(text: pa.Array, table: SourceTable, looked: Looked) -> pa.Array:
     """Messages of a table `without` the columns that are gone.  Raises `UnreadableInput` for a value that was lost."""
     for name in looked.certain:
-        lost = (
-            f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null,"optional":false'
-        )
-        if pc.any(pc.match_substring_regex(text, lost)).as_py():
+        if len(with_null(text, name, ',"optional":false')):
             asked = f"read the table {table.full} for {table.input!r}"
             found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
             column = f"add column ... text generated always as ({quoted(name)}::text) stored"
-            remedy = f"alter table {table.quoted} {column}, and begin a new state that declares that column instead"
+            remedy = f"{NEWER}; or: alter table {table.quoted} {column}, and a new state that declares that column"
             raise UnreadableInput(asked, found, remedy)
     return without(text, looked.gone)
+
+
+def with_null(text: pa.Array, name: str, more: str = "") -> pa.Array:
+    """Those messages of wal2json in which a column is null.  ``more``: what is to stand behind it.  O(bytes)."""
+    cell_ = f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null{more}'
+    return text.filter(pc.match_substring_regex(text, cell_))
 
 
 def without(text: pa.Array, gone: Sequence[str]) -> pa.Array:

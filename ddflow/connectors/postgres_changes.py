@@ -3,7 +3,7 @@
 Invariant: nothing is taken from the slot, which gives the same again until it is moved on. Messages of begin and commit
 go to no input, and those of other tables are not asked for. Postgres decodes, and what it sends is kept as it is.
 
->>> looked = Looked([], ["x"], 9, {"x": 1}, 1, 1)
+>>> looked = Looked([], ["x"], ["x"], 9, {"x": 1}, 1, 1)
 >>> options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
 'public.orders'
 """
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from ddflow.connectors.formats.parse import TEXT, computed, objects, quoted
 from ddflow.connectors.postgres_catalog import Looked, SourceTable, literal, whole
+from ddflow.connectors.postgres_numbers import Numbers
 from ddflow.connectors.postgres_stream import messages, streamed
 
 
@@ -49,6 +50,7 @@ def peeked(
     slot: str,
     looked: Mapping[SourceTable, Looked],
     keys: Mapping[str, Sequence[str]],
+    numbers: Numbers,
     *,
     upto: str | None = None,
     most: int | None = None,
@@ -56,7 +58,8 @@ def peeked(
 ) -> Peeked:
     """Transactions up to a place in the log, or of about so many messages.  ``keys``: by input.  ``timed``: whether
     messages say when they were committed.  O(bytes)."""
-    given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in options(looked, timed).items())
+    asked = options(looked, timed) | numbers.options(looked.values())
+    given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in asked.items())
     ends = "null" if upto is None else literal(upto)
     query = f"pg_logical_slot_peek_changes({literal(slot)}, {ends}, {'null' if most is None else most}, {given})"
     rows: dict[str, list[pa.RecordBatch]] = {}
@@ -66,7 +69,8 @@ def peeked(
         if found.num_rows:
             lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
         size, count = size + some.nbytes, count + some.num_rows
-        _route(some.column("data"), looked, rows)
+        _route(some.column("data"), looked, rows, numbers)
+    numbers.warn(connection, keys)
     untold = frozenset(
         table
         for table, each in looked.items()
@@ -81,7 +85,7 @@ def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
     A value that is large and stays as it is may not be there, unless all of the old row is.
 
     >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
-    >>> had, looked = now.replace("1", "2"), Looked([], [], 9, {"id": 1, "v": 2}, 2, 2)
+    >>> had, looked = now.replace("1", "2"), Looked([], [], [], 9, {"id": 1, "v": 2}, 2, 2)
     >>> [lacks(pa.array([f'{head}{now}],"identity":[{each}]}}']), looked, ["id"]) for each in (now, had)]
     [False, True]
     """
@@ -99,13 +103,19 @@ def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
     return bool(len(some)) and pc.any(computed(some, f"not list_has_all({now}, {had})")).as_py() is True
 
 
-def _route(data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked], rows: dict[str, list[pa.RecordBatch]]) -> None:
+def _route(
+    data: pa.ChunkedArray,
+    looked: Mapping[SourceTable, Looked],
+    rows: dict[str, list[pa.RecordBatch]],
+    numbers: Numbers,
+) -> None:
     """Give each message to the input of its table; those of begin and commit to none."""
     text = messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
     if not len(text):
         return
     if len(looked) == 1:
         (table,) = looked
+        numbers.look(text, table, looked[table])
         rows.setdefault(table.input, []).append(pa.record_batch({"value": whole(text, table, looked[table])}))
         return
     told, _ = objects(text, {"schema": TEXT, "table": TEXT})
@@ -113,4 +123,5 @@ def _route(data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked], rows: di
     for table, each in looked.items():
         here = pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name))
         if (some := text.filter(here)) is not None and len(some):
+            numbers.look(some, table, each)
             rows.setdefault(table.input, []).append(pa.record_batch({"value": whole(some, table, each)}))

@@ -38,6 +38,7 @@ from ddflow.connectors.postgres_catalog import (
 from ddflow.connectors.postgres_changes import Peeked, peeked
 from ddflow.connectors.postgres_columns import filled, warn_of_filled, warn_of_gone
 from ddflow.connectors.postgres_copy import Begun, begun, copies
+from ddflow.connectors.postgres_numbers import Numbers
 from ddflow.connectors.postgres_own_slot import COPYING, LONGEST, OwnSlot
 from ddflow.connectors.postgres_position import (
     Copied,
@@ -156,6 +157,7 @@ class Slot(OpenSource):
         self._waits, self._broken, self._message = False, "", MESSAGE[1]
         self._copy: Iterator[Polled] | None = None
         self._beside: dict[str, dict[str, Beside]] = {}
+        self._numbers = Numbers()
         with on_failure(self.close), worded(self.asked):
             self._system = system_of(connection)
             if position is None:
@@ -309,7 +311,12 @@ class Slot(OpenSource):
 
     def _peeked(self, looked: Mapping[SourceTable, Looked], **how: Any) -> Peeked:
         """What the slot has.  A table of which it does not tell all is to be copied again."""
-        found = peeked(self.connection, self._own.called, looked, self._keys, **how)
+        try:
+            found = peeked(self.connection, self._own.called, looked, self._keys, self._numbers, **how)
+        except driver().errors.InvalidParameterValue as error:
+            if not self._numbers.refused(error):
+                raise
+            return self._peeked(looked, **how)
         for table in [each for each in self.tables if each in found.untold and each.input in self._whole]:
             remedy = f"the log has it after: alter table {table.quoted} replica identity full"
             self._again(table, f"a row got another key, and a large value of it is not in the log; {remedy}")

@@ -625,3 +625,38 @@ def test_a_feed_adds_up_to_its_table(ops: Any, cuts: list[int], shape: str, agai
         if again and len(whole) and not any(op == "t" for op, _, _ in ops):
             engine.step({"t": whole})
         assert held(engine) == [{"id": key, "v": value} for key, value in sorted(expected.items())]
+
+
+def test_numbers_that_wal2json_writes_as_text() -> None:
+    """As wal2json 2.6 writes them with numeric-data-types-as-string, in both versions: NaN and infinities are there."""
+    names, types = ["id", "v", "n"], ["integer", "double precision", "numeric"]
+    rows = [
+        ["1", "Infinity", "1.10"],
+        ["2", "NaN", "12345678901234567.8"],
+        ["3", "-Infinity", None],
+        ["4", "1e-07", "5"],
+    ]
+    two = [
+        {
+            "action": "I",
+            "table": "t",
+            "columns": [{"name": n, "type": t, "value": v} for n, t, v in zip(names, types, row, strict=True)],
+        }
+        for row in rows
+    ]
+    one = [
+        {"kind": "insert", "table": "t", "columnnames": names, "columntypes": types, "columnvalues": row}
+        for row in rows
+    ]
+    for messages in (two, [{"change": one}]):
+        flow, columns = dd.Flow(), {"id": int, "v": float, "n": pa.decimal128(20, 2)}
+        flow.output("t", flow.upserts("t", columns, dd.Upsert(key="id"), format=dd.formats.wal2json()))
+        with flow.open() as engine:
+            engine.step({"t": {"value": [json.dumps(each) for each in messages]}})
+            held = [str(tuple(row.values())[:3]) for row in engine.read("t").sort_by("id").to_pylist()]
+        assert held == [
+            "(1, inf, Decimal('1.10'))",
+            "(2, nan, Decimal('12345678901234567.80'))",
+            "(3, -inf, None)",
+            "(4, 1e-07, Decimal('5.00'))",
+        ]
