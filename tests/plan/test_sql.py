@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 
 import nexmark_queries as nexmark
 import pyarrow as pa
@@ -115,6 +116,36 @@ def test_what_is_refused_is_named_with_its_place(query: str) -> None:
     with pytest.raises(DdflowError, match=REFUSED[query]):
         flow.sql(query)
     assert flow.nodes == nodes
+
+
+WINDOWS = [
+    "rank() over (partition by c order by n)",
+    "rank() over (order by n desc, id)",
+    "dense_rank() over (partition by upper(status), c order by n desc)",
+    "sum(n) over (partition by status)",
+    "count(*) over ()",
+    "max(n + id) over (partition by c order by n)",
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_what_is_written_instead_of_a_window_gives_the_same(window: str) -> None:
+    with pytest.raises(ExpressionError, match="cannot be maintained") as caught:
+        flow_of().sql(f"select id, {window} r from o")
+    written = re.fullmatch("write (.*), with T for the table", caught.value.remedy)
+    assert written is not None
+    given = "with T as (select * from o where n is not null)"
+    same_as_duckdb(f"{given} select T.id, {written[1]} r from T", f"{given} select id, {window} r from T", 7)
+
+
+def test_windows_that_look_at_rows_by_their_places_are_computed_where_rows_are_read() -> None:
+    for window in (
+        "lag(n) over (order by id)",
+        "sum(n) over (order by id rows 2 preceding)",
+        "ntile(3) over (order by n)",
+    ):
+        with pytest.raises(ExpressionError, match=r"row_number\(\) <= k can; compute others over the rows"):
+            flow_of().sql(f"select {window} r from o")
 
 
 def test_values_of_a_flow_without_inputs_have_no_first_event() -> None:

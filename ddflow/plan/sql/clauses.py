@@ -30,6 +30,7 @@ from ddflow.plan.aggregated import CALLED, NAMES
 from ddflow.plan.sql.names import Names
 from ddflow.plan.sql.query import Joining, Leaf, Ordering, ReadQuery, SelectQuery
 from ddflow.plan.sql.trees import Nested, bracketed, conjuncts, refused, replaced, shown, text
+from ddflow.plan.sql.windows import instead
 
 Aliases = Mapping[str, Callable[[], Tree]]
 CHANGING: Final = tuple(
@@ -115,7 +116,7 @@ class ClauseReader:
             remedy = "bring the value in as a column or a literal"
             raise refused(node, f"{shown(node)} differs from call to call", remedy)
         if isinstance(node, exp.Window) and node.this.name.lower() != "row_number":
-            raise refused(node, f"the window {shown(node)} cannot be maintained", "row_number() <= k can")
+            raise refused(node, f"the window {shown(node)} cannot be maintained", instead(node))
         if isinstance(node, exp.Any | exp.All):
             raise refused(node, f"{shown(node)} is not supported", "compare with (select max(...)) or min, or use IN")
         if isinstance(node, exp.Exists):
