@@ -12,7 +12,7 @@ DeltaSink(path='s3://lake/by_city', mode='upsert')
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time
@@ -217,7 +217,7 @@ class DeltaLakeTable(OpenSink):
     def _record(self, table: Any) -> TargetRecord | None:
         if (epoch := table.transaction_version(EPOCH)) is None:
             return None
-        if (restored := _restored(table)) is not None:
+        if (restored := _restored(table, self._files)) is not None:
             return next(iter(restored), None)
         found = {name: table.transaction_version(name) for name in _numbers(TargetRecord("0" * 32, "", 0, "0" * 32))}
         halves = [f"{found[f'ddflow.{name}.{n}'] % _SIGNED:016x}" for name in ("state", "digest") for n in (0, 1)]
@@ -225,6 +225,15 @@ class DeltaLakeTable(OpenSink):
         return TargetRecord(
             "".join(halves[:2]), self.shape.output if mine else "another output", epoch, "".join(halves[2:])
         )
+
+    def _files(self, version: int) -> frozenset[str]:
+        """The files of a version; none where its log was cleaned away."""
+        of = library()
+        try:
+            old = of.DeltaTable(self.place, version=version, storage_options=self.options)
+        except of.exceptions.DeltaError:
+            return frozenset()
+        return frozenset(old.file_uris())
 
     @contextmanager
     def _talking(self, asked: str) -> Iterator[None]:
@@ -235,7 +244,10 @@ class DeltaLakeTable(OpenSink):
             raise SinkFailed(f"{asked} {self.place}", said, "see to the table") from None
 
 
-def _restored(table: Any) -> list[TargetRecord] | None:
+Files = Callable[[int], frozenset[str]]
+
+
+def _restored(table: Any, files: Files) -> list[TargetRecord] | None:
     """The record, if any, of the version that a table was restored to behind our last commit; None where it was not.
 
     A version that restores an older one has its rows, though the identifiers of transactions stay.  Reads the last
@@ -250,19 +262,25 @@ def _restored(table: Any) -> list[TargetRecord] | None:
             if "ddflow" in commit:
                 return [TargetRecord(**json.loads(commit["ddflow"]))] if restored else None
             if commit.get("operation") == "RESTORE":
-                restored, above = True, _version(commit.get("operationParameters") or {}, commits)
+                restored, above = True, _version(commit, commits, files)
         if len(commits) < limit:  # there are no more, or they were cleaned from the log
             return [] if restored else None
         limit *= 32
 
 
-def _version(to: Mapping[str, Any], commits: Sequence[Mapping[str, Any]]) -> int:
-    """The version that a table was restored to; below all where that is not known."""
+def _version(restore: Mapping[str, Any], commits: Sequence[Mapping[str, Any]], files: Files) -> int:
+    """The version that a table was restored to; below all where that is not known.
+
+    Spark writes a moment as its own time zone has it, which the log does not name, so it is the last version before
+    that has the same files.
+    """
+    to = restore.get("operationParameters") or {}
     if to.get("version") not in (None, ""):
         return int(to["version"])
     moment = str(to.get("datetime") or to.get("timestamp") or "")
     if not moment.isdecimal():
-        return -1
+        same, before = files(restore["version"]), (each["version"] for each in commits)
+        return next((each for each in before if each < restore["version"] and same and files(each) == same), -1)
     return max((each["version"] for each in commits if each["timestamp"] <= int(moment)), default=-1)
 
 

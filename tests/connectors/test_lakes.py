@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -258,15 +259,28 @@ def test_a_new_column_is_added(tmp_path: Path, kind: str) -> None:
     assert there(kind, tmp_path, "t") == [(1, None), (2, 5)]
 
 
-@pytest.mark.parametrize("by_time", [False, True])
-def test_a_table_of_delta_lake_that_was_restored_says_so(tmp_path: Path, by_time: bool) -> None:
+def as_of_spark(table: deltalake.DeltaTable) -> None:
+    """Let the log have the last restore as Spark writes it: a moment in the time zone of its session."""
+    log = Path(table.table_uri.removeprefix("file://")) / "_delta_log" / f"{table.version():020}.json"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if "commitInfo" in line:
+            assert line["commitInfo"]["operation"] == "RESTORE"
+            line["commitInfo"]["operationParameters"] = {"version": None, "timestamp": "2024-01-01 12:00:00.0"}
+    log.write_text("\n".join(map(json.dumps, lines)))
+
+
+@pytest.mark.parametrize("by", ["version", "time", "time of Spark"])
+def test_a_table_of_delta_lake_that_was_restored_says_so(tmp_path: Path, by: str) -> None:
     sinks = {"by_city": sink("delta", tmp_path, "out")}
     with flow().open(tmp_path / "state") as engine:
         days(engine, sinks)
         table = deltalake.DeltaTable(tmp_path / "out")
         first = next(each for each in table.history()[::-1] if "ddflow" in each)
         moment = dt.datetime.fromtimestamp(first["timestamp"] / 1000 + 0.0005, dt.UTC)
-        table.restore(moment if by_time else first["version"])
+        table.restore(first["version"] if by == "version" else moment)
+        if by == "time of Spark":
+            as_of_spark(deltalake.DeltaTable(tmp_path / "out"))
         table.optimize.compact()
         engine.step({"orders": {"id": [50], "city": ["Genf"], "amount": [1]}})
         for _ in range(2):
