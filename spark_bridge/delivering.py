@@ -26,7 +26,8 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.protocol import Blob
-from spark_bridge.job import Job, check_address
+from spark_bridge.job import Job
+from spark_bridge.state_options import check_address
 from spark_bridge.tasks import MakeOfFiles, ReadFiles
 
 Make = Callable[[pa.Table], bytes]

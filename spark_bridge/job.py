@@ -13,12 +13,11 @@ What it does not do: choose what an epoch is (``running`` and ``streaming`` do),
 'struct<to:int,what:int,origin:string,at:bigint,rows:bigint,digest:binary,payload:binary>'
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from time import perf_counter_ns
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -30,13 +29,11 @@ from pyspark.sql.types import StructType
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform
-from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
-from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, SpecError, WrongMode
+from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, WrongMode
 from ddflow.kernels import background
 from ddflow.kernels.compile import cache_directory
-from ddflow.metrics import Metrics
 from ddflow.partitions.chunks import PACKED, added, chunk_limits, chunk_schema
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
@@ -50,8 +47,8 @@ from ddflow.plan.past import PastSchemas
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.manifest import Epoch
-from ddflow.storage.opening import located
 from spark_bridge.errors import translated
+from spark_bridge.state_options import StateOptions
 from spark_bridge.tasks import EpochStage, Redigest, Route
 from spark_bridge.types import arrow_schema, loose, restored, shapes, spark_schema
 
@@ -67,30 +64,6 @@ ATTEMPTS: Final = 4
 """How often the job of an epoch may be run; Spark's own number for a task."""
 _GIVEN_UP: Final = "with indeterminate "
 _DESCRIPTION: Final = "spark.job.description"
-
-
-KEEP: Final = 100
-"""How many epochs can be replayed, and followed by others, by default."""
-
-
-class StateOptions(NamedTuple):
-    """How a state is opened and its tasks run.  ``partitions``: None for the state's own.  ``outputs``: a folder of
-    Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``part_cache``: a size,
-    what a worker keeps open.  ``adopt``: whether another query may go on feeding the state.  ``name``: what Spark's
-    pages and the log call it, by default its inputs.  ``keep``: how many epochs can be replayed, and followed.
-    ``checkpoint``: of the query, for messages.  ``metrics``: as in `Flow.open`."""
-
-    state: str
-    partitions: int | None
-    outputs: str | None
-    memory: str | int | None
-    trust: Literal["owner", "group"]
-    part_cache: str | int | None
-    adopt: bool = False
-    name: str | None = None
-    keep: int = KEEP
-    checkpoint: str | None = None
-    metrics: Metrics | None = None
 
 
 class Job:
@@ -142,6 +115,8 @@ class Job:
     ) -> Committed:
         """Run and commit the next epoch, of such chunks or of no rows.  Raises what tasks and coordinator raise."""
         began = perf_counter_ns()
+        if self.coordinator.growing is not None:
+            self._grow(session)
         start = self.coordinator.begin(epoch=epoch, feed=feed, close=close, adopt=self.options.adopt)
         ready = perf_counter_ns()
         stages = "stage 0" if self.coordinator.cut.stages == 1 else f"stages 0 to {self.coordinator.cut.stages - 1}"
@@ -153,6 +128,12 @@ class Job:
         driver = {"begin": ready - began, "tasks": ran - ready, "commit": perf_counter_ns() - ran}
         more = {f"driver_{name}": each // 1000 for name, each in driver.items()}
         return committed._replace(figures={**committed.figures, **more})
+
+    def _grow(self, session: Any) -> None:
+        """Have tasks make what the plan has more than the state."""
+        start = self.coordinator.grow()
+        with self.around(session, f"what is new, before epoch {start.epoch}"):
+            self.coordinator.grown(start, self._run(session, None, start))
 
     def again(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
         """What a committed epoch returned; its rows are compared.  Raises `ReplayMismatch` for others."""
@@ -275,21 +256,6 @@ def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ..
     declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])
     conform(restored(own, declared, what), declared, repr(name), bound.required)
     return there
-
-
-def check_address(state: Any, outputs: Any = None) -> str:
-    """The address of a state that tasks can open too, whose outputs go to a folder, or elsewhere.
-
-    Raises `SpecError`, `StateRefused` for a scheme that is not supported.
-    """
-    check_target(outputs)
-    if not isinstance(state, str | os.PathLike):
-        raise SpecError(
-            f"state= a {type(state).__name__}",
-            "tasks in other processes cannot open that",
-            "give a folder that all of them see, or s3://bucket/prefix",
-        )
-    return os.fspath(located(state))
 
 
 @contextmanager

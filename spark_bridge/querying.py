@@ -34,8 +34,8 @@ from ddflow.partitions.stages import cut
 from ddflow.plan.codec import behind
 from ddflow.plan.explain import Explained
 from ddflow.plan.keyed_frame import KeyedFrame
-from spark_bridge.job import KEEP
 from spark_bridge.running import run
+from spark_bridge.state_options import KEEP
 from spark_bridge.types import arrow_schema
 
 OUT: Final = "out"

@@ -25,7 +25,8 @@ from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.partitions.stages import Stages
 from spark_bridge.errors import noted, translated
-from spark_bridge.job import check_address, described, settings
+from spark_bridge.job import described, settings
+from spark_bridge.state_options import check_address
 
 LARGE: Final = 64 << 20
 """Bytes of a state from which on tasks are worth their start."""

@@ -32,22 +32,10 @@ from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import behind
 from ddflow.plan.plan import Plan
 from spark_bridge.delivering import Outlets, SinkOptions
-from spark_bridge.job import (
-    KEEP,
-    ROWS,
-    SHUFFLES,
-    Job,
-    StateOptions,
-    check_address,
-    checked,
-    context_of,
-    joined,
-    mapped,
-    routed,
-    router,
-)
+from spark_bridge.job import ROWS, SHUFFLES, Job, checked, context_of, joined, mapped, routed, router
 from spark_bridge.monitoring import report
 from spark_bridge.ran import Ran, ran
+from spark_bridge.state_options import KEEP, StateOptions, check_address
 from spark_bridge.stats import EpochStats
 from spark_bridge.tasks import OnlyStage, RunStage
 from spark_bridge.types import by_input, shapes

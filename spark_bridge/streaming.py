@@ -30,9 +30,10 @@ from ddflow.storage.closing import on_failure
 from spark_bridge.delivering import SinkOptions
 from spark_bridge.errors import fail, translated
 from spark_bridge.feeder import Feeder, Then
-from spark_bridge.job import KEEP, StateOptions, check_address, checked, context_of, settings
+from spark_bridge.job import checked, context_of, settings
 from spark_bridge.monitoring import ACCOUNTS
 from spark_bridge.running import session_of
+from spark_bridge.state_options import KEEP, StateOptions, check_address
 from spark_bridge.stats import EpochStats, QueryStats
 from spark_bridge.types import by_input
 

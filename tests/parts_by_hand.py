@@ -16,7 +16,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret, identities, partition_of
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
-from ddflow.partitions.receipt import Committed
+from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.stage_step import PartDone, StagePart, idle
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Store
@@ -48,9 +48,22 @@ class Hands:
 
     def epoch(self, inputs: Mapping[str, pa.Table], **options: Any) -> tuple[Committed, Tables]:
         """One epoch of the rows of some inputs: what was committed, and what its files hold."""
+        self.grow()
         start = self.start = self.coordinator.begin(**options)
+        receipts = self.receipts(start, inputs)
+        committed = self.coordinator.finish(start, receipts, **{k: v for k, v in options.items() if k == "feed"})
+        return committed, self.outputs(committed)
+
+    def grow(self) -> None:
+        """Make what the plan has more than the state, if it has."""
+        if self.coordinator.growing is not None:
+            start = self.coordinator.grow()
+            self.coordinator.grown(start, self.receipts(start, {}))
+
+    def receipts(self, start: EpochStart, inputs: Mapping[str, pa.Table]) -> list[Receipt]:
+        """What all tasks of an epoch said, some of them twice."""
         came: dict[int, list[pa.Table]] = {}
-        receipts = []
+        receipts = list[Receipt]()
         for stage in range(self.cut.stages):
             tasks = list(range(start.partitions))
             self.chance.shuffle(tasks)
@@ -61,8 +74,7 @@ class Hands:
                     receipts.append(type(done.receipt).from_json(done.receipt.to_json(), "a test"))
                 for meeting, table in done.sums.items():
                     came.setdefault(meeting, []).append(table)
-        committed = self.coordinator.finish(start, receipts, **{k: v for k, v in options.items() if k == "feed"})
-        return committed, self.outputs(committed)
+        return receipts
 
     def task(
         self, start: EpochStart, stage: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]

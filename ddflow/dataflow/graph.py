@@ -26,7 +26,7 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import PlanChanged
 from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.inputs import opened_input
-from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.keyed import Seen
 from ddflow.plan.collection import Collection
@@ -168,7 +168,12 @@ class Graph:
         """
         if lost := [name for name in self.unkept(*node.inputs) if not self.inputs[name].unfed]:
             raise self.gone(f"{node.verb}({', '.join(node.schema.names)})", lost)
-        self.running[node].fill([self.accumulated(of)._replace(times=ints(last)) for of in node.inputs], upper, since)
+        # A state that is filled has had events.
+        some = Updates(pa.table({}), few(0), ints(1), ints(last))
+        inputs = [some if node.of_events else self.accumulated(of)._replace(times=ints(last)) for of in node.inputs]
+        running = self.running[node]
+        change = running.filling(inputs, since)
+        running.apply([] if change is None else [change], upper, since)
 
     def unkept(self, *nodes: Collection) -> list[str]:
         """The inputs that are not kept and whose rows would be read, to read some collections.  O(nodes)."""

@@ -1,6 +1,6 @@
 """The operator protocol: what a plan holds of an operator, and what an opened plan holds of it.
 
-Invariant: an `Operator` is immutable and knows no rows. A `Running` changes in `Running.apply` and `fill` alone, so a
+Invariant: an `Operator` is immutable and knows no rows. A `Running` changes in `Running.apply` alone, so a
 refused step leaves everything as it was. Nothing outside this room asks which operator it has: graph, step, codec,
 checkpoint, stages and tools go by these methods.
 
@@ -143,10 +143,13 @@ class Running(Readable):
         """
         return filled(rows, schema)
 
-    def fill(self, inputs: Sequence[Updates], upper: int, since: int) -> None:
-        """Make state that no file has, of what the ``inputs`` held at the last closed time.  O(rows)."""
-        change = self.compute(inputs, since)[1]
-        self.apply([] if change is None else [change], upper, since)
+    def filling(self, inputs: Sequence[Updates], since: int) -> Any:
+        """The change that makes state that no file has, of what the ``inputs`` held at the last time.  O(rows)."""
+        return self.compute(inputs, since)[1]
+
+    def from_nothing(self, inputs: Sequence[Updates]) -> Updates:
+        """Of an operator that keeps nothing: the updates of its output where its inputs came to hold this.  O(rows)."""
+        return self.compute(inputs, 0)[0]
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """Its output where its inputs hold this.  O(rows)."""

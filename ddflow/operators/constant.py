@@ -101,8 +101,3 @@ class RunningConstant(RunningCount):
         given = np.full(n, min(ranks, default=0), np.int32), np.ones(n, np.int64)
         counted, change = super().compute([Updates(self.table.slice(0, n), *given, inputs[0].times)], since)
         return counted._replace(rows=counted.rows.select(self.groups.names)), change
-
-    def fill(self, inputs: Sequence[Updates], upper: int, since: int) -> None:
-        """See `Running.fill`.  A state that is filled has had events."""
-        some = Updates(pa.table({}), np.zeros(1, np.int32), np.ones(1, np.int64), inputs[0].times)
-        super().fill([some], upper, since)

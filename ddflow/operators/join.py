@@ -254,13 +254,16 @@ class RunningJoin(Running):
         both = (np.diff(left.begins) > 0) & (np.diff(right.begins) > 0) if self.node.consolidated else None
         return self._updates(every, pools, inputs[0].times, self.wanted, both), None
 
-    def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """See `Running.read`."""
-        tables = [each.rows.select(each.rows.schema.names) for each in inputs]
-        pools = [RowPool(table.schema, [Rows(table)]) for table in tables]
+    def read(self, inputs: Sequence[Updates], as_of: int | None, columns: Sequence[Chosen] | None = None) -> Updates:
+        """See `Running.read`.  ``columns``: by default all."""
+        pools = [RowPool(each.rows.schema, [Rows(each.rows.select(each.rows.schema.names))]) for each in inputs]
         (left, right), _, _ = self._met(inputs)
         made = self._pairs(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
-        return self._updates([made], pools, inputs[0].times, self.node.columns)
+        return self._updates([made], pools, inputs[0].times, self.node.columns if columns is None else columns)
+
+    def from_nothing(self, inputs: Sequence[Updates]) -> Updates:
+        """See `Running.from_nothing`."""
+        return self.read(inputs, None, self.wanted)
 
     def _met(self, inputs: Sequence[Updates]) -> tuple[list[MetUpdates], Words, Words]:
         """The updates of both sides by group, and the words of the groups, ascending."""

@@ -184,11 +184,12 @@ class RunningLookup(OrderedRows):
         made = pa.Table.from_arrays(columns, schema=pa.schema(self.wanted))
         return Updates(made, ranks[shown], diffs[shown], left.times), change
 
-    def fill(self, inputs: Sequence[Updates], upper: int, since: int) -> None:
-        """See `Running.fill`: as of now, which is how the right is held."""
+    def filling(self, inputs: Sequence[Updates], since: int) -> Any:
+        """See `Running.filling`: as of now, which is how the right is held, if not elsewhere."""
         left, right = inputs
-        nothing = Updates(empty(right.rows.schema), few(), ints(), left.times)
-        super().fill([left, nothing], upper, since)
+        if self.sides[1].arranged.keys:
+            right = Updates(empty(right.rows.schema), few(), ints(), left.times)
+        return super().filling([left, right], since)
 
     def held(self, arranged: pa.Table) -> Updates:
         """See `Readable.held`: each row with what it found."""

@@ -28,9 +28,10 @@ from ddflow.dataflow.budget import parse_size
 from ddflow.engine.epoch_log import KEPT, EpochLog
 from ddflow.errors import EpochSkipped, PlanChanged, ReplayMismatch, SpecError, TimeWentBack, WrongMode
 from ddflow.partitions import batch_ids as feeds
-from ddflow.partitions.epoch_start import EpochStart
+from ddflow.partitions.epoch_start import EpochStart, Growth
+from ddflow.partitions.growing import Growing
 from ddflow.partitions.live_files import LiveFiles, followed, look, look_for
-from ddflow.partitions.merged_receipts import ROWS, call_digest, gather, greatest
+from ddflow.partitions.merged_receipts import OWED, ROWS, call_digest, gather, greatest, together
 from ddflow.partitions.receipt import Committed, Contribution, Receipt
 from ddflow.partitions.said import Said, heard
 from ddflow.partitions.stages import cut, regrouped
@@ -39,7 +40,7 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Kind
 from ddflow.storage.feeding import EVENTS, fed_by
-from ddflow.storage.manifest import Call, Epoch, Feed, Manifest
+from ddflow.storage.manifest import Call, Epoch, Feed, Manifest, Output
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Store
@@ -51,15 +52,21 @@ APART: Final = 200
 
 class EpochDriver:
     """``flow``, ``cut``: the plan.  ``log``: the state's epochs.  ``partitions``: of the state.  ``heard``: what
-    is known of inputs that take messages.  `open` makes it."""
+    is known of inputs that take messages.  ``growing``: what is new, which tasks make before the next epoch (`grow`);
+    None for nothing.  `open` makes it."""
 
     def __init__(self, flow: Plan, log: EpochLog, wanted: Wanted) -> None:
         """Read the inventories of a state.  Raises `CorruptState`."""
         self.flow, self.cut, self.log, self.given = flow, cut(flow), log, wanted
-        manifest = log.manifest_log.manifest
+        manifest, stages = log.manifest_log.manifest, self.cut.stages
         # What was never committed has no partitions yet, whatever its maker wanted.
         self.partitions = manifest.partitions if manifest.inventories else wanted.partitions or manifest.partitions
-        self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, self.cut.stages, self.partitions)
+        self.growing: Growing | None = None
+        if manifest.inventories and (log.change.outputs or log.change.inputs):
+            self.growing = Growing(self.cut, log.change, log.manifest_log)
+            stages = len(manifest.inventories) // self.partitions
+        self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, stages, self.partitions)
+        self._owed: Mapping[str, Output] = {}
         log.resume(self.live.names())
         self.heard = heard(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
         self._start: EpochStart | None = None
@@ -94,19 +101,8 @@ class EpochDriver:
         Raises `PlanChanged`, `SpecError` (for another number of partitions than it has, too), `StateRefused`,
         `CorruptState`, and what the store raises.
         """
-        flow, wanted = (
-            flow.frozen(),
-            Wanted(
-                partitions,
-                default_partitions,
-                outputs,
-                trust,
-                keep,
-                retain,
-                parse_size(memory),
-                checkpoint,
-            ),
-        )
+        flow, size = flow.frozen(), parse_size(memory)
+        wanted = Wanted(partitions, default_partitions, outputs, trust, keep, retain, size, checkpoint)
         cut(flow)  # a plan that has no place on Spark is refused before anything is made
         log = EpochLog.open(
             flow,
@@ -197,6 +193,7 @@ class EpochDriver:
             )
         if close and not self.flow.holds_back:
             raise WrongMode("close=True", "the flow is in epoch mode: its inputs name no time column", "leave it out")
+        assert self.growing is None, "what is new was not made"
         self.log.manifest_log.check_newest()
         number, time = self.epoch + 1, max(self.epoch, manifest.last) + 1
         if time >= CLOSED and not self.flow.holds_back:
@@ -205,31 +202,51 @@ class EpochDriver:
                 f"its last time is {shown(manifest.last)}",
                 "there is none after it: make a new state",
             )
-        store, secret = self.log.manifest_log.store, manifest.secret
-        self._feed, self._start = (
-            feed,
-            EpochStart(
-                store=store if isinstance(store, MemoryStore) else store.where,
-                trust=self.given.trust,
-                number=self.log.manifest_log.number,
-                digest=self.log.manifest_log.digest,
-                epoch=number,
-                partitions=self.partitions,
-                secret=secret,
-                frontier=manifest.frontier,
-                last=manifest.last,
-                since=manifest.since,
-                time=time,
-                to=CLOSED if close else self._to(),
-                horizons=dict(manifest.horizons),
-                inventories=self.live.parts,
-                folder=self.log.outputs.path,
-                retain=self._retain,
-                memory=self.given.memory,
-                past=self._past,
-            ),
-        )
+        self._feed, self._start = feed, self._started(time, CLOSED if close else self._to())
         return self._start
+
+    def _started(self, time: int, to: int, growth: Growth | None = None) -> EpochStart:
+        """The start of the next epoch."""
+        manifest, store = self.manifest, self.log.manifest_log.store
+        return EpochStart(
+            store=store if isinstance(store, MemoryStore) else store.where,
+            trust=self.given.trust,
+            number=self.log.manifest_log.number,
+            digest=self.log.manifest_log.digest,
+            epoch=self.epoch + 1,
+            partitions=self.partitions,
+            secret=manifest.secret,
+            frontier=manifest.frontier,
+            last=manifest.last,
+            since=manifest.since,
+            time=time,
+            to=to,
+            horizons=dict(manifest.horizons),
+            inventories=self.live.parts,
+            folder=self.log.outputs.path,
+            retain=self._retain,
+            memory=self.given.memory,
+            past=self._past,
+            growth=growth,
+        )
+
+    def grow(self) -> EpochStart:
+        """What tasks start from that make what the plan has more than the state: while there is ``growing``, before
+        the next epoch.  O(files), and O(bytes) where it partitions otherwise what there was.  Raises `Fenced`,
+        `StorageFull`, `StorageFailed`."""
+        assert self.growing is not None, "nothing is new"
+        log = self.log.manifest_log
+        log.check_newest()
+        parts = self.growing.inventories(self.given.trust, self.given.memory)
+        self.live = LiveFiles.read(log.store, parts, self.cut.stages, self.partitions)
+        self._start = self._started(self.manifest.last, self.manifest.frontier, self.growing.new)
+        return self._start
+
+    def grown(self, start: EpochStart, receipts: Iterable[Receipt]) -> None:
+        """Go on from what these tasks made, one receipt of each; the next epoch publishes it.  As `finish`."""
+        taken, whole = self._gathered(start, receipts)
+        self.live = self.live.after(self.log.manifest_log.store, taken)
+        self.growing, self._start, self._owed = None, None, whole.outputs
 
     @property
     def _retain(self) -> int:
@@ -254,19 +271,12 @@ class EpochDriver:
         `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
         """
         began = perf_counter_ns()
-        if start is not self._start and start != self._start:
-            raise SpecError(
-                f"finish epoch {start.epoch}",
-                "it was not begun, or another was begun since",
-                "begin it, and give what that returns",
-            )
         feed = self._feed if feed is None else feed
         if feed != self._feed:
             raise SpecError(f"finish epoch {start.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
-        taken, whole = gather(receipts, start.digest, self.cut.stages, self.partitions)
-        look(self.cut, taken, folder=self.log.outputs.sink is not None)
+        taken, whole = self._gathered(start, receipts)
         live = self.live.after(self.log.manifest_log.store, taken)
-        look_for(self.log.manifest_log.store, self.log.outputs.sink, start.epoch, taken, set(self.live.inventories))
+        whole = replace(whole, outputs=together(self._owed, whole.outputs))
         call = self._call(start, whole)
         manifest = self.manifest
         kept = self.log.receipts(Epoch(start.epoch, (call,), None if feed is None else feed.batch))
@@ -288,7 +298,7 @@ class EpochDriver:
             fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
         )
         self._past = followed(self.live.parts, live.parts, self._past)
-        self.live, self._start = live, None
+        self.live, self._start, self._owed = live, None, {}
         for name, each in self.heard.items():
             for found in each.hear(whole.said.get(name, Said())):
                 warnings.warn(f"messages for {name!r}: {found}", stacklevel=3)
@@ -297,6 +307,19 @@ class EpochDriver:
         return Committed(
             start.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False
         )
+
+    def _gathered(self, start: EpochStart, receipts: Iterable[Receipt]) -> tuple[tuple[Receipt, ...], Contribution]:
+        """One receipt a task, and what they say together, whose files are all there."""
+        if start is not self._start and start != self._start:
+            raise SpecError(
+                f"finish epoch {start.epoch}",
+                "it was not begun, or another was begun since",
+                "begin it, and give what that returns",
+            )
+        taken, whole = gather(receipts, start.digest, self.cut.stages, self.partitions)
+        look(self.cut, taken, folder=self.log.outputs.sink is not None)
+        look_for(self.log.manifest_log.store, self.log.outputs.sink, start.epoch, taken, set(self.live.inventories))
+        return taken, whole
 
     def acknowledge(self) -> None:
         """Publish what is attached, where the newest manifest does not say it.  O(plan).  Raises as a commit does.
@@ -316,4 +339,6 @@ class EpochDriver:
             kind, time = "advance_to", CLOSED
         digest = call_digest(kind, time, whole.rows, whole.digests)
         figures = whole.figures | {f"{ROWS}{name}": n for name, n in whole.rows.items()}
+        if self._owed:
+            figures[OWED] = sum(each.rows for each in self._owed.values())
         return Call(kind, time, digest, whole.frontier, whole.counts, whole.outputs, figures)

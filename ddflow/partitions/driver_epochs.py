@@ -24,8 +24,10 @@ from ddflow.connectors.attached import TableSink
 from ddflow.engine.deliveries import detach, sync
 from ddflow.engine.differing import Synced
 from ddflow.engine.kept_epochs import InParts, KeptEpochs
+from ddflow.errors import PlanChanged
 from ddflow.metrics import Look
 from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.merged_receipts import OWED
 from ddflow.partitions.reading import read_updates, shared
 from ddflow.partitions.version import Version
 from ddflow.plan.plan import Plan
@@ -54,7 +56,9 @@ class DriverEpochs(KeptEpochs):
         return self.driver.flow
 
     def held(self, name: str) -> pa.Table:
-        """Read from the newest version.  O(bytes of it)."""
+        """Read from the newest version.  O(bytes of it).  Nothing of what is new, which the next epoch gives."""
+        if self.owes(name):
+            return self.output_schema(name).empty_table()
         manifest, log = self.manifest, self.log.manifest_log
         store = log.store if isinstance(log.store, MemoryStore) else log.store.where
         version = Version(store, self.driver.given.trust, manifest.number, log.digest)
@@ -65,13 +69,13 @@ class DriverEpochs(KeptEpochs):
         return pa.concat_tables(read_updates(version, self.flow, name, share) for share in shares)
 
     def owes(self, name: str) -> bool:
-        """A state of many partitions takes up no new outputs."""
-        return False
+        """Whether it is new."""
+        return name in self.log.change.outputs
 
     def parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
         """By partition, where what was gained is large and rows of a key, or equal ones, are in one of them."""
         each = self.each
-        if each is None or len(receipt.calls) != 1 or receipt.size(name) < LARGE:
+        if each is None or len(receipt.calls) != 1 or receipt.size(name) < LARGE or OWED in receipt.calls[0].figures:
             return None
         blobs = receipt.calls[0].outputs[name].blobs
         if key != () and len(blobs) > 1:
@@ -93,7 +97,12 @@ def sync_state(
     forget: tuple[str, ...] = (),
     look: Look = lambda rows: None,
 ) -> dict[str, Synced]:
-    """What `Engine.sync` and then `Engine.detach` do, of a state of many partitions.  Raises as they do."""
+    """What `Engine.sync` and then `Engine.detach` do, of a state of many partitions.
+
+    Raises as they do, and `PlanChanged` for a plan that has more than the state."""
+    if driver.growing is not None:
+        found = f"it has more than the state: {driver.growing.change.text}"
+        raise PlanChanged(f"sync {driver.log.manifest_log.store.where}", found, "run an epoch with this plan first")
     epochs = DriverEpochs(driver)
     done = sync(epochs, sinks, adopt, dry, look)
     if forget:

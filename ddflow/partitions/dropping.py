@@ -36,17 +36,16 @@ from msgspec.structs import replace
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.sources import without
 from ddflow.dataflow.budget import parse_size
-from ddflow.dataflow.inflow import add
-from ddflow.dataflow.verdicts import GONE
 from ddflow.engine.garbage import blobs_of
-from ddflow.engine.inventory import InputRecord, Inventory, StoredInventory
+from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, Fenced, SpecError, StateRefused
 from ddflow.metrics import Look
+from ddflow.partitions.relaid import moved, relaid
 from ddflow.partitions.rescale import Rescaler, moving, same_plan
 from ddflow.partitions.rescale_task import task
-from ddflow.partitions.stages import Stages, cut, placed, uncut
-from ddflow.plan.codec import behind, describe, fingerprint, node_ids
+from ddflow.partitions.stages import cut, uncut
+from ddflow.plan.codec import behind, describe, fingerprint
 from ddflow.plan.collection import Collection
 from ddflow.plan.compatibility import dropping
 from ddflow.plan.evolve import evolved
@@ -107,8 +106,8 @@ def drop(
         _check(plan, outputs, inputs, manifest, store.where)
         work = _Drop(store, manifest, plan, outputs, inputs)
         with work.forgotten():
-            moved = work.inventories(trust, parse_size(memory), look)
-            return work.publish(work.manifest_of(), moved, trust)
+            figures = work.inventories(trust, parse_size(memory), look)
+            return work.publish(work.manifest_of(), figures, trust)
 
 
 def _check(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: Manifest, where: str) -> None:
@@ -190,13 +189,13 @@ class _Drop:
         parts = list[Blob]()
         for stage in range(stages.stages if old else 0):
             for number in range(many):
-                inventory, at = _without(stages, stage, old[number::many]), stage * many + number
+                inventory, at = relaid(stages, stage, old[number::many]), stage * many + number
                 if len(old) == stages.stages * many and inventory == old[at].of:
                     parts.append(manifest.inventories[at])
                 else:
                     parts.append(self._put(encoded(inventory)))
         self.parts = tuple(parts)
-        if many == 1 or not old or not self._moved():
+        if many == 1 or not old or not moved(self.plan, self.flow, self.nodes):
             return 0, 0
         first, self.written = self.written, []
         move = moving(self.store, replace(manifest, inventories=self.parts), stages, many, trust, memory)
@@ -212,11 +211,6 @@ class _Drop:
                 for blob in first:
                     self.store.delete(blob.name)
         return sum(each.versions for each in made), sum(each.pending for each in made)
-
-    def _moved(self) -> bool:
-        """Whether rows of some operator would be in other partitions by the new plan."""
-        before, now = placed(self.plan), placed(self.flow)
-        return any(before[old].by != now[new].by for old, new in self.nodes.items() if new.keeps)
 
     def _put(self, data: bytes) -> Blob:
         self.written.append(self.store.put("json", lambda sink: sink.write(data)))
@@ -295,24 +289,3 @@ def _sources(sources: Mapping[str, Attached], inputs: set[str]) -> dict[str, Att
         if fed or not (each.left_out or name in inputs):
             out[name] = replace(each, left_out=fed, position=without(each.kind, each.position, inputs))
     return out
-
-
-def _resolved(record: InputRecord) -> int:
-    """How many events of an input have a verdict."""
-    return record.arrived - sum(run.rows - run.begin for run in record.runs)
-
-
-def _without(stages: Stages, stage: int, old: Sequence[StoredInventory]) -> Inventory:
-    """The inventory of one partition on a stage, of those that it has on all stages.  O(files)."""
-    ids, totals = node_ids(stages.flow), dict[str, int]()
-    wanted = {ids[node] for node in stages.keeping(stage)}
-    there = {name: found for each in old if stage == 0 for name, found in each.of.inputs.items()}
-    for each in old if stage == 0 else ():
-        add(totals, each.of.totals)
-    if gone := sum(_resolved(found) for name, found in there.items() if name not in stages.flow.inputs):
-        add(totals, {GONE: gone})
-    return Inventory(
-        {name: found for name, found in there.items() if name in stages.flow.inputs},
-        {name: found for each in old for name, found in each.of.operators.items() if name in wanted},
-        totals,
-    )

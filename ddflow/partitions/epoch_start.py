@@ -27,6 +27,14 @@ def own(memory: int) -> int:
     return memory - 3 * (memory // 8)
 
 
+class Growth(NamedTuple):
+    """What a plan has more than a state.  ``outputs``: by name.  ``operators``: the ids of those that no file has the
+    state of."""
+
+    outputs: tuple[str, ...]
+    operators: tuple[str, ...]
+
+
 class EpochStart(NamedTuple):
     """What an epoch's tasks start from; it can be pickled, unless its store is in memory.
 
@@ -38,7 +46,7 @@ class EpochStart(NamedTuple):
     none for a state without a commit.  ``folder``: of Parquet outputs; None where they are files of the state.
     ``retain``: as in `Flow.open`.  ``memory``: bytes that a task may take, or None.  ``past``: of each part, the names
     of the inventories that led to the one it has, as far as the driver knows; a part that was kept open with one of
-    these can be brought up to date.
+    these can be brought up to date.  ``growth``: of tasks that take no rows, and make what is new of what is held.
     """
 
     store: str | MemoryStore
@@ -59,6 +67,7 @@ class EpochStart(NamedTuple):
     retain: int
     memory: int | None
     past: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    growth: Growth | None = None
 
     def inventory(self, stage: int, number: int) -> str:
         """The name of the inventory of a part; "" for none."""

@@ -31,7 +31,7 @@ from ddflow.dataflow.inflow import add
 from ddflow.errors import MissingReceipts, ReceiptsDisagree, SpecError
 from ddflow.partitions.chunks import added
 from ddflow.partitions.receipt import Contribution, Receipt
-from ddflow.partitions.said import together
+from ddflow.partitions.said import together as said_together
 from ddflow.storage.epochs import Output
 from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER
@@ -40,6 +40,8 @@ MOST: Final = 10
 """How many partitions a message lists."""
 ROWS: Final = "rows of "
 """What an input's name follows, in the figures that a state keeps of an epoch."""
+OWED: Final = "held by new outputs"
+"""Rows of an epoch that new outputs gave whole, among those figures."""
 _NOT_ADDED: Final = ("memory",)
 """Figures of which the greatest is told, and no sum."""
 
@@ -77,8 +79,15 @@ def gather(
         last=max(each.last for each in taken),
         since=max(each.since for each in taken),
         figures=_figures(each.figures for each in taken),
-        said=together(each.said for each in taken),
+        said=said_together(each.said for each in taken),
     )
+
+
+def together(one: Mapping[str, Output], other: Mapping[str, Output]) -> dict[str, Output]:
+    """What outputs gained first and then, in the order of their names.  O(files)."""
+    none = Output((), 0)
+    pairs = {name: (one.get(name, none), other.get(name, none)) for name in sorted({*one, *other})}
+    return {name: Output((*a.blobs, *b.blobs), a.rows + b.rows) for name, (a, b) in pairs.items()}
 
 
 def call_digest(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[str, str]) -> str:

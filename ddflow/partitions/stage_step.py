@@ -38,12 +38,16 @@ from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.connectors.opening import open_sink
 from ddflow.connectors.protocol import Sink
 from ddflow.dataflow.budget import Budget
+from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
+from ddflow.dataflow.spilling import make_room
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.engine.outputs import put
-from ddflow.partitions.epoch_start import EpochStart, own
+from ddflow.operators.updates import Updates
+from ddflow.partitions.epoch_start import EpochStart, Growth, own
+from ddflow.partitions.growth import GrowthComputation
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.said import Said, same_table
 from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
@@ -162,7 +166,8 @@ class StagePart:
         table must be that of epochs before.  Raises what a step of an engine raises, and `BadMessage` for another
         table; the part must then be closed, and what it wrote is garbage.
         """
-        self._look(start)
+        if start.growth is None:
+            self._look(start)
         began = perf_counter_ns()
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         for name, upsert in self.dataflow.graph.inputs.items():
@@ -172,7 +177,10 @@ class StagePart:
             admission = self.dataflow.admissions[name]
             if each.table is not None:
                 admission.table = same_table(name, admission.table, each.table)
-        step = self._events(start, inputs) if self.stage == 0 else self._sums(start, sums)
+        if start.growth is not None:
+            step = self._grown(start, start.growth, sums)
+        else:
+            step = self._events(start, inputs) if self.stage == 0 else self._sums(start, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
         self.levelled.came, self.levelled.sent = {}, {}
@@ -199,15 +207,25 @@ class StagePart:
         frontier, last = (start.to, start.to - 1) if self.dataflow.flow.holds_back else (start.time + 1, start.time)
         if frontier <= self.dataflow.frontier:
             return self.dataflow.take({}, None, self.dataflow.frontier, self.dataflow.last)
-        came = {
-            each.number: as_updates(sums[each.number], each.schema)
-            for each in self.cut.exchanges
-            if each.stage == self.stage and each.number in sums
-        }
+        came = self._came(sums)
         if frontier == CLOSED:
             last = max([self.dataflow.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
         self.levelled.came = {number: each for number, each in came.items() if each.diffs.size}
         return self.dataflow.take({}, self.dataflow.compute({}, last), frontier, last)
+
+    def _came(self, sums: Mapping[int, pa.Table]) -> dict[int, Updates]:
+        """The sums of this stage's exchanges, as updates."""
+        here = (each for each in self.cut.exchanges if each.stage == self.stage and each.number in sums)
+        return {each.number: as_updates(sums[each.number], each.schema) for each in here}
+
+    def _grown(self, start: EpochStart, growth: Growth, sums: Mapping[int, pa.Table]) -> Step:
+        """Make what is new of what is held, and of what came of that."""
+        graph, budget = self.levelled, self.dataflow.budget
+        graph.came = {number: each for number, each in self._came(sums).items() if each.diffs.size}
+        buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
+        made = GrowthComputation(graph, growth, start.last, start.frontier, start.since, buffer).run()
+        make_room(budget, graph, self.dataflow.batchers)
+        return self.dataflow.committed(made.outputs, {}, start.frontier)
 
     def _written(self, start: EpochStart, step: Step) -> Receipt:
         """Write what is in no file yet; the receipt for all of it."""
@@ -262,7 +280,7 @@ def idle(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | N
     Without rows nothing changes on later stages; nor on stage 0 in epoch mode, unless keys expire.
     """
     expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
-    if not start.inventories or (stage == 0 and (cut.flow.holds_back or expires)):
+    if not start.inventories or start.growth is not None or (stage == 0 and (cut.flow.holds_back or expires)):
         return None
     if len({each[number].name for each in start.inventories}) < len(start.inventories):
         return None  # one engine's inventory is of all stages: each writes its own first

@@ -1,7 +1,7 @@
 """What a driver of many tasks was asked for, and which states that fits.
 
-Invariant: every mistake is an error that names the option or the difference, before anything is made. A state of many
-partitions can take up less than one engine's, since what a new input or output owes is nobody's task yet.
+Invariant: every mistake is an error that names the option or the difference, before anything is made. A
+plan may have more than a state: what that is, the first epoch with it makes (``growing``).
 
 >>> Wanted(partitions=0)
 Traceback (most recent call last):
@@ -17,7 +17,7 @@ from typing import Literal
 from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import LEAST, shown_size
 from ddflow.engine.epoch_log import KEPT
-from ddflow.errors import PlanChanged, SpecError, StateRefused
+from ddflow.errors import SpecError, StateRefused
 from ddflow.partitions.epoch_start import own
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.rebuild import step_times
@@ -60,10 +60,8 @@ class Wanted:
             )
 
     def fits(self, manifest: Manifest, change: PlanChange, where: str) -> None:
-        """Raise `PlanChanged` for inputs or outputs that a state of many partitions cannot take up.
-
-        Raises `SpecError` for another number of partitions than it has, `StateRefused` for days as times of steps.
-        """
+        """Raise `SpecError` for another number of partitions than it has, `StateRefused` for days as times of steps."""
+        del change
         if not manifest.inventories:  # it holds nothing yet
             return
         if (kind := step_times(manifest.plan, where)) != INT64:
@@ -71,21 +69,6 @@ class Wanted:
                 f"open {where} on Spark",
                 f"the times of its steps are {kind}, and those of Spark's epochs are whole numbers",
                 "go on with it in one process; spark_bridge.read reads it as it is",
-            )
-        new = [
-            f"the {what} {names} are new"
-            for what, names in (("inputs", change.inputs), ("outputs", change.outputs))
-            if names
-        ]
-        if new:
-            rescaling, many = f"ddflow rescale {quote(where)} --partitions", manifest.partitions
-            one, back = (f"{rescaling} 1, then ", f", then {rescaling} {many}") if many > 1 else ("", "")
-            raise PlanChanged(
-                f"open {where} with this plan",
-                " and ".join(new),
-                "Spark takes up new columns only, and one process the rest: stop the queries, then "
-                f"{one}flow.open({where!r}) with this plan and engine.step({{}})"
-                f"{back}; or make a new state of the log with dd.migrate",
             )
         if self.partitions not in (None, manifest.partitions):
             found = f"it has {manifest.partitions}, and opening a state does not rewrite it"

@@ -35,6 +35,7 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.version import Version
+from ddflow.storage.memory import MemoryStore
 from spark_bridge import errors, rescaling
 from spark_bridge.part_cache import PARTS
 from spark_bridge.tasks import EpochStage, Route, look
@@ -242,6 +243,42 @@ def test_a_state_is_rescaled_when_that_is_asked_for_and_never_by_opening_it(
             same_epoch(ran, engine.step({"orders": rows}, time=epoch), "sizes")
         with flow.open(state) as on:  # of one partition, it is any engine's
             assert counted(on.read("sizes")) == counted(engine.read("sizes"))
+
+
+def growing_flow(more: bool) -> dd.Flow:
+    flow, columns = dd.Flow(), {"id": int, "city": str, "n": int}
+    orders = flow.upserts("orders", columns, dd.Upsert(key="id"))
+    flow.output("many", orders.filter("n > 1"))
+    flow.output("by_city", orders.count("city"))
+    if more:
+        cities = flow.upserts("cities", {"city": str, "land": str}, dd.Upsert(key="city"))
+        flow.output("few", orders.filter("n <= 1"))
+        flow.output("sums", orders.group_by("n").agg(s="sum(id)"))
+        flow.output("of land", orders.count("city", name="much").join(cities, on="city", how="left"))
+    return flow
+
+
+def test_outputs_and_inputs_that_are_new_are_made_of_what_the_state_holds(spark: SparkSession, state: str) -> None:
+    orders = [
+        pa.table({"id": range(n, n + 9), "city": ["Bern", "Chur", "Thun"] * 3, "n": [0, 1, 2] * 3}) for n in (0, 5)
+    ]
+    cities = pa.table({"city": ["Bern", "Chur"], "land": ["BE", "GR"]})
+
+    def run(more: bool, **tables: pa.Table) -> Any:
+        frames = {name: frame_of(spark, table) for name, table in tables.items()}
+        return spark_bridge.run(growing_flow(more), frames, state=state, outputs=f"{state}.outputs")
+
+    with growing_flow(False).open(twin := MemoryStore()) as engine:
+        spark_bridge.run(growing_flow(False), {"orders": frame_of(spark, orders[0])}, 2, state=state)
+        engine.step({"orders": orders[0]}, time=1)
+    with pytest.raises(NullKey):  # when what is new was made, before the commit
+        run(True, orders=orders[1].set_column(0, "id", pa.nulls(9, pa.int64())))
+    assert list(dd.Snapshot.open(state).flow.outputs) == ["many", "by_city"] and dd.fsck(state).ok
+    with growing_flow(True).open(twin.writer()) as engine:
+        same_epoch(run(True, orders=orders[1]), engine.step({"orders": orders[1]}, time=2))
+        same_epoch(run(True, cities=cities), engine.step({"cities": cities}, time=3), "of land")
+        same_state(state, growing_flow(True), engine)
+    assert dd.fsck(state).ok
 
 
 def test_a_budget_is_kept_to_on_a_batch_that_is_larger(spark: SparkSession, state: str) -> None:

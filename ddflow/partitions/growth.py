@@ -1,0 +1,130 @@
+"""What a stage gives to outputs that are new on a state: one step in which all that they are made of comes anew.
+
+Invariant: what the tasks of all stages and partitions put out, added up, is what a new output holds as of the last
+closed time, and what they leave in new operators is what these would hold, had the plan always had them. What the state
+holds already does not change: it is read where it lies, and goes through operators without state, through exchanges and
+into the new operators as the updates of a step do. Only exchanges that lead to something new are used. In a state that
+closed no time nothing is made.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.columns.hashing import Secret
+>>> from ddflow.partitions.stages import cut
+>>> flow = dd.Flow()
+>>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+>>> _ = flow.output("cities", people.project(["city"]))
+>>> _ = flow.output("by_city", people.count("city"))
+>>> graph = StageGraph(cut(flow), 0, Secret(1, 2))
+>>> made = GrowthComputation(graph, Growth(("cities",), ()), last=7, upper=8, since=7, buffer=UpdateBuffer(None, 0))
+>>> [each.of for each in made.sending], list(made.run().outputs)
+([1], [])
+"""
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from ddflow.dataflow.buffer import UpdateBuffer
+from ddflow.dataflow.graph import Graph, Stepped
+from ddflow.operators.updates import Updates, few, ints
+from ddflow.partitions.epoch_start import Growth
+from ddflow.partitions.stage_graph import StageComputation, StageGraph
+from ddflow.plan.codec import node_ids
+from ddflow.plan.collection import Collection
+from ddflow.time import NEVER
+
+
+class GrowthComputation(StageComputation):
+    """``growth``: what is new.  ``last``: the last closed time, which is stamped.  ``upper``: the frontier.  The new
+    operators of ``graph`` are filled when it has run; nothing else changes."""
+
+    def __init__(
+        self, graph: StageGraph, growth: Growth, last: int, upper: int, since: int, buffer: UpdateBuffer
+    ) -> None:
+        super().__init__(graph, {}, since, buffer)
+        self.growth, self.last, self.upper = growth, last, upper
+        self.times, self.many = ints(last), True  # what is held comes in pieces
+        self.new = new_operators(graph, growth)
+        computed = set(_computed(graph, growth))
+        read = computed.union(*(node.inputs for node in computed))
+        self.nodes = [node for node in self.nodes if node in read]
+        known = {
+            (of, tuple(by or ()), node.of_events)
+            for node in computed & graph.exchange
+            for of, by in zip(node.inputs, node.exchange(), strict=True)
+        }
+        nodes = graph.plan.nodes
+        known |= {(node, tuple(node.schema.names), False) for node in self._outputs().values()}
+        self.sending = [e for e in graph.cut.sent(graph.stage) if (nodes[e.of], tuple(e.by), e.events) in known]
+
+    def run(self) -> Stepped:
+        """Fill what is new, and what new outputs hold.  O(rows that they are made of)."""
+        self.of.sent = {}
+        if self.last == NEVER:
+            return self.out
+        inputs = {each for each in self.graph.names if self.of.stage == 0}
+        for node in self.nodes:
+            if node in self.new:
+                self._fill(node)
+            if node in inputs or node in self.graph.keeping:
+                self._give(node)
+            elif node in self.exchange:
+                running = self.graph.running[node]
+                for given in self._met(node):
+                    self._propagate(node, running.from_nothing(given))
+        for name, node in self.outputs():
+            pieces = self._pieces(node) if node.consolidated else self.arrived(node, None)
+            self.out.outputs[name] = self.buffer.table(self._shown(node, pieces))
+        self.of.sent = {each.number: self._sum(each) for each in self.sending}
+        return self.out
+
+    def outputs(self) -> Iterable[tuple[str, Collection]]:
+        """Those of this stage that are new."""
+        return [(name, node) for name, node in super().outputs() if name in self.growth.outputs]
+
+    def events(self, node: Collection) -> Updates:
+        """One of each input where its rows are: a state that closed a time has had events."""
+        if self.of.stage:
+            return super().events(node)
+        return Updates(pa.table({}), few(0), ints(1), self.times)
+
+    def _outputs(self) -> dict[str, Collection]:
+        return {name: self.of.plan.outputs[name] for name in self.growth.outputs}
+
+    def _shown(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
+        """What an output holds, as its tables."""
+        graph, given = self.graph, [node.schema.names]
+        for (each,) in self._together([pieces], given):
+            yield graph.opened[node].output(each, graph.secret, node.schema, graph.time_type)
+
+    def _fill(self, node: Collection) -> None:
+        """Make the state of an operator of what its inputs hold."""
+        running, changes = self.graph.running[node], []
+        for inputs in self._met(node):
+            change = running.filling(inputs, self.since)
+            if change is not None:
+                changes.append(running.outlives(change, self._kept))
+        running.apply(changes, self.upper, self.since)
+
+    def _give(self, node: Collection) -> None:
+        """Give what is held to all that reads it."""
+        names = self.graph.needed[node].names
+        for piece in self.graph.opened[node].pieces(None):
+            self._propagate(node, piece._replace(rows=piece.rows.select(names), times=self.times))
+
+
+def new_operators(graph: Graph, growth: Growth) -> set[Collection]:
+    """The operators that no file has the state of.  O(nodes)."""
+    return {node for node, name in node_ids(graph.plan).items() if name in growth.operators}
+
+
+def _computed(graph: Graph, growth: Growth) -> Iterable[Collection]:
+    """The collections that are made of others for what is new: they are new, or hold nothing.  O(nodes)."""
+    new, seen = new_operators(graph, growth), set[Collection]()
+    ahead = [*new, *(graph.plan.outputs[name] for name in growth.outputs)]
+    while ahead:
+        node = ahead.pop()
+        if node in seen or not node.inputs or (graph.opened[node].arrangements and node not in new):
+            continue
+        seen.add(node)
+        ahead += node.inputs
+    return seen
