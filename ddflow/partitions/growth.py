@@ -45,7 +45,8 @@ class GrowthComputation(StageComputation):
         self.times, self.many = ints(last), True  # what is held comes in pieces
         self.new = new_operators(graph, growth)
         computed = set(_computed(graph, growth))
-        read = computed.union(*(node.inputs for node in computed))
+        shown = set(self._outputs().values())
+        read = computed.union(shown, *(node.inputs for node in computed))
         self.nodes = [node for node in self.nodes if node in read]
         known = {
             (of, tuple(by or ()), node.of_events)
@@ -53,7 +54,7 @@ class GrowthComputation(StageComputation):
             for of, by in zip(node.inputs, node.exchange(), strict=True)
         }
         nodes = graph.plan.nodes
-        known |= {(node, tuple(node.schema.names), False) for node in self._outputs().values()}
+        known |= {(node, tuple(node.schema.names), False) for node in shown}
         self.sending = [e for e in graph.cut.sent(graph.stage) if (nodes[e.of], tuple(e.by), e.events) in known]
 
     def run(self) -> Stepped:

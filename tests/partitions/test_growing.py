@@ -113,6 +113,27 @@ def test_what_the_new_plan_partitions_otherwise_moves_and_a_new_input_is_empty(p
         check(hands, engine)
 
 
+@pytest.mark.parametrize("name", ["people", "by_city"])
+def test_what_is_there_already_may_be_put_out(name: str) -> None:
+    def flow(*names: str) -> dd.Flow:
+        made = people("people")
+        made.output("of by_city", (counts := made.inputs["people"].count("city")).filter("count > 1"))
+        made.outputs = {
+            each: {"people": made.inputs["people"], "by_city": counts}.get(each, made.outputs["of by_city"])
+            for each in names
+        }
+        return made
+
+    hands, twin = hands_of(flow("of by_city"), MemoryStore(), 3), MemoryStore()
+    with flow("of by_city").open(twin) as engine:
+        compare(hands, engine, some(0))
+    hands.close()
+    hands = hands_of(flow("of by_city", name), hands.store.writer())  # type: ignore[attr-defined]
+    with flow("of by_city", name).open(twin.writer()) as engine:
+        compare(hands, engine, some(1))
+        check(hands, engine)
+
+
 def test_nothing_happened_where_it_stops_before_the_epoch_and_a_committed_one_is_given_again() -> None:
     hands = hands_of(people("people"), MemoryStore(), 3)
     hands.epoch(some(0))
