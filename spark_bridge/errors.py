@@ -37,12 +37,14 @@ MARK: Final = "as an error of ddflow: "
 def noted() -> Iterator[None]:
     """An error of ddflow's that leaves the block carries itself in a note, without a number of a row.
 
-    Rows of a task or a batch are counted from where Spark cut them, which says nothing about the DataFrame.
+    Rows of a task or a batch are counted from where Spark cut them, which says nothing about the DataFrame. Where the
+    error knows the row itself, it says that.
     """
     try:
         yield
     except DdflowError as error:
-        error.found = _ROW.sub("", error.found)
+        found = _ROW.sub("", error.found)
+        error.found = f"{found}, such as {error.row}" if error.row and found != error.found else found
         error.args = (error.asked, error.found, error.remedy)
         _note(error)
         raise

@@ -7,8 +7,8 @@ files, and one that cannot follow (another query's, a restarted numbering, a gap
 the streaming plan, before the batch, whose frame holds chunks only. What it does not do: choose what a batch is, that
 is the input's and the trigger's.
 
->>> until_the_end({"availableNow": True}), until_the_end({"processingTime": "1 minute"}), until_the_end(None)
-(True, False, False)
+>>> _checkpoint("/states/orders")
+'/states/orders.checkpoint'
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from spark_bridge.monitoring import ACCOUNTS
 from spark_bridge.running import session_of
 from spark_bridge.state_options import KEEP, StateOptions, check_address
 from spark_bridge.stats import EpochStats, QueryStats
+from spark_bridge.triggers import check_trigger, until_the_end
 from spark_bridge.types import by_input
 
 
@@ -98,6 +99,7 @@ def stream(
     -----
     Runs nothing.  O(nodes of the plan).
     """
+    check_trigger(trigger)
     place = check_address(state, outputs)
     frames = by_input(flow, frames)
     columns = _streaming(flow, frames)
@@ -143,11 +145,6 @@ def _checkpoint(state: str) -> str:
     return f"{state.rstrip('/')}.checkpoint"
 
 
-def until_the_end(trigger: Mapping[str, Any] | None) -> bool:
-    """Whether a query with this trigger ends by itself.  Pure."""
-    return bool(trigger) and any((trigger or {}).get(each) for each in ("availableNow", "once"))
-
-
 class Stream:
     """A query that is not started yet.  `stream` makes it."""
 
@@ -179,7 +176,7 @@ class Stream:
         DdflowError
             What opening the state raises.
         Exception
-            What Spark raises, such as for a trigger that it does not know.
+            What Spark raises, such as for a span of time that it cannot read.
         """
         # Of this query alone: an earlier one may still be at its end.
         session, feeder = session_of(self.frames), copy(self.feeder)

@@ -29,7 +29,7 @@ from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, deco
 from ddflow.connectors.formats.unseen import Unseen
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
-from ddflow.errors import LateEvent, NullKey, SchemaMismatch
+from ddflow.errors import LateEvent, NullKey, SchemaMismatch, cut
 from ddflow.kernels.sort import extent
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.binding import Binding
@@ -154,7 +154,7 @@ class Admission:
             lacking &= np.asarray(made.rows.column(MARK).is_null())
         if lacking.any():
             place = partial(self._place, given, first, made.at)
-            self._null_keys(lacking, lambda row: "; ".join([place(row), *self.unseen.said(self.key)]))
+            self._null_keys(lacking, lambda row: "; ".join([place(row), *self.unseen.said(self.key)]), made.rows)
 
     def _place(self, given: Any, first: int, at: Ints, row: int) -> str:
         """The message of an event, in words.  ``given``: messages behind ``first`` others.  ``at``: those of events."""
@@ -238,7 +238,7 @@ class Admission:
                 if marked is not None:
                     keyless = keyless & (marked ^ np.uint8(1))
                 if keyless.any():
-                    self._null_keys(keyless, where)
+                    self._null_keys(keyless, where, events)
                 return keyless if marked is None else keyless | marked
         return marked
 
@@ -268,16 +268,18 @@ class Admission:
             )
         return times, least, greatest, ascending
 
-    def _null_keys(self, keyless: Any, where: Where) -> None:
-        """Raises the error of the binding when that is one."""
+    def _null_keys(self, keyless: Any, where: Where, events: Any) -> None:
+        """Raises the error of the binding when that is one, with the first of the ``events`` in it."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
             others = " or null_key='keep'" if self.bound.null_error is NullKey else ""
-            raise self.bound.null_error(
+            error = self.bound.null_error(
                 f"rows for {self.bound.name!r}",
                 f"{self.bound.keyed_by} is null in {rows.size:,} rows, first in {where(int(rows[0]))}",
                 f"mend them, or choose null_key='drop'{others}; nothing was taken in",
             )
+            error.row = cut(str(events.slice(int(rows[0]), 1).to_pylist()[0]))
+            raise error
 
     def _late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
         """The stamps of the events where some are behind the frontier.  Raises `LateEvent` when that is an error."""

@@ -32,6 +32,9 @@ class DdflowError(Exception):
         What to do about it.
     """
 
+    row: str = ""
+    """The cells of the row that it is of, where that is known."""
+
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         cls.__module__ = "ddflow.errors"

@@ -305,9 +305,9 @@ def test_what_a_step_refuses_is_refused_with_the_same_words(spark: SparkSession,
     with pytest.raises(NullKey) as told:
         spark_bridge.run(flow, {"orders": frame_of(spark, NULL)}, 2, state=state)
     assert (told.value.asked, told.value.remedy) == (local.value.asked, local.value.remedy)
-    assert (
-        local.value.found == f"{told.value.found}, first in row 0, counted from 0"
-    )  # of a task's rows it says nothing
+    found = "the key ['id'] is null in 1 rows, "
+    assert local.value.found == f"{found}first in row 0, counted from 0"
+    assert told.value.found == f"{found}such as {{'id': None, 'city': 'a'}}"  # a task's number of a row says nothing
     ran = spark_bridge.run(flow, {"orders": frame_of(spark, NULL.slice(1))}, 2, state=state)
     with pytest.raises(KeyError, match="there is no output 'oo'; did you mean 'o'"):
         ran["oo"]

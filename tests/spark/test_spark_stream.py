@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -278,6 +279,16 @@ def test_what_cannot_be_streamed_is_said_before_it_starts(fed: Fed) -> None:
         stream(fed.flow, frames, state="s3://bucket/state")
     with pytest.raises(WrongMode, match="close=True"):
         stream(fed.flow, frames, state=fed.state, close=True, trigger=NOW)
+    triggers: list[tuple[Any, str]] = [
+        ("10 seconds", "it is a str; give one: {'availableNow': True}, or"),
+        ({"availablenow": True}, "did you mean 'availableNow'"),
+        ({"availableNow": "true"}, "availableNow is 'true'; give True"),
+        ({"processingTime": 10}, "processingTime is 10; give a span of time as text"),
+        ({"availableNow": True, "once": True}, "it has 2 names; give one"),
+    ]
+    for given, says in triggers:
+        with pytest.raises(SpecError, match=re.escape(says)):
+            stream(fed.flow, frames, state=fed.state, trigger=given)
     held = dd.Flow()
     held.output("o", held.upserts("orders", SCHEMA, dd.Upsert("id", time="at")))
     with pytest.raises(SpecError, match="has no end"):
