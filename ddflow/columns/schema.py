@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.casts import exact, first_misfit, fitting, may_cast
-from ddflow.columns.names import DIFF, TIME, did_you_mean
+from ddflow.columns.names import DIFF, TIME, did_you_mean, near
 from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import becomes
 from ddflow.errors import SchemaMismatch, TooLarge, cut
@@ -206,7 +206,9 @@ def conform(
             raise SchemaMismatch(f"rows for {what}", f"the column {name!r} occurs more than once", "give it one name")
         if schema.get_field_index(name) < 0:
             remedy = f"{did_you_mean(name, schema.names)}; leave it out of the rows"
-            if input:
+            if near(name, schema.names) is not None:
+                remedy += ", or declare it in the flow, too"
+            elif input:
                 types = {input: {name: spelled_type(usual_type(table.schema.field(name).type))}}
                 remedy += f", or take it in with engine.evolve({types})"
             raise SchemaMismatch(f"rows for {what}", f"there is a column {name!r} that was not declared", remedy)

@@ -101,10 +101,13 @@ def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
 
 ANEW: Final = "; a state cannot change it to that: make a new one"
 _NAME: Final = re.compile(r"'((?:[^'\\]|\\.)*)': ")
-_REWRITING: Final = re.compile(r"dd\.evolve\(STATE, (\{[^{}]*\})\)")
+_GIVEN: Final = r"(?:(\{[^{}]*\})|\{('[^{}]*'|\"[^{}]*\"): (\{[^{}]*\})\})"
+"""Types by column, or those of one input by its name."""
+_REWRITING: Final = re.compile(rf"dd\.evolve\(STATE, {_GIVEN}\)")
+_CALL: Final = re.compile(r"(engine\.evolve\(|dd\.evolve\(STATE, )(\{[^{}]*\})\)")
 
 WIDENED: Final = "if the column became wider at its source: "
-_BECOMES: Final = re.compile(r"; in a state the column becomes that by .*dd\.evolve\(STATE, \{[^{}]*\}\)")
+_BECOMES: Final = re.compile(rf"; in a state the column becomes that by .*dd\.evolve\(STATE, {_GIVEN}\)")
 
 
 def becomes(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> str:
@@ -132,6 +135,15 @@ def rewriting(types: Mapping[str, str], state: str | None = None, input: str = "
     return f"dd.evolve({'STATE' if state is None else repr(state)}, { ({input: types} if input else types) })"
 
 
+def of_input(text: str, input: str) -> str:
+    """A text in which calls of ``evolve`` stand, with the input that their columns are of.
+
+    >>> of_input(rewriting({"c": "double"}), "orders"), of_input(rewriting({"c": "double"}, input="orders"), "orders")
+    ("dd.evolve(STATE, {'orders': {'c': 'double'}})", "dd.evolve(STATE, {'orders': {'c': 'double'}})")
+    """
+    return _CALL.sub(lambda call: f"{call[1]}{{{input!r}: {call[2]}}})", text)
+
+
 def located(text: str, state: str, input: str = "", fixed: Collection[str] = ()) -> str:
     """A text in which `rewriting` stands, for a state that is known.  ``input``: where the state has several.
     ``fixed``: the columns that decide, which never change.
@@ -140,15 +152,17 @@ def located(text: str, state: str, input: str = "", fixed: Collection[str] = ())
     "dd.evolve('my state', {'orders': {'c': 'double'}})"
     >>> located(rewriting({"c": "double"}), "my state", fixed=["c"])
     "{'c': 'double'} in a new state, because a column that decides never changes"
+    >>> located(rewriting({"c": "double"}, input="orders"), "my state", "orders", fixed=["orders"])
+    "dd.evolve('my state', {'orders': {'c': 'double'}})"
     """
-    before, after = (f"{{{input!r}: ", "}") if input else ("", "")
 
     def said(call: re.Match[str]) -> str:
-        if set(_NAME.findall(call[1])) & set(fixed):
-            return f"{call[1]} in a new state, because a column that decides never changes"
-        return f"dd.evolve({state!r}, {before}{call[1]}{after})"
+        types, of = call[1] or call[3], call[2]
+        if set(_NAME.findall(types)) & set(fixed):
+            return f"{types} in a new state, because a column that decides never changes"
+        return f"dd.evolve({state!r}, {f'{{{of}: {types}}}' if of else types})"
 
-    return _REWRITING.sub(said, text)
+    return _REWRITING.sub(said, of_input(text, input) if input else text)
 
 
 def rewritten(name: str, was: pa.DataType, to: pa.DataType) -> str:
@@ -170,7 +184,7 @@ def without_state(text: str) -> str:
     "declare the type that fits: {'c': 'double'}"
     """
     text = _BECOMES.sub("", text).replace(WIDENED, "declare the type that fits: ")
-    return _REWRITING.sub(lambda call: call[1], text)
+    return _REWRITING.sub(lambda call: call[1] or call[3], text)
 
 
 def holding(kind: pa.DataType, value: str) -> pa.DataType | None:

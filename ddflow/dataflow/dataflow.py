@@ -26,6 +26,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
+from ddflow.columns.wider import of_input
 from ddflow.connectors.at_path import at_path, is_path
 from ddflow.connectors.formats.base import Truncate
 from ddflow.dataflow.admission import Admission
@@ -135,6 +136,8 @@ class Dataflow:
         try:
             return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look, truncated)
         except DdflowError as error:
+            if len(self.admissions) > 1:
+                error.remedy = of_input(error.remedy, name)
             if is_path(rows):
                 raise at_path(rows, error) from None
             raise

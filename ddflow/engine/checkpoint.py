@@ -268,7 +268,7 @@ def _regrown(
     Their identities are others with it, so nothing is found where it lies.  O(versions), in memory."""
     there = {name for names in record.shapes for name in names}
     schema = pa.schema([field for field in empty.schema if field.name in there])
-    old = empty.like(schema)
+    old = empty.like(schema, next((batch.layout.words for batch in record.batches), None))
     keys = RowHashes(pa.schema([field for field in identified if field.name in there]), secret)
 
     def hashed(rows: pa.Table | pa.RecordBatch) -> Hashes:

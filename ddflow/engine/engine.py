@@ -300,8 +300,9 @@ class Engine(Reading, Attaching, Watching, Closing):
     def evolve(self, columns: Any) -> None:
         """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.
 
-        New ones come at the end, null in all rows there are.  Integers, floats and text may become wider.  Outputs that
-        pass all columns grow with their input; projections and groups do not.
+        New ones come at the end, null in all rows there are, unless a name is near that of another column.  Integers,
+        floats and text may become wider.  Outputs that pass all columns grow with their input; projections and groups
+        do not.
 
         Parameters
         ----------
@@ -311,7 +312,8 @@ class Engine(Reading, Attaching, Watching, Closing):
         Raises
         ------
         SpecError, PlanChanged
-            For a type that is not wider or would rewrite state (`ddflow.evolve`); while calls are not committed.
+            For a type that is not wider or would rewrite state (`ddflow.evolve`); for a new column whose name may be
+            misspelled, which the flow that declares it takes in when it is opened; while calls are not committed.
 
         Notes
         -----

@@ -35,7 +35,7 @@ from ddflow.engine.calls import Calls
 from ddflow.operators.base import Readable
 from ddflow.plan.codec import describe
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import Nodes, evolved_to
+from ddflow.plan.evolve import Nodes, evolved_to, refuse_slips
 from ddflow.plan.plan import Plan
 from ddflow.time import NEVER
 from ddflow.trace.recast import regrown, rekeyed, rekeys
@@ -43,8 +43,8 @@ from ddflow.trace.recast import regrown, rekeyed, rekeys
 ASKED = "engine.evolve"
 
 
-def evolve(calls: Calls, given: Any) -> None:
-    """See `Engine.evolve`."""
+def evolve(calls: Calls, given: Any, found: bool = False) -> None:
+    """See `Engine.evolve`.  ``found``: whether the columns came from a source, whose names nobody wrote here."""
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.use("evolve"):
         calls.settled(ASKED)
@@ -53,6 +53,8 @@ def evolve(calls: Calls, given: Any) -> None:
         change = compare(describe(dataflow.flow), plan, where)
         if not change:
             return
+        if not found:
+            refuse_slips(plan, change.columns, ASKED)
         for input in plan.inputs.values() if dataflow.lists else ():
             check_listed(input.bound)
         if durable is not None:

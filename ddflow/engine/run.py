@@ -33,6 +33,7 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.commit_timer import CommitTimer
 from ddflow.engine.deliveries import NAP, Deliveries, passed_over
 from ddflow.engine.delivery import Delivery
+from ddflow.engine.evolve import evolve
 from ddflow.engine.fed_by import taken_up
 from ddflow.engine.inlet import CallRows, Inlet, found, refused
 from ddflow.engine.kept_epochs import EngineEpochs
@@ -68,9 +69,6 @@ class Stepping(Protocol):
         self, name: str, table: Any, /, *, max_absent: int | str | None = None, allow_empty: bool = False
     ) -> Step:
         """See `Engine.replace`."""
-
-    def evolve(self, columns: Any, /) -> None:
-        """See `Engine.evolve`."""
 
 
 class RunLoop:
@@ -254,7 +252,8 @@ class RunLoop:
         self.outlets.pump()
         if self.how.evolve == "stop":
             raise refused(news)
-        self.engine.evolve({name: {c: each.kind for c, each in columns.items()} for name, columns in news.items()})
+        types = {name: {column: each.kind for column, each in columns.items()} for name, columns in news.items()}
+        evolve(self.calls, types, found=True)
         for name, columns in news.items():
             LOG.info("epoch %d: %r gets %s", self.calls.epoch + 1, name, found(columns))
             if self.log is not None:

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.columns.names import did_you_mean, near
 from ddflow.columns.widening import Inexact
 from ddflow.errors import PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
@@ -34,7 +33,7 @@ from ddflow.partitions.dropping import drop
 from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import task
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import evolved_to, timed
+from ddflow.plan.evolve import evolved_to, refuse_slips, timed
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild, step_times
 from ddflow.storage.manifest import Manifest
@@ -107,16 +106,8 @@ class Evolution:
                 self.change.text,
                 "change columns only; the rest is taken when the state is opened with that plan",
             )
-        for name, added in self.change.columns.items() if self.types is not None else ():
-            known = [each for each in plan.inputs[name].bound.schema.names if each not in added]
-            for column in added:
-                if near(column, known) is not None:
-                    raise SpecError(
-                        f"evolve {where}: column {column!r} of input {name!r}",
-                        "there is no such column, and a new one stays for good",
-                        f"{did_you_mean(column, known)}; a new column of a name like another's is taken in by the flow "
-                        "that declares it, when that opens the state",
-                    )
+        if self.types is not None:
+            refuse_slips(plan, self.change.columns, f"evolve {where}")
         self.schemas = {name: input.bound.schema for name, input in plan.inputs.items()}
         return plan, self.change.before
 

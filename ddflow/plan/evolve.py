@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.declared import to_schema
-from ddflow.columns.names import did_you_mean
+from ddflow.columns.names import did_you_mean, near
 from ddflow.columns.schema import is_text, normal_type, usual_type
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.errors import ExpressionError, PlanChanged, SpecError, cut
@@ -77,6 +77,24 @@ def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
         return evolved(plan, schemas)
     except (SpecError, ExpressionError) as error:
         raise PlanChanged(asked, f"{error.asked}: {error.found}", "change the plan with dd.migrate") from None
+
+
+def refuse_slips(plan: Plan, added: Mapping[str, Container[str]], asked: str) -> None:
+    """Raise `SpecError` for a new column whose name is near that of another, because it may be misspelled.
+
+    ``plan``: with the new columns, which are ``added``, by input.  O(columns of those inputs).
+    """
+    for name, columns in added.items():
+        names = plan.inputs[name].bound.schema.names
+        known = [each for each in names if each not in columns]
+        for column in names:
+            if column in columns and near(column, known) is not None:
+                raise SpecError(
+                    f"{asked}: column {column!r} of input {name!r}",
+                    "there is no such column, and a new one stays for good",
+                    f"{did_you_mean(column, known)}; a new column of a name like another's is taken in by the flow "
+                    "that declares it, when that opens the state",
+                )
 
 
 def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:

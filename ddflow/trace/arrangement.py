@@ -65,9 +65,10 @@ class Arrangement:
         self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
 
-    def like(self, schema: pa.Schema | None = None) -> Arrangement:
-        """An empty arrangement whose versions are identified as here."""
-        return Arrangement(schema or self.schema, self.index.wide, self.words, self.keeps, self.ordered)
+    def like(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
+        """An empty arrangement whose versions are identified as here.  ``words``: where they are others."""
+        words = self.words if words is None else words
+        return Arrangement(schema or self.schema, self.index.wide, words, self.keeps, self.ordered)
 
     def share(self, threads: Threads) -> None:
         """Let threads share the work; results do not depend on it."""
