@@ -26,12 +26,13 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
+from ddflow.columns.wider import of_input
 from ddflow.connectors.formats.base import OWN, decoded, uncut
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.unseen import Unseen, undeclared
 from ddflow.dataflow.admission import Came
 from ddflow.engine.digests import check_text
-from ddflow.errors import SchemaMismatch
+from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
 from ddflow.partitions.said import Heard, Said
 from ddflow.plan.bind import Bound
@@ -67,7 +68,7 @@ class Partitioner:
     ) -> None:
         bound = flow.inputs[input].bound
         # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.
-        self.input, self.number = input, list(flow.inputs).index(input)
+        self.input, self.number, self.several = input, list(flow.inputs).index(input), len(flow.inputs) > 1
         self.declared, self.schema = bound.schema, chunk_schema(bound.schema, columns)
         self.keys, self.required = bound.key_schema, bound.required
         self.fixed = bound.fixed
@@ -87,7 +88,11 @@ class Partitioner:
         """
         first, came, unseen, more = 0, Came(self.table), Unseen(self.left, self.asked), dict[str, None]()
         for table in self._chunks(batches):
-            chunks = self._routed(table, origin, first, came, unseen, more)
+            try:
+                chunks = self._routed(table, origin, first, came, unseen, more)
+            except DdflowError as error:
+                error.remedy = of_input(error.remedy, self.input) if self.several else error.remedy
+                raise
             first += table.num_rows
             if chunks.num_rows:
                 yield chunks

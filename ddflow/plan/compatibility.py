@@ -138,7 +138,8 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         "open it with the plan that it was made by, or make a new state, of a log with dd.migrate, else by a new run"
     )
     if any(LACKS in each for each in refused):
-        remedy = f"declare the columns that the state has, {_lacking(before, flow)}; or {remedy}"
+        stays = "which none can be taken out of (docs/guides/schema-changes.md, A column that goes)"
+        remedy = f"declare the columns that the state has, {_lacking(before, flow)}, {stays}; or {remedy}"
     lost = [name for name in record.record("outputs").names() if name not in flow.outputs]
     without = [name for name in before if name not in flow.inputs]
     if lost or without:

@@ -52,7 +52,7 @@ def refused(old: dd.Flow, new: dd.Flow) -> str:
     assert error.value.asked == "open state/orders with this plan"
     lacks = ""
     if "is missing, and was" in error.value.found:
-        lacks = r"declare the columns that the state has, \{'\w+': '\w+'.*\} of '\w+'; or "
+        lacks = r"declare the columns that the state has, \{'\w+': '\w+'.*\} of '\w+', which none .*\); or "
     if "output 'out' is not in it" in error.value.found:
         lacks = re.escape(
             "to give ['out'] up, take them out first with dd.evolve('state/orders', drop_outputs=['out']); or "
