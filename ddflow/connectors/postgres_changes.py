@@ -58,6 +58,8 @@ def peeked(
 ) -> Peeked:
     """Transactions up to a place in the log, or of about so many messages.  ``keys``: by input.  ``timed``: whether
     messages say when they were committed.  O(bytes)."""
+    if not looked:
+        return Peeked({}, "", "", 0, 0, frozenset())
     asked = options(looked, timed) | numbers.options(looked.values())
     given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in asked.items())
     ends = "null" if upto is None else literal(upto)

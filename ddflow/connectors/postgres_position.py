@@ -2,8 +2,9 @@
 
 Invariant: a position names the slot, the server and the tables that it is of, each table by its name, its oid and the
 input that it feeds. Where one of them is another now, changes would be taken of rows that nobody copied, or passed
-over, and nothing in the log tells it: so it is an error, before anything is read. A table whose input the plan has no
-more leaves the position; of all others the caller has seen to it that they are still fed.
+over, and nothing in the log tells it: so it is an error, before anything is read; another table of the same name is
+copied. A table whose input the plan has no more leaves the position; of all others the caller has seen to it that they
+are still fed.
 
 Not seen: a server that was set back by a copy of its files, and whose log has grown past the position before anybody
 looked; and what was written to a table while it had another name, between two looks.
@@ -93,23 +94,28 @@ def same_server(asked: str, position: SlotPosition, system: str, ends: int) -> N
 
 
 def same_tables(known: Mapping[str, Copied], looked: Mapping[SourceTable, Looked]) -> None:
-    """Whether each table that was copied is there, and is the one that was.  O(tables).
-
-    Raises `SpecError` for one that was left out, or feeds another input; `SourceChanged` for another that has its name.
-    """
+    """Raises `SpecError` for a table that was left out, or feeds another input.  O(tables)."""
     by_input = {table.input: table.full for table in looked}
     for name, each in known.items():
         if name not in by_input.values() and each["input"] in by_input:
             found = f"this state reads it from {name}, of which unread changes would be passed over"
             asked = f"read {each['input']!r} from {by_input[each['input']]}"
             raise SpecError(asked, found, f"name {name}; or {ANEW}")
-    for table, now in looked.items():
-        asked, was = f"read the table {table.full} for {table.input!r}", known.get(table.full)
-        if was is None:
-            continue
-        if was["input"] != table.input:
+    for table in looked:
+        was = known.get(table.full)
+        if was is not None and was["input"] != table.input:
             found = f"this state reads it for {was['input']!r}, and has no copy of it for {table.input!r}"
+            asked = f"read the table {table.full} for {table.input!r}"
             raise SpecError(asked, found, f"let it feed {was['input']!r}; or {ANEW}")
-        if was["oid"] != now.oid:
-            found = f"it is another table than the one that was copied (oid {now.oid}, and it was {was['oid']})"
-            raise SourceChanged(asked, found, f"what it held before it got the name is lost here: {ANEW}")
+
+
+def exchanged(table: SourceTable, was: int, now: int, copies: bool) -> str:
+    """What is said of a table that is another than the one that was copied, by their oids.
+
+    ``copies``: whether it can be copied in its place.  Raises `SourceChanged` where it cannot.
+    """
+    found = f"it is another table than the one that was copied (oid {now}, and it was {was})"
+    if not copies:
+        asked = f"read the table {table.full} for {table.input!r}"
+        raise SourceChanged(asked, found, f"what it held before it got the name is lost here: {ANEW}")
+    return found

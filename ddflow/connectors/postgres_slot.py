@@ -44,6 +44,7 @@ from ddflow.connectors.postgres_position import (
     Copied,
     SlotPosition,
     copied,
+    exchanged,
     remembered,
     same_server,
     same_slot,
@@ -176,12 +177,21 @@ class Slot(OpenSource):
         self._identified()
         known = {} if self._committed is None else self._committed["tables"]
         for table in [each for each in self.tables if each.full in known]:
+            was, now = known[table.full], self.copied[table.full]
+            if self._exchanged(table, was["oid"], now["oid"]):
+                continue
             with worded(self.asked):
-                found = filled(self.connection, table, known[table.full], self.copied[table.full])
+                found = filled(self.connection, table, was, now)
             if table.input not in self._whole:
                 warn_of_filled(table, found)
             elif found:
                 self._again(table, "; ".join(f"{name!r} {how}" for name, how in found.items()))
+
+    def _exchanged(self, table: SourceTable, was: int, now: int) -> bool:
+        """Whether another table has the name, by their oids, and so is copied.  Raises `SourceChanged` if it cannot."""
+        if was != now:
+            self._again(table, exchanged(table, was, now, table.input in self._whole))
+        return was != now
 
     def _again(self, table: SourceTable, why: str) -> None:
         """Let a table be copied again."""
@@ -281,17 +291,14 @@ class Slot(OpenSource):
 
     def _additions(self, begins: Begun, new: Mapping[SourceTable, Looked], began: float) -> Iterator[Polled]:
         """What is still to be read up to the snapshot, and all rows of new tables in it."""
-        tables = dict(new)
         if self.tables:
-            looked = self._looked()
-            found = self._peeked(looked, upto=begins.lsn)
-            tables |= {table: each for table, each in looked.items() if table in self.added}
-            copied_too = {table.input for table in tables}
-            yield Polled({name: rows for name, rows in found.rows.items() if name not in copied_too}, None)
-        whole = {table.input for table in tables if table.full in self.copied}
-        yield from copies(self.connection, tuple(tables), self.inputs, begins, self._beside, whole)
-        self.at, self.reached, self.tables, self.added = place(begins.lsn), began, (*self.tables, *tables), ()
-        self.copied |= copied(tables, {})
+            found = self._peeked(self._looked(), upto=begins.lsn)
+            yield Polled({each.input: found.rows.get(each.input, ()) for each in self.tables}, None)
+        whole = {table.input for table in new if table.full in self.copied}
+        yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside, whole)
+        self.at, self.reached, self.tables = place(begins.lsn), began, (*self.tables, *new)
+        self.added = tuple(each for each in self.added if each not in new)
+        self.copied |= copied(new, {})
 
     def _copied(self) -> Polled:
         assert self._copy is not None
@@ -305,6 +312,7 @@ class Slot(OpenSource):
         """The tables as they are now, which are those that were copied."""
         looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
         same_tables(self.copied, looked)
+        looked = {t: each for t, each in looked.items() if not self._exchanged(t, self.copied[t.full]["oid"], each.oid)}
         self.copied |= copied(looked, self.copied)
         self._identified()
         return looked
