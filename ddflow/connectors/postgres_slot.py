@@ -140,9 +140,8 @@ class Slot(OpenSource):
     ) -> None:
         self.of, self.connection, self.inputs = of, connection, inputs
         known: Mapping[str, Copied] = {} if position is None else position["tables"]
-        self.added = tuple(
-            t for t in looked if position is not None and (t.full not in known or known[t.full].get("again"))
-        )
+        fresh = (t for t in looked if t.full not in known or known[t.full].get("again"))
+        self.added = () if position is None else tuple(fresh)
         """Tables that are to be copied to those that are read."""
         self.tables = tuple(table for table in looked if table not in self.added)
         self.copied = {table.full: known[table.full] for table in self.added if table.full in known}
@@ -282,10 +281,7 @@ class Slot(OpenSource):
     def _add(self) -> None:
         """Begin to copy tables to those that are read."""
         self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
-        new = {
-            table: look(self.connection, table, self.inputs[table.input], first=table.full not in self.copied)
-            for table in self.added
-        }
+        new = {each: self._look(each) for each in self.added}
         began, begins = time(), begun(self.connection, self._holder, self.of.slot + ADDING, lasting=False)
         self._copy = self._additions(begins, new, began)
 
@@ -308,9 +304,12 @@ class Slot(OpenSource):
         self._copy, self._waits = None, True
         return Polled({}, self._position(), beside=self._beside)
 
+    def _look(self, table: SourceTable) -> Looked:
+        return look(self.connection, table, self.inputs[table.input], first=table.full not in self.copied)
+
     def _looked(self) -> dict[SourceTable, Looked]:
         """The tables as they are now, which are those that were copied."""
-        looked = {each: look(self.connection, each, self.inputs[each.input], first=False) for each in self.tables}
+        looked = {each: self._look(each) for each in self.tables}
         same_tables(self.copied, looked)
         looked = {t: each for t, each in looked.items() if not self._exchanged(t, self.copied[t.full]["oid"], each.oid)}
         self.copied |= copied(looked, self.copied)
