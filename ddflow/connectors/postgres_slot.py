@@ -298,8 +298,7 @@ class Slot(OpenSource):
 
     def _copied(self) -> Polled:
         assert self._copy is not None
-        found = next(self._copy, None)
-        if found is not None:
+        if (found := next(self._copy, None)) is not None:
             return found
         self._copy, self._waits = None, True
         return Polled({}, self._position(), beside=self._beside)
