@@ -50,7 +50,7 @@ from ddflow.storage.manifest import Epoch
 from spark_bridge.errors import translated
 from spark_bridge.state_options import StateOptions
 from spark_bridge.tasks import EpochStage, Redigest, Route
-from spark_bridge.types import arrow_schema, loose, restored, shapes, spark_schema
+from spark_bridge.types import arrow_schema, in_spark, loose, restored, shapes, spark_schema
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
 BATCH_ROWS: Final = 100_000
@@ -254,7 +254,14 @@ def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ..
         return there
     own = given.empty_table().drop_columns(carried_only(given, bound.schema))
     declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])
-    conform(restored(own, declared, what), declared, repr(name), bound.required)
+    try:
+        conform(restored(own, declared, what), declared, repr(name), bound.required)
+    except SchemaMismatch as error:
+        for field in declared:
+            if error.asked == f"column {field.name!r} of {what}":
+                error.found += in_spark(frame.schema[field.name].dataType, field)
+                error.args = (error.asked, error.found, error.remedy)
+        raise
     return there
 
 

@@ -190,6 +190,19 @@ def arrow_schema(frame: Any) -> pa.Schema:
     return pa.schema(fields)
 
 
+def in_spark(given: T.DataType, declared: pa.Field) -> str:
+    """What Spark calls the type that a column has, and the one that it is declared with: behind what an error says.
+
+    >>> in_spark(T.TimestampType(), pa.field("at", pa.timestamp("us")))
+    ' (in Spark timestamp, declared timestamp_ntz)'
+    """
+    try:
+        (asked,) = spark_schema(pa.schema([declared]), "an input")
+    except SpecError:
+        return ""
+    return f" (in Spark {given.simpleString()}, declared {asked.dataType.simpleString()})"
+
+
 def spark_schema(schema: pa.Schema, what: str) -> T.StructType:
     """The Spark columns, all nullable, for rows of an Arrow schema.  Raises `SpecError` where there is none."""
     kinds = {f.name: from_arrow_type(f.type, prefer_timestamp_ntz=True) for f in carried_schema(schema, what)}

@@ -2,10 +2,13 @@
 
 Invariant: a text means one type everywhere, and Arrow's own spelling of a type (``str(type)``) means that type. The
 names come from three places (SQL, Arrow, Spark) that agree on most of them. ``int`` has 32 bits as in SQL;
-``timestamp`` has no zone, as in the SQL standard, and ``timestamptz`` is UTC. Nothing is parsed here but types.
+``timestamp`` has no zone, as in the SQL standard; ``timestamptz`` and Spark's ``timestamp_ltz`` are UTC. Nothing is
+parsed here but types.
 
 >>> parse_type("bigint"), parse_type("decimal(12, 2)"), parse_type("timestamp[ms, tz=Europe/Zurich]")
 (DataType(int64), Decimal128Type(decimal128(12, 2)), TimestampType(timestamp[ms, tz=Europe/Zurich]))
+>>> parse_type("timestamp_ltz") == parse_type("timestamptz")
+True
 >>> parse_type("list<struct<at: date, tags: list<string>>>")
 ListType(list<item: struct<at: date32[day], tags: list<item: string>>>)
 >>> parse_types(["id=int64,total=decimal(12,2)"])["total"]
@@ -41,6 +44,7 @@ _SQL: Final = {
     "timestamp_ntz": pa.timestamp("us"),
     "timestamptz": pa.timestamp("us", "UTC"),
     "timestamp_tz": pa.timestamp("us", "UTC"),
+    "timestamp_ltz": pa.timestamp("us", "UTC"),
     "decimal": pa.decimal128(38, 0),
     "date32[day]": pa.date32(),
     "date64[ms]": pa.date64(),

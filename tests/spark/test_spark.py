@@ -526,7 +526,7 @@ def test_values_are_cast_where_they_fit_and_one_input_needs_no_name(spark: Spark
         ("id, id as ID", r"a column 'ID' that was not declared; did you mean 'id'"),
         ("id, city, city", r"the column 'city' occurs more than once"),
         ("id, city as amount", r"column 'amount' .* it is string, declared is double"),
-        ("cast(id as string)", r"column 'id' .* it is string, declared is int64"),
+        ("cast(id as string)", r"column 'id' .* it is string, declared is int64 .in Spark string, declared bigint.;"),
         ("id, parse_json('1') as city", r"column 'city' of a DataFrame: it is variant"),
         ("id, array(interval '1' month) as at", r"column 'at' of a DataFrame: it is array<interval month>"),
     ],
