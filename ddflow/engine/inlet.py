@@ -124,7 +124,8 @@ class Inlet:
     def attached(self) -> Attached:
         """What the next manifest says of the source."""
         self.lag()
-        reached = None if self._reached is None else int(self._reached * 1000)
+        # A source whose clock is wrong says any time; a manifest takes no time that is none.
+        reached = None if self._reached is None else int(min(max(self._reached, 0.0), time()) * 1000)
         return Attached(self.of.kind, self.of.target, self.position, self.left_out, reached)
 
     def poll(self, room: int) -> Polled | None:

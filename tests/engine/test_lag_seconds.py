@@ -154,6 +154,19 @@ def test_after_a_restart_it_is_known_before_the_source_answers(tmp_path: Path) -
     assert Inlet("rows", files, {}, old.attached()).lag().seconds == pytest.approx(7200, abs=60)
 
 
+@pytest.mark.parametrize("said", [1.7e12, -1e15])
+def test_a_state_takes_a_source_whose_clock_is_wrong(tmp_path: Path, said: float) -> None:
+    pattern = landed(tmp_path, 60)
+    with flow().open(tmp_path / "state") as engine:
+        made = inlet(dd.sources.files(pattern))
+        made._source.reached, made._source._first = said, True
+        engine.dataflow.sources["rows"] = made.attached()
+        engine.step([{"id": 1}])
+        assert 0 <= made.attached().reached <= time.time() * 1000
+    with flow().open(tmp_path / "state") as engine:
+        assert engine.read("rows").num_rows == 1
+
+
 class Copied(Old):
     """Three batches behind which no epoch may end but the last."""
 
