@@ -364,13 +364,25 @@ def test_one_bad_number_among_numbers_is_said_and_plain_text_is_not(tmp_path: Pa
     found = open_files([tmp_path / "1.csv", tmp_path / "2.csv"])
     assert [str(found.schema.field(name).type) for name in ("id", "amount", "zip")] == ["int64", "string", "string"]
     says = "'amount' is text, because '1 000' (2.csv, row 3) is no number; 21 of its first 22 values are: mend it, "
-    says += "give null='1 000' if it means null, or declare {'amount': 'string'} if it is right"
+    says += "give dd.FilePath('2.csv', null='1 000') if it means null, or declare {'amount': 'string'} if it is right"
     assert [each.replace(f"{tmp_path}/", "") for each in found.doubts] == [says]
     assert open_files([tmp_path / "2.csv"], types={"amount": "string"}).doubts == []
     assert open_files([tmp_path / "2.csv"], known=found.schema).doubts == []
     (tmp_path / "3.jsonl").write_text('{"id": 1, "n": 5}\n{"id": 2, "n": 6}\n{"id": 3, "n": "-"}\n')
     (each,) = open_files([tmp_path / "3.jsonl"]).doubts
     assert "line 3) is no number; 2 of its first 3 values are: mend it, or declare {'n': 'string'}" in each
+
+
+def test_a_text_that_says_that_there_is_no_value_may_mean_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: the only advice about "k.A." in a column of numbers was to make the column text, in a state for ever."""
+    monkeypatch.chdir(tmp_path)
+    for text, hinted in (("k.A.", True), ("-", True), ("x", False)):
+        Path("1.csv").write_text(f"id,amount\n1,5\n3,{text}\n")
+        said = run("diff", "1.csv", "--key", "id", "--types", "amount=int64", "--null", "NA", "-o", "-", code=1).stderr
+        assert (f"give --null NA --null {text} if it means null, mend it" in said) == hinted
+    Path("1.jsonl").write_text('{"id": 1, "amount": "-"}\n')
+    said = run("diff", "1.jsonl", "--key", "id", "--types", "amount=int64", "-o", "-", code=1).stderr
+    assert "means null" not in said and "amount" in said
 
 
 def test_a_column_that_one_value_made_text_is_a_line_on_stderr(tmp_path: Path) -> None:
@@ -380,6 +392,7 @@ def test_a_column_that_one_value_made_text_is_a_line_on_stderr(tmp_path: Path) -
     other = ("compare", str(tmp_path / "2.csv"), file, "--key", "id")
     for words in (("diff", file, "--key", "id"), ("sql", "select * from t", f"t={file}:key=id"), other):
         done = run(*words, "-o", "-")
-        assert "give --null n/a if it means null, or declare --types amount=string if" in done.stderr
+        null = "'NAME=FILE:null=n/a'" if words[0] == "sql" else "--null n/a"
+        assert f"give {null} if it means null, or declare --types amount=string if" in done.stderr
         assert done.stderr.count("'amount' is text, because 'n/a'") == 1 and "is text" not in done.stdout
         assert "is text" not in run(*words, "-o", "-", "--null", "n/a").stderr

@@ -5,12 +5,13 @@ in doubt where more than half of its values are numbers, and where the first val
 with a decimal comma, or all dates in a form that is not ISO's. Codes such as 007 are no reason: they are text on
 purpose.
 
+>>> from ddflow.connectors.files.kinds import PLAIN
 >>> from ddflow.connectors.files.read_text import Block, TextColumn
 >>> head = Block({"n": TextColumn(pa.array(["1", "2.5", "n/a", None]))}, lambda row: f"row {row + 2}")
->>> doubt("n", [("a.csv", head)])
-"'n' is text, because 'n/a' (a.csv, row 4) is no number; 2 of its first 3 values are: mend it, give null='n/a' if it \
-means null, or declare {'n': 'string'} if it is right"
->>> doubt("n", [("a.csv", Block({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
+>>> doubt("n", [("a.csv", PLAIN, head)])
+"'n' is text, because 'n/a' (a.csv, row 4) is no number; 2 of its first 3 values are: mend it, give \
+dd.FilePath('a.csv', null='n/a') if it means null, or declare {'n': 'string'} if it is right"
+>>> doubt("n", [("a.csv", PLAIN, Block({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
 """
 
 import re
@@ -21,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.type_text import as_declared
-from ddflow.connectors.files.file_path import others, written
+from ddflow.connectors.files.file_path import as_null, others, written
 from ddflow.connectors.files.guess import MOMENTS
+from ddflow.connectors.files.kinds import Dialect
 from ddflow.connectors.files.read_text import Block, TextFile
 from ddflow.connectors.files.reading import File, brief
 
@@ -37,7 +39,7 @@ def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
     heads = [(each, head) for each in files if (head := each.looked_at()) is not None]
-    named = [(each.place.name, head) for each, head in heads]
+    named = [(each.place.name, each.dialect, head) for each, head in heads]
     return [found for name in names if (found := doubt(name, named) or formed(name, heads)) is not None]
 
 
@@ -58,13 +60,13 @@ def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> str | None:
     return None
 
 
-def doubt(name: str, heads: Iterable[tuple[str, Block]]) -> str | None:
+def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> str | None:
     """Why a column that was guessed as text may be none; None for one that is text.  O(bytes of the heads).
 
-    ``heads``: of each file that has the column, what it is called and what was looked at.
+    ``heads``: of each file that has the column, what it is called, how it is written, and what was looked at.
     """
-    numbers, values, first, shown, nulls = 0, 0, "", "", True
-    for file, head in heads:
+    numbers, values, first, shown, nulls, null = 0, 0, "", "", True, ""
+    for file, dialect, head in heads:
         if (column := head.columns.get(name)) is None:
             continue
         fits = pc.match_substring_regex(column.texts, _NUMBER)
@@ -76,8 +78,9 @@ def doubt(name: str, heads: Iterable[tuple[str, Block]]) -> str | None:
         row = pc.index(fits, False).as_py()
         if row >= 0 and not first:
             first, shown = str(column.texts[row]), f"{brief(str(column.texts[row]))} ({file}, {head.where(row)})"
+            null = as_null(file, dialect, first)
     if not first or 2 * numbers <= values or _CODE.fullmatch(first):
         return None
-    null = f"give null={first!r} if it means null, " if nulls and len(first) <= 20 else ""
+    null = f"{null}, " if nulls and len(first) <= 20 else ""
     found = f"{name!r} is text, because {shown} is no number; {numbers:,} of its first {values:,} values are"
     return f"{found}: mend it, {null}or declare {as_declared(name, 'string')} if it is right"

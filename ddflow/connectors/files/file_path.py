@@ -27,6 +27,10 @@ from ddflow.expressions.types import is_number
 
 WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates", "thousands", "format")
 """What a `FilePath` says, by the names of its fields."""
+NO_VALUE: Final = frozenset(
+    ("-", "--", "–", "—", "?", ".", "..", "#n/a", "k.a.", "missing", "n.a.", "n/a", "na", "nan", "nil", "none", "null")
+)
+"""Texts by which files say that there is no value, in small letters."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,15 @@ def _shown(value: Any) -> str:
         return repr(ending_of(value))
     several = list(value) if isinstance(value, tuple) and len(value) > 1 else None
     return repr(several or (value[0] if isinstance(value, tuple) else value))
+
+
+def as_null(path: str, dialect: Dialect, text: str) -> str:
+    """What to do about a text that means null, for the remedy of an error.
+
+    >>> as_null("1.csv", Dialect(nulls=("NA",)), "-")
+    "give dd.FilePath('1.csv', null=['NA', '-']) if it means null"
+    """
+    return f"give {written(path, dialect._replace(nulls=(*dialect.nulls, text)))} if it means null"
 
 
 def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> str | None:

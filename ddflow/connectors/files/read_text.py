@@ -28,7 +28,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
 from ddflow.columns.type_text import as_declared, spelled_type
-from ddflow.connectors.files.file_path import reformed
+from ddflow.connectors.files.file_path import NO_VALUE, as_null, reformed
 from ddflow.connectors.files.forms import USUAL, Forms
 from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
 from ddflow.connectors.files.kinds import Dialect, is_utf8
@@ -213,6 +213,8 @@ class TextFile(File):
         if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):
             form = reformed(self.place.name, dialect, text, kind)
         give = f"give {form}, " if form else ""
+        if text.lower() in NO_VALUE and column.quoted is None:  # null= is of CSV
+            give = f"{as_null(self.place.name, dialect, text)}, "
         if declared:
             zoned = pat.is_timestamp(kind) and fits(pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.forms)
             other = as_declared(name, "timestamptz" if zoned else "string")
