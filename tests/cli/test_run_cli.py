@@ -384,7 +384,8 @@ def test_how_text_is_written_stands_behind_the_pattern() -> None:
     address += ":format=csv"
     assert "give --from 'INPUT=files:PATTERN:delimiter=;:format=csv'" in refused(*words, address)
     address += ":delimiter=;:null=NA:null=-"
-    assert "(--from INPUT=files:PATTERN:encoding=cp1252)" in refused(*words, address)
+    said = refused(*words, address)
+    assert "(--from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-:encoding=cp1252:format=csv')" in said
     address += ":encoding=cp1252"
     said = refused(*words, address)
     assert ":PATTERN:delimiter=;:null=NA:null=-:encoding=cp1252:decimal=,:format=csv', mend it" in said

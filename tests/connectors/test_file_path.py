@@ -96,6 +96,9 @@ def test_what_is_said_to_be_written_otherwise_keeps_the_format(tmp_path: Path) -
     path.write_text("id;city\n1;Bern, BE\n")
     with pytest.raises(UnreadableInput, match=r"dd\.FilePath\(.*a\.txt', delimiter=';', format='csv'\)"):
         dd.compare({"id": [1], "city": ["Bern"]}, dd.FilePath(path, format="csv"), key="id")
+    path.write_bytes("id;city\n1;Z\u00fcrich\n".encode("cp1252"))
+    with pytest.raises(UnreadableInput, match=r"a\.txt', delimiter=';', encoding='cp1252', format='csv'\)"):
+        dd.compare({"id": [1], "city": ["Bern"]}, dd.FilePath(path, format="csv", delimiter=";"), key="id")
 
 
 def test_lines_of_messages_are_not_written_otherwise() -> None:

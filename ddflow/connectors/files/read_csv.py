@@ -106,7 +106,7 @@ class CsvFile(TextFile):
                 quoted_strings_can_be_null=False,
             ),
         )
-        with reading(self.place, self.dialect.encoding):
+        with reading(self.place, self.dialect):
             bytes = _Bytes(self.bytes(head))
             try:
                 with csv.open_csv(pa.PythonFile(bytes, mode="r"), *options) as reader:
@@ -120,7 +120,9 @@ class CsvFile(TextFile):
             return error
         if value is not None and "UTF8" in value["what"]:
             place = f"{where}, {_row(value['row'])}, column {names[int(value['column'])]!r}"
-            return UnreadableInput(place, f"it is not {self.dialect.encoding.upper()}", encoded(self.place))
+            return UnreadableInput(
+                place, f"it is not {self.dialect.encoding.upper()}", encoded(self.place, self.dialect)
+            )
         if shape is not None:
             if CONFLICT.search(shape["what"]):
                 return _conflict(f"{where}, {_row(shape['row'])}" if shape["row"] else where)

@@ -63,14 +63,14 @@ class JsonFile(TextFile):
     @cached_property
     def is_whole(self) -> bool:
         """Whether the beginning was all of it."""
-        with reading(self.place, self.dialect.encoding), self.bytes(head=True) as stream:
+        with reading(self.place, self.dialect), self.bytes(head=True) as stream:
             return len(_filled(stream)) < SAMPLE
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
         """Block by block.  ``names``: of columns, or of them those that the file has, where it is whole."""
         line = 0
         for text in self._lines(head=names is None):
-            with reading(self.place, self.dialect.encoding):
+            with reading(self.place, self.dialect):
                 rows, given = self._rows(text, line)
                 block = _Lines(self, given, line, given is not text)
                 yield Block(block.columns(rows, names), block.where)
@@ -119,7 +119,7 @@ class JsonFile(TextFile):
                 return self.unreadable(number, _DEEP)
             except UnicodeDecodeError as error:
                 return self.unreadable(
-                    number, f"it is not {error.encoding.upper()} ({error.reason})", encoded(self.place)
+                    number, f"it is not {error.encoding.upper()} ({error.reason})", encoded(self.place, self.dialect)
                 )
             except msgspec.ValidationError:
                 return self.unreadable(number, f"it is a {type(json.loads(one)).__name__}, not an object")
@@ -238,7 +238,9 @@ class _Lines:
                     one.decode()
                 except UnicodeDecodeError as error:
                     found = f"it is not UTF-8 ({error.reason})"
-                    raise self._file.unreadable(self._number(row), found, encoded(self._file.place)) from None
+                    raise self._file.unreadable(
+                        self._number(row), found, encoded(self._file.place, self._file.dialect)
+                    ) from None
             raise
         if nested.any():
             depth, _ = depths(data)

@@ -21,8 +21,9 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from ddflow.connectors.files.file_path import written
 from ddflow.connectors.files.guess import ANY, Possible
-from ddflow.connectors.files.kinds import is_text_kind, is_utf8
+from ddflow.connectors.files.kinds import PLAIN, Dialect, is_text_kind, is_utf8
 from ddflow.connectors.files.places import Place
 from ddflow.errors import DdflowError, UnreadableInput
 
@@ -67,8 +68,8 @@ class File(ABC):
 
 
 @contextmanager
-def reading(place: Place, encoding: str | None = None) -> Iterator[None]:
-    """Word whatever is raised inside as an error about this file.  ``encoding``: that was given for it."""
+def reading(place: Place, dialect: Dialect | None = None) -> Iterator[None]:
+    """Word whatever is raised inside as an error about this file.  ``dialect``: how its text is written."""
     try:
         yield
     except DdflowError:
@@ -76,9 +77,9 @@ def reading(place: Place, encoding: str | None = None) -> Iterator[None]:
     except FileNotFoundError:
         raise UnreadableInput(place.name, "there is no such file", "check the name and where you are") from None
     except UnicodeDecodeError as error:
-        name = (encoding or error.encoding).upper()  # Python's own name of many is charmap
+        name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's of many is charmap
         raise packed(place) or UnreadableInput(
-            place.name, f"it is not {name} ({error.reason})", encoded(place, encoding)
+            place.name, f"it is not {name} ({error.reason})", encoded(place, dialect or PLAIN)
         ) from None
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         worded = UnreadableInput(place.name, described(error), f"is it a whole {place.kind.name} file?")
@@ -103,11 +104,11 @@ def packed(place: Place) -> UnreadableInput | None:
     return None
 
 
-def encoded(place: Place, encoding: str | None = None) -> str:
-    """What to do about text that is not in the ``encoding`` that was given for it."""
-    if encoding is not None and not is_utf8(encoding):
+def encoded(place: Place, dialect: Dialect) -> str:
+    """What to do about text that is not in the encoding that is given for it."""
+    if not is_utf8(dialect.encoding):
         return "give the encoding that it is in, or write it in UTF-8"
-    return f"name its encoding (dd.FilePath({place.name!r}, encoding='cp1252')), or write it in UTF-8"
+    return f"name its encoding ({written(place.name, dialect._replace(encoding='cp1252'))}), or write it in UTF-8"
 
 
 def described(error: BaseException) -> str:
