@@ -140,7 +140,7 @@ def _pushed(engine: dd.Engine, given: FilesSource, ready: Ready, number: int, cl
             break
         # A file without rows is an epoch, too.
         rows: dict[str, Any] = {} if batch is None else {INPUT: batch}
-        with within(given, FilePosition(ready.file, row)):
+        with within(given, FilePosition(ready.file, row)), engine.calls.reading([ready.file]):
             step = engine.push(rows, epoch=number)
         row, calls = row + (0 if batch is None else batch.num_rows), calls + 1
         yield step

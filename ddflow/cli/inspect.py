@@ -154,7 +154,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
             for name, text in found["outputs"].items()
         ),
     )
-    head = ("epoch", "call", "at", "verdicts", "outputs", "digest")
+    head = ("epoch", "call", "at", "from", "verdicts", "outputs", "digest")
     yield "Epochs that can be given again", head, _receipts(found["receipts"], _time_type(found))
     yield "Versions that are kept", ("manifest", "epoch", "age", "written", "why"), _versions(found["versions"])
 
@@ -299,7 +299,8 @@ def _receipts(receipts: Sequence[Mapping[str, Any]], kind: Any) -> Iterator[Sequ
             verdicts = ", ".join(f"{name} {n:,}" for name, n in call["verdicts"].items() if n)
             outputs = ", ".join(f"{name} {each['rows']:,}" for name, each in call["outputs"].items())
             at = "" if call["call"] == "push" else shown(call["time"], kind)
-            yield receipt["epoch"], call["call"], at, verdicts, outputs or "nothing", call["digest"]
+            origin = cut(call["origin"], NAMED)
+            yield receipt["epoch"], call["call"], at, origin, verdicts, outputs or "nothing", call["digest"]
 
 
 def ago(seconds: float) -> str:

@@ -237,7 +237,8 @@ def taken(
     reader = pa.RecordBatchReader.from_batches(given.columns(file), rows_of(given, file, tick))
     with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
         part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
-        return take(engine, INPUT, part, time, epoch, Allowed(ask.max_absent, ask.allow_empty))
+        with engine.calls.reading([file]):
+            return take(engine, INPUT, part, time, epoch, Allowed(ask.max_absent, ask.allow_empty))
 
 
 @contextmanager

@@ -91,10 +91,17 @@ def at_spots(spots: Sequence[tuple[Spot, int]]) -> Iterator[None]:
             if (row := COUNTED.search(error.found)) is not None:
                 files = [_spot(spots, int(row[1]))[0]]
             error.found = at_row(error.found, lambda row: f"row {_spot(spots, row)[1]:,}")
-            several = len(files) > FEW
-            named = f"{files[0]} ... {files[-1]} ({len(files):,} files)" if several else ", ".join(files)
-            error.asked = f"{named}: {error.asked}"
+            error.asked = f"{named(files)}: {error.asked}"
         raise
+
+
+def named(files: Sequence[str]) -> str:
+    """Files as text: of more than a few the first and the last.
+
+    >>> named(["a.csv", "b.csv"]), named(["1.csv", "2.csv", "3.csv", "4.csv"])
+    ('a.csv, b.csv', '1.csv ... 4.csv (4 files)')
+    """
+    return f"{files[0]} ... {files[-1]} ({len(files):,} files)" if len(files) > FEW else ", ".join(files)
 
 
 def _spot(spots: Sequence[tuple[Spot, int]], row: int) -> tuple[str, int]:

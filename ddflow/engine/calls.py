@@ -13,13 +13,16 @@ dataflow.
 (1, '')
 """
 
+import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from logging import DEBUG
 from time import perf_counter
 from typing import Any
 
 from ddflow.columns.hashing import RowHashes
+from ddflow.connectors.at_path import is_path, named
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow
@@ -30,6 +33,7 @@ from ddflow.engine.digests import Digest, combined
 from ddflow.engine.stats import Arranged
 from ddflow.errors import SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish
+from ddflow.storage.address import public
 from ddflow.storage.feeding import EVENTS, Way, fed_by
 from ddflow.time import shown
 
@@ -46,6 +50,7 @@ class Calls:
         self.timer = CommitTimer(every, dataflow.guard, self.epoch)
         if durable is not None:
             dataflow.taken = "interrupted"
+        self.files: list[str] = []
         self.quiet = False
         """Whether columns that rows lack are nothing to warn of: sources may lack some."""
         self._warned: set[tuple[str, tuple[str, ...]]] = set()
@@ -115,7 +120,7 @@ class Calls:
         else:
             digests = {name: self.digest(name) for name in inputs}
             inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
-            self.durable.came = asked.kind, digests
+            self.brought(asked.kind, digests, inputs)
             digest = combined(asked.kind, asked.time, digests)
         for name in inputs:
             admission = self.dataflow.admissions[name]
@@ -133,6 +138,22 @@ class Calls:
             self._warned.add((name, lacking))
             found = f"they lack the columns {list(lacking)}, which are null in all of them"
             warnings.warn(f"rows for {name!r}: {found}; later ones that lack the same are not named", stacklevel=4)
+
+    def brought(self, words: str, digests: Mapping[str, Digest], inputs: Mapping[str, Any]) -> None:
+        """What an epoch says of the rows of a call on durable state."""
+        assert self.durable is not None
+        paths = self.files or [os.fspath(each) for each in inputs.values() if is_path(each)]
+        self.durable.came = words, digests
+        self.durable.origin = named([public(each).encode(errors="replace").decode() for each in paths])
+
+    @contextmanager
+    def reading(self, files: Iterable[str]) -> Iterator[None]:
+        """Calls within bring rows that the caller has read from these files."""
+        self.files = list(dict.fromkeys(files))
+        try:
+            yield
+        finally:
+            self.files = []
 
     def flush(self) -> int:
         """Commit the calls since the last commit as one epoch; the last one's number.  As `Engine.flush`."""

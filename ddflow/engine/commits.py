@@ -81,6 +81,8 @@ class Commits:
         """Made since the last commit; their outputs are in files."""
         self.came: tuple[str, Mapping[str, Digest]] = ("", {})
         """The words of the last call that brought rows, and their digests."""
+        self.origin = ""
+        """The files that its rows were read from."""
         self._told: tuple[int, int] = (-1, 0)
         """The epoch that is being given again, and how many of its calls were."""
 
@@ -242,7 +244,8 @@ class Commits:
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         sink, store = self.log.outputs.sink, self.batch_store
         outputs = {name: put(sink, store, name, table) for name, table in step.items() if table.num_rows}
-        self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}))
+        origin = "" if asked.kind == "advance_to" else self.origin
+        self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}, origin))
 
     def commit(self, dataflow: Dataflow) -> int:
         """Publish the calls since the last commit as one epoch; its number.  O(what changed).

@@ -171,7 +171,7 @@ def _flown(
     inflows = {name: dataflow.inflow(name, rows, time, looking(name)) for name, rows in inputs.items()}
     if calls.durable is None:
         return inflows, ""
-    calls.durable.came = asked.words, digests
+    calls.brought(asked.words, digests, inputs)
     return inflows, combined(asked.words, time, digests)
 
 

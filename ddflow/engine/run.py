@@ -266,7 +266,7 @@ class RunLoop:
     def _take(self, inlet: Inlet) -> None:
         """Take in what a source gave.  Errors of its rows name where they stand."""
         for given in inlet.calls():
-            with at_spots(given.spots):
+            with at_spots(given.spots), self.calls.reading(spot.file for spot, _ in given.spots):
                 step = self._replace(given) if given.whole else self._step(given)
             self._count(step, [batch for batches in given.rows.values() for batch in batches])
 

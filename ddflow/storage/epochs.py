@@ -39,7 +39,7 @@ class Call(Strict, frozen=True):
 
     ``time``: of the step, or the frontier asked for; 0 for a push.  ``digest``: 32 hex digits, of the input rows.
     ``frontier``: after it.  ``counts``: events by verdict, ``absent`` keys.  ``outputs``: by name, where not empty.
-    ``figures``: what was measured, by name.
+    ``figures``: what was measured, by name.  ``origin``: the files that its rows were read from, where they were.
     """
 
     kind: Kind
@@ -49,6 +49,7 @@ class Call(Strict, frozen=True):
     counts: dict[str, Natural]
     outputs: dict[str, Output]
     figures: dict[str, Natural]
+    origin: Path = ""
 
 
 class Epoch(Strict, frozen=True):

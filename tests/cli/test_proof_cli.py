@@ -146,6 +146,25 @@ def test_days_of_steps_are_written_as_days_and_the_shell_goes_on_with_the_next(
     assert Path("o.jsonl").read_text() == '{"id":1,"city":"Bern"}\n'
     assert "from 2026-11-27: (id=1, city='Zug')" in run("why", "state", "input", "1")
     assert "last 2026-11-27, frontier 2026-11-28" in run("inspect", "state")
+    assert as_json("inspect", "state")["receipts"][-1]["calls"][0]["origin"] == "next.csv"
+
+
+def test_epochs_name_the_files_that_they_were_read_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "b.csv", "c.csv"):
+        Path(name).write_text(f"id,city\n1,{name}\n")
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("rows", {"id": int, "city": str}, dd.Upsert("id")))
+    with flow.open("state") as engine:
+        engine.step({"id": [1], "city": ["Bern"]})
+        engine.replace(Path("a.csv"))
+        with pytest.raises(dd.NullKey):
+            engine.step(pa.table({"id": pa.array([None], pa.int64()), "city": ["Bern"]}))
+        engine.run({"rows": dd.sources.files("[bc].csv")})
+    said = [call["origin"] for each in as_json("inspect", "state")["receipts"] for call in each["calls"]]
+    assert said[:2] == ["", "a.csv"]
+    assert [Path(each).name for each in ", ".join(said[2:]).split(", ")] == ["b.csv", "c.csv"]
+    assert "a.csv" in run("inspect", "state")
 
 
 def test_times_that_are_no_numbers_are_written_as_their_type_is(
