@@ -60,13 +60,12 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         ``inputs`` and ``counts``: keys, tombstones, versions, runs, merges, files, bytes of each, and what an input's
         plan and pending events are, and how it was ``fed``: the last runs of calls alike, and how many of each kind
         there were before them; ``verdicts``; ``outputs``: as text; ``folder``: of output files, and what is whose in
-        it; ``receipts``: of the last epochs, ``origin`` the files that rows of a call were read from; ``versions``: the
-        manifests that are kept; ``files``, ``bytes``;
-        ``partitions``, ``stages``: how many, and ``sources``, ``sinks``: what is attached, with positions, by input the
-        columns of a source that are ``left_out`` and those that runs have ``added``, until when what was written was
-        taken (``reached``, unix milliseconds), the last epochs acknowledged, and what waits for each sink, in epochs
-        and bytes; ``parts``: of each stage and partition the keys, pending events, files and bytes; ``fed``: by which
-        query in batches, and the last of them.
+        it; ``receipts``: of the last epochs, with the ``origin`` of rows, their files; ``versions``: the manifests that
+        are kept; ``files``, ``bytes``; ``partitions``, ``stages``: how many, and ``sources``, ``sinks``: what is
+        attached, with positions, by input the columns of a source that are ``left_out`` and those that runs have
+        ``added``, until when what was written was taken (``reached``, unix milliseconds), the last epochs acknowledged,
+        and what waits for each sink, in epochs and bytes; ``parts``: of each stage and partition the keys, pending
+        events, files and bytes; ``fed``: by which query in batches, and the last of them.
 
     Raises
     ------
