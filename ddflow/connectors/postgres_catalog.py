@@ -87,8 +87,6 @@ class Looked(NamedTuple):
     """The columns that it is read in, by their numbers in its catalog, which no other column of it ever gets."""
     last: int
     """The greatest number of a column."""
-    width: int
-    """How many columns it has."""
 
 
 def table_of(name: str, input: str) -> SourceTable:
@@ -144,7 +142,7 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
     numbers = {row[0]: row[7] for row in found}
     read = {name: number for name, number in numbers.items() if name in declared.names}
     certain = [row[0] for row in found if row[-1] and row[0] in lossy]
-    return Looked(gone, certain, lossy, found[0][6], read, max(numbers.values()), len(numbers))
+    return Looked(gone, certain, lossy, found[0][6], read, max(numbers.values()))
 
 
 def _alike(connection: Any, table: SourceTable) -> str:

@@ -3,23 +3,27 @@
 Invariant: nothing is taken from the slot, which gives the same again until it is moved on. Messages of begin and commit
 go to no input, and those of other tables are not asked for. Postgres decodes, and what it sends is kept as it is.
 
->>> looked = Looked([], ["x"], ["x"], 9, {"x": 1}, 1, 1)
+>>> looked = Looked([], ["x"], ["x"], 9, {"x": 1}, 1)
 >>> options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
 'public.orders'
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.connectors.formats.parse import TEXT, computed, objects, quoted
+from ddflow.connectors.formats.parse import TEXT, objects
 from ddflow.connectors.postgres_catalog import Looked, SourceTable, literal, whole
 from ddflow.connectors.postgres_numbers import Numbers
 from ddflow.connectors.postgres_stream import messages, streamed
+
+_STRING: Final = r'"(?:[^"\\]|\\.)*"'
+"""A string of JSON."""
 
 
 class Peeked(NamedTuple):
@@ -87,22 +91,26 @@ def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
     A value that is large and stays as it is may not be there, unless all of the old row is.
 
     >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
-    >>> had, looked = now.replace("1", "2"), Looked([], [], [], 9, {"id": 1, "v": 2}, 2, 2)
+    >>> had, looked = now.replace("1", "2"), Looked([], [], [], 9, {"id": 1, "v": 2}, 2)
     >>> [lacks(pa.array([f'{head}{now}],"identity":[{each}]}}']), looked, ["id"]) for each in (now, had)]
     [False, True]
     """
     some = text.filter(pc.starts_with(text, '{"action":"U"'))
-    some = some.filter(pc.less(pc.count_substring(some, '"name":'), looked.width + len(key)))
+    parts = pc.split_pattern(some, '"identity":[', max_splits=1, reverse=True)  # type: ignore[attr-defined]
+    some, parts = (each.filter(pc.equal(pc.list_value_length(parts), 2)) for each in (some, parts))
     if not len(some):
         return False
-    cells = (f'"name":{json.dumps(name, ensure_ascii=False)},' for name in looked.columns)
-    some = some.filter(reduce(pc.or_, [pc.invert(pc.match_substring(some, each)) for each in cells]))
-    old = f"list_filter(json_extract(v, '$.identity[*]'), lambda c: c->>'$.name' in ({', '.join(map(quoted, key))}))"
-    now, had = (
-        f"list_transform({each}, lambda c: [c->'$.name', c->'$.value'])"
-        for each in ("json_extract(v, '$.columns[*]')", old)
-    )
-    return bool(len(some)) and pc.any(computed(some, f"not list_has_all({now}, {had})")).as_py() is True
+    now, had = (pc.list_element(parts, part) for part in (0, 1))
+    changed = [pc.not_equal(_value(now, name), _value(had, name)) for name in key]
+    some = some.filter(reduce(pc.or_, changed, pa.array([False] * len(some))))
+    names = (f'"name":{json.dumps(name, ensure_ascii=False)},' for name in looked.columns)
+    return any(not pc.all(pc.match_substring(some, each)).as_py() for each in names) if len(some) else False
+
+
+def _value(text: pa.Array, name: str) -> pa.Array:
+    """The value of a column in each text, as it is written there; null where it is not.  O(bytes)."""
+    head = f'"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":{_STRING},"value":'
+    return pc.struct_field(pc.extract_regex(text, f"{head}(?P<value>{_STRING}|[^,}}]*)"), 0)
 
 
 def _route(

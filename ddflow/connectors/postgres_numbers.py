@@ -6,7 +6,7 @@ not be null ends the run (`postgres_catalog.whole`). Of others some rows are loo
 infinite by then is null here, of which is warned, once a column. One that was so for a while only is not found.
 
 >>> numbers, of = Numbers(), SourceTable("public", "t", "t")
->>> numbers.options([looked := Looked([], [], ["v"], 9, {"id": 1, "v": 2}, 2, 2)])
+>>> numbers.options([looked := Looked([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
 {'numeric-data-types-as-string': 'true'}
 >>> numbers.as_text, cell = False, '{"name":"%s","type":"%s","value":%s}'
 >>> cells = ",".join([cell % ("id", "integer", 7), cell % ("v", "double precision", "null")])
