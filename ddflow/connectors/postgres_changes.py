@@ -102,7 +102,7 @@ def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
         return False
     now, had = (pc.list_element(parts, part) for part in (0, 1))
     changed = [pc.not_equal(_value(now, name), _value(had, name)) for name in key]
-    some = some.filter(reduce(pc.or_, changed, pa.array([False] * len(some))))
+    some = some.filter(reduce(pc.or_kleene, changed, pa.array([False] * len(some))))
     names = (f'"name":{json.dumps(name, ensure_ascii=False)},' for name in looked.columns)
     return any(not pc.all(pc.match_substring(some, each)).as_py() for each in names) if len(some) else False
 
