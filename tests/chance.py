@@ -44,7 +44,7 @@ def sample(given: Sequence[T], most: int, *names: object) -> list[T]:
 
 def effort(examples: int, **options: Any) -> settings:
     """The settings of a property: this run's share of so many examples."""
-    return settings(max_examples=max(round(examples * SHARE), 5), **options)
+    return settings(max_examples=max(round(examples * SHARE), 3), **options)
 
 
 def covering(examples: int, **options: Any) -> settings:

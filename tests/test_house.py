@@ -16,7 +16,11 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 from ddflow.plan.registry import operators
+
+pytestmark = pytest.mark.together("house")  # one process parses all files
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("ddflow", "spark_bridge")

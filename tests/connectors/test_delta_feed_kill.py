@@ -92,7 +92,7 @@ def _alike(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {name: value for name, value in row.items() if name in ("id", "city") or name.startswith("_")}
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 def test_a_followed_table_when_killed_at_calls(tmp_path: Path) -> None:
     with Lives() as lives:

@@ -127,19 +127,19 @@ def lives() -> Iterator[Lives]:
         yield made
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 def test_kafka_when_killed_at_calls(lives: Lives, servers: str, tmp_path: Path) -> None:
     killed_at_calls(Streamed(tmp_path / "story", servers), lives, 6)
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 def test_kafka_when_killed_at_calls_around_new_columns(lives: Lives, servers: str, tmp_path: Path) -> None:
     killed_at_calls(Growing(tmp_path / "story", servers), lives, 3)
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 def test_kafka_when_killed_at_moments(lives: Lives, servers: str, tmp_path: Path) -> None:
     killed_at_moments(Streamed(tmp_path / "story", servers), lives, 6, 1.0)
 

@@ -144,27 +144,27 @@ def story(server: Server, tmp_path: Path, request: Any) -> Iterator[Story]:
     made.connection.close()
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 def test_postgres_when_killed_at_calls(lives: Lives, story: Story) -> None:
     killed_at_calls(story, lives, 6)
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 @pytest.mark.parametrize("story", [Growing], indirect=True)
 def test_postgres_when_killed_at_calls_around_new_columns(lives: Lives, story: Story) -> None:
     killed_at_calls(story, lives, 3)
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 @pytest.mark.parametrize("story", [Adding], indirect=True)
 def test_postgres_when_killed_at_calls_around_tables_that_are_added(lives: Lives, story: Story) -> None:
     killed_at_calls(story, lives, 3)
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 def test_postgres_when_killed_at_moments(lives: Lives, story: Story) -> None:
     killed_at_moments(story, lives, 6, 0.5)
 

@@ -174,6 +174,7 @@ with plan().open(memory="16MB", spill={folder!r}) as engine:
 """
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("size", [8_000, 60_000])  # one that a flush stumbles over, one that is brought into ranges
 def test_a_full_disk_fails_the_step_and_nothing_else(tmp_path: Path, size: int) -> None:
     code = FULL.format(tests=str(Path(__file__).parent.parent), folder=str(tmp_path), size=size)

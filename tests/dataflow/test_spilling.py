@@ -94,6 +94,7 @@ class Calls:
 # A disk without room.
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("holds_back", [False, True])
 def test_a_disk_that_is_full_at_any_point_refuses_a_step_whole_and_takes_it_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds_back: bool

@@ -172,7 +172,7 @@ def test_fsck_names_damage_in_the_arrangement_of_every_operator(state: Path) -> 
     whole(state)
     files = arrangements(state)
     assert len(files) > len(flow().outputs) // 2
-    for number in sample(list(files), 12, "damage"):
+    for number in sample(list(files), 6, "damage"):
         for name in files[number][:1]:
             path = state / "blobs" / name
             right = path.read_bytes()
@@ -321,7 +321,7 @@ VERBS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_verbs_of_the_shell_take_such_a_state(
     state: Path, tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch

@@ -140,7 +140,7 @@ def restarted(media: list[Any]) -> Any:
     return law
 
 
-@pytest.mark.drawn(3, of="media")
+@pytest.mark.drawn(2, of="media")
 @pytest.mark.sampled
 def test_restart_close_reopen_and_go_on_is_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     small_spines(monkeypatch)
@@ -149,7 +149,7 @@ def test_restart_close_reopen_and_go_on_is_never_stopped(monkeypatch: pytest.Mon
     assert Restarts.went["a restart"] > 40 and Restarts.went["closed with a merge in memory half way"]
 
 
-@pytest.mark.drawn(3, of="media")
+@pytest.mark.drawn(2, of="media")
 @pytest.mark.sampled
 def test_restart_of_state_in_files_is_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     small_spines(monkeypatch)

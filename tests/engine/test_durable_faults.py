@@ -99,7 +99,7 @@ def copied(disk: SimDisk) -> SimDisk:
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("kind", KINDS)
 @MEDIA
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(5)
 def test_whatever_call_fails_the_commit_fails_and_whoever_opens_next_goes_on(
     kind: str, forever: bool, medium: Any, tmp_path: Path
 ) -> None:

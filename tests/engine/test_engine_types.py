@@ -48,7 +48,7 @@ def opened(kind: str, **options: Any) -> Any:
     return flow.open(secret=SECRET, **options)
 
 
-@pytest.mark.drawn(30)
+@pytest.mark.drawn(16)
 @pytest.mark.parametrize("kind", EVERY)
 def test_values_of_every_type_come_out_as_they_went_in(kind: str) -> None:
     array, n = EVERY[kind], len(EVERY[kind])
@@ -75,7 +75,7 @@ def test_values_of_every_type_come_out_as_they_went_in(kind: str) -> None:
         assert engine.read("rows").num_rows == 70
 
 
-@pytest.mark.drawn(30)
+@pytest.mark.drawn(16)
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_value_that_changes_is_retracted_as_it_was_at_every_readable_time(kind: str) -> None:
     array, n = EVERY[kind], len(EVERY[kind])

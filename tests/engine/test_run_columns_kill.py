@@ -77,7 +77,7 @@ def rows(of: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in of]
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 def test_killed_at_calls_around_new_columns(tmp_path: Path) -> None:
     with Lives() as lives:

@@ -142,13 +142,13 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
             yield made
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 def test_files_when_killed_at_calls(lives: Lives, tmp_path: Path) -> None:
     killed_at_calls(Landed(tmp_path / "story"), lives, 6)
 
 
-@pytest.mark.drawn(5, of="kills")
+@pytest.mark.drawn(3, of="kills")
 def test_files_when_killed_at_moments(lives: Lives, tmp_path: Path) -> None:
     killed_at_moments(Landed(tmp_path / "story"), lives, 6, 0.5)
 

@@ -179,21 +179,22 @@ def test_events_that_came_late_are_no_rows() -> None:
             engine.why("people.stale", {"id": 1})
 
 
-def test_of_a_state_that_was_spilled_and_opened_again(tmp_path: Path) -> None:
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("memory", [None, "16MB"])
+def test_of_a_large_state_that_was_opened_again(tmp_path: Path, memory: str | None) -> None:
     every = np.arange(200_000)
     orders = pa.table({"id": every, "customer": every % 20_000, "amount": every % 7 + 1})
     people = pa.table({"customer": np.arange(20_000), "city": [f"city {i % 5_000}" for i in range(20_000)]})
     expected = [int(each) for each in every if each % 20_000 % 5_000 == 77]
-    for memory in (None, "16MB"):
-        with shop().open(state := tmp_path / str(memory), memory=memory, retain=9) as engine:
-            engine.step({"orders": orders, "people": people}, 1)
-            engine.step({"orders": {"id": [expected[0]], "customer": [0], "amount": [1]}}, 2)
-            assert memory is None or engine.stats()["bytes_mapped"] > 0
-            assert ids_of(engine, 1) == expected and ids_of(engine, 2) == expected[1:]
-        with shop().open(state, memory=memory, retain=9) as engine:
-            assert ids_of(engine, 1) == expected and ids_of(engine, 2) == expected[1:]
-        with dd.Snapshot.open(state) as snapshot:
-            assert ids_of(snapshot, 1) == expected and ids_of(snapshot, 2) == expected[1:]
+    with shop().open(state := tmp_path / "state", memory=memory, retain=9) as engine:
+        engine.step({"orders": orders, "people": people}, 1)
+        engine.step({"orders": {"id": [expected[0]], "customer": [0], "amount": [1]}}, 2)
+        assert memory is None or engine.stats()["bytes_mapped"] > 0
+        assert ids_of(engine, 1) == expected and ids_of(engine, 2) == expected[1:]
+    with shop().open(state, memory=memory, retain=9) as engine:
+        assert ids_of(engine, 1) == expected and ids_of(engine, 2) == expected[1:]
+    with dd.Snapshot.open(state) as snapshot:
+        assert ids_of(snapshot, 1) == expected and ids_of(snapshot, 2) == expected[1:]
 
 
 def ids_of(reading: Any, as_of: int) -> list[int]:

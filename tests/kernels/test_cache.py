@@ -152,6 +152,7 @@ print(json.dumps({"answer": 42, "made": made}))
     assert list(install.home.iterdir()) == []
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("place", FLIPS)
 def test_a_flipped_bit_in_a_cached_file_costs_a_compilation_and_nothing_else(warm: Install, place: str) -> None:
     (damaged,) = [file for file in warm.files() if "twice" in file.name]
@@ -164,6 +165,7 @@ def test_a_flipped_bit_in_a_cached_file_costs_a_compilation_and_nothing_else(war
     assert after["warnings"] == ""
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("length", [0, 30, 3000])
 def test_a_truncated_or_emptied_cached_file_costs_a_compilation_and_nothing_else(warm: Install, length: int) -> None:
     for file in warm.files():

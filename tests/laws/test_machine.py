@@ -236,7 +236,7 @@ TestMachine = Machine.TestCase
 TestMachine.settings = effort(150, stateful_step_count=15)
 
 
-@pytest.mark.drawn(3, of="media")
+@pytest.mark.drawn(2, of="media")
 @pytest.mark.sampled
 def test_the_machine_that_spills_does_so_and_agrees() -> None:
     run_state_machine_as_test(SpillingMachine, settings=covering(40, stateful_step_count=25))

@@ -141,7 +141,7 @@ def stir(data: st.DataObject, door: EngineDoor) -> None:
         door.engine._check()
 
 
-@pytest.mark.drawn(3, of="media")
+@pytest.mark.drawn(2, of="media")
 def test_medium_spilled_all_or_none_or_at_random_the_answers_are_those_of_memory() -> None:
     def law(data: st.DataObject, trace: Trace) -> None:
         (scenario, played), shape = trace, data.draw(shapes())
@@ -168,7 +168,7 @@ def test_medium_spilled_all_or_none_or_at_random_the_answers_are_those_of_memory
     holds(law, WAYS, 20)
 
 
-@pytest.mark.drawn(3, of="media")
+@pytest.mark.drawn(2, of="media")
 def test_merge_any_effort_at_any_moment_leaves_all_reads_the_same() -> None:
     def law(data: st.DataObject, trace: Trace) -> None:
         scenario, played = trace
@@ -184,7 +184,7 @@ def test_merge_any_effort_at_any_moment_leaves_all_reads_the_same() -> None:
     holds(law, {way for way in WAYS if "flush" in way or "merge" in way}, 16)
 
 
-@pytest.mark.drawn(3, of="media")
+@pytest.mark.drawn(2, of="media")
 def test_compaction_raising_since_changes_no_read_at_or_after_it() -> None:
     def law(data: st.DataObject, trace: Trace) -> None:
         scenario, played = trace
@@ -213,7 +213,7 @@ def test_compaction_raising_since_changes_no_read_at_or_after_it() -> None:
     holds(law, ON_DISK, 14)
 
 
-@pytest.mark.drawn(3, of="media")
+@pytest.mark.drawn(2, of="media")
 def test_agreement_every_read_in_since_to_upper_equals_the_twin() -> None:
     def law(data: st.DataObject, trace: Trace) -> None:
         (scenario, played), retain = trace, data.draw(st.sampled_from([0, 1, 4, FOREVER]))
@@ -230,7 +230,7 @@ def test_agreement_every_read_in_since_to_upper_equals_the_twin() -> None:
     holds(law, ON_DISK, 12)
 
 
-@pytest.mark.drawn(3, of="media")
+@pytest.mark.drawn(2, of="media")
 def test_shuffle_arrival_does_not_matter_with_a_unique_seq_in_any_medium() -> None:
     went: Counter[str] = Counter()
 

@@ -41,7 +41,7 @@ def updates(rows: pa.Table) -> Updates:
     return Updates(rows.drop_columns([DIFF]), np.zeros(n, np.int32), rows.column(DIFF).to_numpy(), ints(1))
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(8)
 @LAWS
 @effort(0.2)
 @given(steps=STEPS, share=st.sampled_from([0, 0, 0.3, 0.7]), more=st.integers(0, 99))
@@ -80,7 +80,7 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
                 assert wanted.to_pylist() == alike.rows(again, wanted, node.schema.names).to_pylist()
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(8)
 @LAWS
 @effort(0.2)
 @given(step=STEPS.map(lambda steps: steps[0]))

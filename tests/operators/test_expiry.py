@@ -443,6 +443,7 @@ def feed(engine: dd.Engine, steps: int, size: int, deletes: bool, least: int = 0
         engine.step({"a": table}, time)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("how", ["forget", "retract", "deletes"])
 @pytest.mark.parametrize("spills", [False, True])
 def test_an_endless_feed_of_new_keys_keeps_a_bounded_state(how: str, spills: bool, tmp_path: Any) -> None:

@@ -504,6 +504,7 @@ def throws(values: Any, event: Any, out: Any) -> int:
     return 0
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("function", "error", "words"),
     [
@@ -517,6 +518,7 @@ def test_a_compiled_transition_that_fails_is_named(function: Any, error: type[Dd
         refused(dd.Machine({"n": pa.int64()}, function, scalar=True), {"at": 2})
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("function", [too_many, negative])
 def test_a_compiled_transition_that_fails_names_the_key_of_its_event(function: Any) -> None:
     with pytest.raises(DdflowError, match=r"the key \{'k': 2\}"):

@@ -103,7 +103,7 @@ def test_every_operator_has_a_row() -> None:
     assert not set(MADE) & set(operators())
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(8)
 @LAWS
 @given(steps=STEPS)
 @effort(25)
@@ -120,7 +120,7 @@ def test_what_it_gives_adds_up_to_what_is_made_from_scratch(verb: str, steps: li
             )
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(8)
 @LAWS
 @given(steps=STEPS)
 @effort(15)
@@ -143,7 +143,7 @@ def test_its_json_makes_the_same_plan(verb: str) -> None:
     assert again.outputs["out"].schema == flow.outputs["out"].schema
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(8)
 @LAWS
 @given(steps=STEPS, data=st.data())
 @effort(10)
@@ -169,7 +169,7 @@ def test_it_reads_the_columns_that_it_names_and_no_others(verb: str, steps: list
             assert held == clean(expected)
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(8)
 @LAWS
 @given(steps=STEPS, seed=st.integers(0, 99), partitions=st.sampled_from([1, 2, 7]))
 @effort(20)
@@ -182,7 +182,7 @@ def test_partitions_give_the_same(verb: str, partitions: int, steps: list[Step],
     hands.close()
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(8)
 @LAWS
 @given(steps=STEPS)
 @effort(6)
@@ -195,7 +195,7 @@ def test_closed_and_opened_it_goes_on(verb: str, steps: list[Step]) -> None:
             engine._check()
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(8)
 @LAWS
 @given(steps=STEPS)
 @effort(4)
@@ -208,7 +208,7 @@ def test_spilled_it_gives_the_same(verb: str, steps: list[Step], tmp_path_factor
             assert held == clean(law.scratch(rows))
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(8)
 @LAWS
 @given(data=st.data())
 @effort(20)

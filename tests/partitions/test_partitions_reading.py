@@ -122,6 +122,7 @@ def scd2(snapshot: Snapshot, name: str) -> Any:
         return None
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("partitions", [1, 2, 5])
 def test_what_was_cut_is_read_as_if_it_were_one(kind: str, partitions: int) -> None:
@@ -167,6 +168,7 @@ def test_of_any_plan_too(data: st.DataObject) -> None:
     assert dd.fsck(cut, flow=flow_of(scenario)).ok, str(dd.fsck(cut, flow=flow_of(scenario)))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kind", SPECS)
 def test_why_and_verify_find_every_key_wherever_it_is(kind: str) -> None:
     cut, whole = case(kind, 3, retain=0 if kind == "expiring" else 4)

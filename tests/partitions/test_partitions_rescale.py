@@ -164,7 +164,7 @@ class Rescales(Restarts):
         super().restart()
 
 
-@pytest.mark.drawn(3, of="media")
+@pytest.mark.drawn(2, of="media")
 @pytest.mark.parametrize("traces", TRACES)
 def test_rescaled_any_number_of_times_it_goes_on_as_if_it_had_not_been(
     monkeypatch: pytest.MonkeyPatch, traces: str, went: Counter[str]

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from chance import effort
+from chance import effort, seeded
 from doors import plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -401,8 +401,8 @@ def mutated(description: dict[str, Any], chance: random.Random) -> dict[str, Any
 
 
 def test_a_hostile_description_is_refused_or_is_the_plan_it_says() -> None:
-    good, chance, refused = whole(), random.Random(4), 0
-    for turn in range(3000):
+    good, chance, refused = whole(), seeded(__name__, "description"), 0
+    for turn in range(1000):
         bad = mutated(good, chance)
         try:
             flow = rebuild(bad, "a state")
@@ -416,13 +416,13 @@ def test_a_hostile_description_is_refused_or_is_the_plan_it_says() -> None:
             assert set(again["collections"]) <= set(bad["collections"]), (turn, bad)
             for name, input in again["inputs"].items():
                 assert input["columns"] == bad["inputs"][name]["columns"], (turn, bad)
-    assert refused > 1500
+    assert refused > 400
 
 
 def test_a_hostile_schema_is_refused_or_has_the_columns_that_stand_beside() -> None:
-    good, chance = whole(), random.Random(5)
+    good, chance = whole(), seeded(__name__, "schema")
     data = base64.b64decode(good["inputs"]["people"]["schema"])
-    for turn in range(3000):
+    for turn in range(1000):
         changed = bytearray(data[: chance.randrange(len(data))] if chance.random() < 0.2 else data)
         for _ in range(chance.choice([1, 1, 2, 4]) if changed else 0):
             changed[chance.randrange(len(changed))] = chance.choice([0, 127, 128, 255, chance.randrange(256)])

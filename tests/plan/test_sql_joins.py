@@ -17,7 +17,7 @@ from ddflow.plan.codec import describe
 LISTED = listed("groups", "joins", "subqueries", "sets", "tops of groups and joins")
 
 
-@pytest.mark.drawn(40)
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("query", LISTED, ids=lambda pair: pair[0])
 def test_queries_give_what_duckdb_gives(query: tuple[str, str]) -> None:
     same_as_duckdb(*query, seeded(*query).randrange(99))

@@ -33,6 +33,7 @@ print(json.dumps({"kernels": warmed.kernels, "compiled": warmed.compiled, "direc
 """
 DRAW = """
 import json
+import chance
 from ddflow.kernels.warmup import entries, watched
 from hypothesis import HealthCheck, given, settings, strategies as st
 from doors import EngineDoor
@@ -41,10 +42,11 @@ from strategies import scenarios, shapes
 from test_laws import calls
 from tight import tiny
 
+chance.draw_for("warmed")
 compiled, flows, spilled = [], [], []
 media = st.sampled_from([None, None, {}, {"share": 500}])
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), shapes(), st.sampled_from([{}, {"retain": 0}, {"retain": 2}]), media, st.integers(1, 2))
 def draw(data, shape, options, medium, threads):
     scenario = data.draw(scenarios())
@@ -105,8 +107,8 @@ def test_every_kernel_is_ready_in_one_form_and_those_compiled_are_told_of(first:
 
 def test_afterwards_no_flow_compiles_anything(first: Any, where: dict[str, str]) -> None:
     drawn = python(DRAW, **where)
-    assert drawn["flows"] >= 150
-    assert drawn["spilled"] > 20
+    assert drawn["flows"] >= 60
+    assert drawn["spilled"] > 4
     assert drawn["compiled"] == []
     assert set(drawn["misses"].values()) == {0}
     # A kept cache may hold forms that other tests had compiled, so types are compared, too.

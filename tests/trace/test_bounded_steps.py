@@ -82,6 +82,7 @@ def figures(engine: dd.Engine) -> tuple[int, int, int]:
     )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("keys", "options"),
     [(1_000_000, {}), (100_000, {"retain": 1 << 40}), (200_000, {"memory": 24 << 20})],
