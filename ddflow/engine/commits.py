@@ -37,7 +37,6 @@ from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import put
 from ddflow.errors import ReplayMismatch, SchemaMismatch, StateRefused
-from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.evolve import evolved
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
@@ -289,7 +288,7 @@ class Commits:
         )
 
 
-def _one_partition(manifest: Manifest, change: PlanChange, where: str) -> None:
+def _one_partition(manifest: Manifest, where: str) -> None:
     """Raise `StateRefused` for a state of several partitions."""
     if manifest.partitions > 1:
         raise StateRefused(

@@ -9,7 +9,7 @@ rows a call had and who may give them again is known to those two (``commits``, 
 >>> from ddflow.storage.memory import MemoryStore
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, change, where: None)
+>>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, where: None)
 >>> log.publish(log.receipts(Epoch(1, (), None)), (), set(), "an example", last=7)
 >>> log.epoch, log.committed(2, "epoch 2"), log.manifest_log.manifest.last
 (1, None, 7)
@@ -66,8 +66,8 @@ KEPT: Final = 8
 TIDY: Final = 2_000
 """Of more inventories than these, what others left is for ``ddflow gc``, and no commit waits for it."""
 
-Fits = Callable[[Manifest, PlanChange, str], None]
-"""Raises where a version, what a plan has more than it, and where that is do not fit who opens the state."""
+Fits = Callable[[Manifest, str], None]
+"""Raises where a version, and where that is, do not fit who opens the state."""
 
 
 class EpochLog:
@@ -129,7 +129,7 @@ class EpochLog:
             change = PlanChange()
             if manifest_log.manifest.epoch or manifest_log.manifest.inventories:
                 change = compare(manifest_log.manifest.plan, flow, store.where)
-            fits(manifest_log.manifest, change, store.where)
+            fits(manifest_log.manifest, store.where)
             for each in unsure(change, flow):
                 warnings.warn(f"open {store.where}: {each}", stacklevel=5)
             where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])

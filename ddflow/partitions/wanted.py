@@ -19,7 +19,6 @@ from ddflow.dataflow.budget import LEAST, shown_size
 from ddflow.engine.epoch_log import KEPT
 from ddflow.errors import SpecError, StateRefused
 from ddflow.partitions.epoch_start import own
-from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.rebuild import step_times
 from ddflow.storage.manifest import PARTITIONS, Manifest
 from ddflow.time import CLOSED, INT64
@@ -59,9 +58,8 @@ class Wanted:
                 f"give {shown_size(2 * LEAST)} or more",
             )
 
-    def fits(self, manifest: Manifest, change: PlanChange, where: str) -> None:
+    def fits(self, manifest: Manifest, where: str) -> None:
         """Raise `SpecError` for another number of partitions than it has, `StateRefused` for days as times of steps."""
-        del change
         if not manifest.inventories:  # it holds nothing yet
             return
         if (kind := step_times(manifest.plan, where)) != INT64:
