@@ -78,8 +78,8 @@ class Engine(Reading, Attaching, Watching, Closing):
         inputs : mapping of str to table, or table
             By input, a path or anything that speaks Arrow.  With one input its rows will do.
         time : int, date, datetime or str, optional
-            The ``_time`` of the updates, above that of the last step; by default the next one, 1 at first.  The first
-            step says of which type times are: int64, dates, or timestamps of microseconds.
+            The ``_time`` of the updates, above that of the last step; by default the next number, 1 at first.  The
+            first step says of which type times are: int64, dates, or timestamps of microseconds, which have no default.
         epoch : int, optional
             On durable state, its number.  A committed epoch given again returns what it returned, as a ``time`` does.
             Without both a call is never given again.
@@ -94,7 +94,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         WrongMode, TimeWentBack
             In hold-back mode; if ``time`` is not above that of the last step.
         NotArrow, SchemaMismatch, NullKey
-            For rows that the inputs do not take; for a time that is not of the type of those before.
+            For rows that the inputs do not take; for a time that is not of the type of those before, or is missing.
         TieRefused, BudgetExceeded, CountOverflow
             If a rule, the budget or an operator refuses the step; there are more of these.  Nothing changes then.
         ReplayMismatch, EpochSkipped

@@ -41,6 +41,7 @@ from ddflow.engine.run_done import RunDone
 from ddflow.engine.run_options import RunOptions
 from ddflow.engine.run_report import RunReport
 from ddflow.engine.signals import insisting, on_signal
+from ddflow.engine.step_time import check_counted
 from ddflow.errors import DdflowError
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
@@ -87,6 +88,9 @@ class RunLoop:
         self.log = None if self.calls.durable is None else self.calls.durable.log
         plan = self.dataflow.flow
         fed_by(plan, sources)
+        if sources and not plan.holds_back:
+            remedy = "take the rows yourself, by step or replace with time=, or run a state whose steps are numbered"
+            check_counted(self.calls, "run with sources, whose steps are numbered", remedy)
         self.inlets = [self._inlet(name, source) for name, source in sources.items()]
         self.late = lateness(plan, how)
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}

@@ -1,7 +1,8 @@
 """The time of a step, and its type: whole numbers, days or moments.
 
 Invariant: the times of a state's steps are of one type, which the first step says and the state's plan keeps; inside
-they are int64 all the same, in that type's unit. Until a time is closed, another type may still be said.
+they are int64 all the same, in that type's unit. Until a time is closed, another type may still be said. A step without
+a time takes the next whole number; a day or a moment is never made up, because the next one may be missing.
 
 >>> from datetime import date
 >>> import ddflow as dd
@@ -11,6 +12,10 @@ they are int64 all the same, in that type's unit. Until a time is closed, anothe
 ...     engine.step({"id": [1]}, time=date(2026, 11, 26))["people"].to_pylist()
 [{'id': 1, '_time': datetime.date(2026, 11, 26), '_diff': 1}]
 """
+
+from contextlib import suppress
+from datetime import date, timedelta
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -27,13 +32,15 @@ def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> 
     """The time of a call of epoch mode: the one given; else that of a committed ``epoch``; else one above the last.
 
     1 where nothing was closed yet.  O(1), of the first step O(nodes).  Raises `SchemaMismatch` for what is no time, or
-    is one of another type than the times before.
+    is one of another type than the times before; for none, where these are days or moments.
     """
     last, kind = calls.dataflow.last, calls.dataflow.time_type
     if time.__class__ is int and kind == INT64 and NEVER <= time < CLOSED:
         return time  # as nearly always
     if time is None:
         known = None if epoch is None or calls.durable is None else calls.durable.time_of(epoch)
+        if known is None:
+            check_counted(calls, f"{what} without a time")
         time = known if known is not None else 1 if last == NEVER else last + 1
         given: pa.DataType | None = INT64 if last == NEVER else kind
         asked = what
@@ -45,6 +52,19 @@ def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> 
         found = f"that is of type {given}, and the times of the steps before are {kind}, the last {shown(last, kind)}"
         raise SchemaMismatch(asked, found, f"give one like {as_value(last, kind)!r}; nothing was taken in")
     return as_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
+
+
+def check_counted(calls: Calls, asked: str, remedy: str = "") -> None:
+    """Raise `SchemaMismatch` where the next step's time is no number, so that a caller has to give it.  O(1)."""
+    last, kind = calls.dataflow.last, calls.dataflow.time_type
+    if last == NEVER or kind == INT64:
+        return
+    what = "day" if kind == pa.date32() else "moment"
+    later = shown(last, kind)
+    with suppress(OverflowError, ValueError):  # past the years that Python has
+        later = str(cast(date, as_value(last, kind)) + timedelta(1))
+    found = f"the times of the steps before are {what}s, the last {shown(last, kind)}, and the next is not known"
+    raise SchemaMismatch(asked, found, remedy or f"give the {what}, such as time='{later}'; nothing was taken in")
 
 
 def _alike(one: pa.DataType, other: pa.DataType) -> bool:

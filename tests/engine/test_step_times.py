@@ -53,7 +53,8 @@ def test_days_are_in_all_that_comes_out() -> None:
         assert first.verdicts.rows is not None and first.verdicts.rows["people"]["_time"].to_pylist() == [DAY]
         second = engine.step(rows((1, "Zug", 6), (2, "Zug", 4)), time="2026-11-29")
         assert set(second["by_city"]["_time"].to_pylist()) == {dt.date(2026, 11, 29)}
-        assert engine.step({})["by_city"].field("_time").type == pa.date32() and engine.last == 20787
+        assert engine.step({}, time="2026-11-30")["by_city"].field("_time").type == pa.date32()
+        assert engine.last == 20787
         for as_of in (DAY, "2026-11-28", 20783):
             assert engine.read("by_city", as_of=as_of)["city"].to_pylist() == ["Bern"]
         assert "from 2026-11-29: (id=1, city='Zug', v=6)" in str(engine.why("people", 1))
@@ -63,7 +64,7 @@ def test_days_are_in_all_that_comes_out() -> None:
         with pytest.raises(errors.TimeWentBack, match="cannot step at 2026-11-01: the last step was at 2026-11-30"):
             engine.step({}, time=DAY.replace(day=1))
         with pytest.raises(errors.DuplicateKeys, match="replace of 'people' at time 2026-12-01"):
-            engine.replace(rows((1, "Zug", 6), (1, "Zug", 7)))
+            engine.replace(rows((1, "Zug", 6), (1, "Zug", 7)), time="2026-12-01")
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,39 @@ def test_a_first_step_that_fails_says_no_type() -> None:
             with pytest.raises(errors.SchemaMismatch, match=r"that is no (int64 time|time of type)"):
                 engine.step({}, time=wrong)  # type: ignore[arg-type]  # as a user may give it
         assert engine.step(rows((1, "Bern", 5)))["by_city"]["_time"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (DAY, "are days, the last 2026-11-26, .*; give the day, such as time='2026-11-27'"),
+        (ZONED, r"are moments, .*; give the moment, such as time='2026-11-27 12:00:00\+00:00'"),
+        (dt.date.max, "such as time='9999-12-31'"),
+    ],
+)
+def test_a_day_or_a_moment_is_never_made_up(first: dt.date, said: str) -> None:
+    with flow_of().open() as engine:
+        engine.step(rows((1, "Bern", 5)), time=first)
+        for call in (engine.step, engine.replace, engine.restate):
+            with pytest.raises(errors.SchemaMismatch, match=f"^{call.__name__} without a time: .*{said}"):
+                call(rows((2, "Bern", 5)))
+        assert engine.read("by_city")["count"].to_pylist() == [1]
+
+
+def test_a_run_on_days_takes_nothing_from_sources_and_gives_to_sinks(state: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,city,v\n3,Bern,5\n")
+    sinks = {"by_city": dd.sinks.sqlite(tmp_path / "a.db", "t")}
+    with flow_of().open(state) as engine:
+        with pytest.raises(errors.SchemaMismatch, match=r"run with sources, whose steps are numbered: .* 2026-11-29"):
+            engine.run({"people": dd.sources.files(tmp_path / "*.csv")}, sinks)
+        assert engine.run(sinks=sinks).sinks == {"by_city": 2}
+
+
+def test_an_epoch_that_is_given_again_has_its_day(state: Path) -> None:
+    with flow_of().open(state) as engine:
+        assert engine.step(rows((1, "Bern", 5)), epoch=1)["by_city"]["_time"].to_pylist() == [DAY]
+        with pytest.raises(errors.SchemaMismatch, match="without a time"):
+            engine.step({}, epoch=3)
 
 
 def test_a_state_keeps_the_type(state: Path) -> None:
