@@ -155,7 +155,7 @@ def guessed(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.Dat
             lines = (f"{{{json.dumps(name)}: {cell}}}" for cell in cells.to_pylist())
             out[name] = schema_of(lines, {}).field(name).type
         except (SchemaMismatch, UnreadableInput) as error:
-            remedy = f"take it in with engine.evolve({ {name: 'string'} }) before the run"
+            remedy = f"declare it in the flow, as text: {{{name!r}: str}}"
             raise SchemaMismatch(f"the new column {name!r} of {what}", error.found, remedy) from None
     return out
 
