@@ -230,12 +230,15 @@ class Commits:
     def acknowledge(self, dataflow: Dataflow) -> None:
         """Publish what is attached, where the newest manifest does not say it.  As `commit`.
 
-        Not while the next step owes what a new output held: by its plan the output would not be new any more.
+        While the next step owes what a new output held, the plan stays: the output would not be new any more.
         """
         manifest = self.log.manifest_log.manifest
-        if not dataflow.owed and (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
+        if (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
             with dataflow.guard.use("run"), dataflow.guard.commit:
-                self.publish(dataflow, self.log.manifest_log.manifest.receipts, "sinks have acknowledged")
+                if dataflow.owed:
+                    self.log.attach("sinks have acknowledged")
+                else:
+                    self.publish(dataflow, manifest.receipts, "sinks have acknowledged")
                 self.log.manifest_log.sweep()
 
     def record(self, asked: Asked, digest: str, step: Step) -> None:

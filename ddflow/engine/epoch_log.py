@@ -271,6 +271,13 @@ class EpochLog:
         if new.epoch > before.epoch:
             self.change = PlanChange()
 
+    def attach(self, note: str) -> None:
+        """Publish what is attached, and nothing else; of sinks those that outputs of the state have.  As `publish`."""
+        log, sinks = self.manifest_log, {n: each for n, each in self.sinks.items() if n not in self.change.outputs}
+        log.settle()
+        new = replace(log.manifest, sources=dict(self.sources), sinks=sinks)
+        log.commit(new, log.manifest.inventories, log.names, note)
+
     def _waiting(self, receipts: tuple[Epoch, ...]) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
         """The backlog and the receipts of the next version, which needs some of these.  O(changes + log kept)."""
         log = self.manifest_log

@@ -98,3 +98,31 @@ def test_a_failure_in_the_middle_says_what_was_changed(engine: Engine, tmp_path:
     assert sql(out, "select * from c") == []
     sql(out, "drop trigger full")
     assert [each[:3] for each in engine.sync(sinks).values()] == [(0, 0, 0), (0, 0, 0), (0, 0, 5)]
+
+
+def test_a_new_output_that_was_not_given_yet_holds_up_neither_sync_nor_detach(tmp_path: Path) -> None:
+    """They are in the state, for which the output is as new as before."""
+
+    def flow(*outputs: str) -> dd.Flow:
+        made = dd.Flow()
+        held = made.upserts("k", {"id": int, "f": int}, dd.Upsert(key="id"))
+        for name in outputs:
+            made.output(name, held)
+        return made
+
+    state, sinks = tmp_path / "state", {"a": dd.sinks.sqlite(tmp_path / "out.db", "a")}
+    with flow("a").open(state) as engine:
+        engine.step({"k": {"id": [1], "f": [1]}})
+    with flow("a", "b").open(state) as engine:
+        engine.sync(sinks | {"b": dd.sinks.sqlite(tmp_path / "out.db", "b")})
+    assert [*dd.inspect(state)["sinks"]] == ["a"]
+    with flow("a").open(state) as engine:
+        for number in range(2, 22):
+            engine.step({"k": {"id": [number], "f": [1]}})
+    with flow("a", "b").open(state) as engine:
+        engine.detach("a")
+    assert not dd.inspect(state)["sinks"]
+    assert dd.fsck(state).ok
+    with flow("a", "b").open(state) as engine:
+        assert engine.step({})["b"].num_rows == 21
+    assert dd.fsck(state).ok
