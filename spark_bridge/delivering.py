@@ -106,7 +106,7 @@ def sync(
     adopt, dry
         As in `Engine.sync`.
     detach : tuple of str
-        Sinks to forget then, for which the state would go on keeping updates.
+        Sinks to forget then, for which the state would go on keeping updates; as `Engine.detach`.
     trust : {"owner", "group"}
         As in `Flow.open`.
 

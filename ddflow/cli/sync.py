@@ -37,7 +37,8 @@ def sync(
             "--detach",
             metavar="NAME",
             show_default=False,
-            help="Forget a sink, for which updates are kept, or a source with its position. May be repeated.",
+            help="Forget a sink, for which updates are kept, or a source with its position; sink:NAME or source:NAME "
+            "where both have that name. May be repeated.",
         ),
     ] = None,
     adopt: Annotated[

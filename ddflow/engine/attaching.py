@@ -149,12 +149,12 @@ class Attaching(ABC):
         Parameters
         ----------
         *names : str
-            Of outputs and of sources, as they were attached.
+            Of outputs and of inputs, as they were attached; ``sink:NAME`` or ``source:NAME`` where both have one.
 
         Raises
         ------
         SpecError
-            For a name that is not attached.
+            For a name that is not attached, or that a sink and a source have.
 
         Notes
         -----

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, closing
 from time import monotonic, sleep
-from typing import Final
+from typing import Any, Final
 
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.attached import TableChanges, TableSink
@@ -147,11 +147,18 @@ def _give(each: Mapping[str, tuple[Delivery, TableChanges]]) -> None:
 
 def detach(epochs: KeptEpochs, names: tuple[str, ...]) -> None:
     """Forget sinks and sources.  As `Engine.detach`."""
-    sinks, sources = epochs.log.sinks, epochs.log.sources
-    for name in names:
-        if name not in sinks and name not in sources:
-            raise SpecError(f"detach {name!r}", "it is not attached", did_you_mean(name, [*sinks, *sources]))
-    for name in names:
-        sinks.pop(name, None)
-        sources.pop(name, None)
+    kinds: dict[str, dict[str, Any]] = {"sink": epochs.log.sinks, "source": epochs.log.sources}
+    known = {f"{kind}:{name}": (of, name) for kind, of in kinds.items() for name in of}
+    chosen = list[tuple[dict[str, Any], str]]()
+    for asked in names:
+        ways = [asked] if asked in known else [way for way, (_, name) in known.items() if name == asked]
+        if not ways:
+            remedy = did_you_mean(asked, [name for _, name in known.values()])
+            raise SpecError(f"detach {asked!r}", "it is not attached", remedy)
+        if len(ways) > 1:
+            remedy = f"say which one: {' or '.join(map(repr, ways))}"
+            raise SpecError(f"detach {asked!r}", "a sink and a source have this name", remedy)
+        chosen.append(known[ways[0]])
+    for of, name in chosen:
+        of.pop(name, None)
     epochs.acknowledge()

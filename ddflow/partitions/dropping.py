@@ -138,12 +138,12 @@ def _check(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: 
     names = [*outputs, *(name for name, (input, _) in sides.items() if input.name in inputs)]
     if attached := [name for name in names if name in manifest.sinks]:
         first = manifest.sinks[attached[0]]
+        sink = f"sink:{attached[0]}" if attached[0] in manifest.sources else attached[0]
         raise SpecError(
             asked,
             f"updates of {attached[0]!r} are kept for its sink, {first.kind} {first.target}",
             "forget the sink first, whose table stays as it is, with the flow that has the output: "
-            f"engine.detach({attached[0]!r}), or "
-            f"ddflow sync FLOW --state {quote(where)} --detach {quote(attached[0])} --yes",
+            f"engine.detach({sink!r}), or ddflow sync FLOW --state {quote(where)} --detach {quote(sink)} --yes",
         )
 
 

@@ -197,7 +197,7 @@ def test_a_sink_that_was_detached_holds_up_nothing(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["gc", str(case.state), "--forget"])
     assert result.exit_code == 1 and "'people' has epoch 0" in result.output
     with case.open() as engine:
-        engine.detach(*case.sinks)
+        engine.detach(*(f"sink:{name}" for name in case.sinks))
     result = CliRunner().invoke(app, ["gc", str(case.state), "--forget"])
     assert result.exit_code == 0, result.output
     assert found(case.state) == set()

@@ -188,6 +188,22 @@ def test_epochs_wait_for_a_sink_beyond_those_that_can_be_given_again(tmp_path: P
         assert len(manifest_of(tmp_path / "state").receipts) == 8
 
 
+def test_a_sink_and_a_source_of_one_name_are_forgotten_apart(tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")})
+        with pytest.raises(SpecError, match=r"say which one: 'sink:orders' or 'source:orders'$"):
+            engine.detach("orders")
+    with pytest.raises(SpecError, match=r"engine\.detach\('sink:orders'\), .* --detach sink:orders --yes$"):
+        dd.evolve(tmp_path / "state", drop_outputs=["orders"])
+    with flow().open(tmp_path / "state") as engine:
+        engine.detach("sink:orders")
+        manifest = manifest_of(tmp_path / "state")
+        assert ([*manifest.sinks], [*manifest.sources]) == ([], ["orders"])
+        engine.detach("orders")
+        assert not manifest_of(tmp_path / "state").sources
+
+
 def test_an_epoch_without_updates_is_not_written(tmp_path: Path) -> None:
     land(tmp_path / "in", "1.csv", FIRST)
     sink = dd.sinks.sqlite(tmp_path / "out.db", "orders")
