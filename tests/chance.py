@@ -59,8 +59,10 @@ def covering(examples: int, **options: Any) -> settings:
 def draw_for(test: str) -> None:
     """Let hypothesis draw what this run's seed says for a test, whichever tests ran before it.
 
-    ``hypothesis.seed`` and ``--hypothesis-seed`` would turn the example database off. Literals of whichever modules are
-    loaded would be drawn more often than other values.
+    ``hypothesis.seed`` and ``--hypothesis-seed`` would turn the example database off.
     """
     core.threadlocal._hypothesis_global_random = seeded(test)
-    providers._get_local_constants = lambda: providers.Constants()
+
+
+# Literals of whichever modules are loaded would be drawn more often than other values, and take a second to look for.
+providers._get_local_constants = lambda: providers.Constants()

@@ -110,7 +110,7 @@ def goes_on(
     return attempts(str(folder))
 
 
-@pytest.mark.drawn(3, of="cluster")
+@pytest.mark.drawn(2, of="cluster")
 @pytest.mark.parametrize(("death", "stage"), CASES)
 def test_what_dies_in_a_task_is_done_again_and_each_diff_is_there_once(
     story: Story, cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, stage: int
@@ -131,7 +131,7 @@ def test_whatever_dies_wherever_each_diff_is_there_once(
     goes_on(story, cluster, tmp_path, monkeypatch, death, stage)
 
 
-@pytest.mark.drawn(3, of="cluster")
+@pytest.mark.drawn(2, of="cluster")
 @pytest.mark.sampled
 @pytest.mark.parametrize(("death", "stage"), sample([("worker", 0), ("executor", 2)], 1, __name__))
 def test_a_run_without_a_state_gives_the_same_when_something_dies(
@@ -148,7 +148,7 @@ def test_a_run_without_a_state_gives_the_same_when_something_dies(
     assert counted(frames["sizes"].toArrow()) == expected
 
 
-@pytest.mark.drawn(3, of="cluster")
+@pytest.mark.drawn(2, of="cluster")
 def test_a_state_that_executors_cannot_see_is_refused_before_they_work(
     cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_state_that_executors_cannot_see_is_refused_before_they_work(
     assert ran.epoch == 1 and ran["paid"].count() == ran.updates("paid") > 0
 
 
-@pytest.mark.drawn(3, of="cluster")
+@pytest.mark.drawn(2, of="cluster")
 @pytest.mark.parametrize("death", ["worker", pytest.param("executor", marks=pytest.mark.soak)])
 def test_a_stream_on_executors_goes_on_when_one_is_killed(
     cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str

@@ -39,7 +39,7 @@ def fed(spark: SparkSession, tmp_path: Path) -> Iterator[Fed]:
     PARTS.clear()
 
 
-@pytest.mark.drawn(3, of="faults on Spark")
+@pytest.mark.drawn(2, of="faults on Spark")
 def test_a_checkpoint_of_another_state_is_refused(fed: Fed) -> None:
     fed.give(rows_of(0))
     fed.run()
@@ -60,7 +60,7 @@ def test_a_checkpoint_of_another_state_is_refused(fed: Fed) -> None:
         fed.run(state=fed.state + "2", checkpoint=str(fed.folder / "new"))
 
 
-@pytest.mark.drawn(3, of="faults on Spark")
+@pytest.mark.drawn(2, of="faults on Spark")
 def test_batches_that_go_back_are_told_again_as_far_as_they_are_kept(fed: Fed) -> None:
     checkpoint = Path(f"{fed.state}.checkpoint")
     fed.give(rows_of(0))
@@ -84,7 +84,7 @@ def test_batches_that_go_back_are_told_again_as_far_as_they_are_kept(fed: Fed) -
         fed.run()
 
 
-@pytest.mark.drawn(3, of="faults on Spark")
+@pytest.mark.drawn(2, of="faults on Spark")
 def test_of_two_queries_on_one_state_one_is_told(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
     both, receipts = threading.Barrier(2), Job._receipts
 
@@ -111,7 +111,7 @@ def test_of_two_queries_on_one_state_one_is_told(fed: Fed, monkeypatch: pytest.M
         fed.run(checkpoint=str(fed.folder / loser))
 
 
-@pytest.mark.drawn(3, of="faults on Spark")
+@pytest.mark.drawn(2, of="faults on Spark")
 def test_a_disk_that_is_full_for_a_while_costs_nothing(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
     fed.give(rows_of(0), rows_of(1))
     publish, left = LocalStore.publish, [2]
@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(fed: Fed, monkeypatch: py
     fed.check()
 
 
-@pytest.mark.drawn(3, of="faults on Spark")
+@pytest.mark.drawn(2, of="faults on Spark")
 def test_a_query_that_is_started_twice_goes_on_once(fed: Fed) -> None:
     """Spark stops the first one then, by default."""
     stream = fed.stream(trigger={"processingTime": "50 milliseconds"})
@@ -173,7 +173,7 @@ ADAPTIVE = {
 }
 
 
-@pytest.mark.drawn(3, of="faults on Spark")
+@pytest.mark.drawn(2, of="faults on Spark")
 @pytest.mark.parametrize(
     ("partitions", "adaptive"), [(3, True), *(pytest.param(number, False, marks=pytest.mark.soak) for number in (1, 8))]
 )
