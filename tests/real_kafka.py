@@ -7,7 +7,7 @@ if one is not so:
 - what a transaction wrote that was aborted, or whose writer died, is not read; the epoch is in the topic once;
 - the offsets that a group is told are kept by the broker, and so are those of a transaction;
 - a state begins at a time;
-- offsets that retention took away are `SourceChanged`.
+- offsets that retention took away are `SourceChanged`, and so is a topic that was deleted and created again.
 
 The tests' mock cluster does none of these.  ``--config name=value`` gives librdkafka's settings, as a password.
 """
@@ -30,7 +30,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import ddflow as dd
-from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
+from ddflow.connectors.attached import Polled, TableChanges, TableShape, TargetRecord
 from ddflow.errors import SinkAhead, SinkFailed, SourceChanged
 
 SHAPE = TableShape("rows", pa.schema({"id": pa.int64()}), None)
@@ -162,13 +162,31 @@ class Checks:
         self.produce(topic, 1, 2, 3)
         self.admin.delete_records([TopicPartition(topic, 0, 2)])[TopicPartition(topic, 0)].result(30)
         try:
-            dd.sources.kafka(self.servers, topic, config=self.config).open(
-                {"rows": pa.schema([])}, {"offsets": {"0": 1}}
-            )
+            position = {"offsets": {"0": 1}, "cluster": "", "topic_id": ""}
+            dd.sources.kafka(self.servers, topic, config=self.config).open({"rows": pa.schema([])}, position)
         except SourceChanged as error:
             assert self.read(topic) == [3]
             return error.found
         raise AssertionError("a gap was not noticed")
+
+    def created_anew(self) -> str:
+        topic = self.topic()
+        self.produce(topic, 1, 2)
+        source, inputs = dd.sources.kafka(self.servers, topic, config=self.config), {"rows": pa.schema([])}
+        opened, position = source.open(inputs, None), None
+        while position is None:
+            position = (opened.poll(1 << 20) or Polled({}, None)).position
+        opened.close()
+        assert position["cluster"] and position["topic_id"], position
+        self.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+        time.sleep(2)
+        self.admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+        self.produce(topic, 3, 4, 5)
+        try:
+            source.open(inputs, position)
+        except SourceChanged as error:
+            return error.found
+        raise AssertionError("another topic was read")
 
     def close(self) -> None:
         if not self.made:
@@ -205,6 +223,7 @@ def looked_at(checks: Checks) -> list[str]:
         checks.group,
         checks.start_by_time,
         checks.retention,
+        checks.created_anew,
     ]
     wrong = list[str]()
     try:

@@ -1,9 +1,9 @@
 """Kafka: the messages of a topic as a source.  The sink is `kafka_sink`.
 
 Invariant: a position is the next offset of each partition, so it lies in the manifest of the epoch that the messages
-before it made, and no consumer group is needed; a group that is named gets these offsets after our commit. Only
-committed messages are read. No secret of the settings is in what is shown of a declaration, in a message, or in a
-manifest.
+before it made, and no consumer group is needed; a group that is named gets these offsets after our commit. It names the
+cluster and the topic (`kafka_position`), and another one is not read. Only committed messages are read. No secret of
+the settings is in what is shown of a declaration, in a message, or in a manifest.
 
 >>> KafkaTopic("broker:9092", "orders", "earliest", False, {"sasl.password": "secret"})
 KafkaTopic(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None, ...)
@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 from time import monotonic
-from typing import Any, ClassVar, Final, TypedDict
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.kafka_position import TopicIds, TopicOrigin, TopicPosition, remembered, same
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import MissingExtra, SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
@@ -29,6 +30,8 @@ WAIT: Final = 10.0
 """Seconds that an answer of a broker may take."""
 LOOK: Final = 10.0
 """Seconds between two looks for new partitions."""
+AGAIN: Final = 2.0
+"""Seconds that an answer may take when the last connection has broken."""
 AT_ONCE: Final = 10_000
 QUIET: Final = {"log_level": 0}
 
@@ -41,12 +44,6 @@ def library() -> Any:
         found, remedy = "confluent-kafka is not installed", "pip install 'ddflow[kafka]'"
         raise MissingExtra("speak to Kafka", found, remedy) from None
     return confluent_kafka
-
-
-class TopicPosition(TypedDict):
-    """The next offset of each partition."""
-
-    offsets: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -91,19 +88,28 @@ class KafkaTopic(Source):
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, and look whether what follows the position is there."""
-        name = next(iter(inputs))
-        return TopicReader(self, name, {} if position is None else position["offsets"], position is not None)
+        return TopicReader(self, next(iter(inputs)), position, watched=True)
 
 
 class TopicReader(OpenSource):
-    """All partitions of a topic, being read.  ``offsets``: by partition, as text, the next one."""
+    """All partitions of a topic, being read from ``position`` on; from the start that is declared where it is None.
 
-    def __init__(self, of: KafkaTopic, name: str, offsets: Mapping[str, int], resumed: bool) -> None:
+    ``watched``: whether the id of the topic is asked for as well.
+    """
+
+    def __init__(self, of: KafkaTopic, name: str, position: TopicPosition | None, watched: bool = False) -> None:
         self.of, self.name = of, name
         self.asked = f"read {of.target}"
-        self.at = {int(partition): offset for partition, offset in offsets.items()}
+        self.at, self.origin = dict[int, int](), TopicOrigin()
+        if position is not None:
+            self.at = {int(partition): offset for partition, offset in position["offsets"].items()}
+            self.origin = TopicOrigin(position["cluster"], position["topic_id"])
         kafka = library()
-        settings = {"bootstrap.servers": of.servers, "group.id": of.group or "ddflow", **QUIET, **of.config}
+        settings = {"bootstrap.servers": of.servers, **QUIET, **of.config}
+        self._ids = TopicIds(settings) if watched else None
+        self._down = False
+        """Whether all connections broke since the last look."""
+        settings = {"group.id": of.group or "ddflow", "error_cb": self._heard, **settings}
         settings |= {"enable.auto.commit": False, "auto.offset.reset": "error", "enable.partition.eof": True}
         settings.setdefault("fetch.wait.max.ms", 100)
         with self._talking():
@@ -112,7 +118,7 @@ class TopicReader(OpenSource):
         self.written = dict[int, float]()
         """By partition, when the last message of it that was read was written; 0 for one without a time."""
         with on_failure(self.consumer.close), self._talking():
-            self._assign(of.start if not resumed else "earliest")
+            self._assign(of.start if position is None else "earliest")
         self._looked = monotonic()
 
     @property
@@ -147,11 +153,13 @@ class TopicReader(OpenSource):
                 size += sum(map(len, good))
                 if not good:
                     break
+            if self._down:  # what came may be of another cluster already
+                self._found(AGAIN)
             batch = self._batch(came)
         if self.at == before:
             return None
         rows = by_input([] if batch is None else [batch], self.name, self.of.tables, self.of.others, self.asked)
-        return Polled(rows, {"offsets": {str(p): n for p, n in self.at.items()}})
+        return Polled(rows, remembered(self.at, self.origin))
 
     def acknowledge(self, position: Any) -> None:
         """Tell the group."""
@@ -164,6 +172,22 @@ class TopicReader(OpenSource):
     def close(self) -> None:
         """Leave."""
         self.consumer.close()
+        self._ids = None
+
+    def _heard(self, error: Any) -> None:
+        """The library says it when the last connection breaks, also where that was one that nobody used."""
+        self._down |= error.code() == library().KafkaError._ALL_BROKERS_DOWN
+
+    def _found(self, wait: float) -> Any:
+        """The topic as the brokers have it, which is still the one that was read."""
+        topic, self._down = self.of.topic, False
+        cluster = self.consumer.list_topics(topic, timeout=wait)
+        self.origin = same(self.asked, self.origin, TopicOrigin(cluster.cluster_id or ""))
+        if (found := cluster.topics[topic]).error is not None:
+            raise library().KafkaException(found.error)
+        if self._ids is not None and cluster.controller_id in cluster.brokers:  # which is asked
+            self.origin = same(self.asked, self.origin, TopicOrigin("", self._ids.of(topic)))
+        return found
 
     def _good(self, came: Sequence[Any]) -> Sequence[Any]:
         """The messages among what came.  An end of a partition moves its offset; other errors are raised."""
@@ -198,10 +222,7 @@ class TopicReader(OpenSource):
 
     def _assign(self, start: str | datetime) -> None:
         """Read all partitions; those that are new from ``start`` on."""
-        kafka, topic = library(), self.of.topic
-        found = self.consumer.list_topics(topic, timeout=WAIT).topics[topic]
-        if found.error is not None:
-            raise kafka.KafkaException(found.error)
+        kafka, topic, found = library(), self.of.topic, self._found(WAIT)
         new = [each for each in sorted(found.partitions) if each not in self.until]
         if not new:
             return

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.kafka import AT_ONCE, WAIT, KafkaTopic, TopicReader, library
+from ddflow.connectors.kafka_position import TopicOrigin, remembered
 from ddflow.errors import SourceChanged, SourceFailed
 
 SILENCE: Final = 60.0
@@ -29,17 +30,14 @@ class Ends(TopicReader):
     """
 
     def __init__(self, of: KafkaTopic) -> None:
-        super().__init__(of, of.topic, {}, False)
+        super().__init__(of, of.topic, None)
         self.consumer.unassign()
 
     def now(self) -> dict[int, tuple[int, int]]:
         """The first offset of each partition, and the one behind its last.  O(partitions).  Raises `SourceFailed`."""
         kafka, topic = library(), self.of.topic
         with self._talking():
-            found = self.consumer.list_topics(topic, timeout=WAIT).topics[topic]
-            if found.error is not None:
-                raise kafka.KafkaException(found.error)
-            each = {number: kafka.TopicPartition(topic, number) for number in sorted(found.partitions)}
+            each = {number: kafka.TopicPartition(topic, number) for number in sorted(self._found(WAIT).partitions)}
             return {number: self.consumer.get_watermark_offsets(p, timeout=WAIT) for number, p in each.items()}
 
     def check(self, offsets: Mapping[int, int], now: Mapping[int, tuple[int, int]]) -> None:
@@ -56,7 +54,7 @@ class RangeReader(TopicReader):
 
     def __init__(self, of: KafkaTopic, partition: int, first: int, end: int) -> None:
         self.partition, self.end = partition, end
-        super().__init__(of, of.topic, {str(partition): first}, True)
+        super().__init__(of, of.topic, remembered({partition: first}, TopicOrigin()))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All of them.  O(messages).  Raises `SourceFailed`, `SourceChanged`."""

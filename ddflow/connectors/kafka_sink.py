@@ -195,7 +195,7 @@ class TopicWriter(OpenSink):
         """All committed messages of a topic; none where there is no such topic."""
         offsets = KafkaTopic(self.of.servers, topic, "earliest", False, self.of.config)
         try:
-            reader = TopicReader(offsets, topic, {}, False)
+            reader = TopicReader(offsets, topic, None)
         except UnreadableInput:
             return
         try:

@@ -5,7 +5,7 @@ Invariant: it is what the state's manifest says, and nobody is asked. A source i
 attached as, and those of which it gave rows with columns beside; a position is shown as the source's own people write
 it, and without credentials, which no manifest has.
 
->>> print(FedBy("shop", "kafka", "kafka://b:1/shop", {"offsets": {"0": 17}}))
+>>> print(FedBy("shop", "kafka", "kafka://b:1/shop", {"offsets": {"0": 17}, "cluster": "", "topic_id": ""}))
 the source 'shop': kafka kafka://b:1/shop, read up to offset 17 of partition 0
 """
 

@@ -52,6 +52,11 @@ def produced(servers: str, topic: str, *rows: Any, partition: int = -1, age: flo
     assert producer.flush(10) == 0
 
 
+def cluster_of(servers: str) -> str | None:
+    """The id of a cluster."""
+    return Producer({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=10).cluster_id
+
+
 def everything(source: Any) -> tuple[list[dict[str, Any]], Any, Any]:
     """All messages of a source, the position behind them, and the source, open.  A poll may bring any part of them."""
     opened, found, position = source.open({"rows": pa.schema([])}, None), list[dict[str, Any]](), None
@@ -147,7 +152,7 @@ def test_a_state_begins_where_it_is_told(servers: str, topic: str) -> None:
 def test_messages_have_what_the_broker_says_of_them(servers: str, topic: str) -> None:
     produced(servers, topic, row(1, "a"), 5, partition=2)
     [first, second], position, opened = everything(dd.sources.kafka(servers, topic, group="watched"))
-    assert position == {"offsets": {"0": 0, "1": 0, "2": 2, "3": 0}}
+    assert position == {"offsets": {"0": 0, "1": 0, "2": 2, "3": 0}, "cluster": cluster_of(servers), "topic_id": ""}
     assert (first["key"], json.loads(first["value"]), first["partition"], first["offset"]) == (b"1", row(1, "a"), 2, 0)
     assert (second["key"], second["value"], second["topic"]) == (b"5", None, topic)
     assert abs(first["timestamp"].timestamp() - time.time()) < 86_400
@@ -198,7 +203,23 @@ def test_what_is_not_there_says_what_to_do(servers: str, topic: str, tmp_path: P
         ({"9": 0}, r"no partitions \[9\] any more"),
     ):
         with pytest.raises(SourceChanged, match=says):
-            dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, {"offsets": offsets})
+            position = {"offsets": offsets, "cluster": "", "topic_id": ""}
+            dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, position)
+
+
+def test_another_cluster_is_not_read_though_the_offsets_fit(servers: str, topic: str, tmp_path: Path) -> None:
+    produced(servers, topic, row(1, "Bern"), row(2, "Bern"), partition=0)
+    with flow().open(tmp_path / "state") as engine, Cluster() as others:
+        engine.run({"rows": dd.sources.kafka(servers, topic)})
+        was, now = cluster_of(servers), cluster_of(others)
+        for there in (False, True):  # neither where it has no such topic
+            if there:
+                produced(others, topic, *(row(n, "Chur") for n in range(5)), partition=0)
+            with pytest.raises(SourceChanged, match=f"it is another cluster: its id is {now}, and was {was}; give bro"):
+                engine.run({"rows": dd.sources.kafka(others, topic)})
+        assert engine.epoch == 1 and held(engine) == [(1, "Bern"), (2, "Bern")]
+        produced(servers, topic, row(3, "Bern"), partition=0)
+        assert engine.run({"rows": dd.sources.kafka(servers, topic)}).rows == 1
 
 
 @pytest.mark.parametrize("mode", ["upsert", "changelog", "retract", "debezium", "updates"])

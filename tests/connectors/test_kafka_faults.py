@@ -2,13 +2,16 @@
 
 The mock cluster forgets all when its process dies. Positions are beyond its end then, or its topics are gone; what a
 broker keeps cannot be shown with it. It has no compaction either, but forgets the oldest messages of a large partition.
-A proxy gives the cluster one address for good; a cluster says its address in what it answers, so that is rewritten.
+A proxy gives the cluster one address for good; a cluster says its address in what it answers, so that is rewritten, and
+its id, which stays, too. The mock names no broker that can be asked for the ids of topics: the proxy does.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import re
 import struct
 import threading
 import time
@@ -30,9 +33,12 @@ from ddflow.connectors.attached import TableShape, TargetRecord
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.kafka_ranges import RangeReader
 from ddflow.engine.kept_epochs import EngineEpochs
-from ddflow.errors import BadMessage, DdflowError, SinkAhead, SinkRefused, SourceChanged, UnreadableInput
+from ddflow.errors import BadMessage, DdflowError, SinkAhead, SinkRefused, SourceChanged, SourceFailed, UnreadableInput
 
 MARKER = "Geheimnis7"
+NAMED = re.compile(rb"mockCluster[0-9a-f]{12}\0{4}")
+"""What a cluster says of its id, and of the broker that is asked."""
+KEPT = b"aClusterOfOneBrokerOnly"
 
 
 class Broker:
@@ -40,6 +46,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.cluster = Cluster()
+        self.rewritten = dict[bytes, bytes]()
         self.proxy = Proxy(self._begun(), self._seen)
 
     def _begun(self) -> tuple[str, int]:
@@ -48,7 +55,10 @@ class Broker:
         return self.named
 
     def _seen(self, data: bytes) -> bytes:
-        """Its answers, with the address of the proxy in the place of its own."""
+        """Its answers, with the address of the proxy in the place of its own, and one id."""
+        data = NAMED.sub(KEPT + struct.pack(">i", 1), data)
+        for old, new in self.rewritten.items():
+            data = data.replace(old, new)
         host, port = self.named
         name = host.encode()
         for length in (struct.pack(">h", len(name)), bytes([len(name) + 1])):
@@ -140,7 +150,10 @@ def test_a_cluster_that_forgot_is_no_source_any_more(broker: Broker, topic: str,
         with pytest.raises(UnreadableInput, match=r"there is no such topic; create it, or mend its name"):
             engine.run({"rows": source}, sinks)
         produced(broker.servers, topic, row(1, "Chur"), partition=0)
-        with pytest.raises(SourceChanged, match=r"read up to 10, and has 0 to 1; messages in between are lost"):
+        with pytest.raises(SourceChanged, match=r"it is another topic of this name: its id is .*: begin a new state"):
+            engine.run({"rows": source}, sinks)
+        produced(broker.servers, topic, *(row(n, "Chur") for n in range(20)), partition=0)  # so the offsets fit
+        with pytest.raises(SourceChanged, match=r"it is another topic of this name"):
             engine.run({"rows": source}, sinks)
         assert engine.epoch == 1 and len(held(engine)) == 10
     assert not dd.fsck(tmp_path / "state").problems
@@ -152,16 +165,50 @@ def test_a_cluster_that_forgets_under_a_run_ends_it(broker: Broker, topic: str, 
     def forgets() -> None:
         until(lambda: state_rows(tmp_path) == 10)
         broker.killed()
-        produced(broker.servers, topic, row(1, "Chur"), partition=0)
+        produced(broker.servers, topic, *(row(n, "Chur") for n in range(20)), partition=0)
 
     thread = threading.Thread(target=forgets)
     thread.start()
     source = dd.sources.kafka(broker.servers, topic, follow=True, config={"reconnect.backoff.max.ms": 200})
     with flow().open(tmp_path / "state") as engine:
-        with pytest.raises((SourceChanged, UnreadableInput), match=r"lost here: begin a new state|no such topic"):
+        with pytest.raises((SourceChanged, UnreadableInput), match=r"another topic of this name|no such topic"):
             engine.run({"rows": source}, interval="20ms", until="30s")
         thread.join()
         assert engine.epoch == 1 and len(held(engine)) == 10
+
+
+def test_a_topic_that_is_created_anew_under_a_reader_ends_it(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddflow.connectors.kafka.LOOK", 0.0)
+    produced(broker.servers, topic, row(1, "Bern"), partition=0)
+    opened = dd.sources.kafka(broker.servers, topic, follow=True).open({"rows": pa.schema([])}, None)
+    position = polled(opened).position
+    assert position["cluster"] == KEPT.decode()
+    opened.poll(1 << 20)
+    broker.rewritten[base64.urlsafe_b64decode(position["topic_id"] + "==")] = b"another topic id"
+    with pytest.raises(SourceChanged, match="it is another topic of this name"):
+        until(lambda: opened.poll(1 << 20) is not None)
+    opened.close()
+    # One whose id nobody says is compared by its offsets.
+    broker.rewritten[KEPT + struct.pack(">i", 1)] = KEPT + struct.pack(">i", 7)
+    opened = dd.sources.kafka(broker.servers, topic).open({"rows": pa.schema([])}, position)
+    assert opened.ended
+    opened.close()
+
+
+def test_brokers_that_are_gone_are_noticed_before_the_next_look(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddflow.connectors.kafka.LOOK", 1e9)
+    produced(broker.servers, topic, row(1, "Bern"), partition=0)
+    opened = dd.sources.kafka(broker.servers, topic, follow=True).open({"rows": pa.schema([])}, None)
+    polled(opened)
+    broker.proxy.refuses = True
+    broker.proxy.hang_up()
+    with pytest.raises(SourceFailed, match="see to the brokers"):
+        until(lambda: opened.poll(1 << 20) is not None)
+    opened.close()
 
 
 def test_messages_that_retention_took_are_missed(servers: str, topic: str, tmp_path: Path) -> None:
@@ -347,8 +394,9 @@ def polled(opened: Any) -> Any:
 def test_a_state_of_a_reader_that_was_killed_in_between_reads_on(servers: str, topic: str) -> None:
     """What is not committed is read again from the same offsets."""
     produced(servers, topic, *(row(n, "a") for n in range(3)), partition=0)
-    first = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, {"offsets": {"0": 1}})
-    second = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, {"offsets": {"0": 1}})
+    position = {"offsets": {"0": 1}, "cluster": "", "topic_id": ""}
+    first = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, position)
+    second = dd.sources.kafka(servers, topic).open({"rows": pa.schema([])}, position)
     one, two = (polled(opened) for opened in (first, second))
     assert one.position == two.position
     assert one.rows["rows"][0].column("offset").to_pylist() == [1, 2]

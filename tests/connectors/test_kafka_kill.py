@@ -153,6 +153,6 @@ def test_kafka_when_killed_at_many_moments(lives: Lives, servers: str, tmp_path:
 def test_what_the_mock_does_not_show_is_found_missing(servers: str, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(real_kafka.Checks, "topic", lambda self: f"check-{uuid4().hex}")
     wrong = real_kafka.looked_at(real_kafka.Checks(servers, {}))
-    assert wrong == ["fencing", "dead_writer", "aborted", "group", "start_by_time", "retention"]
+    assert wrong == ["fencing", "dead_writer", "aborted", "group", "start_by_time", "retention", "created_anew"]
     said = capsys.readouterr().out
     assert "two writers wrote" in said and "a record of an open transaction was read" in said

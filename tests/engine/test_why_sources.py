@@ -28,13 +28,18 @@ def slot_at(lsn: str) -> dict[str, Any]:
     return {"lsn": lsn, "slot": "shop", "system": "7", "tables": {"public.orders": {"input": "orders", "oid": 9}}}
 
 
+def offsets(**by_partition: int) -> dict[str, Any]:
+    """A position of a topic."""
+    return {"offsets": {name[1:]: n for name, n in by_partition.items()}, "cluster": "c", "topic_id": ""}
+
+
 SAID: dict[str, list[tuple[Any, str]]] = {
     "files": [
         ({"done": {}, "at": None, "before": 0}, "no file"),
         ({"done": {"1.csv": [9, 1]}, "at": None, "before": 0}, "1.csv"),
         ({"done": FILES, "at": ["3.csv", 9, 1, 1000], "before": 0}, "2.csv (2 files), and row 1,000 of 3.csv"),
     ],
-    "kafka": [({"offsets": {"0": 17, "1": 4}}, "offset 17 of partition 0, offset 4 of partition 1")],
+    "kafka": [(offsets(p0=17, p1=4), "offset 17 of partition 0, offset 4 of partition 1")],
     "postgres": [(slot_at("0/16B3748"), "0/16B3748"), ({"lsn": 7}, '{"lsn": 7}')],
     "delta": [
         ({"table": "t", "version": 7, "rows": None}, "version 7"),
@@ -64,7 +69,7 @@ def test_a_place_in_the_log_of_postgres_is_shown_as_postgres_writes_it() -> None
 
 
 def test_a_source_is_known_by_its_name_and_by_the_inputs_that_it_gave_rows() -> None:
-    shop = Attached("kafka", "kafka://b:1/shop", {"offsets": {"0": 1}}, {"orders": ("secret",), "people": ()})
+    shop = Attached("kafka", "kafka://b:1/shop", offsets(p0=1), {"orders": ("secret",), "people": ()})
     files = Attached("files", "/in/*.csv", {"done": {}, "at": None, "before": 0}, {})
     found = {name: feeding({"shop": shop, "cities": files}, name) for name in ("orders", "people", "cities", "others")}
     assert [each and each.source for each in found.values()] == ["shop", "shop", "cities", None]

@@ -63,7 +63,7 @@ def held(state: str, name: str) -> list[tuple[Any, ...]]:
 
 def in_topic(servers: str, topic: str) -> dict[str, str | None]:
     """What a topic holds by its keys."""
-    source = TopicReader(KafkaTopic(servers, topic, "earliest", False), topic, {}, False)
+    source = TopicReader(KafkaTopic(servers, topic, "earliest", False), topic, None)
     found: dict[str, str | None] = {}
     while not source.ended:
         polled = source.poll(1 << 20)
