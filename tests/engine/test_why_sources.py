@@ -25,7 +25,8 @@ FILES = {"1.csv": [9, 1], "2.csv": [9, 1]}
 
 def slot_at(lsn: str) -> dict[str, Any]:
     """A position of a slot of Postgres."""
-    return {"lsn": lsn, "slot": "shop", "system": "7", "tables": {"public.orders": {"input": "orders", "oid": 9}}}
+    orders = {"input": "orders", "oid": 9, "columns": {"id": 1}, "last": 1}
+    return {"lsn": lsn, "slot": "shop", "system": "7", "tables": {"public.orders": orders}}
 
 
 def offsets(**by_partition: int) -> dict[str, Any]:
