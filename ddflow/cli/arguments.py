@@ -23,6 +23,17 @@ AsOf = Annotated[
     str | None,
     typer.Option("--as-of", metavar="TIME", show_default=False, help="As it was at a time that is still kept."),
 ]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        show_default=False,
+        rich_help_panel="State",
+        help="The time of the file, one file a run: a day (2026-11-26), a moment (2026-11-26T12:00Z) or a number. The "
+        "first run says which of these times are. Without: numbers go on, and for a day you are asked.",
+    ),
+]
 Full = Annotated[
     list[str] | None,
     typer.Option(

@@ -3,21 +3,23 @@
 Invariant: the same files, given as the same epochs, give the same rows, whatever was committed of them before; and
 files are read as later files of the run that made the state would be. Types of text files are guessed, so a column
 without a value on one day would be another type than the day before: the state's types count. Columns may stand in
-another order, be missing, or be new: those go to the end. Times go on from the state's, but an epoch that is given
-again has the time that it had. In hold-back mode the end of input closes the times that were seen, unless
-``--lateness`` says what is closed: later files bring later events. Whatever else differs from the state's plan is
-refused by `Flow.open`.
+another order, be missing, or be new: those go to the end. Numbered times go on from the state's, a day is given with
+its file (``--at``), and an epoch that is given again has the time that it had. In hold-back mode the end of input
+closes the times that were seen, unless ``--lateness`` says what is closed: later files bring later events. Whatever
+else differs from the state's plan is refused by `Flow.open`.
 
 >>> state_columns("there/is/no/state", "owner") is None
 True
 """
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
+import typer
 
 import ddflow as dd
 from ddflow.cli.messages import columns_of, message_format
@@ -30,6 +32,7 @@ from ddflow.cli.stopped import Course
 from ddflow.columns.type_text import parse_types
 from ddflow.connectors.files import FilePosition, FilesSource, open_files
 from ddflow.engine.logs import MARKS
+from ddflow.engine.step_time import check_counted
 from ddflow.errors import StateRefused
 from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
@@ -38,7 +41,10 @@ from ddflow.plan.rebuild import bounds
 from ddflow.storage.address import public
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
-from ddflow.time import NEVER, as_value
+from ddflow.time import INT64, NEVER, Time, as_value, type_of
+
+ASK: Final = "say which {what} the file is of: --at '{later}'; one file for each run"
+"""What to do about a file without a time."""
 
 
 def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
@@ -67,9 +73,31 @@ def declared(ask: Ask, given: FilesSource) -> pa.Schema:
 
 
 def in_times_of(ask: Ask, flow: dd.Flow) -> dd.Flow:
-    """A flow whose times are of the type that those of its state are."""
+    """A flow whose times are of the type that those of its state are; of a new one, that of ``--at``."""
     bound = None if ask.state is None else _state_input(ask.state, ask.trust)
-    return flow if bound is None else dd.Flow.of(timed(flow, bound.time_type)[0])
+    kind = INT64 if bound is None else bound.time_type
+    if kind == INT64 and ask.at is not None:
+        kind = type_of(_number(ask.at)) or kind
+    return flow if kind == INT64 else dd.Flow.of(timed(flow, kind)[0])
+
+
+def check_at(ask: Ask, files: Sequence[str]) -> None:
+    """Raise `typer.BadParameter` for ``--at`` that is no time, or not that of one step."""
+    if ask.at is None:
+        return
+    if ask.held_back:
+        raise typer.BadParameter("--at is the time of a step, and with --time each event has its own: leave one out")
+    if len(files) != 1:
+        raise typer.BadParameter(f"--at is the time of one file, and there are {len(files)} of them: give one a run")
+    if type_of(_number(ask.at)) is None:
+        raise typer.BadParameter(
+            f"--at {ask.at} is no time: write a day (2026-11-26), a moment (2026-11-26T12:00Z) or a whole number"
+        )
+
+
+def _number(text: str) -> Time:
+    """A time as it is typed, as Python takes it."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 def state_columns(state: str, trust: str) -> pa.Schema | None:
@@ -106,6 +134,7 @@ def epochs(
     ``least``: the time of the last file, in epoch mode, is no less.  ``parts``: the files, as they are marked; by
     default as is asked for.  ``course``: told, in epoch mode, how far it came.
     """
+    replays = parts is not None
     parts = marked(ask, given.files) if parts is None else parts
     course = course or Course(engine.epoch)
     number, said = engine.epoch + 1 if ask.epoch is None else ask.epoch, False
@@ -118,11 +147,13 @@ def epochs(
         receipt, time = _receipt(engine, number), engine.last + 1 if engine.last > NEVER else 1
         if receipt is not None:
             time = receipt.calls[0].time
+        elif not replays and ask.at is None:
+            check_counted(engine.calls, f"take in {file}", ASK)
         elif file == given.files[-1]:
             time = max(time, least)
         with skipped.over(file):
             with within(given, FilePosition(file)):
-                at = as_value(time, engine.flow.time_type)
+                at = as_value(time, engine.flow.time_type) if ask.at is None else _number(ask.at)
                 step = taken(ask, engine, given, file, part, tick, at, number)
             engine.flush()
             if receipt is None and not said:

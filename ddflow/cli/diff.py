@@ -29,7 +29,7 @@ def diff(ask: Ask) -> None:
     written, or is left out with `--skip-bad-files`.
 
     With `--state` the run continues a state and leaves it to the next run. Give it the new files only. Each is an
-    epoch, committed whole.
+    epoch, committed whole. With `--at 2026-11-26` a run takes one file, and `_time` is that day.
 
     Examples:
 

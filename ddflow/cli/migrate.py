@@ -36,7 +36,7 @@ Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have cha
 @asks(
     without=OF_FULL_FILES
     | OF_MERGES
-    | {"inputs", "net", "stale_output", "bad_output", "state", "epoch", "skip_bad_files"}
+    | {"inputs", "net", "stale_output", "bad_output", "state", "epoch", "at", "skip_bad_files"}
 )
 def migrate(
     old: Old,

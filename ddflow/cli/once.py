@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import ddflow as dd
-from ddflow.cli.continued import declared, epochs, in_times_of, opened, state_columns
+from ddflow.cli.continued import check_at, declared, epochs, in_times_of, opened, state_columns
 from ddflow.cli.full_like import FULL, FullLike
 from ddflow.cli.messages import say_bad
 from ddflow.cli.options import Ask
@@ -50,6 +50,7 @@ def run(ask: Ask) -> None:
     began = perf_counter()
     skipped = Skipped(ask.skip_bad_files)
     given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])], skipped)
+    check_at(ask, given.files)
     flow = in_times_of(ask, planned(ask, declared(ask, given)))
     out = target(ask, flow, given)
     sides = _sides(ask, flow, given)

@@ -23,7 +23,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ddflow.cli.arguments import BadOutput, Dates, Decimal, Delimiter, Encoding, Format, Null, OnBad, Thousands
+from ddflow.cli.arguments import At, BadOutput, Dates, Decimal, Delimiter, Encoding, Format, Null, OnBad, Thousands
 
 _WINS, _GOES, _MERGES = "Which event of a key wins", "What deletes, what is no change", "How partial rows are merged"
 _OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
@@ -31,7 +31,7 @@ _OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
 OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})
 """The options of ``replace`` and ``count --full``; below those of ``count`` alone, of a state, of merges, of events."""
 OF_COUNTS = frozenset({"by", "name", "net"})
-OF_STATE = frozenset({"epoch", "retain", "memory", "trust"})
+OF_STATE = frozenset({"at", "epoch", "retain", "memory", "trust"})
 OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
 OF_EVENTS = OF_MERGES | {"order_by", "tie", "seq", "stale", "stale_output", "time", "lateness", "late"}
 OF_MESSAGES = frozenset({"on_bad", "bad_output"})
@@ -280,6 +280,7 @@ class Ask:
             least=1,
         ),
     ] = None
+    at: At = None
     retain: Annotated[
         int | None,
         _option(

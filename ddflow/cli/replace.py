@@ -24,13 +24,16 @@ def replace(ask: Ask) -> None:
 
     With `--scope` the files hold all rows of that scope; all other rows stay as they are.
 
-    With `--state` the first file is compared with what the state holds: give it one file a day.
+    With `--state` the first file is compared with what the state holds: give it one file a day, and with `--at` its
+    day, which then is `_time`.
 
     Examples:
 
     * `ddflow replace day1.csv day2.csv day3.csv --key id -o changes.parquet`
 
     * `ddflow replace eu.csv --key id --scope "region = 'EU'" --state state/places -o changes.parquet`
+
+    * `ddflow replace monday.csv --key id --state state/by_day --at 2026-11-23 -o monday.parquet`
 
     * `ddflow replace packages/ --key name --noop-ignore checked_at -o changes.jsonl`
     """

@@ -51,26 +51,28 @@ def watch(
     from ddflow.engine.snapshot import Snapshot
     from ddflow.storage.manifest import newest
     from ddflow.storage.opening import opened_store
-    from ddflow.time import seconds
+    from ddflow.time import INT64, seconds, shown
 
     live, pause = LiveRows(output, by, rows), seconds(every, "--every")
     options: dict[str, Any] = {"trust": trust}
 
-    def look() -> "tuple[LiveLook, int]":
+    def look() -> "tuple[LiveLook, int, str]":
         with Snapshot.open(state, **options) as snapshot:
-            return live.look(snapshot.read(output)), snapshot.epoch
+            kind, epoch = snapshot.flow.time_type, snapshot.epoch
+            when = f"epoch {epoch:,}" if kind == INT64 else f"{shown(snapshot.last, kind)}, epoch {epoch:,}"
+            return live.look(snapshot.read(output)), epoch, f"{output} at {when}"
 
-    seen, epoch = look()
+    seen, epoch, head = look()
     if as_json:
         held = seen.shown.to_pylist()
         say(json.dumps({"output": output, "epoch": epoch, "total": seen.total, "rows": held}, default=str))
         return
     console = terminal.console(highlight=False)
     if once or not sys.stdout.isatty():
-        console.print(_drawn(output, epoch, seen))
+        console.print(_drawn(head, seen))
         return
     with (
-        Live(_drawn(output, epoch, seen), console=console, auto_refresh=False) as screen,
+        Live(_drawn(head, seen), console=console, auto_refresh=False) as screen,
         opened_store(state, **options) as store,
     ):
         number = -1
@@ -78,12 +80,12 @@ def watch(
             began, manifest = monotonic(), newest(store)
             if manifest is not None and manifest.number != number:
                 number = manifest.number
-                seen, epoch = look()
-                screen.update(_drawn(output, epoch, seen), refresh=True)
+                seen, epoch, head = look()
+                screen.update(_drawn(head, seen), refresh=True)
             sleep(max(pause, SHARE * (monotonic() - began)))
 
 
-def _drawn(output: str, epoch: int, look: "LiveLook") -> Any:
+def _drawn(head: str, look: "LiveLook") -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -94,4 +96,4 @@ def _drawn(output: str, epoch: int, look: "LiveLook") -> Any:
     for row, new in zip(look.texts(), look.new, strict=True):
         table.add_row(*map(Text, row), style="green" if new else "")
     more = f"{terminal.counted(look.total, 'row')}; {look.came:,} came, {look.went:,} went"
-    return Group(Text(f"{output} at epoch {epoch:,}", style="bold"), table, Text(more))
+    return Group(Text(head, style="bold"), table, Text(more))

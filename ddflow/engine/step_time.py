@@ -15,7 +15,7 @@ a time takes the next whole number; a day or a moment is never made up, because 
 
 from contextlib import suppress
 from datetime import date, timedelta
-from typing import cast
+from typing import Final, cast
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -26,6 +26,9 @@ from ddflow.errors import SchemaMismatch
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.evolve import timed
 from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_shown, as_value, shown, type_of
+
+GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
+"""What to do about a step without a time."""
 
 
 def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> int:
@@ -50,12 +53,15 @@ def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> 
         _said(calls, given)
     elif given is not None and not _alike(given, kind):
         found = f"that is of type {given}, and the times of the steps before are {kind}, the last {shown(last, kind)}"
-        raise SchemaMismatch(asked, found, f"give one like {as_value(last, kind)!r}; nothing was taken in")
+        raise SchemaMismatch(asked, found, f"give one like {shown(last, kind)}; nothing was taken in")
     return as_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
 
 
-def check_counted(calls: Calls, asked: str, remedy: str = "") -> None:
-    """Raise `SchemaMismatch` where the next step's time is no number, so that a caller has to give it.  O(1)."""
+def check_counted(calls: Calls, asked: str, remedy: str = GIVE) -> None:
+    """Raise `SchemaMismatch` where the next step's time is no number, so that a caller has to give it.  O(1).
+
+    ``remedy``: in which ``{what}`` is day or moment, and ``{later}`` one above the last.
+    """
     last, kind = calls.dataflow.last, calls.dataflow.time_type
     if last == NEVER or kind == INT64:
         return
@@ -64,7 +70,7 @@ def check_counted(calls: Calls, asked: str, remedy: str = "") -> None:
     with suppress(OverflowError, ValueError):  # past the years that Python has
         later = str(cast(date, as_value(last, kind)) + timedelta(1))
     found = f"the times of the steps before are {what}s, the last {shown(last, kind)}, and the next is not known"
-    raise SchemaMismatch(asked, found, remedy or f"give the {what}, such as time='{later}'; nothing was taken in")
+    raise SchemaMismatch(asked, found, remedy.format(what=what, later=later))
 
 
 def _alike(one: pa.DataType, other: pa.DataType) -> bool:

@@ -131,7 +131,7 @@ def test_export_writes_collections_whole_or_not_at_all(state: str) -> None:
     assert not Path("d.csv").exists() and not Path("orders.parquet").exists()
 
 
-def test_days_of_steps_are_written_as_days_and_the_shell_goes_on_with_the_next(
+def test_days_of_steps_are_written_as_days_and_the_shell_asks_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,13 +140,42 @@ def test_days_of_steps_are_written_as_days_and_the_shell_goes_on_with_the_next(
     with flow.open("state", retain=9) as engine:
         engine.step({"id": [1], "city": ["Bern"]}, time=dt.date(2026, 11, 26))
     Path("next.csv").write_text("id,city\n1,Zug\n")
-    run("diff", "next.csv", "--state", "state", "--key", "id", "-o", "c.csv")
+    line = "diff", "next.csv", "--state", "state", "--key", "id", "-o", "c.csv"
+    said = run(*line, code=1)
+    assert "are days, the last 2026-11-26" in said and "--at '2026-11-27'" in said and not Path("c.csv").exists()
+    run(*line, "--at", "2026-11-27")
+    again = run(*line[:-1], "again.csv", "--epoch", "2")  # has the day that it had
+    assert "now at epoch 2" in again and Path("again.csv").read_text() == Path("c.csv").read_text()
     assert sorted(Path("c.csv").read_text().splitlines())[1:] == ['1,"Bern",2026-11-27,-1', '1,"Zug",2026-11-27,1']
     run("export", "state", "output", "--as-of", "2026-11-26", "-o", "o.jsonl")
     assert Path("o.jsonl").read_text() == '{"id":1,"city":"Bern"}\n'
     assert "from 2026-11-27: (id=1, city='Zug')" in run("why", "state", "input", "1")
     assert "last 2026-11-27, frontier 2026-11-28" in run("inspect", "state")
     assert as_json("inspect", "state")["receipts"][-1]["calls"][0]["origin"] == "next.csv"
+    assert "output at 2026-11-27, epoch 2" in run("watch", "state", "output", "--once")
+
+
+def test_the_first_file_of_a_state_says_of_what_type_times_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1.csv").write_text("id,city\n1,Bern\n")
+    Path("2.csv").write_text("id,city\n2,Zug\n")
+    for name, verb, first, then, said in (
+        ("days", ("replace",), "2026-11-26", "2026-11-30", "2026-11-30"),
+        ("moments", ("count", "--full", "--by", "city"), "2026-11-26T12:00+01:00", "2026-11-26T11:30Z", "11:30"),
+        ("numbers", ("diff",), "7", "9", "9"),
+    ):
+        line = *verb, "--key", "id", "--state", name
+        assert "that is no time" not in run(*line, "1.csv", "-o", f"{name}1.parquet", "--at", first)
+        assert "cannot" in run(*line, "2.csv", "-o", "no.csv", "--at", first, code=1)  # the last step was then
+        out = run(*line, "2.csv", "-o", "-", "--overwrite", "--at", then)
+        assert said in out, out
+    line = "diff", "--key", "id", "--state", "numbers", "-o", "no.csv"
+    assert "2 of them" in run(*line, "1.csv", "2.csv", "--at", "10", code=2)
+    assert "write a day (2026-11-26)" in run(*line, "1.csv", "--at", "soon", code=2)
+    assert "give one like 9" in run(*line, "1.csv", "--at", "2026-11-26", code=1)
+    assert "give --state FOLDER" in run("diff", "1.csv", "--key", "id", "--at", "7", code=2)
+    assert "--at is the time of a step" in run(*line, "1.csv", "--time", "id", "--at", "7", code=2)
+    assert not Path("no.csv").exists()
 
 
 def test_epochs_name_the_files_that_they_were_read_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
