@@ -133,7 +133,7 @@ def keeps_its_mode(place: Path, made: Any, first: str, then: str, held: Any) -> 
         with pytest.raises(SinkRefused, match=says):
             engine.sync({"orders": made(then)}, adopt=True)
         assert (held(), engine.epoch) == (before, epoch)
-        engine.detach("orders")
+        engine.detach("sink:orders")
         with pytest.raises(SinkRefused, match=r"give (the sink the mode= that|another table)"):
             engine.run(landing(place), {"orders": made(then)})
         assert held() == before
