@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from spark_bridge.topics import Offsets, Topics, TopicStream, shares
+from spark_bridge.topics import Offsets, Positions, Topics, TopicStream, shares
 
 
 class LimitedTopics(TopicStream, SupportsTriggerAvailableNow):
@@ -30,7 +30,10 @@ class LimitedTopics(TopicStream, SupportsTriggerAvailableNow):
         """Go no further than what is there now."""
         self._target = self.topics.now()
 
-    def latestOffset(self, start: Offsets | None = None, limit: Any = None) -> Offsets:
+    def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:
         """Where the next batch ends.  O(partitions)."""
-        end = self.topics.now(start) if self._target is None else self._target
-        return end if start is None or not isinstance(limit, ReadMaxRows) else shares(start, end, limit.max_rows)
+        since = None if start is None else self.topics.offsets(start)
+        end = self.topics.now(since) if self._target is None else self._target
+        if since is not None and isinstance(limit, ReadMaxRows):
+            end = shares(since, end, limit.max_rows)
+        return self.topics.positions(end)

@@ -1,8 +1,8 @@
 """Topics of Kafka as Spark's batches and streams read them: partitions of offsets, read in tasks.
 
 Invariant: a batch of a stream has the messages between two sets of offsets, the same ones whenever it is given, so a
-state that is fed by it has each once. Offsets are Spark's, in its checkpoint; no consumer group is needed. Offsets that
-a topic has no more are an error, never a gap.
+state that is fed by it has each once. Positions are in Spark's checkpoint; no consumer group is needed. Offsets that a
+topic has no more are an error, never a gap, and so are those of another cluster or topic of the same name.
 
 >>> shares({"t": {"0": 5, "1": 0}}, {"t": {"0": 105, "1": 20}}, 12)
 {'t': {'0': 15, '1': 2}}
@@ -17,11 +17,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from ddflow.connectors.kafka import KafkaTopic
+from ddflow.connectors.kafka_position import TopicPosition, remembered
 from ddflow.connectors.kafka_ranges import Ends, RangeReader
 from spark_bridge.errors import noted
 
 Offsets = dict[str, dict[str, int]]
 """By topic and partition (a text, as JSON has it), the next offset."""
+Positions = dict[str, TopicPosition]
+"""By topic, what Spark keeps: offsets, and of what they are."""
 COLUMNS: Final = pa.schema(
     {
         "key": pa.binary(),
@@ -87,6 +90,14 @@ class Topics:
             found[topic] = text({partition: high for partition, (_, high) in now.items()})
         return found
 
+    def positions(self, offsets: Offsets) -> Positions:
+        """Offsets of the topics that are there, as Spark keeps them.  O(partitions)."""
+        return {topic: remembered(each, self.ends(topic).origin) for topic, each in offsets.items()}
+
+    def offsets(self, positions: Positions) -> Offsets:
+        """Those of positions.  O(topics).  Raises as `begin`, `SourceChanged` for those of another topic."""
+        return {topic: dict(self.ends(topic).still(each)) for topic, each in positions.items() if topic in self.of}
+
     def between(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """What tasks read.  O(partitions)."""
         made = list[InputPartition]()
@@ -129,17 +140,17 @@ class TopicStream(DataSourceStreamReader):
     def __init__(self, topics: Topics) -> None:
         self.topics = topics
 
-    def initialOffset(self) -> Offsets:
+    def initialOffset(self) -> Positions:
         """Where a new query begins."""
-        return self.topics.begin()
+        return self.topics.positions(self.topics.begin())
 
-    def latestOffset(self, start: Offsets | None = None, limit: Any = None) -> Offsets:
+    def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:
         """Where a batch ends: all that is there."""
-        return self.topics.now(start)
+        return self.topics.positions(self.topics.now(None if start is None else self.topics.offsets(start)))
 
-    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+    def partitions(self, start: Positions, end: Positions) -> Sequence[InputPartition]:
         """What tasks read for a batch."""
-        return self.topics.between(start, end)
+        return self.topics.between(self.topics.offsets(start), self.topics.offsets(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one."""

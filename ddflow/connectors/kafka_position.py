@@ -45,7 +45,7 @@ class TopicOrigin(NamedTuple):
     topic_id: str = ""
 
 
-def remembered(at: Mapping[int, int], origin: TopicOrigin) -> TopicPosition:
+def remembered(at: Mapping[int, int] | Mapping[str, int], origin: TopicOrigin) -> TopicPosition:
     """A position.  O(partitions)."""
     offsets = {str(partition): offset for partition, offset in at.items()}
     return TopicPosition(offsets=offsets, cluster=origin.cluster, topic_id=origin.topic_id)

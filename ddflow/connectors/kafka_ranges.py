@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.kafka import AT_ONCE, WAIT, KafkaTopic, TopicReader, library
-from ddflow.connectors.kafka_position import TopicOrigin, remembered
+from ddflow.connectors.kafka_position import TopicOrigin, TopicPosition, remembered, same
 from ddflow.errors import SourceChanged, SourceFailed
 
 SILENCE: Final = 60.0
@@ -30,7 +30,7 @@ class Ends(TopicReader):
     """
 
     def __init__(self, of: KafkaTopic) -> None:
-        super().__init__(of, of.topic, None)
+        super().__init__(of, of.topic, None, watched=True)
         self.consumer.unassign()
 
     def now(self) -> dict[int, tuple[int, int]]:
@@ -39,6 +39,11 @@ class Ends(TopicReader):
         with self._talking():
             each = {number: kafka.TopicPartition(topic, number) for number in sorted(self._found(WAIT).partitions)}
             return {number: self.consumer.get_watermark_offsets(p, timeout=WAIT) for number, p in each.items()}
+
+    def still(self, position: TopicPosition) -> Mapping[str, int]:
+        """The offsets of a position.  Raises `SourceChanged` where it is of another topic or cluster."""
+        self.origin = same(self.asked, TopicOrigin(position["cluster"], position["topic_id"]), self.origin)
+        return position["offsets"]
 
     def check(self, offsets: Mapping[int, int], now: Mapping[int, tuple[int, int]]) -> None:
         """Raise `SourceChanged` for offsets that the topic does not have.  O(partitions)."""

@@ -17,6 +17,8 @@ from pyspark.sql import SparkSession
 import ddflow as dd
 import spark_bridge
 from ddflow.connectors.kafka import KafkaTopic, TopicReader
+from ddflow.errors import SourceChanged
+from spark_bridge.topics import Topics, TopicStream
 
 pytestmark = pytest.mark.together("spark")
 
@@ -113,3 +115,18 @@ def test_what_cannot_be_read_is_said(spark: SparkSession, servers: str) -> None:
     produced(servers, "short", *people(4))
     with pytest.raises(PySparkException, match="partition 0 was read up to 99, and has 0 to 1"):
         reader(spark, servers, "short", stream=False, startingOffsets='{"short": {"0": 99}}').load().collect()
+
+
+def test_a_checkpoint_is_of_one_cluster(servers: str) -> None:
+    with Cluster() as others:
+        here, there = (
+            TopicStream(Topics([KafkaTopic(each, "both", "earliest", False)], {})) for each in (servers, others)
+        )
+        for each in (servers, others):
+            produced(each, "both", *people(*range(8)))
+        start = here.initialOffset()
+        end = json.loads(json.dumps(here.latestOffset(start)))  # as Spark keeps it
+        assert len(here.partitions(start, end)) == 4
+        for read in (there.latestOffset, lambda start: there.partitions(start, end)):
+            with pytest.raises(SourceChanged, match="it is another cluster"):
+                read(start)
