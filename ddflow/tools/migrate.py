@@ -39,13 +39,12 @@ from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, PlanChanged, StateRefused
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.plan.evolve import timed
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.local import LocalStore
 from ddflow.storage.opening import State, Trust, open_store, opened_store
 from ddflow.storage.protocol import Store
-from ddflow.time import NEVER, as_value
+from ddflow.time import INT64, NEVER
 from ddflow.tools.merge_on_read import take as taken
 
 
@@ -150,7 +149,8 @@ def migrate(
     Raises
     ------
     StateRefused, PlanChanged
-        If the new state exists; for columns that differ.
+        If the new state exists, or the old one's steps have days or moments as times, which a log does not tell; for
+        columns that differ.
     NotReadable, LogUnclear
         For an unknown output; for a log that cannot be what the old state was fed.
     DdflowError
@@ -158,7 +158,7 @@ def migrate(
 
     Notes
     -----
-    Epoch mode: calls are at the times 1, 2, 3, ..., in the old state's unit, the last above all of the old state's.
+    Epoch mode: calls are at the times 1, 2, 3, ..., the last above all of the old state's.
     Hold-back mode: at the end, the times that were seen are closed (with ``lateness=``, those it closes), and all that
     the old state had closed.
     O(log); memory for both contents of an output.
@@ -191,8 +191,14 @@ def replay(
             "commit_every": None,
         }
         both = not flow.holds_back and not old.flow.holds_back
-        begun = Flow.of(timed(flow, old.flow.time_type)[0]) if both else flow
-        with _fresh(new_state, trust) as store, begun.open(store, **given) as engine:
+        if both and (kind := old.flow.time_type) != INT64:
+            raise StateRefused(
+                f"migrate {old_state}",
+                f"the times of its steps are days or moments ({kind}), and a log does not say which its calls had",
+                "take the log into a new state yourself, each step with its day (time=, or --at on the shell); "
+                "dd.compare says what differs of outputs, and engine.sync(sinks, adopt=True) brings targets up to it",
+            )
+        with _fresh(new_state, trust) as store, flow.open(store, **given) as engine:
             feed(engine, old.last + 1 if both and old.last > NEVER else 1, Told(old, flow))
             _close(engine, old)
             engine.flush()
@@ -249,14 +255,13 @@ def _calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
-    time = as_value(number, engine.flow.time_type)
     if len(inputs) == 1:
         ((name, part),) = inputs.items()
-        taken(engine, name, part, time)
+        taken(engine, name, part, number)
     elif engine.flow.holds_back:
         engine.push(inputs)
     else:
-        engine.step(inputs, time)
+        engine.step(inputs, number)
 
 
 def _close(engine: Engine, old: Snapshot) -> None:

@@ -163,14 +163,11 @@ def test_a_state_keeps_the_type(state: Path) -> None:
         EpochDriver.open(flow_of(more=str), state)
 
 
-def test_a_migrated_state_has_times_of_the_type_and_above(state: Path, tmp_path: Path) -> None:
-    flow = flow_of()
-    flow.output("cities", flow.inputs["people"].project(["city"]).distinct())
+def test_no_days_are_made_up_for_the_steps_of_a_log(state: Path, tmp_path: Path) -> None:
     log = [{"people": rows((1, "Bern", 5))}, {"people": rows((1, "Zug", 6), (2, "Zug", 6))}]
-    done = dd.migrate(state, tmp_path / "new", flow, log)
-    assert set(done.tables["cities"]["_time"].to_pylist()) == {dt.date(2026, 11, 30)}
-    with flow.open(tmp_path / "new") as engine:
-        engine.step({}, time=DAY.replace(month=12))
+    with pytest.raises(errors.StateRefused, match=r"days or moments \(date32\[day\]\).*each step with its day"):
+        dd.migrate(state, tmp_path / "new", flow_of(), log)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_plan_is_read_back_with_the_type_and_damage_is_named(state: Path) -> None:
