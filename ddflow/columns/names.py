@@ -68,6 +68,14 @@ def check_names(names: Sequence[str], what: str) -> None:
         )
 
 
+def check_apart(left: Sequence[str], right: Sequence[str], there: Sequence[str], asked: str) -> None:
+    """Refuse columns that both sides of a join show.  ``there``: all of the right.  Raises `SpecError`."""
+    if both := [name for name in right if name in left]:
+        found = f"both sides have the columns {both}, which are not joined"
+        keeps = [name for name in there if name not in both]
+        raise SpecError(asked, found, f"name the columns of one side that it shows: right.project({keeps})")
+
+
 def near(name: str, known: Iterable[str]) -> str | None:
     """The known name that another one is near to; None where none is.
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, validity
-from ddflow.columns.names import check_names
+from ddflow.columns.names import check_apart, check_names
 from ddflow.columns.paired import Chosen, Paired
 from ddflow.columns.rows import RowPool, Rows, View, shown_row
 from ddflow.columns.schema import arrays, one_chunk
@@ -67,7 +67,9 @@ class Join(Operator):
         self.on, self.nulls, self.whole = [(str(one), str(other)) for one, other in on], nulls, list(whole)
         self.columns, sides = chosen(columns), (left, right)
         fields = [sides[side].schema.field(of).with_name(name) for name, side, of in self.columns]
-        check_names([name for name, _, _ in self.columns], self.verb)
+        names = [[name for name, side, _ in self.columns if side == each] for each in (0, 1)]
+        check_apart(*names, right.schema.names, self.verb)
+        check_names([*names[0], *names[1]], self.verb)
         if forgetting := left.forgetting | right.forgetting:
             found = f"the inputs {sorted(forgetting)} forget rows without a retraction: their pairs would stay for ever"
             raise SpecError(self.verb, found, "leave on_expire='forget' out there")

@@ -28,7 +28,7 @@ from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, flags, validity
 from ddflow.columns.layout import Column
-from ddflow.columns.names import TIMES, check_names
+from ddflow.columns.names import TIMES, check_apart, check_names
 from ddflow.columns.rows import RowPool, Rows, gather, gathered, shown_row
 from ddflow.columns.schema import arrays, empty
 from ddflow.errors import NotUnique, SpecError
@@ -75,6 +75,7 @@ class LookUp(Operator):
         fields = [right.schema.field(of).with_name(name) for name, of in self.columns]
         self.found = pa.schema([field.with_nullable(field.nullable or how == "left") for field in fields])
         schema = pa.schema([*left.schema, *self.found])
+        check_apart(left.schema.names, self.found.names, right.schema.names, self.verb)
         check_names([*schema.names, TIMES, FOUND], self.verb)
         super().__init__(left.flow, schema, [left, right], True)
         self.unique, self.positive = self.inputs[0].unique, True

@@ -76,7 +76,11 @@ def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
     try:
         return evolved(plan, schemas)
     except (SpecError, ExpressionError) as error:
-        raise PlanChanged(asked, f"{error.asked}: {error.found}", "change the plan with dd.migrate") from None
+        remedy = (
+            f"{error.remedy}; as a new output, after which the old one goes (docs/guides/schema-changes.md, A column "
+            "that goes), or in a new state, of a log with dd.migrate"
+        )
+        raise PlanChanged(asked, f"{error.asked}: {error.found}", remedy) from None
 
 
 def refuse_slips(plan: Plan, added: Mapping[str, Container[str]], asked: str) -> None:

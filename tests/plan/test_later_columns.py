@@ -107,3 +107,30 @@ def test_a_plan_that_is_read_back_passes_them_too(tmp_path: Path) -> None:
     dd.evolve(tmp_path / "state", {"o": {"x": "int64"}})
     with flow(PASSED[0][0], "o").open(tmp_path / "state") as engine:
         assert ended(engine, "o")[0] == ["id", "c", "n", "x", "city", "_diff"]
+
+
+@pytest.mark.parametrize("verb", ["join", "lookup"])
+def test_a_column_that_both_sides_get_is_refused_with_the_line_that_works(verb: str, tmp_path: Path) -> None:
+    def joined(*outputs: str) -> dd.Flow:
+        out = dd.Flow()
+        left = out.upserts("o", {"id": int, "c": int}, dd.Upsert(key="id"))
+        right = out.upserts("c", {"c": int, "city": str}, dd.Upsert(key="c"))
+        for name in outputs:
+            out.output(name, getattr(left, verb)(right.project(["c", "city"]) if name == "new" else right, on="c"))
+        return out
+
+    first = {"o": {"id": [1], "c": [7]}, "c": {"c": [7], "city": ["B"]}}
+    with joined("old").open(tmp_path / "state") as engine:
+        engine.step(first)
+        with pytest.raises(
+            PlanChanged, match=r"\['x'\], which are not joined; .*: right.project\(\['c', 'city'\]\); as a new"
+        ):
+            engine.evolve({"o": {"x": int}, "c": {"x": int}})
+        assert engine.read("old").to_pylist() == [{"id": 1, "c": 7, "city": "B", "_diff": 1}]
+    with joined("old", "new").open(tmp_path / "state") as engine:
+        engine.step({})
+    dd.evolve(tmp_path / "state", drop_outputs="old")
+    with joined("new").open(tmp_path / "state") as engine:
+        engine.evolve({"o": {"x": int}, "c": {"x": int}})
+        engine.step({"o": {"id": [1], "c": [7], "x": [3]}, "c": {"c": [7], "city": ["B"], "x": [4]}})
+        assert engine.read("new").to_pylist() == [{"id": 1, "c": 7, "x": 3, "city": "B", "_diff": 1}]
