@@ -67,6 +67,7 @@ class Agg(Operator):
         self.aggregates = [_aggregate(name, given, of.schema) for name, given in texts.items()]
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         super().__init__(of.flow, shown(self.groups, self.aggregates), [of], True)
+        self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The groups and the aggregates."""

@@ -64,6 +64,7 @@ class Count(Operator):
         self.name = name
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         super().__init__(of.flow, pa.schema([*self.groups, pa.field(name, pa.int64(), nullable=False)]), [of], True)
+        self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The groups, and the name."""

@@ -67,21 +67,20 @@ class Join(Operator):
         self.on, self.nulls, self.whole = [(str(one), str(other)) for one, other in on], nulls, list(whole)
         self.columns, sides = chosen(columns), (left, right)
         fields = [sides[side].schema.field(of).with_name(name) for name, side, of in self.columns]
-        names = [[name for name, side, _ in self.columns if side == each] for each in (0, 1)]
-        check_apart(*names, right.schema.names, self.verb)
-        check_names([*names[0], *names[1]], self.verb)
+        shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
+        check_apart([*shown[0].values()], [*shown[1].values()], right.schema.names, self.verb)
+        check_names([name for name, _, _ in self.columns], self.verb)
         if forgetting := left.forgetting | right.forgetting:
             found = f"the inputs {sorted(forgetting)} forget rows without a retraction: their pairs would stay for ever"
             raise SpecError(self.verb, found, "leave on_expire='forget' out there")
-        shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
         met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
         # No two pairs are one row.
         whole_rows = all(of.told_by({*shown[at], *met[at]}) for at, of in enumerate(sides))
         super().__init__(left.flow, pa.schema(fields), sides, whole_rows and left.consolidated and right.consolidated)
         meeting = {frozenset([shown[0][a], shown[1][b]]) for a, b in self.on if a in shown[0] and b in shown[1]}
         self.equal = frozenset(meeting).union(*(named_equal(of.equal, shown[at]) for at, of in enumerate(sides)))
-        self.unique = False
-        self.positive = all(each.positive for each in self.inputs)
+        self.unique, self.positive = False, all(each.positive for each in self.inputs)
+        self.grows = any(self.inputs[side].grows for side in self.whole)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """What meets, and the columns."""
@@ -97,9 +96,8 @@ class Join(Operator):
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
-        left, right = inputs
         columns = read_columns(written_columns(self.columns, self.whole, self.inputs), inputs)
-        return Join(left, right, self.on, columns, self.whole, self.nulls)
+        return Join(*inputs, self.on, columns, self.whole, self.nulls)
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:

@@ -80,6 +80,7 @@ class OrderedAgg(Operator):
             kind = of.schema.field(column).type
             fields.append(pa.field(name, pa.list_(kind) if way == "all" else kind, nullable=way != "all"))
         super().__init__(of.flow, pa.schema(fields), [of], True)
+        self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """All of it."""

@@ -47,7 +47,7 @@ class Pad(Operator):
         super().__init__(left.flow, pa.schema(fields), sides, False)
         mine = sides[side]
         self.unique = mine.unique and set(mine.schema.names) <= set(own.values())
-        self.positive = mine.positive
+        self.positive, self.grows = mine.positive, any(self.inputs[at].grows for at in self.whole)
 
     def _own(self) -> dict[str, str]:
         """The columns that are not null, and what they are called in the rows."""

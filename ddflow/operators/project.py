@@ -62,7 +62,7 @@ class Project(Operator):
         schema = pa.schema(fields)
         kept = {c: field.name for c, field in zip(self.columns, schema, strict=True) if isinstance(c, str)}
         super().__init__(of.flow, schema, [of], of.consolidated and of.told_by(kept))
-        self.equal = named_equal(of.equal, kept)
+        self.equal, self.grows = named_equal(of.equal, kept), bool(rests)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The columns."""

@@ -106,6 +106,8 @@ class Collection(
         """Whether each row is there once, whatever the inputs hold."""
         self.positive: bool = self.unique or all(each.positive for each in self.inputs)
         """Whether no multiplicity is below zero at the end of a time, whatever the inputs hold."""
+        self.grows: bool = any(each.grows for each in self.inputs)
+        """Whether it may get a column that an input gets."""
         self.forgetting: frozenset[str] = frozenset[str]().union(*(each.forgetting for each in self.inputs))
         """The inputs that it is made of whose rows are forgotten without a retraction."""
         self.equal: frozenset[frozenset[str]] = frozenset()

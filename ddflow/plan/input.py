@@ -19,6 +19,7 @@ class Input(Collection):
     def __init__(self, flow: Nodes, bound: Binding) -> None:
         super().__init__(flow, bound.row_schema, (), bound.unique)
         self.unique = self.positive = bound.unique
+        self.grows = True
         self.keeps = bound.kept  # type: ignore[misc]
         self.bound, self.time_type = bound, bound.time_type
         if bound.spec.expiry is not None and bound.spec.expiry.forgets:

@@ -240,14 +240,15 @@ def _arranged(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any
         return side.arrange(by), {name: name for name in sources}
     if of.found_by() == tuple(wanted):
         return of, sources
+    grows = of is side and of.grows and len(sources) == len(of.schema.names)
     for node in of.flow.nodes:
-        if node.verb == "arrange":
+        if node.verb == "arrange" and node.grows >= grows:
             under, names = seen_through(node.inputs[0], node.schema.names)
             here = {source: name for name, source in reversed(names.items())}
             if under is of and set(sources.values()) <= set(here) and [names[n] for n in node.by] == wanted:
                 return node, {name: here[source] for name, source in sources.items()}
     read = [name for name in of.schema.names if name in sources.values()]
-    if len(read) < len(of.schema.names):
+    if len(read) < len(of.schema.names) or (of is not side and of.grows):
         of = of.project(read)
     return of.arrange(wanted), sources
 

@@ -80,6 +80,68 @@ def test_a_star_of_a_table_gets_its_columns(query: str, shown: str, more: str, t
         assert ended(engine, more) == wanted
 
 
+NAMED = [
+    ("select id, c, n from o", []),
+    ("select o.*, c.id as cid, c.n as m, c.city from o join c on o.c = c.id", ["o"]),
+    ("select o.id, o.c, o.n, d.city from o join (select * from c) d on o.n = d.n", []),
+    ("select o.id, o.c, o.n, city from o left join c on o.n = c.n and c.id > 1", []),
+    ("select c.id, city from c where exists (select 1 from o where o.c = c.id and o.id < 9 and o.n > 1)", []),
+    ("select id, c, n from o union all select id, n, 0 as k from c where city < 'Z'", []),
+    ("select c, count(id) as many, max(n) as most from o group by c", []),
+    ("select id, c, n from o order by n limit 2", []),
+    ("select c, id, n from (select * from o) s", []),
+    ("select distinct id, c, n from o", []),
+    ("select * from o order by id limit 2", ["o"]),
+    ("select * from o where n > 1", ["o"]),
+]
+"""Queries that name all columns of a table, and whose ``x`` they show."""
+
+
+@pytest.mark.parametrize(("query", "shown"), NAMED)
+def test_a_list_of_names_stays_as_it_is_when_it_names_all(query: str, shown: list[str], tmp_path: Path) -> None:
+    """Taken in between two calls, or when the state is opened with the columns declared."""
+    with flow(query, "oc").open() as engine:
+        engine.step({name: each | {"x": [None, None]} for name, each in FIRST.items()}, time=1)
+        wanted = ended(engine, "oc")
+    assert ("x" in wanted[0]) == bool(shown)
+    for evolves in (True, False):
+        state = tmp_path / f"state {evolves}"
+        with flow(query).open(state) as engine:
+            engine.step(FIRST, time=0)
+            if evolves:
+                engine.evolve({name: {"x": pa.int64()} for name in "oc"})
+                engine.step({}, time=1)
+        with flow(query, "oc").open(state) as engine:
+            assert ended(engine, "oc") == wanted
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_side_of_a_join_that_names_all_columns_stays_as_it_is(first: int, tmp_path: Path) -> None:
+    """Beside a join of the whole side, which may be found where that is."""
+
+    def pairs(*more: str) -> dd.Flow:
+        out = dd.Flow()
+        left = out.upserts("o", {"id": int, "c": int, "n": int} | dict.fromkeys(more, int), dd.Upsert(key="id"))
+        right = out.upserts("c", {"k": int, "n": int, "city": str}, dd.Upsert(key="k"))
+        made = {
+            "named": lambda: left.project(["id", "c", "n"]).join(right, on="n"),
+            "whole": lambda: left.join(right, on="n"),
+        }
+        for name in sorted(made, reverse=bool(first)):
+            out.output(name, made[name]())
+        return out
+
+    given = {"o": {"id": [1], "c": [7], "n": [5]}, "c": {"k": [7], "n": [5], "city": ["B"]}}
+    with pairs().open(tmp_path / "state") as engine:
+        engine.step(given, time=1)
+        engine.evolve({"o": {"x": int}})
+        engine.step({"o": {"id": [1], "c": [7], "n": [5], "x": [3]}}, time=2)
+    with pairs("x").open(tmp_path / "state") as engine:
+        row = {"id": 1, "c": 7, "n": 5, "k": 7, "city": "B", "_diff": 1}
+        assert engine.read("named").to_pylist() == [row]
+        assert engine.read("whole").to_pylist() == [row | {"x": 3}]
+
+
 def test_a_column_whose_name_is_taken_is_left_out() -> None:
     with flow("select o.*, n + 1 as x from o").open() as engine:
         engine.step(FIRST, time=1)

@@ -199,6 +199,7 @@ class ClauseReader:
             found = names.star(tree, None if star is tree else tree.table)
             if not found:
                 raise refused(tree, "there is no table that * stands for", "write FROM")
+            out.starred |= {*range(len(out.items), len(out.items) + len(found))}
             for alias, each in groupby(found, key=lambda each: each.alias):
                 begin, some = len(out.items), list(each)
                 out.columns += [one.name for one in some]

@@ -52,7 +52,7 @@ class QueryLowering:
             raise ExpressionError(ASKED, f"several columns are called {twice}", "give each an alias of its own")
         rows = self.query(query)
         made = [Made(name, name, column(str(index))) for index, name in enumerate(query.columns)]
-        return self.steps.projected(rows, made).of
+        return self.steps.projected(rows, made, passes=True).of
 
     def asked(self, nested: Tree) -> AskedQuery:
         """The subquery that a node stands for."""
@@ -96,6 +96,7 @@ class QueryLowering:
 
     def _select(self, query: SelectQuery, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
         extra = [Made(name, shown(each), each) for name, each in carry.columns]
+        self.steps.passed |= names_of(*(query.items[place] for place in query.starred))
         if query.open:
             self.steps.stars += [frozenset(query.items[place].name for place in star) for star in query.stars]
         if query.groups == []:
@@ -153,7 +154,7 @@ class QueryLowering:
                 found = hidden[-1].logical
             by.append((found, direction))
         stars = [[str(place) for place in star] for star in query.stars] if query.open else []
-        rows = self.steps.projected(rows, [*columns, *extra, *hidden], stars)
+        rows = self.steps.projected(rows, [*columns, *extra, *hidden], stars, len(query.starred) == len(columns))
         if query.distinct:
             rows = self.steps.distinct(rows)
         if query.limit is not None:
@@ -206,7 +207,7 @@ class QueryLowering:
                 raise ExpressionError(ASKED, found, "cast one of them")
             for columns, given in zip(made, kinds, strict=True):
                 columns.append(Made(each, sides[0].names[each], as_type(column(each), given, kind)))
-        left, right = (self.steps.projected(side, columns) for side, columns in zip(sides, made, strict=True))
+        left, right = (self.steps.projected(*each, passes=True) for each in zip(sides, made, strict=True))
         verb = {"union": "union", "except": "except_", "intersect": "intersect"}[query.op]
         of = self.steps.then(
             left.of, (verb, id(right.of), query.all), lambda: getattr(left.of, verb)(right.of, all=query.all)

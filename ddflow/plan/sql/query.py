@@ -62,7 +62,8 @@ class Joining:
 @dataclass(eq=False)
 class SelectQuery(ReadQuery):
     """``items``: the trees of ``columns``.  ``groups``: None where nothing is grouped.  ``written``: for messages.
-    ``stars``: the places in ``items`` of all columns of a table, which are to have columns that it gets."""
+    ``stars``: the places in ``items`` of all columns of a table, which are to have columns that it gets.
+    ``starred``: those of any star."""
 
     items: list[Tree]
     source: Leaf | Joining | None = None
@@ -76,6 +77,7 @@ class SelectQuery(ReadQuery):
     offset: int = 0
     written: Tree = None
     stars: list[range] = field(default_factory=list)
+    starred: set[int] = field(default_factory=set)
 
     @property
     def open(self) -> bool:

@@ -87,10 +87,12 @@ class Relation:
 class Steps:
     """The verbs.  What was made is kept, so that it is made once.
 
-    ``stars``: the logical names of all columns of a table; what shows these shows those, too, that it gets later."""
+    ``stars``: the logical names of all columns of a table; what shows these shows those, too, that it gets later.
+    ``passed``: the logical names that a star shows."""
 
     def __init__(self) -> None:
         self.stars: list[frozenset[str]] = []
+        self.passed: set[str] = set()
         self._made: dict[Any, Any] = {}
         self._numbers = 0
 
@@ -124,24 +126,31 @@ class Steps:
         whole = [{names[each] for each in star} for star in self.stars if star <= names.keys()]
         return [[name for name in order if name in star] for star in whole]
 
-    def projected(self, rows: Relation, columns: Sequence[Made], stars: Sequence[Sequence[str]] = ()) -> Relation:
-        """Other columns, in this order.  ``stars``: logical names among them of all columns of a table."""
+    def projected(
+        self, rows: Relation, columns: Sequence[Made], stars: Sequence[Sequence[str]] = (), passes: bool = False
+    ) -> Relation:
+        """Other columns, in this order.  ``stars``: logical names among them of all columns of a table.
+
+        ``passes``: whether columns that the rows get later are passed where these are all that there are."""
         names, made, solid = dict[str, str](), dict[str, str](), set[str]()
         for each in columns:
             if each.logical not in names:
                 names[each.logical] = fresh(each.name, made)
                 made[names[each.logical]] = rows.sql(each.tree)
                 solid |= set() if rows.nullable(each.tree) else {each.logical}
-        if [quoted(name) for name in made] == list(made.values()) and list(made) == rows.of.schema.names:
+        same = [quoted(name) for name in made] == list(made.values()) and list(made) == rows.of.schema.names
+        if same and (passes or not rows.of.grows):
             return Relation(rows.of, names, solid)
         return Relation(self._project(rows.of, made, [[names[each] for each in star] for star in stars]), names, solid)
 
     def narrowed(self, rows: Relation, used: Iterable[str]) -> Relation:
-        """Without the columns that nobody asks for."""
+        """Without the columns that nobody asks for, also of those that the rows get later."""
         wanted = set(used)
         kept = {logical: name for logical, name in rows.names.items() if logical in wanted}
         columns = [name for name in rows.of.schema.names if name in kept.values()]
-        if len(columns) == len(rows.of.schema.names) or not columns:
+        passed = {name for logical, name in kept.items() if logical in self.passed}
+        same = len(columns) == len(rows.of.schema.names) and (passed.issuperset(columns) or not rows.of.grows)
+        if same or not columns:
             return rows
         shown = dict(zip(columns, columns, strict=True))
         return Relation(self._project(rows.of, shown, self._starred(kept, columns)), kept, rows.solid)
