@@ -97,7 +97,7 @@ class Join(Operator):
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
         columns = read_columns(written_columns(self.columns, self.whole, self.inputs), inputs)
-        return Join(*inputs, self.on, columns, self.whole, self.nulls)
+        return Join(inputs[0], inputs[1], self.on, columns, self.whole, self.nulls)
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:

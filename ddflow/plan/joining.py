@@ -29,6 +29,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import column_names, did_you_mean
 from ddflow.columns.schema import is_word, normal_type
 from ddflow.errors import SpecError
+from ddflow.plan.later import with_rests
 from ddflow.plan.registry import operator
 
 KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
@@ -67,14 +68,10 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
         found = _matched(sides, 0, _inner(sides, condition) if condition is not None else None)
         return _shown(found if how == "semi" else _without(sides.left, found), sides.shown[0])
     pairs = _inner(sides, condition)
-    parts = [pairs]
-    if how in ("left", "full"):
-        parts.append(_padded(sides, 0, pairs, condition))
-    if how in ("right", "full"):
-        parts.append(_padded(sides, 1, pairs, condition))
-    if len(parts) == 1:
+    outer = {"left": [0], "right": [1], "full": [0, 1]}.get(how)
+    if outer is None:
         return pairs
-    made = pairs.concat(*parts[1:])
+    made = pairs.concat(*(_padded(sides, side, pairs, condition) for side in outer))
     made.proven = None if how == "full" else _proven(sides, 0 if how == "left" else 1)
     return made
 
@@ -290,8 +287,9 @@ def _matched(sides: Sides, side: int, pairs: Any) -> Any:
         if not (partner.unique and under.found_by() == tuple(sources[name] for name in theirs)):
             partner = partner.project(list(dict.fromkeys(theirs))).distinct() if theirs else _any_row(partner)
         return _marked(of, pairs_of(of, partner, list(zip(keys, theirs, strict=True)), _own(of), _only(of, 0)))
-    if of.unique and names == list(of.schema.names):
-        return _marked(of, pairs.project(names).distinct())
+    if (of.unique or of.unique_by()) and names == list(of.schema.names):
+        columns = with_rests(pairs, dict(zip(names, names, strict=True)), [names] if of.grows else [])
+        return _marked(of, pairs._then("project", *columns).distinct())
     found = pairs.project(names).distinct()
     return _marked(of, pairs_of(of, found, [(name, name) for name in names], _own(of), _only(of, 0), nulls=True))
 

@@ -97,6 +97,7 @@ NAMED = [
 """Queries that name all columns of a table, and whose ``x`` they show."""
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize(("query", "shown"), NAMED)
 def test_a_list_of_names_stays_as_it_is_when_it_names_all(query: str, shown: list[str], tmp_path: Path) -> None:
     """Taken in between two calls, or when the state is opened with the columns declared."""
@@ -196,3 +197,33 @@ def test_a_column_that_both_sides_get_is_refused_with_the_line_that_works(verb: 
         engine.evolve({"o": {"x": int}, "c": {"x": int}})
         engine.step({"o": {"id": [1], "c": [7], "x": [3]}, "c": {"c": [7], "city": ["B"], "x": [4]}})
         assert engine.read("new").to_pylist() == [{"id": 1, "c": 7, "x": 3, "city": "B", "_diff": 1}]
+
+
+@pytest.mark.drawn(4)
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("how", ["left", "right", "full", "semi", "anti"])
+def test_an_outer_join_with_a_condition_gets_the_columns_of_its_sides(how: Any, named: bool, tmp_path: Path) -> None:
+    """Unless the sides name theirs; the state is opened with the columns declared, and goes on."""
+
+    def pairs(*more: str) -> dd.Flow:
+        out, columns = dd.Flow(), {"o": {"id": int, "c": int, "n": int}, "c": {"k": int, "c": int, "city": str}}
+        sides = []
+        for (name, each), new in zip(columns.items(), more or ("", ""), strict=True):
+            side = out.upserts(name, each | ({new: int} if new else {}), dd.Upsert(key=next(iter(each))))
+            sides.append(side.project([*each]) if named else side)
+        out.output("out", sides[0].join(sides[1], on="c", how=how, condition="n > 1"))
+        return out
+
+    first = {"o": {"id": [1, 2], "c": [7, 8], "n": [5, 5]}, "c": {"k": [1], "c": [7], "city": ["B"]}}
+    then = {"o": {"id": [3], "c": [7], "n": [5], "x": [1]}, "c": {"k": [2], "c": [9], "city": ["C"], "y": [2]}}
+    with pairs("x", "y").open() as engine:
+        engine.step(first | {"o": first["o"] | {"x": [None] * 2}, "c": first["c"] | {"y": [None]}}, time=1)
+        engine.step(then, time=2)
+        wanted = sorted(map(repr, engine.read("out").to_pylist()))
+    with pairs().open(tmp_path / "state") as engine:
+        engine.step(first, time=0)
+        engine.evolve({"o": {"x": pa.int64()}, "c": {"y": pa.int64()}})
+        engine.step({}, time=1)
+    with pairs("x", "y").open(tmp_path / "state") as engine:
+        engine.step(then, time=2)
+        assert sorted(map(repr, engine.read("out").to_pylist())) == wanted
