@@ -206,6 +206,7 @@ def test_the_present_format_has_golden_states() -> None:
     assert golden() == [(f"format-{FORMAT}", kind) for kind in sorted(KINDS)]
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize(("form", "kind"), golden())
 @pytest.mark.parametrize("budget", [None, "16MB"])
 def test_a_golden_state_reads_as_when_it_was_written_and_goes_on(

@@ -140,6 +140,7 @@ BAD = {
 }
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("mode", [[], ["--time", "at", "--lateness", "0", "--late", "advance"]])
 @pytest.mark.parametrize("state", [False, True])
 @pytest.mark.parametrize("name", BAD)

@@ -138,6 +138,7 @@ def words(columns: dict[str, Any], by: list[OrderColumn]) -> list[tuple[int, ...
     return list(map(tuple, found.tolist()))
 
 
+@pytest.mark.drawn(30)
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @effort(40)

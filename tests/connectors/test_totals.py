@@ -42,6 +42,7 @@ def is_kept(name: str, to: Any, state: Path, read: Any) -> None:
         assert engine.sync({name: to}, dry=True)[name][:3] == (0, 0, 0)
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", ["total", "of_some", "large"])
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb", "delta", "iceberg"])
 def test_a_total_is_a_table_of_one_row(kind: str, name: str, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def give(table: OpenSink, epoch: int, rows: pa.Table, key: str) -> None:
     table.write(TableChanges(rows.select([key]), rows, rows.num_rows), record(epoch), before)
 
 
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb", "delta", "iceberg"])
 @pytest.mark.parametrize(("of", "values"), VALUES, ids=lambda each: str(each) if isinstance(each, pa.DataType) else "")
 def test_values_come_back_and_are_told_apart_as_keys(kind: str, of: Any, values: list[Any], tmp_path: Path) -> None:

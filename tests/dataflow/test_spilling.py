@@ -326,6 +326,7 @@ def test_a_forgotten_engine_leaves_nothing_but_its_results(tmp_path: Path) -> No
     assert multiset(out["all"]) == expected
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("times", [1, 40, 20_000])
 def test_a_mapped_output_is_in_the_order_of_times_and_of_few_chunks(tmp_path: Path, times: int) -> None:
     rows = events(20_000, 3, (0, times))

@@ -292,6 +292,7 @@ CHAINS: dict[str, tuple[Callable[[int], str], Callable[[int], list[Any]]]] = {
 }
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("frames", [0, 850])
 def test_a_chain_is_no_level_and_takes_no_stack(name: str, frames: int) -> None:

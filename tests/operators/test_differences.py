@@ -169,6 +169,7 @@ def test_hold_back_beside_the_twin(
     engine.close()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("partitions", [1, 2, 7])
 @given(steps=STEPS, keep=st.booleans(), seed=st.integers(0, 99))
 @effort(5)

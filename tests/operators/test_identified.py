@@ -115,6 +115,7 @@ def flow() -> tuple[dd.Flow, dict[str, Any]]:
     return made, {"o": o, "c": c, "l": lines}
 
 
+@pytest.mark.drawn(18)
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_proven_holds(name: str) -> None:
     text, key = PLANS[name]

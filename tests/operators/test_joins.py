@@ -77,7 +77,7 @@ ON: dict[str, tuple[Any, str | None, str]] = {
 }
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("on", ON)
 @pytest.mark.parametrize("budget", [False, True], ids=["memory", "spilled"])
 @given(steps=STEPS)

@@ -248,6 +248,7 @@ def throws(held: Any, given: Any, out: Any) -> None:
     raise ValueError("not so")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("function", "words"),
     [

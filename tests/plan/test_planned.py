@@ -199,7 +199,7 @@ print(json.dumps([description, fingerprint(description)], sort_keys=True))
 
 def test_descriptions_are_the_same_in_every_process_and_whatever_came_first() -> None:
     found = set()
-    for seed, order in (("0", "forth"), ("1", "forth"), ("2", "back")):
+    for seed, order in (("0", "forth"), ("1", "back")):
         environment = os.environ | {"PYTHONHASHSEED": seed}
         found.add(
             subprocess.run(

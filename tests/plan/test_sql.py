@@ -16,7 +16,7 @@ from ddflow.errors import DdflowError, ExpressionError, SpecError
 from ddflow.plan.codec import describe
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("query", listed("rowwise", "distinct", "tops"), ids=lambda pair: pair[0])
 def test_queries_of_one_table_give_what_duckdb_gives(query: tuple[str, str]) -> None:
     for seed in range(4):

@@ -27,6 +27,7 @@ def names(store: MemoryStore, parts: tuple[BacklogFile, ...]) -> set[str]:
     return {blob.name for blob in Backlog(store).files(parts)}
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_commits_and_acknowledgements_keep_what_is_needed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance, fan = random.Random(seed), random.Random(seed).choice([2, 3, 5])

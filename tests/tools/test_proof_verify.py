@@ -49,6 +49,7 @@ def test_an_honest_state_agrees_with_its_log(spec: str, memory: str | None) -> N
     assert "agrees with its log" in str(found) and found.to_dict()["ok"]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("spec", ["epoch", "held", "wide", "text"])
 def test_a_planted_event_is_found_and_its_key_named(spec: str) -> None:
     """The log has one event other than the state: wherever that changes the collection, exactly that is told."""

@@ -35,6 +35,7 @@ def holding(rows: pa.Table, key: dict[str, Any]) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_versions_are_what_reads_give_and_verdicts_what_the_engine_gave(spec: str, memory: str | None) -> None:
