@@ -29,7 +29,7 @@ demo-cdc: setup ## a live Postgres into a view, and by Debezium into Delta Lake,
 	$(RUN)/python examples/debezium_to_delta/live_debezium.py
 
 check: setup lint ## a minute: lint, types, kernels, doctests, and the laws on a tenth of their examples; no Spark
-	DDFLOW_EXAMPLES=0.1 $(RUN)/python -m pytest --numprocesses=$(WORKERS) -m "not soak and not spark" $(CHECKED)
+	$(RUN)/python -m pytest --numprocesses=$(WORKERS) -m "not soak and not spark" $(CHECKED)
 
 test: setup ## lint and every test but those of a soak: kernels three ways, properties, doctests, Spark, notebooks
 	@.ci/test $(WORKERS)

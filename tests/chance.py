@@ -1,7 +1,7 @@
 """What a run draws for itself: its seed, its share of the examples, and the samples that it takes of long lists.
 
 Each run draws anew, so that many short runs search as much as a long one.  ``DDFLOW_SEED=N`` repeats a run's draws; the
-first lines of pytest name the seed.  ``DDFLOW_EXAMPLES=0.1`` draws a tenth of the examples; ``DDFLOW_SOAK=1`` draws
+first lines of pytest name the seed.  ``DDFLOW_EXAMPLES=1`` draws all of the examples; ``DDFLOW_SOAK=1`` draws
 twenty times as many as they name, and takes lists whole instead of samples.
 
 >>> sample(range(9), 20, "short lists are taken whole")
@@ -26,8 +26,8 @@ SEED = int(os.environ.setdefault("DDFLOW_SEED", str(SystemRandom().getrandbits(3
 """The number that all draws of this run come from; processes that it starts inherit it."""
 SOAK = os.environ.get("DDFLOW_SOAK") == "1"
 """Whether this run takes its time."""
-SHARE = float(os.environ.get("DDFLOW_EXAMPLES", "20" if SOAK else "0.2"))
-"""How many of the examples that a property names are drawn.  A fifth finds in five runs what all find in one."""
+SHARE = float(os.environ.get("DDFLOW_EXAMPLES", "20" if SOAK else "0.1"))
+"""How many of the examples that a property names are drawn.  A tenth finds in ten runs what all find in one."""
 
 
 def seeded(*names: object) -> Random:
