@@ -33,7 +33,7 @@ from ddflow.columns.type_text import parse_types
 from ddflow.connectors.files import FilePosition, FilesSource, open_files
 from ddflow.engine.logs import MARKS
 from ddflow.engine.step_time import check_counted
-from ddflow.errors import StateRefused
+from ddflow.errors import SpecError, StateRefused
 from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
 from ddflow.plan.evolve import timed
@@ -145,6 +145,8 @@ def epochs(
         return
     for n, (file, part) in enumerate(zip(given.files, parts, strict=True), 1):
         receipt, time = _receipt(engine, number), engine.last + 1 if engine.last > NEVER else 1
+        if receipt is None and not replays and engine.last == NEVER:
+            _check_first(ask, file, engine.flow.time_type)
         if receipt is not None:
             time = receipt.calls[0].time
         elif not replays and ask.at is None:
@@ -161,6 +163,15 @@ def epochs(
             course.given = number, given.files[n:]
             number += 1
             yield step
+
+
+def _check_first(ask: Ask, file: str, kind: pa.DataType) -> None:
+    """Raise `SpecError` for a time that is of another type than was said with a first file, which was refused."""
+    if kind != INT64 and (None if ask.at is None else type_of(_number(ask.at))) != kind:
+        found = f"the times of the state's steps are {kind}, as was said with a file that was refused"
+        raise SpecError(
+            f"take in {file}", found, "say of this type what its time is: --at TIME; or begin another state"
+        )
 
 
 def _pushed(engine: dd.Engine, given: FilesSource, ready: Ready, number: int, closes: bool) -> Iterator[dd.Step]:

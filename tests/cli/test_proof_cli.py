@@ -175,6 +175,11 @@ def test_the_first_file_of_a_state_says_of_what_type_times_are(tmp_path: Path, m
     assert "give one like 9" in run(*line, "1.csv", "--at", "2026-11-26", code=1)
     assert "give --state FOLDER" in run("diff", "1.csv", "--key", "id", "--at", "7", code=2)
     assert "--at is the time of a step" in run(*line, "1.csv", "--time", "id", "--at", "7", code=2)
+    Path("bad.csv").write_text("id,city\n,Bern\n")
+    line = "diff", "--key", "id", "--types", "id=int64", "--state", "begun", "-o", "no.csv"
+    assert "is null" in run(*line, "bad.csv", "--at", "2026-11-26", code=1)
+    for given in ((), ("--at", "7")):
+        assert "are date32[day], as was said with a file that was refused" in run(*line, "1.csv", *given, code=1)
     assert not Path("no.csv").exists()
 
 
