@@ -38,7 +38,7 @@ def prometheus(
         Where metrics are registered; by default the one that ``prometheus_client`` serves.
     serve : str or int, optional
         A port, or ``"host:port"``, at which ``/metrics`` is served from a thread; 0 takes any free port,
-        which ``.address`` of the exporter says.
+        which ``.address`` of the exporter says: ``http://127.0.0.1:41234/metrics``.
 
     Returns
     -------

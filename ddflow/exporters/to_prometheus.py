@@ -38,10 +38,11 @@ class PrometheusExporter:
         if self.registry not in _MADE:
             _MADE[self.registry] = {each.name: self._made(each) for each in FIGURES}
         self.metrics = _MADE[self.registry]
-        self.address: tuple[str, int] | None = None
+        self.address: str | None = None
+        """Where it is served, as ``http://127.0.0.1:9464/metrics``."""
 
     def __repr__(self) -> str:
-        at = "" if self.address is None else f", served at http://{self.address[0]}:{self.address[1]}/metrics"
+        at = "" if self.address is None else f", served at {self.address}"
         return f"PrometheusExporter({self.flow!r}{at})"
 
     def _made(self, figure: Any) -> Any:
@@ -67,8 +68,8 @@ class PrometheusExporter:
                 else:
                     one.observe(value)
 
-    def serve(self, where: str) -> tuple[str, int]:
-        """Serve ``/metrics`` from a thread; ``where``: a port, or ``host:port``.  Gives back host and port.
+    def serve(self, where: str) -> str:
+        """Serve ``/metrics`` from a thread; ``where``: a port, or ``host:port``.  Gives back the address.
 
         By default only this machine is answered.  Raises `SpecError` for what is no port or cannot be taken.
         """
@@ -79,5 +80,5 @@ class PrometheusExporter:
             raise SpecError(
                 f"serve metrics at {where!r}", str(error), "give a free port: 9464, or 0.0.0.0:9464"
             ) from None
-        self.address = (host or "127.0.0.1", int(server.server_port))
+        self.address = f"http://{host or '127.0.0.1'}:{server.server_port}/metrics"
         return self.address

@@ -207,7 +207,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
             ``nulls last``.  Without these it ascends; nulls are first ascending and last descending.  Ties are decided
             by the other columns in their order, ascending.
         partition_by : str or sequence of str
-            The group columns, possibly none.
+            The group columns, possibly none: bare names, without backticks.
         offset : int
             How many rows of each group are left out before the first that is shown.
         rank_name : str, optional

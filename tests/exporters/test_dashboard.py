@@ -10,6 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_server import Prometheus
@@ -36,11 +37,15 @@ def test_every_panel_shows_a_run(tmp_path: Path) -> None:
     orders = flow.upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
     flow.output("by_city", orders.count("city"))
     exporter = PrometheusExporter("shop", CollectorRegistry())
-    host, port = exporter.serve("0")
+    served = exporter.serve("0")
+    at = urlsplit(served).netloc
     sources = {"orders": dd.sources.files(str(landing / "*.csv"))}
     sinks = {"by_city": dd.sinks.sqlite(tmp_path / "shop.db", "by_city")}
     empty, end = dict(TARGETS), time.monotonic() + PATIENCE
-    with Prometheus(tmp_path, f"{host}:{port}") as server, flow.open(tmp_path / "state", metrics=exporter) as engine:
+    with (
+        Prometheus(tmp_path, at) as server,
+        flow.open(tmp_path / "state", metrics=exporter) as engine,
+    ):
         while empty and time.monotonic() < end:
             (landing / f"{engine.last or 0:03}.csv").write_text(f"id,city\n1,Bern\n{engine.last or 0},Chur\n")
             engine.run(sources, sinks)
@@ -48,7 +53,7 @@ def test_every_panel_shows_a_run(tmp_path: Path) -> None:
                 expression: legend for expression, legend in empty.items() if not shown(server, expression, legend)
             }
     assert empty == {}
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics") as page:
+    with urllib.request.urlopen(served) as page:
         checked = subprocess.run(["promtool", "check", "metrics"], input=page.read(), capture_output=True)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 

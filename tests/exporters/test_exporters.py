@@ -7,6 +7,7 @@ import re
 import urllib.request
 from itertools import combinations
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -73,10 +74,11 @@ def test_two_flows_share_a_registry_and_a_second_exporter_of_one_goes_on() -> No
 def test_the_page_is_served_to_this_machine_and_a_taken_port_is_named() -> None:
     exporter = dd.exporters.prometheus("shop", registry=CollectorRegistry(), serve=0)
     assert exporter.address is not None
-    host, port = exporter.address
-    assert repr(exporter) == f"PrometheusExporter('shop', served at http://127.0.0.1:{port}/metrics)"
+    assert repr(exporter) == f"PrometheusExporter('shop', served at {exporter.address})"
+    port = urlsplit(exporter.address).port
+    assert exporter.address == f"http://127.0.0.1:{port}/metrics"
     fed(exporter)
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics") as page:
+    with urllib.request.urlopen(exporter.address) as page:
         assert 'ddflow_rows_total{flow="shop",input="orders"} 4.0' in page.read().decode()
     for taken in (str(port), "nowhere", "70000"):
         with pytest.raises(dd.errors.SpecError, match=re.escape(taken)):
