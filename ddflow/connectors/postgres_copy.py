@@ -10,7 +10,8 @@ it, but not before that, and its changes are newer than the copy.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -18,8 +19,12 @@ from ddflow.connectors.attached import Beside, Polled
 from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.sql_types import of_sql
 from ddflow.connectors.postgres import driver
-from ddflow.connectors.postgres_catalog import COLUMNS, SourceTable, cell, literal
+from ddflow.connectors.postgres_catalog import COLUMNS, LOG, SourceTable, cell, literal
 from ddflow.connectors.postgres_stream import messages, streamed
+from ddflow.errors import SourceFailed
+
+LEFT: Final = "a run before this one was to do so"
+"""Why a table is copied again of which a position says that."""
 
 
 class Begun(NamedTuple):
@@ -45,6 +50,21 @@ def begun(connection: Any, holder: Any, slot: str, lasting: bool = True) -> Begu
         )
     lsn, snapshot = (made.get_value(0, n).decode() for n in (1, 2))
     return Begun(lsn, snapshot, since)
+
+
+@contextmanager
+def again(asked: str, why: Mapping[str, str]) -> Iterator[None]:
+    """Say why tables are copied again, once a slot is made for it.  Raises `SourceFailed` while none is free, because
+    nobody asked for the copy."""
+    try:
+        yield
+    except driver().errors.ConfigurationLimitExceeded as error:
+        if not why:
+            raise
+        found = f"{str(error).strip().splitlines()[0]}, and {', '.join(why)} is to be copied again, which takes one"
+        raise SourceFailed(asked, found, "raise max_replication_slots, or drop a slot") from None
+    for table, reason in why.items():
+        LOG.warning("%s: %s is copied again: %s", asked, table, reason)
 
 
 def copies(

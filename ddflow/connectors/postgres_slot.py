@@ -14,7 +14,6 @@ in what is shown of a declaration, in a message, or in a manifest.
 ('postgresql://db:5432/shop#shop', ('orders',))
 """
 
-import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,17 +26,10 @@ import pyarrow as pa
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import reader
 from ddflow.connectors.postgres import address, driver, shown
-from ddflow.connectors.postgres_catalog import (
-    Looked,
-    SourceTable,
-    identified,
-    look,
-    table_of,
-    worded,
-)
+from ddflow.connectors.postgres_catalog import Looked, SourceTable, identified, look, table_of, worded
 from ddflow.connectors.postgres_changes import Peeked, peeked
 from ddflow.connectors.postgres_columns import filled, warn_of_filled, warn_of_gone
-from ddflow.connectors.postgres_copy import Begun, begun, copies
+from ddflow.connectors.postgres_copy import LEFT, Begun, again, begun, copies
 from ddflow.connectors.postgres_numbers import Numbers
 from ddflow.connectors.postgres_own_slot import COPYING, LONGEST, OwnSlot
 from ddflow.connectors.postgres_position import (
@@ -55,7 +47,6 @@ from ddflow.connectors.postgres_stream import place, text_of, written
 from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
 
-_LOG: Final = logging.getLogger("ddflow")
 ADDING: Final = "_adding"
 MESSAGE: Final = (150, 1024)
 """Bytes that a message of wal2json has at least, and that one is taken to have until some have come."""
@@ -151,6 +142,8 @@ class Slot(OpenSource):
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
         self._own, self._keys = OwnSlot(connection, of.slot, self.asked), dict[str, Sequence[str]]()
+        self._why = dict[str, str]()
+        """Of tables that are to be copied again."""
         self._whole = frozenset[str]()
         """Inputs that take all that they hold at once."""
         self._committed: SlotPosition | None = position
@@ -194,7 +187,7 @@ class Slot(OpenSource):
 
     def _again(self, table: SourceTable, why: str) -> None:
         """Let a table be copied again."""
-        _LOG.warning("%s: %s is copied again: %s", self.asked, table.full, why)
+        self._why[table.full] = why
         self.added = (*self.added, table)
         self.tables = tuple(each for each in self.tables if each != table)
         self.copied[table.full] = {**self.copied[table.full], "again": True}
@@ -282,7 +275,9 @@ class Slot(OpenSource):
         """Begin to copy tables to those that are read."""
         self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
         new = {each: self._look(each) for each in self.added}
-        began, begins = time(), begun(self.connection, self._holder, self.of.slot + ADDING, lasting=False)
+        began, why = time(), {each.full: self._why.get(each.full, LEFT) for each in new if each.full in self.copied}
+        with again(self.asked, why):
+            begins = begun(self.connection, self._holder, self.of.slot + ADDING, lasting=False)
         self._copy = self._additions(begins, new, began)
 
     def _additions(self, begins: Begun, new: Mapping[SourceTable, Looked], began: float) -> Iterator[Polled]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from postgres_server import Server
 from test_postgres_source import FORMAT, ask, cluster, server
 
 import ddflow as dd
-from ddflow.errors import SourceChanged, SpecError, UnreadableInput
+from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 __all__ = ["cluster", "server"]
 
@@ -24,13 +26,15 @@ def tables(server: Server) -> None:
         ask(server, f"create table {name} (id int primary key)", f"insert into {name} values (1)")
 
 
-def run(server: Server, state: Path, source: str = "shop", slot: str = "shop", **feeds: str) -> Any:
+def run(
+    server: Server, state: Path, source: str = "shop", slot: str = "shop", patience: Any = "0s", **feeds: str
+) -> Any:
     """Follow tables, by the input of each; what is held, by input."""
     made = dd.Flow()
     for name in ("fa", "fb"):
         made.output(f"{name} rows", made.upserts(name, {"id": int}, dd.Upsert(key="id"), format=FORMAT))
     with made.open(state) as engine:
-        engine.run({source: dd.sources.postgres(server.url, feeds, slot=slot)}, give_up_after="0s")
+        engine.run({source: dd.sources.postgres(server.url, feeds, slot=slot)}, give_up_after=patience)
         return {name: sorted(engine.read(f"{name} rows").column("id").to_pylist()) for name in ("fa", "fb")}
 
 
@@ -127,6 +131,30 @@ def test_one_slot_more_is_needed_while_a_table_is_added(server: Server, tmp_path
         run(server, tmp_path / "s", fa="fa", fb="fb")
     ask(server, "select pg_drop_replication_slot('fill0')")
     assert run(server, tmp_path / "s", fa="fa", fb="fb") == {"fa": [1, 2], "fb": [1]}
+
+
+def test_while_no_slot_is_free_a_table_that_is_to_be_copied_again_is_an_outage(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(server, tmp_path / "s", fa="fa")
+    most = int(ask(server, "show max_replication_slots")[0][0])
+    ask(server, *(f"select pg_create_physical_replication_slot('fill{n}')" for n in range(most - 1)))
+    ask(server, "drop table fa", "create table fa (id int primary key)", "insert into fa values (7)")
+    with pytest.raises(SourceFailed, match=r"public\.fa is to be copied again, .*; raise max_replication_slots"):
+        run(server, tmp_path / "s", fa="fa")
+    caplog.clear()
+
+    def free() -> None:
+        ends = time.monotonic() + 30
+        while time.monotonic() < ends and "is tried again" not in caplog.text:
+            time.sleep(0.02)
+        ask(server, "select pg_drop_replication_slot('fill0')")
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    assert run(server, tmp_path / "s", patience=None, fa="fa") == {"fa": [7], "fb": []}
+    thread.join()
+    assert caplog.text.count("is copied again: it is another table") == 1
 
 
 def test_a_table_that_feeds_another_input_now_is_not_followed(server: Server, tmp_path: Path) -> None:
