@@ -98,7 +98,7 @@ def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> So
     path : str or path
         The file.
     table : str
-        Its name, or a query in parentheses.
+        Its name, or a query in parentheses.  A state stays with a table; a query may change, and is then read.
     follow : bool
         Whether to go on when the file changes.
 

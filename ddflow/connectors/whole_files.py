@@ -1,8 +1,9 @@
 """A database in a file as a source: its rows are all that an input holds, read again when the file changed.
 
-Invariant: the position is the file's size and time of the last write, taken before it is read; so rows that come while
-it is read are read the next time. Nothing is locked but by the database's own reader. A column that is gone is left out
-of the rows; at the first read it is an error, because then it was never there.
+Invariant: the position is the table, and the file's size and time of the last write, taken before it is read; so rows
+that come while it is read are read the next time. Another table than the position's is an error, because its rows would
+replace the others; another query is read, whatever the file looks like. Nothing is locked but by the database's own
+reader. A column that is gone is left out of the rows; at the first read it is an error, because it was never there.
 
 >>> FileDatabase.stamped("/no/such/file")
 Traceback (most recent call last):
@@ -17,16 +18,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic, time
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypedDict
 
 import pyarrow as pa
 
 from ddflow.columns.names import quoted
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
-from ddflow.errors import SourceFailed
+from ddflow.errors import SourceFailed, SpecError
 
 LOOK: Final = 0.2
 """Seconds between two looks at a file."""
+
+
+class DatabasePosition(TypedDict):
+    """What was read: a ``table``, or a query in parentheses, of a file that looked as ``stamp`` says."""
+
+    table: str
+    stamp: list[int]
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ class FileDatabase(Source):
     path: str
     table: str
     follow: bool = False
-    positions: ClassVar[Any] = list[int]
+    positions: ClassVar[Any] = DatabasePosition
 
     @property
     def target(self) -> str:
@@ -47,7 +55,7 @@ class FileDatabase(Source):
     def said(cls, position: Any) -> str:
         """When the file was written last."""
         with suppress(ValueError, OverflowError, OSError):
-            last = datetime.fromtimestamp(max(position[1::2]) // 10**9, UTC)
+            last = datetime.fromtimestamp(max(position["stamp"][1::2]) // 10**9, UTC)
             return f"what was written at {last.isoformat(sep=' ')}"
         return super().said(position)
 
@@ -61,6 +69,8 @@ class FileDatabase(Source):
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "WholeFile":
         """Begin to read."""
         ((name, schema),) = inputs.items()
+        if position is not None:
+            same_table(name, position["table"], self.table)
         return WholeFile(self, name, schema, position)
 
     @property
@@ -84,9 +94,9 @@ class FileDatabase(Source):
 
 
 class WholeFile(OpenSource):
-    """``position``: how the file looked when it was read."""
+    """``position``: what was read, and how the file looked then."""
 
-    def __init__(self, of: FileDatabase, name: str, schema: pa.Schema, position: Any) -> None:
+    def __init__(self, of: FileDatabase, name: str, schema: pa.Schema, position: DatabasePosition | None) -> None:
         self.of, self.name, self.schema, self.position = of, name, schema, position
         self._looked, self._asked = -LOOK, False
 
@@ -103,15 +113,27 @@ class WholeFile(OpenSource):
         """All rows, where the file is not as it was."""
         if self.ended or monotonic() - self._looked < LOOK:
             return None
-        self._looked, now, stamp = monotonic(), time(), self.of.stamped(self.of.path)
+        self._looked, now = monotonic(), time()
+        there = DatabasePosition(table=self.of.table, stamp=self.of.stamped(self.of.path))
         self._asked = True
-        if stamp == self.position:
+        if there == self.position:
             self.reached = now
             return None
         rows, others = self.of.rows(self.schema, all_of_it=self.position is None)
-        self.position, self.reached, where = stamp, now, self.of.target
+        self.position, self.reached, where = there, now, self.of.target
         beside = {name: Beside(kind, where) for name, kind in others.items()}
-        return Polled({self.name: rows.to_batches()}, stamp, frozenset([self.name]), {self.name: beside})
+        return Polled({self.name: rows.to_batches()}, there, frozenset([self.name]), {self.name: beside})
+
+
+def same_table(name: str, was: str, now: str) -> None:
+    """Raises `SpecError` for another table of an input than the one it was read from.  Case does not count.
+
+    >>> same_table("loans", "loans", "Loans")
+    >>> same_table("loans", "(select 1 as id)", "(select 2 as id)")
+    """
+    if now.casefold() != was.casefold() and not now.startswith("(") and not was.startswith("("):
+        found = f"this state reads it from the table {was!r}, whose rows would be replaced"
+        raise SpecError(f"read {name!r} from the table {now!r}", found, f"name {was}; or begin a new state")
 
 
 def split(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,28 @@ def test_a_database_is_read_again_when_it_changed(tmp_path: Path) -> None:
             engine.run({"orders": getattr(dd.sources, kind)(tmp_path / file, "nothing")})
     with flow().open() as engine, pytest.raises(SourceFailed, match="no such file"):
         engine.run({"orders": dd.sources.sqlite(tmp_path / "none.db", "nothing")}, give_up_after="0s")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
+def test_another_table_of_the_same_file_is_not_passed_over(tmp_path: Path, kind: str) -> None:
+    library: Any = {"sqlite": sqlite3, "duckdb": duckdb}[kind]
+    with closing(library.connect(str(tmp_path / "in.db"))) as connection:
+        for table, city in (("orders", "Bern"), ("orders_new", "Chur")):
+            connection.execute(f"create table {table} (id int, city text, amount int)")
+            connection.execute(f"insert into {table} values (1, '{city}', 5)")
+        connection.commit()
+    made = getattr(dd.sources, kind)
+    with flow().open(tmp_path / "state") as engine:
+        engine.run({"orders": made(tmp_path / "in.db", "orders")})
+        for other in ("orders_new", "nothing"):
+            with pytest.raises(SpecError, match="this state reads it from the table 'orders'"):
+                engine.run({"orders": made(tmp_path / "in.db", other)})
+        engine.run({"orders": made(tmp_path / "in.db", "Orders")})
+        assert rows_of(engine, "orders") == [(1, "Bern", 5)]
+        engine.run({"orders": made(tmp_path / "in.db", "(select * from orders_new)")})
+        assert rows_of(engine, "orders") == [(1, "Chur", 5)]
+        engine.run({"orders": made(tmp_path / "in.db", "(select * from orders)")})
+        assert rows_of(engine, "orders") == [(1, "Bern", 5)]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
