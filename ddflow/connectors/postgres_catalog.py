@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -87,6 +88,8 @@ class Looked(NamedTuple):
     """The columns that it is read in, by their numbers in its catalog, which no other column of it ever gets."""
     last: int
     """The greatest number of a column."""
+    exact: Mapping[str, pa.DataType] = MappingProxyType({})
+    """Columns of `LOSSY` types that are read in a type that has neither NaN nor the infinities."""
 
 
 def table_of(name: str, input: str) -> SourceTable:
@@ -142,7 +145,9 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
     numbers = {row[0]: row[7] for row in found}
     read = {name: number for name, number in numbers.items() if name in declared.names}
     certain = [row[0] for row in found if row[-1] and row[0] in lossy]
-    return Looked(gone, certain, lossy, found[0][6], read, max(numbers.values()))
+    exact = {name: declared.field(name).type for name in lossy}
+    exact = {name: kind for name, kind in exact.items() if pat.is_decimal(kind) or pat.is_integer(kind)}
+    return Looked(gone, certain, lossy, found[0][6], read, max(numbers.values()), exact)
 
 
 def _alike(connection: Any, table: SourceTable) -> str:
@@ -179,18 +184,6 @@ def identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
         remedy += f", or: alter table {table.quoted} replica identity full"
     said = " and ".join(str(each) for each in telling) or "nothing"
     raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)
-
-
-def whole(text: pa.Array, table: SourceTable, looked: Looked) -> pa.Array:
-    """Messages of a table `without` the columns that are gone.  Raises `UnreadableInput` for a value that was lost."""
-    for name in looked.certain:
-        if len(with_null(text, name, ',"optional":false')):
-            asked = f"read the table {table.full} for {table.input!r}"
-            found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
-            column = f"add column ... text generated always as ({quoted(name)}::text) stored"
-            remedy = f"{NEWER}; or: alter table {table.quoted} {column}, and a new state that declares that column"
-            raise UnreadableInput(asked, found, remedy)
-    return without(text, looked.gone)
 
 
 def with_null(text: pa.Array, name: str, more: str = "") -> pa.Array:

@@ -10,7 +10,7 @@ go to no input, and those of other tables are not asked for. Postgres decodes, a
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.formats.parse import TEXT, objects
-from ddflow.connectors.postgres_catalog import Looked, SourceTable, literal, whole
+from ddflow.connectors.postgres_catalog import Looked, SourceTable, literal, without
 from ddflow.connectors.postgres_numbers import Numbers
 from ddflow.connectors.postgres_stream import messages, streamed
 
@@ -75,8 +75,12 @@ def peeked(
         if found.num_rows:
             lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
         size, count = size + some.nbytes, count + some.num_rows
-        _route(some.column("data"), looked, rows, numbers)
-    numbers.warn(connection, keys)
+        for table, text in _routed(some.column("data"), looked):
+            numbers.look(text, table, looked[table])
+            held = numbers.held(text, table, looked[table], keys.get(table.input, ()))
+            taken = without(held, looked[table].gone)
+            rows.setdefault(table.input, []).append(pa.record_batch({"value": taken}))
+    numbers.warn(connection, looked, keys)
     untold = frozenset(
         table
         for table, each in looked.items()
@@ -113,25 +117,15 @@ def _value(text: pa.Array, name: str) -> pa.Array:
     return pc.struct_field(pc.extract_regex(text, f"{head}(?P<value>{_STRING}|[^,}}]*)"), 0)
 
 
-def _route(
-    data: pa.ChunkedArray,
-    looked: Mapping[SourceTable, Looked],
-    rows: dict[str, list[pa.RecordBatch]],
-    numbers: Numbers,
-) -> None:
-    """Give each message to the input of its table; those of begin and commit to none."""
+def _routed(data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked]) -> Iterator[tuple[SourceTable, pa.Array]]:
+    """The messages of each table; those of begin and commit are of none."""
     text = messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
-    if not len(text):
-        return
-    if len(looked) == 1:
-        (table,) = looked
-        numbers.look(text, table, looked[table])
-        rows.setdefault(table.input, []).append(pa.record_batch({"value": whole(text, table, looked[table])}))
-        return
-    told, _ = objects(text, {"schema": TEXT, "table": TEXT})
-    schemas, names = (pc.struct_field(told, each) for each in ("schema", "table"))
-    for table, each in looked.items():
-        here = pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name))
-        if (some := text.filter(here)) is not None and len(some):
-            numbers.look(some, table, each)
-            rows.setdefault(table.input, []).append(pa.record_batch({"value": whole(some, table, each)}))
+    if len(text) and len(looked) == 1:
+        yield next(iter(looked)), text
+    elif len(text):
+        told, _ = objects(text, {"schema": TEXT, "table": TEXT})
+        schemas, names = (pc.struct_field(told, each) for each in ("schema", "table"))
+        for table in looked:
+            some = text.filter(pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name)))
+            if len(some):
+                yield table, some

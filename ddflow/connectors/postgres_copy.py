@@ -9,7 +9,7 @@ it, but not before that, and its changes are newer than the copy.
 ["'action', 'I'", "'lsn', '0/16B3700'", "'schema', 'public'", "'table', 'orders'"]
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -73,10 +73,11 @@ def copies(
     inputs: Mapping[str, pa.Schema],
     begins: Begun,
     beside: dict[str, dict[str, Beside]],
+    held: Callable[[SourceTable], Callable[[pa.Array], pa.Array]],
     whole: Collection[str] = (),
 ) -> Iterator[Polled]:
-    """All rows of tables, in a transaction.  ``beside``: takes, by input, the columns that are not read.  ``whole``:
-    inputs whose rows are given at once, as all that they hold.  O(bytes)."""
+    """All rows of tables, in a transaction.  ``beside``: takes, by input, the columns that are not read.  ``held``: as
+    of `Numbers.held`, of a table.  ``whole``: inputs whose rows are given at once, as all that they hold.  O(bytes)."""
     run = connection.execute
     run("begin isolation level repeatable read read only")
     run(f"set transaction snapshot '{begins.snapshot}'")
@@ -87,8 +88,9 @@ def copies(
         beside[table.input] = {**beside.get(table.input, {}), **others}
         cells = ", ".join(cell(name, kinds.get(name)) for name in own)
         object_ = f"json_build_object({', '.join(head(table, begins.since))}, 'columns', json_build_array({cells}))"
+        made = held(table)
         rows = streamed(connection, f"select '', {object_} from only {table.quoted}")
-        batches = (messages(some.column("data")) for some in rows)
+        batches = (pa.record_batch({"value": made(messages(some.column("data")).column(0))}) for some in rows)
         if table.input in whole:
             every = [messages(pa.chunked_array([pa.array([], pa.string())])), *batches]
             yield Polled({table.input: every}, None, frozenset([table.input]), dict(beside))

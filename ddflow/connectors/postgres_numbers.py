@@ -2,8 +2,9 @@
 
 Invariant: JSON has neither NaN nor the infinities, so numbers are asked for as text where a column that is read may be
 one of them. A server that does not know the option is asked without it from then on. There a null of a column that may
-not be null ends the run (`postgres_catalog.whole`). Of others some rows are looked up by their keys: one that is NaN or
-infinite by then is null here, of which is warned, once a column. One that was so for a while only is not found.
+not be null ends the run. Of others some rows are looked up by their keys: one that is NaN or infinite by then is null
+here, of which is warned, once a column. One that was so for a while only is not found. A column that is read as decimal
+or integer can hold none of these values: they are null in changes and in copies alike, with the same warning.
 
 >>> numbers, of = Numbers(), SourceTable("public", "t", "t")
 >>> numbers.options([looked := Looked([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
@@ -16,16 +17,19 @@ infinite by then is null here, of which is warned, once a column. One that was s
 """
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddflow.columns.names import quoted
 from ddflow.connectors.postgres import driver
 from ddflow.connectors.postgres_catalog import NEWER, Looked, SourceTable, with_null
+from ddflow.errors import UnreadableInput
 
 OPTION: Final = "numeric-data-types-as-string"
 """Of wal2json: numbers as text."""
@@ -59,7 +63,45 @@ class Numbers:
                 if len(kept) < SAMPLE:
                     kept += with_null(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
 
-    def warn(self, connection: Any, keys: Mapping[str, Sequence[str]]) -> None:
+    def held(self, text: pa.Array, table: SourceTable, looked: Looked, key: Sequence[str]) -> pa.Array:
+        """Messages of a table, of changes or a copy, in which what a column cannot hold is null.  O(bytes) a column.
+
+        Raises `UnreadableInput` where the column is never null, also for a null that wal2json wrote.
+        """
+        for name in looked.certain:
+            if len(lost := with_null(text, name, ',"optional":false')):
+                found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
+                raise _never_null(table, looked, name, f"{found}{_in_row(lost[0].as_py(), key)}")
+        for name, kind in looked.exact.items():
+            cell = f'({{"name" ?: ?{re.escape(json.dumps(name, ensure_ascii=False))}, ?'
+            cell += '(?:"type":"[^"]*",)?"value" ?: ?)"(-?(?:NaN|Infinity))"'
+            lost = text.filter(pc.match_substring_regex(text, cell))
+            if not len(lost):
+                continue
+            text = pc.replace_substring_regex(text, cell, r"\1null")
+            # What a row was before its change was taken, or refused, then.
+            lost = pc.replace_substring_regex(lost, r',"identity":\[.*$', "")
+            lost = lost.filter(pc.match_substring_regex(lost, cell))
+            if len(lost):
+                message = lost[0].as_py()
+                row = _in_row(message, key)
+                (_, value), *_ = re.findall(cell, message)
+                if name in looked.certain:
+                    found = f"{name!r} is {value}{row}, which {kind} cannot hold, and it is never null"
+                    raise _never_null(table, looked, name, found)
+                self._warn(table, looked, name, f"{value}{row}")
+        return text
+
+    def _warn(self, table: SourceTable, looked: Looked, name: str, found: str) -> None:
+        """Warn of a value that is null here, once a column."""
+        if (table, name) not in self._warned:
+            self._warned.add((table, name))
+            kind = looked.exact.get(name)
+            why = f"as wal2json wrote it: {NEWER}" if kind is None else f"because {kind} cannot hold it"
+            why += "" if kind is None else "; to keep it, begin a new state that declares the column as str"
+            warnings.warn(f"{table.full}: {name!r} is {found}, and null here, {why}", stacklevel=2)
+
+    def warn(self, connection: Any, looked: Mapping[SourceTable, Looked], keys: Mapping[str, Sequence[str]]) -> None:
         """Warn of columns with a row that is NaN or infinite, among those that were kept.  ``keys``: by input."""
         for (table, name), texts in self.nulls.items():
             key = keys.get(table.input, ())
@@ -76,10 +118,8 @@ class Numbers:
             with suppress(driver().Error):  # a type that is not found by its name alone, a right that is lacking
                 found = connection.execute(f"{query} where {lost} limit 1", cells).fetchone()
                 if found is not None:
-                    self._warned.add((table, name))
-                    row, value = dict(zip(key, found, strict=False)), found[-1]
-                    text = f"{table.full}: {name!r} is {value} in the row {row}, and null here, as wal2json wrote it"
-                    warnings.warn(f"{text}: {NEWER}", stacklevel=2)
+                    row = dict(zip(key, found, strict=False))
+                    self._warn(table, looked[table], name, f"{found[-1]} in the row {row}")
         self.nulls.clear()
 
 
@@ -89,3 +129,21 @@ def asked(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[
     rows = [row for row in rows if key and all(name in row for name in key)]
     kinds = [str(rows[0][name]["type"]) for name in key] if rows else []
     return kinds, [[str(row[name]["value"]) for row in rows] for name in key] if rows else []
+
+
+def _in_row(message: str, key: Sequence[str]) -> str:
+    """Which row a message is of, for people; "" where it does not have its key."""
+    cells = {each["name"]: each["value"] for each in json.loads(message)["columns"]}
+    row = {name: cells[name] for name in key if name in cells}
+    return f" in the row {row}" if row and len(row) == len(key) else ""
+
+
+def _never_null(table: SourceTable, looked: Looked, name: str, found: str) -> UnreadableInput:
+    """The error for a value that would be null in a column that is not."""
+    null = (
+        f"to have null for it: alter table {table.quoted} alter {quoted(name)} drop not null, until a run has read it"
+    )
+    text = f"add column ... text generated always as ({quoted(name)}::text) stored"
+    kept = f"to keep it: alter table {table.quoted} {text}, and a new state that declares that column"
+    remedy = f"{null}; or {kept}" if name in looked.exact else f"{NEWER}; or {null}; or {kept}"
+    return UnreadableInput(f"read the table {table.full} for {table.input!r}", found, remedy)

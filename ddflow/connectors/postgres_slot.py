@@ -15,7 +15,7 @@ in what is shown of a declaration, in a message, or in a manifest.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import time
@@ -268,7 +268,7 @@ class Slot(OpenSource):
         self.at, self._copy = place(begins.lsn), self._copies(begins, began)
 
     def _copies(self, begins: Begun, began: float) -> Iterator[Polled]:
-        yield from copies(self.connection, self.tables, self.inputs, begins, self._beside)
+        yield from copies(self.connection, self.tables, self.inputs, begins, self._beside, self._held)
         self.reached = began
 
     def _add(self) -> None:
@@ -286,10 +286,14 @@ class Slot(OpenSource):
             found = self._peeked(self._looked(), upto=begins.lsn)
             yield Polled({each.input: found.rows.get(each.input, ()) for each in self.tables}, None)
         whole = {table.input for table in new if table.full in self.copied}
-        yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside, whole)
+        yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside, self._held, whole)
         self.at, self.reached, self.tables = place(begins.lsn), began, (*self.tables, *new)
         self.added = tuple(each for each in self.added if each not in new)
         self.copied |= copied(new, {})
+
+    def _held(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
+        looked, key = self._look(table), self._keys.get(table.input, ())
+        return lambda text: self._numbers.held(text, table, looked, key)
 
     def _copied(self) -> Polled:
         assert self._copy is not None

@@ -559,11 +559,20 @@ def test_a_value_that_wal2json_loses_is_no_null(server: Server, tmp_path: Path) 
     if keeps_numbers(server):
         assert run("lost", "shop", v=float) == ["(1, nan)", "(2, -inf)"]
     else:
-        says = "wrote null for 'v', which is never null: it is NaN or infinite; install wal2json 2.6"
+        says = (
+            r"wrote null for 'v', which is never null: it is NaN or infinite in the row \{'id': 1\}; install wal2json "
+        )
+        says += r'2\.6 .*; or to have null for it: alter table "public"\."t" alter "v" drop not null, until'
         for _ in range(2):
             with pytest.raises(UnreadableInput, match=says):
                 run("lost", "shop", v=float)
-    assert run("kept", "kept", told=str) == ["(1, 'NaN')", "(2, '-Infinity')"]
+        ask(server, "alter table t alter v drop not null")
+        with pytest.warns(UserWarning, match=r"'v' is NaN in the row \{'id': 1\}, and null here, as wal2json wrote it"):
+            assert run("lost", "shop", v=float) == ["(1, None)", "(2, None)"]
+        ask(server, "alter table t alter v set not null", "update t set v = 7 where id = 1")
+        assert run("lost", "shop", v=float) == ["(1, 7.0)", "(2, None)"]
+    told = "7" if not keeps_numbers(server) else "NaN"
+    assert run("kept", "kept", told=str) == [f"(1, '{told}')", "(2, '-Infinity')"]
 
 
 def test_a_null_of_a_time_when_a_column_had_nulls_is_one(server: Server, tmp_path: Path) -> None:
@@ -598,6 +607,43 @@ def test_a_null_that_is_nan_in_the_table_is_warned_of(server: Server, tmp_path: 
     )
     says += "on the server, which writes them as they are"
     assert [str(each.message) for each in told if each.category is UserWarning] == ([] if kept else [says])
+
+
+def test_what_a_decimal_cannot_hold_is_null_in_changes_and_in_copies(server: Server, tmp_path: Path) -> None:
+    """And of a column that is never null it ends the run, in both, until the column may be null."""
+    ask(server, "create table t (id int primary key, v numeric, w numeric not null)")
+    ask(server, "insert into t values (1, 1.5, 1), (2, '-Infinity', 1)")
+    source = {"t": dd.sources.postgres(server.url, "t", slot="shop")}
+
+    def run(**more: Any) -> list[Any]:
+        made, v = dd.Flow(), pa.decimal128(8, 2)
+        made.output("rows", made.upserts("t", {"id": int, "v": v, "w": v, **more}, dd.Upsert(key="id"), format=FORMAT))
+        with made.open(tmp_path / "state") as engine:
+            engine.run(source)
+            return [(row[0], None if row[1] is None else float(row[1]), float(row[2] or -1)) for row in held(engine)]
+
+    def null(value: str, row: int) -> Any:
+        return pytest.warns(
+            UserWarning, match=rf"'v' is {value} in the row .*'{row}'.*, and null here, because decimal128"
+        )
+
+    with null("-Infinity", 2):
+        assert run() == [(1, 1.5, 1), (2, None, 1)]
+    ask(server, "alter table t replica identity full", "insert into t values (3, 'NaN', 1)")
+    with pytest.warns(
+        UserWarning, match=r"'v' is NaN in the row .*3.*, and null here, because decimal128\(8, 2\) cannot"
+    ):
+        assert run() == [(1, 1.5, 1), (2, None, 1), (3, None, 1)]
+    ask(server, "alter table t add unit text default 'mg'", "delete from t where id = 2")
+    with null("NaN", 3):
+        assert run(unit=str) == [(1, 1.5, 1), (3, None, 1)]
+    ask(server, "insert into t values (4, 1, 'NaN')", "alter table t add more text default 'x'")
+    for more in ({}, {"more": str}):  # a change, and a copy
+        with pytest.raises(UnreadableInput, match=r"'w'.*in the row .*4.*; .*drop not null, until a run has read it"):
+            run(unit=str, **more)
+    ask(server, "alter table t alter w drop not null")
+    with pytest.warns(UserWarning, match=r"'w' is NaN in the row .*4"):
+        assert run(unit=str, more=str) == [(1, 1.5, 1), (3, None, 1), (4, 1, -1)]
 
 
 def test_numbers_as_text_are_what_postgres_writes(server: Server, tmp_path: Path) -> None:
