@@ -167,7 +167,7 @@ class SqlTable(OpenSink):
                         made = f"create {kind} {quoted(self.table + '_ddflow')} on {name} ({key})"
                         self.execute(made + (self.unique or ""))
                 return
-            for column in lacking(self.shape, there, wanted, self.place):
+            for column in lacking(self.shape, there, wanted, self.place, self.type_of):
                 self.execute(f"alter table {name} add column {quoted(column)} {wanted[column]}")
 
     @property

@@ -13,10 +13,11 @@ Traceback (most recent call last):
 ddflow.errors.SinkRefused: write 'by_city' to shop: 'city' is int, we write text; give another table, ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from ddflow.columns.names import DIFF
 from ddflow.connectors.attached import TableShape, TargetRecord
@@ -25,17 +26,37 @@ from ddflow.errors import SinkAhead, SinkRefused
 
 MARKS: Final = frozenset({CHANGE, RETRACT, DIFF})
 """Columns of modes that only add rows: added later, they would make a mirror a log of half its rows."""
+DECLARED: Final = {
+    "int": pa.int64(),
+    "pa.int32()": pa.int32(),
+    "pa.int16()": pa.int16(),
+    "float": pa.float64(),
+    "pa.float32()": pa.float32(),
+    "datetime": pa.timestamp("us"),
+    'pa.timestamp("us", "UTC")': pa.timestamp("us", "UTC"),
+}
+"""Types that may be meant for one another, as they are declared."""
 OTHER_MODE: Final = "give the sink the mode= that the table was written in, or another table"
 
 
-def lacking(shape: TableShape, there: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> list[str]:
-    """The columns that a table lacks.  ``there``, ``wanted``: types by name, as the target says them.  O(columns).
+def lacking(
+    shape: TableShape,
+    there: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    place: str,
+    type_of: Callable[[pa.DataType], Any] = lambda kind: kind,
+) -> list[str]:
+    """The columns that a table lacks.  ``there``, ``wanted``: types by name, as the target says them, which is what
+    ``type_of`` makes of Arrow's.  O(columns).
 
     Raises `SinkRefused` for a table of another shape.
     """
     other = [f"{c!r} is {there[c]}, we write {kind}" for c, kind in wanted.items() if there.get(c, kind) != kind]
     if other:
-        raise refused(shape, place, "; ".join(other), "give another table, or change its columns")
+        types = {c: there[c] for c, kind in wanted.items() if there.get(c, kind) != kind}
+        fits = [f"{c!r} as {told}" for c, kind in types.items() if (told := _fitting(shape.schema, c, kind, type_of))]
+        remedy = f"declare {', '.join(fits)}, or cast it so; or " if fits else ""
+        raise refused(shape, place, "; ".join(other), f"{remedy}give another table, or change its columns")
     if lost := [column for column in there if column not in wanted]:
         remedy = OTHER_MODE if MARKS & {*lost} else "give another table, or drop them; declare those that a run took in"
         raise refused(shape, place, f"it has columns that we do not write: {lost}", remedy)
@@ -45,6 +66,24 @@ def lacking(shape: TableShape, there: Mapping[str, Any], wanted: Mapping[str, An
     if shape.key is None and (marks := [column for column in new if column in MARKS]):
         raise refused(shape, place, f"it lacks what tells its changes apart: {marks}", OTHER_MODE)
     return new
+
+
+def _fitting(schema: pa.Schema, name: str, there: Any, type_of: Callable[[pa.DataType], Any]) -> str | None:
+    """How a column is declared to be of the type that is there; None where it may not be meant.
+
+    >>> _fitting(pa.schema({"n": pa.int64()}), "n", pa.int32(), lambda kind: kind)
+    'pa.int32()'
+    """
+    own = schema.field(name).type
+    for told, kind in DECLARED.items():
+        alike = pat.is_timestamp if pat.is_timestamp(kind) else _is_number
+        if alike(own) and type_of(kind) == there:
+            return told
+    return None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
 
 
 def new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> pa.Schema:

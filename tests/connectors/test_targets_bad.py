@@ -116,6 +116,14 @@ def test_tables_of_another_shape_are_left_alone(kind: str, tmp_path: Path, colum
         engine.run({}, {"orders": sink(kind, tmp_path)})
 
 
+@pytest.mark.parametrize("kind", ("duckdb", "delta", "iceberg"))
+def test_a_number_of_another_width_is_refused_with_the_type_to_declare(kind: str, tmp_path: Path) -> None:
+    theirs(kind, tmp_path, pa.table({**OURS, "id": pa.array([1], pa.int32())}).slice(0, 0))
+    says = r"'id' is .*, we write .*; declare 'id' as pa\.int32\(\), or cast it so; or give another table, or change"
+    with flow().open(tmp_path / "state") as engine, pytest.raises(SinkRefused, match=says):
+        engine.run({}, {"orders": sink(kind, tmp_path)})
+
+
 def keeps_its_mode(place: Path, made: Any, first: str, then: str, held: Any) -> None:
     """Whether what was written in one mode is refused in another: the state says so, and after `detach` the target.
 
