@@ -84,6 +84,8 @@ def _path(name: str, output: Path | None, many: int) -> Path:
     """Where a collection goes."""
     from ddflow.errors import UnwritableOutput
 
+    if str(output) == "-":
+        raise typer.BadParameter("export writes files: give -o a folder or a file")
     folder = Path() if output is None else output
     if output is not None and output.suffix and not output.is_dir():
         if many > 1:

@@ -287,8 +287,8 @@ class Ask:
             "--retain",
             "N",
             _STATE,
-            "How many times before the last one export --as-of and why --as-of can read, from here on. Without: as "
-            "before.",
+            "How far before the last time export --as-of and why --as-of can read, from here on: numbers, days, or of "
+            "moments their unit, mostly microseconds. Without: as before.",
             least=0,
         ),
     ] = None

@@ -117,7 +117,8 @@ Retain = Annotated[
         metavar="N",
         show_default=False,
         min=0,
-        help="How many times before the last one can be read, from here on. Without: as before.",
+        help="How far before the last time can be read, from here on: numbers, days, or of moments their unit, mostly "
+        "microseconds. Without: as before.",
     ),
 ]
 Metrics = Annotated[

@@ -81,7 +81,8 @@ def why(
 
     Of a key, from the state: the row, its versions with the order that won each, events that wait, how far its source
     was read. From the log, if you give it: every event of the key, its verdict and what it lost against, and every full
-    file that does not name it. The log is resolved again, a file an epoch; times are of that replay, or the events'.
+    file that does not name it. The log is resolved again, a file an epoch; times are of that replay, or the events';
+    where those of the state are days or moments, the number of the file.
 
     Of an output: its rows that have the values, 100 at most, and the rows of each input that make them. With the log of
     an input (`--input`, where there are several) also the stories of its keys. A NAME is rather an input's.

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.casts import exact, first_misfit, fitting, may_cast
-from ddflow.columns.names import DIFF, TIME, did_you_mean, near
+from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, near
 from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import becomes
 from ddflow.errors import SchemaMismatch, TooLarge, cut
@@ -206,7 +206,9 @@ def conform(
             raise SchemaMismatch(f"rows for {what}", f"the column {name!r} occurs more than once", "give it one name")
         if schema.get_field_index(name) < 0:
             remedy = f"{did_you_mean(name, schema.names)}; leave it out of the rows"
-            if near(name, schema.names) is not None:
+            if name in RESERVED:
+                remedy = "drop it: updates and reads carry it beside the columns of an input"
+            elif near(name, schema.names) is not None:
                 remedy += ", or declare it in the flow, too"
             elif input:
                 types = {input: {name: spelled_type(usual_type(table.schema.field(name).type))}}

@@ -31,7 +31,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.reads import Reading
-from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, StateRefused
+from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, SpecError, StateRefused
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
@@ -54,7 +54,9 @@ class Snapshot(Reading, Closing):
         Which version it is.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, flow: Plan) -> None:
+    def __init__(self, store: Store, manifest: Manifest | None = None, flow: Plan | None = None) -> None:
+        if manifest is None or flow is None:
+            raise SpecError("make a Snapshot", "it takes a version of a state", "write dd.Snapshot.open(state)")
         self.manifest = manifest
         inventories = []
         store.ahead(part.name for part in manifest.inventories)

@@ -27,6 +27,8 @@ HELD: Final = ("deleted", "held")
 """What a version is called in a story, by whether it is live."""
 ABSENT: Final = "absent"
 """What the deletion of a key that full contents do not name is called, and its verdict."""
+PART: Final = "_part"
+"""The column of the number of an event's part of the log, from 1."""
 LISTED: Final = 20
 """Rows of a table that text lists."""
 LOST: Final = ("stale", "tie_lost", "superseded")
@@ -47,7 +49,8 @@ class Story:
         A row for each version ("held", "deleted"), each pending event ("pending"), each event of the log ("event"), and
         each deletion by full contents of the log that do not name the key ("absent").  Its columns: ``what``,
         ``_time``, ``verdict`` and ``seq`` of events, those of the input, and ``winner_`` columns of the order that the
-        key holds from then on.
+        key holds from then on.  Where the times of steps are days or moments, events have none: ``_part`` is the
+        number of their part of the log, from 1.
     row : mapping or None
         What the key holds now; None for nothing.
     columns : tuple of str
@@ -117,15 +120,17 @@ class Story:
         for row in rows:
             if row["what"] == "event":
                 lost = self._by(row, "; the key held order ") if row["verdict"] in LOST else ""
-                lines.append(f"  at {row[TIME]}: {row['verdict']} {self._row(row)}{lost}")
+                lines.append(f"  {_when(row)}: {row['verdict']} {self._row(row)}{lost}")
             elif row["what"] == ABSENT:
                 scope = next(scopes)
                 whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
-                lines.append(f"  at {row[TIME]}: deleted: {whole} do not name it{self._by(row, ', by order ')}")
+                lines.append(f"  {_when(row)}: deleted: {whole} do not name it{self._by(row, ', by order ')}")
         return "\n".join(lines)
 
     def _row(self, row: Mapping[str, Any]) -> str:
-        names = self.columns if row["what"] == "held" else [n for n in list(row)[4:] if not n.startswith("winner_")]
+        names = list(self.columns)
+        if row["what"] != "held":
+            names = [name for name in list(row)[4:] if name != PART and not name.startswith("winner_")]
         if POSITION in row:  # of messages, whose decoder has columns of its own beside it
             names = [name for name in names if name not in (ROW, BAD)]
         return as_text({name: row[name] for name in names})
@@ -135,6 +140,11 @@ class Story:
         if all(value is None for value in order.values()):
             return ""
         return f"{words}{as_text(order if self.source is None else self.source.order(order))}"
+
+
+def _when(row: Mapping[str, Any]) -> str:
+    """When a replay came to an event: at a time, or in a part of its log."""
+    return f"at {row[TIME]}" if row.get(PART) is None else f"in part {row[PART]}"
 
 
 @dataclass(frozen=True, repr=False)

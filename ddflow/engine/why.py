@@ -3,7 +3,8 @@
 Invariant: the versions are read from the state, every one that is kept. The verdicts of events are computed by the same
 operator from the log's events of this key alone, in the order of the log. State keeps winners with their orders, and no
 losers; so the log is resolved again, one epoch for each of its parts (in hold-back mode by the events' own times). The
-times of events are those of this replay, not of the steps that took them in. Full contents that do not name the key
+times of events are those of this replay, not of the steps that took them in; where those were days or moments, a replay
+has no times, and events say their part of the log. Full contents that do not name the key
 appear as what deleted it, if the key is held in their scope. Whether an event came late depends on other events, so it
 is not told.
 
@@ -43,7 +44,7 @@ from ddflow.dataflow.verdicts import named
 from ddflow.engine.fed_by import feeding
 from ddflow.engine.full_contents import Contents
 from ddflow.engine.logs import MARKS, Full, Restated, as_fed, batches, parts_of
-from ddflow.engine.story import ABSENT, HELD, Story
+from ddflow.engine.story import ABSENT, HELD, PART, Story
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Events, joined
@@ -51,7 +52,7 @@ from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.bind import Bound, bind
 from ddflow.plan.spec import Upsert as Spec
 from ddflow.storage.feeding import Fed
-from ddflow.time import CLOSED, NEVER
+from ddflow.time import CLOSED, INT64, NEVER
 
 
 def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
@@ -76,11 +77,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     replayed = ""
     if log is not None:
         telling.replay(as_fed(parts_of(log, repr(input)), fed, upsert.bound), dataflow.frontier)
-        replayed = (
-            "times are their own, all in order"
-            if upsert.bound.spec.holds_back
-            else "times are of the replay: one epoch for each part of the log"
-        )
+        replayed = telling.replayed
     return Story(
         input,
         shown_row(row, 0),
@@ -134,12 +131,20 @@ class _Telling:
 
     def __init__(self, bound: Bound, row: pa.RecordBatch) -> None:
         self.bound, self.row = bound, row
+        own_times = bound.spec.holds_back
+        self.dated = not own_times and bound.time_type != INT64
+        self.replayed = "times are of the replay: one epoch for each part of the log"
+        if own_times:
+            self.replayed = "times are their own, all in order"
+        elif self.dated:
+            self.replayed = "by the parts of the log, in their order"
         self.winners = [bound.schema.field(name) for name in bound.spec.order_by]
         own = [
             pa.field("what", pa.string()),
             pa.field(TIME, bound.time_type),
             pa.field("verdict", pa.string()),
             pa.field("seq", pa.int64()),
+            *([pa.field(PART, pa.int64())] if self.dated else []),
         ]
         rest = [f.with_nullable(True) for f in bound.schema]
         rest += [f.with_name(f"winner_{f.name}").with_nullable(True) for f in self.winners]
@@ -161,12 +166,13 @@ class _Telling:
         verdict: pa.Array | None = None,
         seq: Ints | None = None,
     ) -> None:
-        n = times.size
+        n, replayed = times.size, self.dated and verdict is not None
         columns: list[pa.Array | pa.ChunkedArray] = [
             pa.array([what] * n if isinstance(what, str) else what, pa.string()),
-            time_column(times, self.bound.time_type),
+            pa.nulls(n, self.bound.time_type) if replayed else time_column(times, self.bound.time_type),
             pa.nulls(n, pa.string()) if verdict is None else verdict,
             pa.nulls(n, pa.int64()) if seq is None else pa.array(seq),
+            *([pa.array(times) if replayed else pa.nulls(n, pa.int64())] if self.dated else []),
         ]
         there = set(rows.schema.names)
         columns += [rows.column(f.name) if f.name in there else pa.nulls(n, f.type) for f in self.bound.schema]

@@ -57,7 +57,8 @@ class EngineOptions:
     verdicts : {"counts", "rows"}
         "rows" also lists every event with its verdict.
     retain : int, optional
-        How far back from the last closed time reads may go, in units of time, 0 or more.  A state keeps what it was
+        How far back from the last closed time reads may go, 0 or more: in numbers where times are numbers, in days
+        where they are days, in their unit (mostly microseconds) where they are moments.  A state keeps what it was
         given last; by default 0.  A call under a smaller one lets older history go.
     threads : int or "auto"
         How many threads share the kernels of a step, 1 or more; "auto": as many as there are cores, at most 8.  A step

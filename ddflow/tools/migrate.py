@@ -37,7 +37,7 @@ from ddflow.engine.flow import Flow
 from ddflow.engine.logs import MARKS, as_fed, in_types
 from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import Snapshot
-from ddflow.errors import NotReadable, PlanChanged, StateRefused
+from ddflow.errors import NotReadable, PlanChanged, SpecError, StateRefused
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
@@ -151,6 +151,8 @@ def migrate(
     StateRefused, PlanChanged
         If the new state exists, or the old one's steps have days or moments as times, which a log does not tell; for
         columns that differ.
+    SpecError
+        For a log that is one mapping.
     NotReadable, LogUnclear
         For an unknown output; for a log that cannot be what the old state was fed.
     DdflowError
@@ -163,6 +165,9 @@ def migrate(
     the old state had closed.
     O(log); memory for both contents of an output.
     """
+    if isinstance(log, Mapping):
+        found = "it is one mapping, and a log has one for each call"
+        raise SpecError("migrate a log", found, "give a list of them: [{'orders': rows}, ...]")
     choices: dict[str, Any] = {"whole": whole, "old_flow": old_flow, "retain": retain, "memory": memory, "trust": trust}
     with replay(old_state, new_state, flow, _fed(log), output, **choices) as done:
         return done

@@ -128,6 +128,7 @@ def test_export_writes_collections_whole_or_not_at_all(state: str) -> None:
     assert "a day or a moment is a time where" in run("export", state, "--as-of", "2026-11-07", "orders", code=1)
     assert "did you mean 'orders'?" in run("export", state, "order", code=1)
     run("export", state, "orders", "cities", "-o", "d.csv", code=2)
+    run("export", state, "orders", "-o", "-", code=2)
     assert not Path("d.csv").exists() and not Path("orders.parquet").exists()
 
 

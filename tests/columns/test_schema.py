@@ -245,6 +245,7 @@ def test_a_missing_column_of_every_type_is_null() -> None:
     ("table", "why"),
     [
         (pa.table({"id": [1], "citty": ["x"]}), "a column 'citty' that was not declared; did you mean 'city'"),
+        (pa.table({"id": [1], "_diff": [1]}), "a column '_diff' that was not declared; drop it"),
         (pa.table([[1], [2]], ["id", "id"]), "the column 'id' occurs more than once"),
         (pa.table({"city": ["x"]}), "the column 'id' is missing"),
         (pa.table({"id": [None, 1], "city": ["x", "y"]}), r"the columns \['id'\] hold nulls"),

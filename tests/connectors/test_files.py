@@ -191,6 +191,13 @@ def test_a_folder_is_its_files_by_name_without_hidden_ones(tmp_path: Path) -> No
     assert read(tmp_path / "b.csv", tmp_path)["from"].to_pylist() == ["b.csv", "a.csv", "b.csv", "c.jsonl"]
 
 
+@pytest.mark.parametrize("text", ["id,city", "id,city\n", "id,city\r\n"])
+def test_a_header_alone_is_a_file_without_rows(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text, newline="")
+    (tmp_path / "b.csv").write_text("id,city\r1,Bern", newline="")
+    assert (read(tmp_path / "a.csv").num_rows, read(tmp_path / "b.csv").to_pylist()) == (0, [{"id": 1, "city": "Bern"}])
+
+
 def test_a_missing_column_is_null_and_a_narrower_type_is_widened(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", pa.table({"id": [1], "city": ["Bern"], "n": [1.5]}))
     write(tmp_path / "2.parquet", pa.table({"city": ["Basel"], "id": pa.array([2], pa.int8())}))

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.errors import NotReadable, NullKey, PlanChanged, StateRefused
+from ddflow.errors import NotReadable, NullKey, PlanChanged, SpecError, StateRefused
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.migrate import migrate
 
@@ -119,6 +119,13 @@ def test_the_new_state_keeps_as_much_history_as_the_old_one(asked: int | None, k
         assert (engine.last, engine.since) == (7, 7 - kept)
         engine.step(log[0], 8)
         assert engine.since == 8 - kept
+
+
+def test_a_log_is_a_list_of_calls() -> None:
+    with pytest.raises(SpecError, match="one mapping, and a log has one for each call"):
+        migrate(MemoryStore(), MemoryStore(), plan(SPECS["id"]), {"orders": []})  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match=r"write dd.Snapshot.open\(state\)"):
+        dd.Snapshot(MemoryStore())
 
 
 def test_outputs_that_cannot_be_compared_are_refused_by_name_or_given_whole() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from proof_case import EPOCH, HELD, WIDE, events, feed, plan
 
 import ddflow as dd
+from ddflow.engine.logs import Full
 from ddflow.engine.story import Story
 from ddflow.storage.memory import MemoryStore
 
@@ -108,6 +111,27 @@ def test_in_hold_back_mode_pending_events_are_told_and_times_are_their_own() -> 
         assert pending == engine.verdicts.pending > 3
     waiting = [key for key in range(9) if told(why_of(store, "orders", key), "pending")]
     assert waiting and all("pending, for " in str(why_of(store, "orders", key)) for key in waiting)
+
+
+def test_where_times_are_days_events_say_their_part_of_the_log() -> None:
+    log = [pa.table({"id": [7], "city": [city], "at": [at]}) for city, at in (("Bern", 5), ("Basel", 3))]
+    log.append(pa.table({"id": [8], "city": ["Chur"], "at": [6]}))
+    made = dd.Flow()
+    spec = dd.Upsert(key="id", order_by="at")
+    made.output("out", made.upserts("orders", {"id": int, "city": str, "at": int}, spec))
+    with made.open() as engine:
+        engine.step({"orders": log[0]}, date(2026, 11, 1))
+        engine.step({"orders": log[1]}, date(2026, 11, 3))
+        engine.replace("orders", log[2], time=date(2026, 11, 4))
+        story = engine.why("orders", 7, [log[0], log[1], Full(log[2])])
+    assert str(story).splitlines()[-4:] == [
+        "its 2 events in the log (by the parts of the log, in their order)",
+        "  in part 1: applied (id=7, city='Bern', at=5)",
+        "  in part 2: stale (id=7, city='Basel', at=3); the key held order (at=5)",
+        "  in part 3: deleted: full contents do not name it, by order (at=6)",
+    ]
+    rows = story.table.filter(pc.field("verdict").is_valid()).to_pylist()
+    assert [(row["_time"], row["_part"]) for row in rows] == [(None, 1), (None, 2), (None, 3)]
 
 
 def test_a_story_as_people_read_it() -> None:

@@ -177,7 +177,7 @@ class _Bytes:
     """A file on its way to Arrow, which keeps its end.
 
     Arrow takes a line feed at the beginning of a block for the end of a line, where the block before ended with a
-    carriage return, also within quotes; so no block ends with one.
+    carriage return, also within quotes; so no block ends with one.  A header alone it takes with its line feed only.
     """
 
     closed = False
@@ -197,6 +197,9 @@ class _Bytes:
         self._kept += len(piece)
         while self._kept - len(self._pieces[0]) > 3 * SAMPLE:  # a value with all its quotes doubled is no longer
             self._kept -= len(self._pieces.pop(0))
+        if 0 < self._kept == len(piece) < size and not re.search(b"[\r\n]", piece):  # a header, perhaps alone
+            self._held = self._stream.read(1)
+            return piece if self._held else piece + b"\n"
         return piece
 
     def close(self) -> None:
