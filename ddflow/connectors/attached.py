@@ -91,6 +91,12 @@ class OpenSource(ABC):
         `UnreadableInput` where the source tells rows apart by others.
         """
 
+    def declared(self, new: Mapping[str, Collection[str]]) -> None:  # noqa: B027 - most learn of columns from rows
+        """By input, columns that the flow declares and the state does not have yet.
+
+        Called once, ahead of the first poll.  Raises `UnreadableInput` for one that a table does not have.
+        """
+
     @property
     @abstractmethod
     def ended(self) -> bool:

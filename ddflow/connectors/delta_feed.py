@@ -17,7 +17,7 @@ the copy}``.
 FollowedTable(path='s3://lake/orders', start=None, follow=True)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -137,8 +137,15 @@ class FeedReader(OpenSource):
             if position["table"] != self.id:
                 found = "another table is there now"
             raise SourceChanged(self.asked, found, "begin a new state, with a new copy")
+        self._has(self.names if position is None else ())
+
+    def declared(self, new: Mapping[str, Collection[str]]) -> None:
+        """See `OpenSource.declared`."""
+        self._has([name for name in new.get(self.name, ()) if name in self.names])
+
+    def _has(self, names: Iterable[str]) -> None:
         there = {*self.columns.names, *self.newest.names}
-        for name in self.names if position is None else ():
+        for name in names:
             if name not in there:
                 raise UnreadableInput(self.asked, f"it has no column {name!r}", did_you_mean(name, sorted(there)))
 

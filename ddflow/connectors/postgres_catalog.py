@@ -9,7 +9,7 @@ json_build_object('name', 'at', 'value', "at"::text)
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -150,6 +150,17 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
     return Looked(gone, certain, lossy, found[0][6], read, max(numbers.values()), exact)
 
 
+def has_columns(
+    connection: Any, tables: Iterable[SourceTable], inputs: Mapping[str, pa.Schema], new: Mapping[str, Collection[str]]
+) -> None:
+    """Refuse columns, ``new`` by input, that a table does not have.  Raises `UnreadableInput`."""
+    for table in tables:
+        read = {*OWN, *new.get(table.input, ())}
+        if read != {*OWN}:
+            declared = pa.schema([field for field in inputs[table.input] if field.name in read])
+            look(connection, table, declared, first=True)
+
+
 def _alike(connection: Any, table: SourceTable) -> str:
     """The remedy where a table is not there: those that may be meant."""
     there = {f"{schema}.{name}": name for schema, name in connection.execute(TABLES).fetchall()}
@@ -160,7 +171,14 @@ def _alike(connection: Any, table: SourceTable) -> str:
     return f"{did_you_mean(name, near)}; write the schema in front, and capital letters as they are, without quotes"
 
 
-def identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
+def identified(connection: Any, tables: Iterable[SourceTable], keys: Mapping[str, Sequence[str]]) -> None:
+    """Refuse keys, by input, by which not every row of a table is one row.  Raises `UnreadableInput`."""
+    for table in tables:
+        if table.input in keys:
+            _identified(connection, table, keys[table.input])
+
+
+def _identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
     """Refuse a key by which not every row of a table is one row.  Raises `UnreadableInput`.
 
     A change tells the row that it is of by the columns of the replica identity, or by all where that is full. So a key

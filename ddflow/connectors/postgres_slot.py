@@ -26,7 +26,7 @@ import pyarrow as pa
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import reader
 from ddflow.connectors.postgres import address, driver, shown
-from ddflow.connectors.postgres_catalog import Looked, SourceTable, identified, look, table_of, worded
+from ddflow.connectors.postgres_catalog import Looked, SourceTable, has_columns, identified, look, table_of, worded
 from ddflow.connectors.postgres_changes import Peeked, peeked
 from ddflow.connectors.postgres_columns import filled, warn_of_filled, warn_of_gone
 from ddflow.connectors.postgres_copy import LEFT, Begun, again, begun, copies
@@ -163,10 +163,14 @@ class Slot(OpenSource):
                 self._own.resume(self.at)
             self._until = self._now()
 
+    def declared(self, new: Mapping[str, Collection[str]]) -> None:
+        """See `OpenSource.declared`."""
+        has_columns(self.connection, self.tables, self.inputs, new)
+
     def keyed(self, keys: Mapping[str, Sequence[str]], whole: Collection[str]) -> None:
         """See `OpenSource.keyed`.  Looked at again with each poll, because a table may be altered."""
         self._keys, self._whole = dict(keys), frozenset(whole)
-        self._identified()
+        identified(self.connection, (*self.tables, *self.added), self._keys)
         known = {} if self._committed is None else self._committed["tables"]
         for table in [each for each in self.tables if each.full in known]:
             was, now = known[table.full], self.copied[table.full]
@@ -191,11 +195,6 @@ class Slot(OpenSource):
         self.added = (*self.added, table)
         self.tables = tuple(each for each in self.tables if each != table)
         self.copied[table.full] = {**self.copied[table.full], "again": True}
-
-    def _identified(self) -> None:
-        for table in (*self.tables, *self.added):
-            if table.input in self._keys:
-                identified(self.connection, table, self._keys[table.input])
 
     @property
     def ended(self) -> bool:
@@ -311,7 +310,7 @@ class Slot(OpenSource):
         same_tables(self.copied, looked)
         looked = {t: each for t, each in looked.items() if not self._exchanged(t, self.copied[t.full]["oid"], each.oid)}
         self.copied |= copied(looked, self.copied)
-        self._identified()
+        identified(self.connection, (*self.tables, *self.added), self._keys)
         return looked
 
     def _peeked(self, looked: Mapping[SourceTable, Looked], **how: Any) -> Peeked:

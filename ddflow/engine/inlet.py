@@ -14,8 +14,9 @@ tells its type waits for one: until then it is null either way.
 (False, {}, 0)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic, time
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -39,11 +40,22 @@ class CallRows(NamedTuple):
 
 
 class Inlet:
-    """``of``: the source, attached as ``name``, for inputs that are ``bounds``, from where ``before`` says on."""
+    """``of``: the source, attached as ``name``, for inputs that are ``bounds``, from where ``before`` says on.
 
-    def __init__(self, name: str, of: Any, bounds: Mapping[str, Binding], before: Attached | None) -> None:
+    ``new``: by input, the columns that are declared and not in the state yet.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        of: Any,
+        bounds: Mapping[str, Binding],
+        before: Attached | None,
+        new: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         self.name, self.of, self.bounds = name, of, bounds
         self.position = self.committed = None if before is None else before.position
+        self.new = {each: columns for each, columns in new.items() if each in bounds}
         self.left_out: dict[str, tuple[str, ...]] = {} if before is None else dict(before.left_out)
         """By input, the columns that stood beside the first rows."""
         self.news: dict[str, dict[str, Beside]] = {}
@@ -139,6 +151,7 @@ class Inlet:
         try:
             if self._source is None:
                 self._source = self.of.open(self.schemas, self.position)
+                self._source.declared(self.new)
                 self._source.keyed(self.keys, [name for name in self.keys if self.bounds[name].spec.time is None])
                 self.on_open()
             found = self._source.poll(room)

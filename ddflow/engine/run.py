@@ -108,10 +108,11 @@ class RunLoop:
 
     def _inlet(self, name: str, source: Source) -> Inlet:
         known = self.dataflow.admissions
-        before = None
+        before, new = None, dict[str, list[str]]()
         if self.log is not None:
+            new = self.log.change.columns
             before = taken_up(self.log.sources, name, source, known, self.log.manifest_log.store.where)
-        return Inlet(name, source, {each: known[each].bound for each in source.inputs(name)}, before)
+        return Inlet(name, source, {each: known[each].bound for each in source.inputs(name)}, before, new)
 
     def run(self) -> RunDone:
         """Go on until the end, a signal or a time."""

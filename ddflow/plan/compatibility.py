@@ -28,7 +28,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.names import near
 from ddflow.columns.schema import usual_type
 from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import rewriting, widening
@@ -102,7 +101,7 @@ def plan_of(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
     """The plan a state recorded; the given ``flow`` where there is one.  Raises as `compare` and `rebuild` do."""
     if flow is None:
         return rebuild(recorded, where)
-    flow, _ = timed(flow.frozen(), step_times(recorded, where))
+    flow, _ = timed(caught_up(recorded, flow.frozen(), {}, where), step_times(recorded, where))
     compare(recorded, flow, where)
     return flow
 
@@ -178,21 +177,18 @@ def _lacking(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> str:
 
 
 def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:
-    """``flow`` with the columns that a state's inputs got from their sources, where it does not declare them.
+    """``flow`` with the columns of a state's inputs in the state's order, and with those that it need not declare.
 
-    ``added``: those, by input.  Columns of both stand as in the state, if the others do.  O(plans).
+    ``added``: what inputs got from their sources, by input.  New columns come last.  O(plans).
     """
     schemas = dict[str, pa.Schema]()
     for name, (there, _) in inputs(old, where).items():
         if name not in flow.inputs:
             continue
         bound = flow.inputs[name].bound
-        mine, moves = bound.schema, {*added.get(name, ()), *own_columns(bound.format)}
-        fixed = [column for column in mine.names if column in there.names and column not in moves]
-        if fixed != [column for column in there.names if column in mine.names and column not in moves]:
-            continue  # which `compare` refuses
-        known = {field.name: field for field in mine}
-        fields = [known.pop(f.name, f) for f in there if f.name in known or f.name in moves]
+        given = {*added.get(name, ()), *own_columns(bound.format)}
+        known = {field.name: field for field in bound.schema}
+        fields = [known.pop(f.name, f) for f in there if f.name in known or f.name in given]
         schemas[name] = pa.schema([*fields, *known.values()])
     schemas = {name: schema for name, schema in schemas.items() if schema != flow.inputs[name].bound.schema}
     return evolved(flow, schemas)[0] if schemas else flow
@@ -216,12 +212,10 @@ def unsure(change: PlanChange, flow: Plan) -> Iterator[str]:
     Rows are refused where they have a column of another name.
     """
     for name, added in change.columns.items():
-        bound = flow.inputs[name].bound
-        for column in added if bound.format is not None else ():
-            like = near(column, [each for each in bound.schema.names if each not in added])
+        for column in added if flow.inputs[name].bound.format is not None else ():
             yield (
-                f"the column {column!r} of input {name!r} is new in this state, null in all rows there are; the next "
-                "epoch takes it in, for good" + ("" if like is None else f": did you mean {like!r}?")
+                f"the column {column!r} of input {name!r} is new in this state, which keeps it for good from the next "
+                "commit on; a row has null there until it comes again"
             )
 
 

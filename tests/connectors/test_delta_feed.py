@@ -340,6 +340,16 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     lacks.output("people", lacks.upserts("people", {"person": int}, key, format=dd.formats.delta_cdf()))
     with lacks.open() as engine, pytest.raises(UnreadableInput, match="it has no column 'person'"):
         engine.run(source, give_up_after="0s")
+    for columns in ({"id": int}, {"id": int, "town": str}):
+        one = dd.Flow()
+        one.output("people", one.upserts("people", columns, dd.Upsert(key="id"), format=dd.formats.delta_cdf()))
+        with one.open(tmp_path / "one") as engine:
+            if "town" in columns:
+                with pytest.raises(UnreadableInput, match="it has no column 'town'"):
+                    engine.run(source, give_up_after="0s")
+            else:
+                engine.run(source, give_up_after="0s")
+    assert "town" not in dd.read(tmp_path / "one", "people").schema.names
     for start in (-1, True, dt.datetime(2026, 11, 25)):
         with pytest.raises(SpecError, match="that is no version"):
             dd.sources.delta(tmp_path / "t", start=start)

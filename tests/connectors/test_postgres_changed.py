@@ -59,6 +59,29 @@ def test_a_table_that_was_never_copied_is_copied_first(server: Server, tmp_path:
     assert ask(server, "select slot_name from pg_replication_slots") == [("shop",)]
 
 
+def test_a_new_column_that_the_table_does_not_have_is_not_taken_in(server: Server, tmp_path: Path) -> None:
+    ask(server, "alter table fa add column floor int")
+
+    def read(**more: type) -> None:
+        made = dd.Flow()
+        made.output("rows", made.upserts("fa", {"id": int, **more}, dd.Upsert(key="id"), format=FORMAT))
+        with made.open(tmp_path / "s") as engine:
+            engine.run({"shop": dd.sources.postgres(server.url, {"fa": "fa"}, slot="shop")}, give_up_after="0s")
+
+    read()
+    with (
+        pytest.warns(UserWarning, match="'storey' of input 'fa' is new in this state, which keeps it for good"),
+        pytest.raises(UnreadableInput, match="it has no column 'storey'; there are"),
+    ):
+        read(storey=int)
+    read()
+    with pytest.warns(UserWarning, match="'floor' of input 'fa' is new"):
+        read(floor=int)
+    ask(server, "alter table fa drop column floor")
+    with pytest.warns(UserWarning, match="has no column 'floor' any more"):
+        read(floor=int)
+
+
 def test_an_input_is_read_from_one_slot(server: Server, tmp_path: Path) -> None:
     run(server, tmp_path / "s", fa="fa")
     assert run(server, tmp_path / "s", "fb", "other", fb="fb") == {"fa": [1], "fb": [1]}

@@ -5,6 +5,7 @@ is no longer exact, is refused.
 
 from __future__ import annotations
 
+import datetime as dt
 from decimal import Decimal
 from typing import Any
 
@@ -173,3 +174,17 @@ def test_an_epoch_that_put_out_what_is_no_double_is_not_told_again() -> None:
         with pytest.raises(SchemaMismatch, match=r"epoch 2 given again: column 's' of output 'out' .* is no double"):
             engine.step({"a": pa.table({"id": [1], "n": [1.0]})}, 2)
         assert engine.step({"a": pa.table({"id": [1], "n": [2.0]})}, 3)["out"].column("s").to_pylist() == [1.0, 2.0]
+
+
+def test_a_mean_of_days_that_would_be_of_durations_is_refused() -> None:
+    def plan(kind: str) -> dd.Flow:
+        flow = dd.Flow()
+        stays = flow.upserts("stays", {"id": int, "begins": "date", "ends": kind}, dd.Upsert(key="id"))
+        flow.output("mean", stays.agg(d="avg(ends - begins)"))
+        return flow
+
+    store = MemoryStore()
+    with plan("date").open(store) as engine:
+        engine.step([{"id": 1, "begins": dt.date(2026, 1, 1), "ends": dt.date(2026, 1, 9)}])
+    with pytest.raises(PlanChanged, match=r"'avg\(ends - begins\)' was double, and would be duration"):
+        plan("timestamp").open(store.writer())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -227,3 +227,30 @@ def test_an_outer_join_with_a_condition_gets_the_columns_of_its_sides(how: Any, 
     with pairs("x", "y").open(tmp_path / "state") as engine:
         engine.step(then, time=2)
         assert sorted(map(repr, engine.read("out").to_pylist())) == wanted
+
+
+def declared(*columns: str, tie: Literal["last", "greatest"] = "last") -> dd.Flow:
+    out = dd.Flow()
+    rows = out.upserts("o", dict.fromkeys(columns, int), dd.Upsert(key="id", order_by="at", tie=tie))
+    out.output("rows", rows)
+    out.output("named", rows.project(["n", "m"]))
+    out.output("star", out.sql("select o.*, p.m as other from o join o p on o.n = p.n"))
+    return out
+
+
+def test_columns_may_be_declared_in_any_order(tmp_path: Path) -> None:
+    """The state has them in its own, with new ones at the end; a tie is decided in that order."""
+    for tie in ("last", "greatest"):
+        for names in (("id", "at", "n", "m"), ("m", "id", "n", "at")):
+            with declared(*names, tie=tie).open(tmp_path / tie) as engine:
+                engine.step({"id": [1, 1], "at": [len(names[0])] * 2, "n": [3, 2], "m": [5, 9]})
+                assert engine.read("rows").schema.names == ["id", "at", "n", "m", "_diff"]
+                won = (3, 5) if tie == "greatest" else (2, 9)
+                assert engine.read("named").to_pylist() == [{"n": won[0], "m": won[1], "_diff": 1}]
+    for more in ("xy", "yx"):
+        with declared("id", more[0], "at", more[1], "n", "m").open(tmp_path / "last") as engine:
+            engine.step({"id": [1], "at": [7], "n": [4], "m": [6], "x": [8], "y": [9]})
+            assert engine.read("star").schema.names == ["id", "at", "n", "m", "x", "y", "other", "_diff"]
+    assert dd.read(tmp_path / "last", "named", flow=declared("y", "m", "x", "id", "n", "at")).to_pylist() == [
+        {"n": 4, "m": 6, "_diff": 1}
+    ]

@@ -208,7 +208,7 @@ class Average(Numeric):
     def unlike(self, narrow: Any) -> Iterator[str]:
         """See `FoldedAggregate.unlike`: a double is rounded elsewhere than a decimal, and that where its digits end."""
         yield from super().unlike(narrow)
-        if pat.is_duration(self.type) and self.type != narrow.type:
+        if pat.is_duration(self.type) and pat.is_duration(narrow.type) and self.type != narrow.type:
             yield f"{self.call.text!r} was rounded to {narrow.type.unit}, and would be to {self.type.unit}"
         elif self.type != DOUBLE != narrow.type and self.type.scale != narrow.type.scale:
             more = f"would be to {self.type.scale}"
