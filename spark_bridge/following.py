@@ -4,7 +4,8 @@ Invariant: the updates between two offsets are the same whenever they are read, 
 and the sum of all that a stream has given up to an epoch is what the output holds after it. The first batch may be
 read again, after a crash, when the version that it was of is swept away; then it is what is there now, less what came
 since. A state keeps few epochs, and one may go back to an older epoch and commit others under the same numbers: so an
-offset carries a mark of its epoch, and who cannot compare it does not go on. A batch has all epochs that there are
+offset carries a mark of its epoch, and who cannot compare it does not go on. Other outputs that come or go change
+nothing; one of the same name that is made after it was taken out is another. A batch has all epochs that there are
 (``limiting`` knows of fewer). It commits nothing, to the state or elsewhere.
 
 >>> Follower("nowhere", "owner", None, "people", pa.schema([]), "earliest").initialOffset()
@@ -101,10 +102,10 @@ class Follower(DataSourceStreamReader):
             return {"epoch": -1, "mark": ""}
         manifest = self._newest()
         if self.begin == "latest":
-            return offset(manifest, manifest.epoch)
+            return self._offset(manifest, manifest.epoch)
         kept = [each.epoch for each in manifest.receipts]
         if self.begin == "kept":
-            return offset(manifest, min(kept, default=manifest.epoch + 1) - 1)
+            return self._offset(manifest, min(kept, default=manifest.epoch + 1) - 1)
         first = int(self.begin)
         if first != manifest.epoch + 1 and first not in kept:
             raise SnapshotExpired(
@@ -112,7 +113,7 @@ class Follower(DataSourceStreamReader):
                 f"it keeps the updates of epochs {kept}",
                 f"give one of them, {manifest.epoch + 1} for the next, or 'earliest' for what there is",
             )
-        return offset(manifest, first - 1)
+        return self._offset(manifest, first - 1)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
         """The last epoch of the next batch: that of the state.  Before 4.2, Spark does not say where it starts.
@@ -121,9 +122,13 @@ class Follower(DataSourceStreamReader):
         manifest = self._newest()
         return self._whole(manifest) if manifest.epoch else self.initialOffset()
 
+    def _offset(self, manifest: Manifest, epoch: int) -> Offset:
+        """See `offset`."""
+        return offset(manifest, epoch, self.output)
+
     def _whole(self, manifest: Manifest) -> Offset:
         """A version's last epoch, with the time that its contents are stamped with."""
-        return offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
+        return self._offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """What tasks read for a batch.  O(files).  Raises `SnapshotExpired`, `PlanChanged`."""
@@ -192,10 +197,12 @@ class Follower(DataSourceStreamReader):
         return [kept[number] for number in wanted]
 
     def _compare(self, manifest: Manifest, at: Offset) -> None:
-        """Raise `SnapshotExpired` where the state went back before an offset."""
-        there = offset(manifest, at["epoch"])["mark"]
-        if manifest.epoch < at["epoch"] or (at["mark"] and there and at["mark"] != there):
-            asked = f"follow {self.where} at epoch {at['epoch']}"
+        """Raise `SnapshotExpired` where the state went back before an offset, or its output is gone."""
+        there, asked = self._offset(manifest, at["epoch"]), f"follow {self.where} at epoch {at['epoch']}"
+        if at["epoch"] >= 0 and at.get("dropped") != there.get("dropped"):
+            found = f"the output {self.output!r} was dropped since; one of its name is another"
+            raise SnapshotExpired(asked, found, "start again, with a new checkpoint")
+        if manifest.epoch < at["epoch"] or (at["mark"] and there["mark"] and at["mark"] != there["mark"]):
             raise SnapshotExpired(
                 asked,
                 f"its last epoch is {manifest.epoch}, and that one is another, or none: it was rolled back",
@@ -270,8 +277,11 @@ class Follower(DataSourceStreamReader):
         return self._last
 
 
-def offset(manifest: Manifest, epoch: int) -> Offset:
-    """An epoch, and a mark by which another one of the same number is told apart; "" where it is not kept."""
+def offset(manifest: Manifest, epoch: int, output: str) -> Offset:
+    """An epoch, and a mark by which another one of the same number is told apart; "" where it is not kept.
+
+    Where an output of this name was taken out before, with the last epoch of that one: ``dropped``."""
+    before = {"dropped": manifest.dropped[output]} if output in manifest.dropped else {}
     for each in manifest.receipts:
         if each.epoch == epoch:
             calls = [
@@ -281,12 +291,13 @@ def offset(manifest: Manifest, epoch: int) -> Offset:
                     call.digest,
                     call.frontier,
                     dict(call.counts),
-                    {name: output.rows for name, output in call.outputs.items()},
+                    call.outputs[output].rows if output in call.outputs else 0,
                 ]
                 for call in each.calls
             ]
-            return {"epoch": epoch, "mark": xxhash.xxh3_64_hexdigest(json.dumps(calls, sort_keys=True).encode())}
-    return {"epoch": epoch, "mark": ""}
+            mark = xxhash.xxh3_64_hexdigest(json.dumps(calls, sort_keys=True).encode())
+            return {"epoch": epoch, "mark": mark, **before}
+    return {"epoch": epoch, "mark": "", **before}
 
 
 def negated(table: pa.Table) -> pa.Table:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
-from spark_bridge.following import Follower, Offset, offset
+from spark_bridge.following import Follower, Offset
 
 
 class Limited(Follower, SupportsTriggerAvailableNow):
@@ -53,4 +53,4 @@ class Limited(Follower, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxFiles):
             last = min(last, start["epoch"] + limit.max_files)
         self._epochs(manifest, start, last)
-        return offset(manifest, last)
+        return self._offset(manifest, last)

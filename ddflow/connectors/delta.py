@@ -144,10 +144,11 @@ class DeltaLakeTable(OpenSink):
             if table is None:
                 return
             told = self._told(now)
-            if changes.gone is not None and self.shape.key:
+            if changes.gone is not None and self.shape.key and changes.net:
                 self._merge(table, changes, told)
                 return
-            mode = "append" if changes.gone is None else "overwrite"
+            # A merge that changes nothing commits nothing, and so no record.
+            mode = "append" if changes.gone is None or not changes.net else "overwrite"
             of.write_deltalake(table, changes.rows.cast(self.schema), mode=mode, commit_properties=told)
 
     def staging(self) -> Staging | None:

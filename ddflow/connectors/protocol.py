@@ -211,6 +211,9 @@ class Sink(Protocol):
     def discard(self, leftovers: Iterable[Leftover]) -> None:
         """Delete such fragments; one that cannot be deleted stays.  O(those)."""
 
+    def earlier(self, name: str, epoch: int) -> str | None:
+        """The place of an output's fragments where some are seen of epochs up to one, else None.  O(its fragments)."""
+
     def later(self, epoch: int) -> list[Leftover]:
         """The fragments that are seen of epochs after one.  O(fragments there)."""
 

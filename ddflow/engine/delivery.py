@@ -141,8 +141,8 @@ class Delivery:
         manifest, known = self.epochs.manifest, self._known()
         self._check_mode(known)
         there = self.table.written()
-        if there is not None and there.state != manifest.id and self.table.missing():
-            there = None  # it told of a table of another state, which was dropped
+        if there is not None and not self._mine(there) and self.table.missing():
+            there = None  # it told of a table of another state, or output, which was dropped
         self.before, self._made = there, there is not None or manifest.epoch > 0 or not self.table.missing()
         last = there.epoch if there is not None else known.written if known is not None else 0
         if last and self.table.missing():
@@ -179,15 +179,21 @@ class Delivery:
             raise self._refused(f"it has the output {there.output!r}", "give each output a table of its own")
         if known is not None and (known.written, known.digest) == (there.epoch, there.digest):
             return
+        if not self._mine(there):
+            found = f"it has this output as it was until epoch {there.epoch}; it was dropped since, and is a new one"
+            raise self._refused(found, f"give another table, or {SYNC}")
         if there.epoch > manifest.epoch or self.epochs.digest(there.epoch) not in (there.digest, None):
             found = f"it has epoch {there.epoch}, which is not in the history of this state, at epoch {manifest.epoch}"
             raise SinkAhead(f"write {self.name!r} to {self.sink.target}", found, f"after a rollback that is so: {SYNC}")
         if known is not None and there.epoch < known.written:
-            raise self._refused(
-                f"it has epoch {there.epoch}, and was given {known.written}", f"was it restored? {SYNC}"
-            )
+            found = f"it has epoch {there.epoch}, and was given {known.written}"
+            raise self._refused(found, f"was it restored? {SYNC}")
         if self.epochs.digest(there.epoch) is None:
             raise self._refused(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
+
+    def _mine(self, there: TargetRecord) -> bool:
+        """Whether a record is of this state, and not of an output that was taken out."""
+        return there.state == self.epochs.manifest.id and there.epoch > self.epochs.dropped(self.name)
 
     def _covered(self) -> None:
         """Raise `SinkRefused` where updates that the sink needs are not kept."""
@@ -201,17 +207,16 @@ class Delivery:
     def _begin(self) -> None:
         """Give an empty table all rows that the output has now."""
         self.look(0)
-        # What a new output held before is given by the next step.
-        held = self._held().slice(0, 0 if self.epochs.owes(self.name) else None)
-        made = self._rows(self.epochs.epoch)(held)
+        made = self._rows(self.epochs.epoch)(self._held())
         if made.net:
             self._write(made, self.epochs.epoch)
         self.at = self.epochs.epoch
 
     def _held(self) -> pa.Table:
-        """The rows of the output, as updates of the last time.  Of a side output: none, since it tells of events."""
+        """Its rows, as updates of the last time; none of a side output, or where the next step gives them."""
         epochs = self.epochs
-        if self.name not in epochs.flow.outputs or epochs.manifest.last == NEVER:
+        none = epochs.owes(self.name) or epochs.manifest.last == NEVER
+        if none or self.name not in epochs.flow.outputs:
             rows = shaped("upsert", epochs.output_schema(self.name)).empty_table()
         else:
             rows = epochs.held(self.name)
@@ -274,8 +279,7 @@ class Delivery:
 
     def _rows(self, epoch: int) -> RowsOf:
         """What makes an epoch's rows: the same ones whenever the epoch is given."""
-        epochs = self.epochs
-        return RowsOf(self.sink.mode, self.key, epoch, epochs.secret, self.name, epochs.written(epoch))
+        return RowsOf(self.sink.mode, self.key, epoch, self.epochs.secret, self.name, self.epochs.written(epoch))
 
     def _write(self, made: TableChanges, epoch: int) -> None:
         new = self._record(epoch)
@@ -290,10 +294,8 @@ class Delivery:
 
     def _acknowledge(self) -> None:
         """What the next manifest says of the sink."""
-        written, digest = (0, "") if self.before is None else (self.before.epoch, self.before.digest)
-        self.epochs.log.sinks[self.name] = Delivered(
-            self.sink.kind, self.sink.target, self.sink.mode, self.at, written, digest
-        )
+        sink, (written, digest) = self.sink, (0, "") if self.before is None else self.before[2:]
+        self.epochs.log.sinks[self.name] = Delivered(sink.kind, sink.target, sink.mode, self.at, written, digest)
 
     def difference(self) -> tuple[TableChanges, Synced]:
         """What the target's table lacks of the rows that are held, and has more.  O(rows of both).
@@ -317,11 +319,9 @@ class Delivery:
         made = self._rows(epochs.epoch)(both)
         if made.gone is not None and self.key is not None:
             # A key that the table has twice goes with a row that may be right.
-            again = (
-                among(ours.select(list(self.key)), made.gone, epochs.secret)
-                if self.key
-                else [made.net > 0] * ours.num_rows
-            )
+            again = [made.net > 0] * ours.num_rows
+            if self.key:
+                again = among(ours.select(list(self.key)), made.gone, epochs.secret)
             made = made._replace(rows=ours.filter(pa.array(again, pa.bool_())).select(names).cast(made.rows.schema))
         return made, told(made, both, self.key, epochs.secret)
 

@@ -132,7 +132,9 @@ class EpochLog:
             fits(manifest_log.manifest, store.where)
             for each in unsure(change, flow):
                 warnings.warn(f"open {store.where}: {each}", stacklevel=5)
-            where.claim(manifest_log.manifest, store, [*flow.outputs, *flow.side_outputs()])
+            names = [*flow.outputs, *flow.side_outputs()]
+            where.check_dropped(manifest_log.manifest, names)
+            where.claim(manifest_log.manifest, store, names)
         return cls(flow, manifest_log, change, where, keep)
 
     def check(self, flow: Plan) -> None:

@@ -75,6 +75,10 @@ class KeptEpochs(ABC):
         yield from self.log.manifest_log.backlog.receipts(manifest.backlog, after)
         yield from (each for each in manifest.receipts if each.epoch > after)
 
+    def dropped(self, name: str) -> int:
+        """The last epoch of an output of this name that was taken out; 0 where none was.  O(1)."""
+        return self.manifest.dropped.get(name, 0)
+
     def lacking(self, after: int) -> int | None:
         """The first epoch after one that was committed and is not kept.  O(1)."""
         oldest = self.epoch + 1 if self.manifest.oldest is None else self.manifest.oldest

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from ddflow.connectors.opening import open_sink
 from ddflow.connectors.protocol import Fragment, Sink
+from ddflow.errors import StateRefused
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Epoch, Output
 from ddflow.storage.manifest import Manifest
@@ -68,6 +69,21 @@ class Outputs:
     def moved(self) -> bool:
         """Whether the sink is another than the newest manifest names."""
         return self.sink is not None and self.before is not None
+
+    def check_dropped(self, manifest: Manifest, names: Iterable[str]) -> None:
+        """Raise `StateRefused` where the sink has what an output gained that was dropped and is another one since.
+
+        O(files of such outputs)."""
+        for name in names if self.sink is not None else ():
+            last = manifest.dropped.get(name)
+            place = None if last is None or self.sink is None else self.sink.earlier(name, last)
+            if place is not None:
+                raise StateRefused(
+                    f"write {name!r} to {place}",
+                    f"it has the updates of the output that was dropped at epoch {last}, and this is a new one: the "
+                    "sum of both would be none's",
+                    "move that folder away, or give another outputs=, or the output another name",
+                )
 
     def claim(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
         """Take the sink for a state, before anything is put there.  O(outputs).  As `Sink.claim`."""

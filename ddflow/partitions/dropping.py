@@ -236,6 +236,7 @@ class _Drop:
                 field: _but(getattr(manifest, field), self.inputs) for field in ("fed", "added", "horizons", "greatest")
             },
             sources=_sources(manifest.sources, self.inputs),
+            dropped={**manifest.dropped, **dict.fromkeys(sorted(self.names), manifest.epoch)},
         )
 
     def _bare(self, epoch: Epoch) -> Epoch:

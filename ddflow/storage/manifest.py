@@ -14,14 +14,14 @@ the body, compact JSON.
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
 ...                  frontier=0, last=0, since=0, inventories=(), backlog=(), receipts=(), folder=None, note="created",
 ...                  previous="", partitions=1, horizons={}, greatest={}, feed=None, fed={}, past=(), sources={},
-...                  sinks={}, added={}, retain=0)
+...                  sinks={}, added={}, dropped={}, retain=0)
 >>> data = first.encode()
 >>> Manifest.decode(data, 0, "memory") == first
 True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 415 bytes, its header says 416; go back with dd...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 428 bytes, its header says 429; go back with dd...
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = [
     "newest",
 ]
 
-FORMAT: Final = 10
+FORMAT: Final = 11
 """What `Manifest.encode` writes, and the only one that is read."""
 
 DEPTH: Final = 200
@@ -97,7 +97,8 @@ class Manifest(Strict, frozen=True, kw_only=True):
     ``fed``: by input that was ever named in a call, how it was fed.  ``past``: the columns that ``receipts`` were given
     with, where the plan has others now; ascending by epoch.  ``sources``: by the name that they were attached by, with
     the position that the rows of this epoch end at.  ``sinks``: by output.  ``added``: by input, the columns that it
-    got by itself from a source, which a flow need not declare.  ``retain``: how far behind ``last`` history is kept.
+    got by itself from a source, which a flow need not declare.  ``dropped``: by output that was taken out, the last
+    epoch of it: one of its name is another since.  ``retain``: how far behind ``last`` history is kept.
     """
 
     id: Hex
@@ -126,6 +127,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     sources: dict[str, Attached]
     sinks: dict[str, Delivered]
     added: dict[str, tuple[str, ...]]
+    dropped: dict[str, Natural]
     retain: Natural
 
     def outputs(self) -> list[Blob]:

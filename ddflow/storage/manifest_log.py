@@ -112,6 +112,7 @@ class ManifestLog:
             sources={},
             sinks={},
             added={},
+            dropped={},
             retain=0,
         )
         if store.publish(0, first.encode()):

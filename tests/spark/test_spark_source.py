@@ -136,7 +136,7 @@ def state(tmp_path: Path) -> str:
     return str(tmp_path / "state")
 
 
-def hands_of(state: str, partitions: int, flow: dd.Flow | None = None, **options: Any) -> Hands:
+def hands_of(state: str, partitions: int | None, flow: dd.Flow | None = None, **options: Any) -> Hands:
     """A writer of many partitions."""
     return Hands(flow or city_flow(), LocalStore(state), partitions, random.Random(7), **options)
 
@@ -374,6 +374,27 @@ def test_epochs_that_are_gone_and_states_that_went_back(state: str) -> None:
         with pytest.raises(SnapshotExpired, match="rolled back"):
             query.poll()
     hands.close()
+
+
+def test_an_output_that_is_taken_out_ends_those_who_follow_it_and_no_others(state: str) -> None:
+    hands = hands_of(state, 2)
+    paid, cities = (Query(path=state, output=name) for name in ("paid", "by_city"))
+    hands.epoch({"orders": orders_of(30)})
+    assert paid.poll() and cities.poll()
+    hands.close()
+    dd.evolve(state, drop_outputs="by_city")
+    assert not paid.poll()
+    with pytest.raises(SnapshotExpired, match=r"'by_city' was dropped since.*a new checkpoint"):
+        cities.poll()
+    hands = hands_of(state, None)
+    hands.epoch({"orders": orders_of(30, seed=2)})
+    hands.close()
+    assert paid.poll()
+    with pytest.raises(SnapshotExpired, match="'by_city' was dropped since"):
+        cities.poll()
+    for query in (paid, Query(path=state, output="by_city"), Query(path=state, output="by_city", startingEpoch=1)):
+        query.poll()
+        query.holds(dd.read(state, query.options["output"]))
 
 
 @pytest.fixture

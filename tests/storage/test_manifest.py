@@ -106,6 +106,7 @@ def typical(number: int = 7) -> Manifest:
         },
         sinks={"totals": Delivered("sqlite", "out.db", "upsert", 4, 3, "0b" * 16)},
         added={"orders": ("note",)},
+        dropped={"gone": 3},
         retain=30,
     )
 
@@ -284,6 +285,7 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         ),
         sinks=st.dictionaries(names, sinks(given[0][1]), max_size=2),
         added=columns,
+        dropped=st.dictionaries(names, counts, max_size=2),
         retain=counts,
     )
 )
@@ -321,8 +323,8 @@ def test_another_format_is_told_from_damage() -> None:
         assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow: open it with that one" in found.remedy
     data = typical().encode()
-    damaged = refusal(data.replace(b"manifest 10", b"manifest 11", 1))
-    assert FORMAT == 10 and "its header says" in damaged.found and "checksum" in damaged.found
+    damaged = refusal(data.replace(b"manifest 11", b"manifest 12", 1))
+    assert FORMAT == 11 and "its header says" in damaged.found and "checksum" in damaged.found
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,14 @@ class ParquetSink:
         for each in leftovers:
             self.site.tidy(each.place)
 
+    def earlier(self, name: str, epoch: int) -> str | None:
+        """The output's folder, where it has such files.  O(files)."""
+        place = self.site.below(of(name))
+        with self.site.guarded("look for files of an output"):
+            there = self.site.disk.names(place) if self.site.is_there(place) else ()
+        shown = filter(None, map(SHOWN.fullmatch, there))
+        return place if any(int(match["epoch"]) <= epoch for match in shown) else None
+
     def later(self, epoch: int) -> list[Leftover]:
         """The files that are shown of epochs after one.  O(files)."""
         return [found for match, found in self._files(SHOWN) if int(match["epoch"]) > epoch]
