@@ -1,9 +1,9 @@
 """Columns that a table of Postgres got or lost while it is read, and what a reader of it has to know of them.
 
 Invariant: a change says nothing of the rows that it does not write. So a column that is gone is null in rows that are
-written from then on, of which is warned, once: a position has the columns that are gone. A column that is read for the
-first time may be `filled` in rows that no change has written. Columns are known by their numbers, which stay theirs
-under any name.
+written from then on, and in all when the table is copied again, of which is warned, once: a position has the columns
+that are gone. A column that is read for the first time may be `filled` in rows that no change has written. Columns are
+known by their numbers, which stay theirs under any name.
 
 >>> table = SourceTable("public", "orders", "orders")
 >>> new_in(table, "paid", "has default false")[:52]
@@ -30,8 +30,10 @@ def warn_of_gone(tables: Iterable[SourceTable], before: SlotPosition | None, pos
     """Warn of columns that are gone at a committed position, and were not at the one ``before``.  O(columns)."""
     for table in tables:
         for name in sorted(_gone(table, position) - _gone(table, before)):
-            text = f"{table.full} has no column {name!r} any more: it is null in rows that are written from now on"
-            warnings.warn(text, stacklevel=2)
+            was = None if before is None else before["tables"].get(table.full)
+            more = " any more" if was is not None and name in was["columns"] else ""
+            text = f"{table.full} has no column {name!r}{more}: it is null in rows that are written from now on"
+            warnings.warn(f"{text}, and in all rows once the table is copied again", stacklevel=2)
 
 
 def _gone(table: SourceTable, position: SlotPosition | None) -> set[str]:

@@ -47,6 +47,7 @@ class Trying:
         self.failing: Failure | None = None
         self._reached = False
         self._cancel: Callable[[], None] | None = None
+        self._cancelled = False
         self._since = self._again = self._pause = self._said = self._silence = 0.0
 
     def due(self, now: float) -> bool:
@@ -62,12 +63,14 @@ class Trying:
         return f"{ceil(max(self._again - now, 0))} s"
 
     def failed(self, error: Failure, now: float, took: float = 0.0) -> None:
-        """Note a failure of an attempt that began ``now``, and ``took`` so long.
+        """Note a failure of an attempt that began ``now``, and ``took`` so long; none of one that was cancelled.
 
         Raises that nobody is let in, until somebody was.
         """
         if isinstance(error, SourceNotLetIn | SinkNotLetIn) and not self._reached:
             raise error
+        if self._cancelled:
+            return
         if self.failing is None:
             LOG.warning("%s fails, and is tried again: %s", self.what, _line(error))
             self._since, self._pause = now, PAUSES[0]
@@ -103,9 +106,12 @@ class Trying:
             self._cancel = None
 
     def cancel(self) -> None:
-        """End what lasts, if it can be ended.  From another thread; it is no harm where it has just ended."""
+        """End what lasts, if it can be ended, because a run ends.  From another thread; it is no harm where it has just
+        ended, or again."""
         if (cancel := self._cancel) is not None:
-            LOG.warning("%s lasts, and is cancelled", self.what)
+            if not self._cancelled:
+                LOG.warning("%s lasts, and is cancelled: the run was to end, and the next one writes it", self.what)
+            self._cancelled = True
             with suppress(Exception):  # as of a connection that is closed by now
                 cancel()
 

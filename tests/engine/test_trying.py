@@ -35,6 +35,17 @@ def test_the_log_repeats_what_still_fails_a_line_each(caplog: pytest.LogCaptureF
     assert 5 <= gaps[0] <= 10 and max(gaps) <= 100 and len(said) < len(tried)
 
 
+def test_what_is_cancelled_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
+    trying = Trying("the sink of 'people'")
+    with trying.lasting("writes", lambda: None):
+        trying.cancel()
+        trying.cancel()
+    trying.failed(SinkFailed("write", "canceling statement due to user request", "see to the target"), 0.0)
+    trying.give_up(9.0, 1.0)
+    (said,) = caplog.messages
+    assert said == "the sink of 'people' lasts, and is cancelled: the run was to end, and the next one writes it"
+
+
 def test_what_is_back_is_soon_seen_and_a_slow_attempt_leaves_time_for_the_rest() -> None:
     error = SinkFailed("write", "no answer", "see to it")
     gaps, at, trying = dict[float, float](), 0.0, Trying("the sink of 'people'")
