@@ -59,7 +59,7 @@ def migrate(
     for each. If its events were cut into files otherwise, `--full` names the full ones.
 
     Sources and sinks stay with OLD: NEW has no positions, and its sinks begin with `ddflow sync --adopt`. NEW keeps as
-    much history as OLD does, unless `--retain` says how much.
+    much history as OLD does, unless `--retain` says how much; in epoch mode from its last time on.
 
     The old state is not changed, and NEW must not exist yet. If anything fails, nothing of NEW is left.
 

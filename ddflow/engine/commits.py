@@ -241,6 +241,12 @@ class Commits:
                     self.publish(dataflow, manifest.receipts, "sinks have acknowledged")
                 self.log.manifest_log.sweep()
 
+    def keep(self, dataflow: Dataflow, retain: int) -> None:
+        """Keep ``retain`` times of history of what comes from here on, none of what came.  As `commit`."""
+        dataflow.retain = retain
+        with dataflow.guard.use("retain"), dataflow.guard.commit:
+            self.publish(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
+
     def record(self, asked: Asked, digest: str, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}

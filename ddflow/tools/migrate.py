@@ -3,6 +3,7 @@
 Invariant: the old state is as it was; the new one is complete when `migrate` returns, and not there when it does not;
 whoever held what the old state's output said, and takes the net difference in, holds what the new one's says.
 Differences of a replay tell a history that was told before, so they are dropped, and contents are compared at the end;
+in epoch mode its times are not those of the old steps, so none before the last can be read;
 whoever follows has seen the old state's times, so the new state's last time is above them, as are all that will follow;
 and what cannot be compared, an output of other columns, is refused by name before anything is done. An output that the
 old state has not comes out whole; one that the new plan has not is named. The log is replayed as the old state was fed
@@ -142,7 +143,7 @@ def migrate(
     old_flow : Flow, optional
         The old plan, where it has functions.
     retain : int, optional
-        How many times of history the new state keeps, as in `Flow.open`.  By default as many as the old one.
+        How much history the new state keeps, in epoch mode from its last time on.  By default as much as the old one.
     memory, trust
         As in `Flow.open`; the budget is that of the new state.
 
@@ -204,9 +205,14 @@ def replay(
                 "dd.compare says what differs of outputs, and engine.sync(sinks, adopt=True) brings targets up to it",
             )
         with _fresh(new_state, trust) as store, flow.open(store, **given) as engine:
+            kept = engine.dataflow.retain
+            if both:
+                engine.dataflow.retain = 0  # the replay's times are not those of the old state's steps
             feed(engine, old.last + 1 if both and old.last > NEVER else 1, Told(old, flow))
             _close(engine, old)
             engine.flush()
+            if both and engine.durable is not None:
+                engine.durable.keep(engine.dataflow, kept)
             tables = {
                 name: _net(name, old if same else None, engine)
                 for name, same in wanted.items()

@@ -116,9 +116,12 @@ def test_the_new_state_keeps_as_much_history_as_the_old_one(asked: int | None, k
             engine.step(inputs, time)
     migrate(old, new := MemoryStore(), after := plan(SPECS["id"], 1), log, retain=asked)
     with after.open(new.writer()) as engine:
-        assert (engine.last, engine.since) == (7, 7 - kept)
-        engine.step(log[0], 8)
-        assert engine.since == 8 - kept
+        assert (engine.last, engine.since) == (7, 7)
+        with pytest.raises(NotReadable, match="since is 7"):
+            engine.read("large", as_of=6)
+        for time in range(8, 14):
+            engine.step(log[0], time)
+        assert engine.since == 13 - kept
 
 
 def test_a_log_is_a_list_of_calls() -> None:
