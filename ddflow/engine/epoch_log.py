@@ -21,7 +21,7 @@ ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the output
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from typing import Any, Final, Self
@@ -145,8 +145,9 @@ class EpochLog:
                 self.manifest_log.manifest.id, {name: node.schema for name, node in flow.outputs.items()}
             )
 
-    def evolve(self, flow: Plan) -> None:
-        """Go on with wider or more columns, which the next version has.  O(plan)."""
+    def evolve(self, flow: Plan, columns: Mapping[str, Sequence[str]]) -> None:
+        """Go on with wider or more columns, which the next version has.  ``columns``: new ones, by input.  O(plan)."""
+        self.added |= {name: (*self.added.get(name, ()), *of) for name, of in columns.items()}
         self.timed(flow)
         self.change = compare(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
 

@@ -63,7 +63,7 @@ def evolve(calls: Calls, given: Any, found: bool = False) -> None:
         go_on(dataflow, plan, nodes, change)
         calls.rehash()
         if durable is not None:
-            durable.log.evolve(plan)
+            durable.log.evolve(plan, change.columns)
         dataflow.guard.state = "open"
 
 

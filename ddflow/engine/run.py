@@ -261,8 +261,6 @@ class RunLoop:
         evolve(self.calls, types, found=True)
         for name, columns in news.items():
             LOG.info("epoch %d: %r gets %s", self.calls.epoch + 1, name, found(columns))
-            if self.log is not None:
-                self.log.added[name] = (*self.log.added.get(name, ()), *columns)
         bounds = {name: admission.bound for name, admission in self.dataflow.admissions.items()}
         for inlet in self.inlets:
             inlet.evolved(bounds)

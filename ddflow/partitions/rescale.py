@@ -183,7 +183,8 @@ class Rescaler:
         if move.before is not None:
             plan, note = describe(self.cut.flow), "evolution"
             past = carried(manifest.past, move.before, manifest.epoch, manifest.oldest)
-            new = replace(new, plan=plan, fingerprint=fingerprint(plan), past=past)
+            added = _added(manifest, move.before, self.cut.flow)
+            new = replace(new, plan=plan, fingerprint=fingerprint(plan), past=past, added=added)
         parts = self.parts(taken)
         try:
             self.manifest_log.check_newest()
@@ -246,6 +247,15 @@ def rescale(
         for stage, number in rescaler.tasks:
             rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store, look))
         return rescaler.finish(rescaler.made)
+
+
+def _added(manifest: Manifest, before: Plan, after: Plan) -> dict[str, tuple[str, ...]]:
+    """By input, the columns that a flow need not declare: those that no flow did, and new ones."""
+    added = dict(manifest.added)
+    for name, input in before.inputs.items():
+        was, now = input.bound.schema.names, after.inputs[name].bound.schema.names
+        added[name] = (*added.get(name, ()), *(column for column in now if column not in was))
+    return {name: columns for name, columns in added.items() if columns}
 
 
 def _write(data: bytes, sink: FileWriter) -> None:

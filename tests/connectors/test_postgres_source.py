@@ -50,11 +50,13 @@ def server(cluster: Server) -> Iterator[Server]:
     """One without slots and tables."""
     ask(cluster, "drop schema public cascade", "create schema public")
     yield cluster
-    for slot, used in ask(cluster, "select slot_name, active_pid from pg_replication_slots"):
+    slots = "select slot_name, active_pid, not temporary from pg_replication_slots"
+    for slot, used, lasting in ask(cluster, slots):  # one that is not goes with its session
         if used:
             ask(cluster, f"select pg_terminate_backend({used})")
             time.sleep(0.2)
-        ask(cluster, f"select pg_drop_replication_slot('{slot}')")
+        if lasting:
+            ask(cluster, f"select pg_drop_replication_slot('{slot}')")
 
 
 def ask(server: Server, *statements: str) -> Any:

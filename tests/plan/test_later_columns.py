@@ -254,3 +254,32 @@ def test_columns_may_be_declared_in_any_order(tmp_path: Path) -> None:
     assert dd.read(tmp_path / "last", "named", flow=declared("y", "m", "x", "id", "n", "at")).to_pylist() == [
         {"n": 4, "m": 6, "_diff": 1}
     ]
+
+
+KEPT = [
+    "select * from (select *, row_number() over (partition by c order by id) as r from o) where r <= 1",
+    "select o.*, c.city from o join c on o.c = c.id order by o.id limit 2",
+    "select o.*, c.city from o join c on o.c = c.id union select o.*, c.city from o join c on o.c = c.id",
+    "select o.*, c.city as x from o join c on o.c = c.id",
+]
+"""Queries that keep their columns, so that a flow that declares ``x`` is another plan."""
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("query", KEPT)
+@pytest.mark.parametrize("way", ["engine", "state"])
+def test_a_flow_opens_the_state_again_that_got_columns_it_does_not_declare(
+    query: str, way: str, tmp_path: Path
+) -> None:
+    with flow(query).open(tmp_path / "s") as engine:
+        engine.step(FIRST, time=1)
+        if way == "engine":
+            engine.evolve({"o": {"x": int}})
+            engine.step({"o": {"id": [9], "c": [7], "n": [4], "x": [6]}}, time=2)
+        before = engine.read("out").schema.names
+    if way == "state":
+        dd.evolve(tmp_path / "s", {"o": {"x": int}})
+    with flow(query).open(tmp_path / "s") as engine:
+        engine.step({"o": {"id": [3], "c": [7], "n": [5], "x": [1]}}, time=3)
+        assert engine.read("out").schema.names == before
+        assert {"id": 3, "x": 1} in engine.read("o").select(["id", "x"]).to_pylist()
