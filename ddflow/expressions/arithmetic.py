@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from ddflow.errors import cut
 from ddflow.expressions.casts import convert
@@ -60,7 +61,9 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
     if kind is None or not is_number(kind) or left.type == right.type == STRING:
         raise Refusal(
             f"{sql_name(left.type)} {sign} {sql_name(right.type)} is no arithmetic",
-            _of_durations(left, right) or "cast to numbers first; for dates there are date_add, date_sub and datediff",
+            _of_durations(left, right)
+            or _of_text(left, right)
+            or "cast to numbers first; for dates there are date_add, date_sub and datediff",
         )
     if is_decimal(kind):
         return _decimals(sign, _as_decimal(left, kind), _as_decimal(right, kind))
@@ -101,12 +104,19 @@ def _of_durations(left: Node, right: Node) -> str | None:
     return "extract(epoch from x) is the seconds of a duration, and n * interval 1 second makes one of a number"
 
 
+def _of_text(left: Node, right: Node) -> str | None:
+    """What to do about a text beside a timestamp."""
+    if STRING not in (left.type, right.type) or not (pat.is_timestamp(left.type) or pat.is_timestamp(right.type)):
+        return None
+    return "cast the text to timestamp, or declare its column as one (--types); a column of no value is read as text"
+
+
 def _shifted(sign: str, left: Node, right: Node) -> Node:
     date, days = (right, left) if right.type == DATE and sign == "+" else (left, right)
     if date.type != DATE or not (is_integer(days.type) and days.type != INT64):
         raise Refusal(
             f"{sql_name(left.type)} {sign} {sql_name(right.type)} is no arithmetic",
-            "a date takes an int of days; between dates there is datediff(end, start)",
+            "a date takes an int of days (of a bigint: int(n)); between dates there is datediff(end, start)",
         )
     return shift_days(date, days, sign)
 

@@ -228,6 +228,7 @@ REFUSED = {
     "(t - t) + n": "is no arithmetic; extract(epoch from x. is the seconds",
     "(t - t) + interval 1 month": "has no length of its own",
     "(t - t) / (t - t)": "is no arithmetic",
+    "s - t": "cast the text to timestamp, or declare its column",
     "s + interval 1 day": "string . an interval is no arithmetic",
     "li[1:2]": "not supported",
     "li['a']": "takes an integer index",
