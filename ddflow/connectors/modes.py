@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, identities
 from ddflow.columns.names import DELETED, DIFF, TIME
+from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.connectors.attached import Mode, TableChanges
@@ -166,7 +167,7 @@ def _upserts(of: Net, key: Sequence[str], schema: pa.Schema) -> TableChanges:
     there, every = np.flatnonzero(of.diffs > 0), np.arange(of.diffs.size)
     times = np.bincount(of.keys[there], of.diffs[there], every.size)
     if (twice := np.flatnonzero(times > 1)).size:
-        row = of.rows.slice(int(twice[0]), 1).select(list(key)).to_pylist()[0]
+        row = shown_row(of.rows.select(list(key)), int(twice[0]))
         raise NotUnique("write an epoch as upserts", f"the key {row} has several rows", "choose another mode, or key")
     gone = of.rows.select(list(key)).take(pa.array(np.flatnonzero(of.keys == every)))
     return TableChanges(gone, of.rows.take(pa.array(there)).cast(schema), of.diffs.size)

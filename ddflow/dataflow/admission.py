@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, validity, word_reader
+from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import conform, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, decoded, messages_of, uncut
@@ -278,7 +279,7 @@ class Admission:
                 f"{self.bound.keyed_by} is null in {rows.size:,} rows, first in {where(int(rows[0]))}",
                 f"mend them, or choose null_key='drop'{others}; nothing was taken in",
             )
-            error.row = cut(str(events.slice(int(rows[0]), 1).to_pylist()[0]))
+            error.row = cut(str(shown_row(events, int(rows[0]))))
             raise error
 
     def _late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:

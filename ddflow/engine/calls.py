@@ -144,7 +144,9 @@ class Calls:
         assert self.durable is not None
         paths = self.files or [os.fspath(each) for each in inputs.values() if is_path(each)]
         self.durable.came = words, digests
-        self.durable.origin = named([public(each).encode(errors="replace").decode() for each in paths])
+        self.durable.origin = ""
+        if paths:
+            self.durable.origin = named([public(each).encode(errors="replace").decode() for each in paths])
 
     @contextmanager
     def reading(self, files: Iterable[str]) -> Iterator[None]:

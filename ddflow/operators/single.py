@@ -23,6 +23,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.names import column_name, did_you_mean
+from ddflow.columns.rows import shown_row
 from ddflow.errors import NotSingle, SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
@@ -79,7 +80,7 @@ def checked(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:
     counts = updates.rows.column(count).to_numpy()
     several = np.flatnonzero((counts > 1) & (updates.diffs > 0))
     if several.size:
-        row = updates.rows.slice(int(several[0]), 1).to_pylist()[0]
+        row = shown_row(updates.rows, int(several[0]))
         where = ", ".join(f"{name} = {row[name]}" for name in keys)
         found = f"it has {row[count]} rows{' where ' if where else ''}{where}"
         raise NotSingle("a scalar subquery", found, "add a condition, or an aggregate such as max(...)")

@@ -146,6 +146,15 @@ def test_rows_that_do_not_fit_are_refused_whole(given: Any, kind: type[Exception
         assert engine.step({"s": rows((1, "Basel", 2))}, time=2).verdicts["applied"] == 1
 
 
+def test_a_row_without_a_key_is_shown_whatever_times_it_has() -> None:
+    flow = dd.Flow()
+    flow.output("t", flow.upserts("t", {"id": int, "at": pa.timestamp("us")}, dd.Upsert(key="id")))
+    before_all = pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("us"))
+    with flow.open() as engine, pytest.raises(errors.NullKey) as caught:
+        engine.step(pa.table({"id": pa.array([None], pa.int64()), "at": before_all}))
+    assert caught.value.row == "{'id': None, 'at': -9223372036854775808}"
+
+
 def test_inputs_must_say_which_rows_are_for_which_input() -> None:
     flow = dd.Flow()
     for name in ("s", "t"):

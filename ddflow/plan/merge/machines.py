@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, value_hashes
 from ddflow.columns.ranking import dense_ranks
+from ddflow.columns.rows import shown_row
 from ddflow.errors import IllegalTransition, ListTooLong, SpecError
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, machine, records
@@ -141,7 +142,7 @@ class Machined:
             known = pa.array(list(self.machine.states), self.state.field(0).type)
             wrong = np.flatnonzero(~np.asarray(pc.is_in(out.column(0), known)))
             if wrong.size:
-                row = picked(events, event[wrong[:1]]).to_pylist()[0]
+                row = shown_row(picked(events, event[wrong[:1]]), 0)
                 state = out.column(0)[int(wrong[0])].as_py()
                 raise IllegalTransition(
                     self.asked,
