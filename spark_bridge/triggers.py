@@ -1,7 +1,7 @@
 """The trigger of a query: when Spark makes a batch, as its ``writeStream.trigger`` takes it.
 
-Invariant: what is no trigger is refused before anything is opened, in the words of the caller. What a span of time says
-is for Spark to read.
+Invariant: what is no trigger of a query whose batches are handed to a function, or no span of time that Spark reads, is
+refused before anything is opened, in the words of the caller.
 
 >>> until_the_end({"availableNow": True}), until_the_end({"processingTime": "1 minute"}), until_the_end(None)
 (True, False, False)
@@ -12,6 +12,7 @@ ddflow.errors.SpecError: stream with trigger={'availablenow': True}: it names 'a
 'availableNow'? there are ...
 """
 
+import re
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any, Final
@@ -23,6 +24,11 @@ from ddflow.errors import SpecError, cut
 
 FLAGS: Final = ("availableNow", "once")
 """Those that end by themselves; they are true or left out."""
+ENDLESS: Final = ("continuous", "realTime")
+"""Those that make no batches."""
+SPAN: Final = re.compile(
+    r"\s*(interval\s+)?([+-]?\s*\d+(\.\d*)?\s*((micro|milli)?second|minute|hour|day|week)s?\s*)+", re.IGNORECASE
+)
 
 
 def check_trigger(trigger: Any) -> None:
@@ -34,12 +40,12 @@ def check_trigger(trigger: Any) -> None:
         found = f"it has {len(trigger)} names" if isinstance(trigger, Mapping) else f"it is a {type(trigger).__name__}"
         raise SpecError(asked, found, "give one: {'availableNow': True}, or {'processingTime': '10 seconds'}")
     ((name, value),) = trigger.items()
-    known = [each for each in signature(DataStreamWriter.trigger).parameters if each != "self"]
+    known = [each for each in signature(DataStreamWriter.trigger).parameters if each not in ("self", *ENDLESS)]
     if name not in known:
         raise SpecError(asked, f"it names {name!r}", did_you_mean(name, known))
     if name in FLAGS and value is not True:
         raise SpecError(asked, f"{name} is {value!r}", "give True, or leave trigger= out")
-    if name not in FLAGS and not (isinstance(value, str) and value.strip()):
+    if name not in FLAGS and not (isinstance(value, str) and SPAN.fullmatch(value)):
         raise SpecError(asked, f"{name} is {value!r}", f"give a span of time as text: {{{name!r}: '10 seconds'}}")
 
 

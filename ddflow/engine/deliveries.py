@@ -109,7 +109,8 @@ def passed_over(attached: Iterable[str], given: Collection[str], where: str) -> 
     if lacking := [name for name in attached if name not in given]:
         warnings.warn(
             f"the sinks of {lacking} of {where} are attached and not given: the state keeps their updates until they "
-            "are given again, or forgotten: detach=, in one process engine.detach",
+            "are given again, or forgotten: engine.detach(NAME), ddflow sync --detach NAME, on Spark "
+            "spark_bridge.sync(flow, state, {}, detach=(NAME,))",
             stacklevel=4,
         )
 

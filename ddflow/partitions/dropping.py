@@ -143,7 +143,8 @@ def _check(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: 
             asked,
             f"updates of {attached[0]!r} are kept for its sink, {first.kind} {first.target}",
             "forget the sink first, whose table stays as it is, with the flow that has the output: "
-            f"engine.detach({sink!r}), or ddflow sync FLOW --state {quote(where)} --detach {quote(sink)} --yes",
+            f"engine.detach({sink!r}), ddflow sync FLOW --state {quote(where)} --detach {quote(sink)} --yes, "
+            f"or on Spark spark_bridge.sync(flow, {where!r}, {{}}, detach=({sink!r},))",
         )
 
 

@@ -117,7 +117,8 @@ class Rescaler:
         `StateRefused`, `PlanChanged`, `CorruptState`, and what the store raises.
         """
         whole = isinstance(partitions, int) and not isinstance(partitions, bool)
-        if partitions is not None and not (whole and 0 < partitions <= PARTITIONS):
+        given = partitions is not None or plans is None
+        if given and not (whole and 0 < (partitions or 0) <= PARTITIONS):
             raise SpecError(
                 f"rescale to {partitions!r} partitions",
                 "that is no number of them",

@@ -403,7 +403,7 @@ def test_a_damaged_file_is_named_and_nothing_is_left(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     flow = made(tmp_path / "state")
-    for number in (0, -1, 65_537, True, 2.0):
+    for number in (0, -1, 65_537, True, 2.0, None):
         with pytest.raises(SpecError, match="from 1 to 65,536"):
             rescale(tmp_path / "state", number)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="too small to work in"):

@@ -284,6 +284,8 @@ def test_what_cannot_be_streamed_is_said_before_it_starts(fed: Fed) -> None:
         ({"availablenow": True}, "did you mean 'availableNow'"),
         ({"availableNow": "true"}, "availableNow is 'true'; give True"),
         ({"processingTime": 10}, "processingTime is 10; give a span of time as text"),
+        ({"processingTime": "ten seconds"}, "processingTime is 'ten seconds'; give a span of time as text"),
+        ({"continuous": "1 second"}, "it names 'continuous'; there are"),
         ({"availableNow": True, "once": True}, "it has 2 names; give one"),
     ]
     for given, says in triggers:
