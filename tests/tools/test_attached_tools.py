@@ -130,7 +130,7 @@ def test_fsck_looks_at_what_waits_and_at_what_sinks_say(place: Path) -> None:
         "none of files: Expected `int`, got `null` - at `$.before`": ("files", orders.position | {"before": None}),
         "none of kafka: Object missing required field `offsets`": ("kafka", {}),
         "none of postgres: Expected `str`, got `int` - at `$.lsn`": ("postgres", {"lsn": 7}),
-        "none of sqlite: Expected `array`, got `null`": ("sqlite", None),
+        "none of sqlite: Expected `object`, got `null`": ("sqlite", None),
     }
     for number, (words, sink) in enumerate([*wrong.items(), *((words, {}) for words in positions)]):
         copy = place / f"copy {number}"
