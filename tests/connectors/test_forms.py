@@ -279,6 +279,11 @@ def test_dates_are_of_json_too_and_its_numbers_have_points(tmp_path: Path) -> No
             "of '1.250,00' ({0}, row 3): give dd.FilePath('{0}', delimiter=';', decimal=',', thousands='.'), or",
         ),
         ("1'250 1.5", "of \"1'250\" ({0}, row 3): give dd.FilePath('{0}', delimiter=';', thousands=\"'\"), or declare"),
+        (
+            "k.A. 3.1.2024 13.1.2024 k.A. 4.1.2024",
+            "of '3.1.2024' ({0}, row 4): give dd.FilePath('{0}', delimiter=';', null='k.A.', dates='%d.%m.%Y'), or",
+        ),
+        ("3.1.2024 - 4.1.2024 n/a 5.1.2024 6.1.2024", None),
         ("12,50 x", None),
         ("1.250,00 1,250.00", None),
         ("1,2,3 2,3", None),

@@ -2,8 +2,8 @@
 
 Invariant: only what was read to guess types is looked at, so it costs no reading; nothing changes by it. A column is
 in doubt where more than half of its values are numbers, and where the first values of its first file are all numbers
-with a decimal comma, or all dates in a form that is not ISO's. Codes such as 007 are no reason: they are text on
-purpose.
+with a decimal comma, or all dates in a form that is not ISO's, but for one word such as n/a. Codes such as 007 are no
+reason: they are text on purpose.
 
 >>> from ddflow.connectors.files.kinds import PLAIN
 >>> from ddflow.connectors.files.read_text import Block, TextColumn
@@ -31,7 +31,10 @@ from ddflow.connectors.files.reading import File, brief
 _NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
 FIRST: Final = 1_000
 """So many values of a column are looked at for their form."""
+WORD: Final = 20
+"""Characters of a text that may mean null, at most."""
 _CODE: Final = re.compile(r"[+-]?\d+")
+_DIGIT: Final = re.compile(r"\d")
 
 
 def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -> list[str]:
@@ -50,14 +53,24 @@ def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> str | None:
     if first is None:
         return None
     file, head, column = first
-    texts = column.texts.drop_null().slice(0, FIRST).to_pylist()
+    texts, dialect = column.texts.drop_null().slice(0, FIRST).to_pylist(), file.dialect
+    if column.quoted is None:
+        texts, dialect = _without_null(texts, dialect)
     for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
-        if ways := others(file.dialect, texts, kind):
-            row = pc.index(column.texts.is_valid(), True).as_py()
-            shown = f"{brief(texts[0])} ({file.place.name}, {head.where(row)})"
+        if ways := others(dialect, texts, kind):
+            shown = f"{brief(texts[0])} ({file.place.name}, {head.where(pc.index(column.texts, texts[0]).as_py())})"
             calls = " or ".join(written(file.place.name, each) for each in ways)
             return f"{name!r} is text, because of {shown}: give {calls}, or declare {as_declared(name, 'string')}"
     return None
+
+
+def _without_null(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialect]:
+    """Without the one text that has no digit and may mean null, if a few are that; and how it is written then."""
+    words = {each for each in texts if len(each) <= WORD and _DIGIT.search(each) is None}
+    some = [each for each in texts if each not in words]
+    if len(words) != 1 or 2 * len(some) <= len(texts):
+        return texts, dialect
+    return some, dialect._replace(nulls=(*dialect.nulls, *words))
 
 
 def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> str | None:
@@ -81,6 +94,6 @@ def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> str | None:
             null = as_null(file, dialect, first)
     if not first or 2 * numbers <= values or _CODE.fullmatch(first):
         return None
-    null = f"{null}, " if nulls and len(first) <= 20 else ""
+    null = f"{null}, " if nulls and len(first) <= WORD else ""
     found = f"{name!r} is text, because {shown} is no number; {numbers:,} of its first {values:,} values are"
     return f"{found}: mend it, {null}or declare {as_declared(name, 'string')} if it is right"
