@@ -274,6 +274,7 @@ class Admission:
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
             others = " or null_key='keep'" if self.bound.null_error is NullKey else ""
+            others += " or on_bad='drop' of the format" if self.format is not None else ""
             error = self.bound.null_error(
                 f"rows for {self.bound.name!r}",
                 f"{self.bound.keyed_by} is null in {rows.size:,} rows, first in {where(int(rows[0]))}",
