@@ -12,11 +12,13 @@ No password is in what is shown of a declaration, in a message, or in a manifest
 """
 
 import io
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -37,6 +39,37 @@ AT_ONCE: Final = 1 << 20
 """Keys of a statement."""
 LOCK_WAIT: Final = "10s"
 """How long a lock is waited for before that is a failure, which is tried again, where nobody says otherwise."""
+NETWORK: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""How soon a server that is gone is noticed, unless the address says otherwise.  As libpq calls it."""
+SESSION: Final = {
+    "client_encoding": "UTF8",
+    "datestyle": "ISO, MDY",
+    "intervalstyle": "postgres",
+    "timezone": "UTC",
+    "bytea_output": "hex",
+    "extra_float_digits": "3",
+    "lc_monetary": "C",
+    "lc_numeric": "C",
+    "lc_time": "C",
+    "standard_conforming_strings": "on",
+    "default_transaction_isolation": "read committed",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+"""Settings of every session, whatever role and database say: the form of texts, and time for what lasts."""
+READS: Final = {"lock_timeout": "0", "search_path": "public"}
+"""Those of a session that reads, too: a slot waits for the transactions that are open."""
 NOT_DISTINCT: Final = 15_00_00
 """The first version whose unique indexes can take null for equal to null."""
 LOCKED: Final = (
@@ -100,6 +133,21 @@ def address(url: str, what: str) -> dict[str, Any]:
         raise SpecError(what, found, remedy) from None
 
 
+def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType({}), **how: Any) -> Any:
+    """Open a session with the settings of `SESSION` that the server knows, and ``settings``.
+
+    ``how``: as psycopg takes it.  Raises `SpecError`, and what psycopg raises.
+    """
+    given = {name: value for name, value in NETWORK.items() if f"PG{name.upper()}" not in os.environ}
+    connection = driver().connect(**{**given, **address(url, what)}, autocommit=True, **how)
+    with on_failure(connection.close):
+        # One statement without values, because a connection of replication takes no other.
+        pairs = ", ".join(f"('{name}', '{value}')" for name, value in {**SESSION, **settings}.items())
+        known = f"(values {pairs}) wanted(name, value) join pg_catalog.pg_settings s on lower(s.name) = wanted.name"
+        connection.execute(f"select pg_catalog.set_config(wanted.name, wanted.value, false) from {known}")
+    return connection
+
+
 def shown(url: str) -> str:
     """An address without user and password."""
     of = address(url, "connect to Postgres")
@@ -148,7 +196,7 @@ class PostgresSink(TableSink):
         """Connect."""
         psycopg = driver()
         try:
-            connection = psycopg.connect(**address(self.url, f"the sink of {self.table!r}"), autocommit=True)
+            connection = connect(self.url, f"the sink of {self.table!r}")
             with on_failure(connection.close):
                 asked = "select set_config('lock_timeout', %s, false) where current_setting('lock_timeout') = '0'"
                 connection.execute(asked, [LOCK_WAIT])

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import reader
-from ddflow.connectors.postgres import address, driver, shown
+from ddflow.connectors.postgres import READS, connect, driver, shown
 from ddflow.connectors.postgres_catalog import Looked, SourceTable, has_columns, identified, look, table_of, worded
 from ddflow.connectors.postgres_changes import Peeked, peeked
 from ddflow.connectors.postgres_columns import filled, warn_of_filled, warn_of_gone
@@ -107,11 +107,10 @@ class PostgresTables(Source):
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, look at the tables, and begin behind the position, or with a copy."""
-        psycopg = driver()
         (only,) = inputs if len(inputs) == 1 else (None,)
         tables = [table_of(name, str(input or only)) for name, input in self.tables.items()]
         with worded(f"connect to {shown(self.url)}"):
-            connection = psycopg.connect(**address(self.url, f"the source {self.slot!r}"), autocommit=True)
+            connection = connect(self.url, f"the source {self.slot!r}", READS)
         with on_failure(connection.close):
             known = {} if position is None else position["tables"]
             looked = {each: look(connection, each, inputs[each.input], first=each.full not in known) for each in tables}
@@ -248,7 +247,7 @@ class Slot(OpenSource):
                 each.close()
         self._holder = None
         if copying:
-            with suppress(Exception), driver().connect(**address(self.of.url, self.asked), autocommit=True) as again:
+            with suppress(Exception), connect(self.of.url, self.asked, READS) as again:
                 again.execute("select pg_drop_replication_slot(%s)", [self.of.slot + COPYING])
 
     def _now(self) -> int:
@@ -262,7 +261,7 @@ class Slot(OpenSource):
         """Make a slot, and begin to copy in its snapshot."""
         began = time()
         self._own.make_way()
-        self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
+        self._holder = connect(self.of.url, self.asked, READS, replication="database")
         begins = begun(self.connection, self._holder, self._own.copying)
         self.at, self._copy = place(begins.lsn), self._copies(begins, began)
 
@@ -272,7 +271,7 @@ class Slot(OpenSource):
 
     def _add(self) -> None:
         """Begin to copy tables to those that are read."""
-        self._holder = driver().connect(**address(self.of.url, self.asked), autocommit=True, replication="database")
+        self._holder = connect(self.of.url, self.asked, READS, replication="database")
         new = {each: self._look(each) for each in self.added}
         began, why = time(), {each.full: self._why.get(each.full, LEFT) for each in new if each.full in self.copied}
         with again(self.asked, why):
