@@ -2,8 +2,8 @@
 
 >>> table_of("orders", "o").quoted, table_of("shop.my,orders", "o").filtered
 ('"public"."orders"', 'shop.my\\\\,orders')
->>> print(cell("at", "timestamp with time zone"))
-json_build_object('name', 'at', 'value', "at"::text)
+>>> print(cell("at", None))
+'{"name":"at","value":' || 'null}'
 """
 
 import json
@@ -98,10 +98,18 @@ def table_of(name: str, input: str) -> SourceTable:
 
 
 def cell(name: str, kind: str | None) -> str:
-    """A column as an object with its name and value, written as wal2json does.  ``kind``: None where there is none."""
-    column = "null" if kind is None else quoted(name)
-    value = column if kind == "boolean" else f"encode({column}, 'hex')" if kind == "bytea" else f"{column}::text"
-    return f"json_build_object('name', {literal(name)}, 'value', {value})"
+    """Return SQL for a column as the text of a JSON object, with its value as wal2json writes it.
+
+    ``kind``: None for a column that is not there.  `concat` uses the type's output function, as wal2json does: a cast
+    to text strips the blanks of ``char(n)`` and adds ``/32`` to ``inet``.
+    """
+    head, column = literal(f'{{"name":{json.dumps(name, ensure_ascii=False)},"value":'), quoted(name)
+    if kind is None:
+        return f"{head} || 'null}}'"
+    value = column if kind == "boolean" else f"encode({column}, 'hex')" if kind == "bytea" else f"concat({column})"
+    # `is not null` is false of a composite value with a null in it.
+    text = f"case when {column} is distinct from null then to_json({value})::text else 'null' end"
+    return f"{head} || {text} || '}}'"
 
 
 def literal(text: str) -> str:

@@ -6,9 +6,10 @@ log ended before the slot was asked for: a transaction that commits behind the s
 it, but not before that, and its changes are newer than the copy.
 
 >>> head(SourceTable("public", "orders", "orders"), "0/16B3700")
-["'action', 'I'", "'lsn', '0/16B3700'", "'schema', 'public'", "'table', 'orders'"]
+'{"action":"I","lsn":"0/16B3700","schema":"public","table":"orders","columns":['
 """
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -87,9 +88,9 @@ def copies(
         others = {name: Beside(of_sql(kind), table.quoted) for name, kind in kinds.items() if name not in own}
         beside[table.input] = {**beside.get(table.input, {}), **others}
         cells = ", ".join(cell(name, kinds.get(name)) for name in own)
-        object_ = f"json_build_object({', '.join(head(table, begins.since))}, 'columns', json_build_array({cells}))"
+        text = f"{literal(head(table, begins.since))} || array_to_string(array[{cells}], ',') || ']}}'"
         made = held(table)
-        rows = streamed(connection, f"select '', {object_} from only {table.quoted}")
+        rows = streamed(connection, f"select '', {text} from only {table.quoted}")
         batches = (pa.record_batch({"value": made(messages(some.column("data")).column(0))}) for some in rows)
         if table.input in whole:
             every = [messages(pa.chunked_array([pa.array([], pa.string())])), *batches]
@@ -99,7 +100,7 @@ def copies(
     run("commit")
 
 
-def head(table: SourceTable, lsn: str) -> list[str]:
-    """What each message of a copy says, as arguments of ``json_build_object``."""
-    said = {"action": "I", "lsn": lsn, "schema": table.schema, "table": table.name}
-    return [f"'{name}', {literal(value)}" for name, value in said.items()]
+def head(table: SourceTable, lsn: str) -> str:
+    """Return how each message of a copy begins."""
+    said = {"action": "I", "lsn": lsn, "schema": table.schema, "table": table.name, "columns": []}
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).removesuffix("]}")
