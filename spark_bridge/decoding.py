@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.formats.base import Format, Target, decoded, uncut
+from ddflow.connectors.formats.base import Format, Target, decoded
 from ddflow.connectors.formats.messages import Messages
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
@@ -49,7 +49,7 @@ class Decode:
         with noted():
             for batch in batches:
                 given = pa.Table.from_batches([batch.rename_columns(list(self.names))])
-                made = uncut(decoded(self.format, given, target, first), target.what)
+                made = decoded(self.format, given, target, first)
                 target = target._replace(table=made.table)
                 rows, at = made.rows, pa.array(made.at)
                 for name in self.beside:
@@ -61,7 +61,7 @@ class Decode:
 def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep: Sequence[str] = ()) -> DataFrame:
     """The rows of messages: what a Debezium topic or another change feed says.
 
-    A flow needs it not: ``flow.upserts(..., format=)`` takes the messages themselves.
+    A flow needs it not: ``flow.upserts(..., format=)`` and ``flow.updates(..., format=)`` take the messages themselves.
 
     Parameters
     ----------
@@ -81,8 +81,8 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     -------
     pyspark.sql.DataFrame
         The columns of ``schema``; ``_position`` and, in most formats, ``_row``, by which events of a key are ordered;
-        ``_deleted``, true where only the key is there; ``_absent``, the cells that an event lacks, for a format with
-        ``unavailable=True``; ``_bad``, for one with ``on_bad="drop"``; and those to ``keep``.
+        ``_deleted``, true where only the key (and an order of your own) is there; ``_absent``, the cells that an event
+        lacks, for a format with ``unavailable=True``; ``_bad``, for one with ``on_bad="drop"``; and those to ``keep``.
 
     Raises
     ------
@@ -93,9 +93,10 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
 
     Notes
     -----
-    O(bytes), in tasks.  A message that cannot be read, and a truncate, fail the job with `BadMessage` inside Spark's
-    error: a truncate deletes rows that only a state knows.  Messages of another table than that of the first are bad,
-    as far as one task reads both: of a topic that has several, name one by ``table=`` of the format.
+    O(bytes), in tasks.  A message that cannot be read fails the job with `BadMessage` inside Spark's error, unless the
+    format drops such.  A truncate is one: it deletes rows that only a state knows.  Messages of another table than that
+    of the first are bad, as far as one task reads both: of a topic that has several, name one by ``table=`` of the
+    format.
 
     Examples
     --------
@@ -118,7 +119,8 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     kept = pa.schema([given.field(name) for name in keep])
     columns = spark_schema(pa.schema([*bound.schema, *kept]), "rows of messages")
     numbered = frame.toDF(*(f"c{i}" for i in range(len(given))))  # Spark minds case, dots and quotes
-    return mapped(numbered, Decode(bound.format, bound.target, tuple(given.names), tuple(keep)), columns)
+    task = Decode(bound.format, bound.target._replace(history=True), tuple(given.names), tuple(keep))
+    return mapped(numbered, task, columns)
 
 
 def decoded_schema(format: Format, schema: Any, spec: Upsert) -> pa.Schema:

@@ -212,7 +212,7 @@ class Node:
     def versions(
         self,
         key: Sequence[str],
-        order_by: str,
+        order_by: str | Sequence[str],
         delete: Condition | None = None,
         ignore: Sequence[str] = (),
         valid_from: str = "valid_from",
@@ -221,8 +221,9 @@ class Node:
     ) -> Node:
         """Type-2 history: the greatest row of each key and order, a run of equal ones as its first.
 
-        ``hidden``: a column that is read by ``delete`` only."""
-        counting = [name for name in self.columns if name not in (*key, *ignore, order_by, hidden)]
+        ``hidden``: a column that is read by ``delete`` only.  Of several order columns the first says when."""
+        by = [order_by] if isinstance(order_by, str) else list(order_by)
+        counting = [name for name in self.columns if name not in (*key, *ignore, *by, hidden)]
         shown = [name for name in self.columns if name != hidden]
 
         def of(state: Mapping[str, Collection]) -> Collection:
@@ -230,11 +231,11 @@ class Node:
             for row, n in self.of(state).items():
                 assert n > 0
                 named = self._named(row)
-                keys[tuple(named[name] for name in key)][named[order_by]].append(row)
+                keys[tuple(named[name] for name in key)][tuple(named[name] for name in by)].append(row)
             out: Collection = Counter()
             for events in keys.values():
                 open_version: Row | None = None
-                for order in sorted(events, key=rank):
+                for order in sorted(events, key=lambda each: [rank(value) for value in each]):
                     live = [row for row in events[order] if delete is None or delete(self._named(row)) is not True]
                     row = self._named(max(live, key=ranks)) if live else None
                     if open_version is not None:
@@ -242,8 +243,8 @@ class Node:
                         # As lists, which take one NaN for itself.
                         if row is not None and [row[name] for name in counting] == [before[name] for name in counting]:
                             continue
-                        out[(*open_version, order)] += 1
-                    open_version = None if row is None else (*(row[name] for name in shown), order)
+                        out[(*open_version, order[0])] += 1
+                    open_version = None if row is None else (*(row[name] for name in shown), order[0])
                 if open_version is not None:
                     out[(*open_version, None)] += 1
             return out

@@ -34,7 +34,6 @@ from ddflow.connectors.files import FilePosition, FilesSource, open_files
 from ddflow.engine.logs import MARKS
 from ddflow.engine.step_time import check_counted
 from ddflow.errors import SpecError, StateRefused
-from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
 from ddflow.plan.evolve import timed
 from ddflow.plan.rebuild import bounds
@@ -105,7 +104,7 @@ def state_columns(state: str, trust: str) -> pa.Schema | None:
     bound = _state_input(state, trust)
     if bound is None:
         return None
-    return bound.target.columns if isinstance(bound, Bound) and bound.format is not None else bound.schema
+    return bound.target.columns if bound.format is not None else bound.schema
 
 
 def _state_input(state: str, trust: str) -> Binding | None:

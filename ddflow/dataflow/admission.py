@@ -30,11 +30,10 @@ from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, deco
 from ddflow.connectors.formats.unseen import Unseen
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
-from ddflow.errors import LateEvent, NullKey, SchemaMismatch, cut
+from ddflow.errors import LateEvent, SchemaMismatch, cut
 from ddflow.kernels.sort import extent
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.binding import Binding
-from ddflow.plan.differences import BoundDifferences
 from ddflow.time import CLOSED, NEVER, shown
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
@@ -134,7 +133,6 @@ class Admission:
         table = to_table(given, self.what, self.given)
         if DELETED in table.column_names:
             return table
-        assert not isinstance(self.bound, BoundDifferences)
         first = came.messages
         made = decoded(format, table, self.bound.target._replace(table=came.table), first)
         came.messages, came.table = first + table.num_rows, made.table
@@ -273,7 +271,7 @@ class Admission:
         """Raises the error of the binding when that is one, with the first of the ``events`` in it."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
-            others = " or null_key='keep'" if self.bound.null_error is NullKey else ""
+            others = " or null_key='keep'" if self.bound.unique else ""
             others += " or on_bad='drop' of the format" if self.format is not None else ""
             error = self.bound.null_error(
                 f"rows for {self.bound.name!r}",

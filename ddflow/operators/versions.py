@@ -18,6 +18,7 @@ neighbours are compared in the index. Rows that tie in key and order are gathere
 1 20 6 20 30 2 1
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -32,7 +33,8 @@ from ddflow.columns.order_words import OrderColumn, exact, word_count
 from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.columns.schema import arrays, one_chunk, plain
 from ddflow.columns.sorting import in_order
-from ddflow.errors import SpecError
+from ddflow.connectors.formats.base import DELETED
+from ddflow.errors import BadMessage, SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, move_versions, show_versions
@@ -62,7 +64,7 @@ class AsVersions(Operator):
         self,
         of: Collection,
         key: str | Sequence[str],
-        order_by: str,
+        order_by: str | Sequence[str],
         delete: Any = None,
         ignore: str | Sequence[str] = (),
         valid_from: str = "valid_from",
@@ -70,24 +72,27 @@ class AsVersions(Operator):
     ) -> None:
         asked, row = self.verb, of.schema
         self.key, self.ignore = column_names(key, asked, "key"), column_names(ignore, asked, "ignore")
-        self.order_by = column_name(order_by, asked, "order_by")
+        self.order_by = column_names(order_by, asked, "order_by")
+        if not self.order_by:
+            raise SpecError(asked, "order_by= is empty", "name the columns that order the versions of a key")
         self.tombstone = delete if isinstance(delete, Tombstone) else None
-        said = [("key", self.key), ("order_by", [order_by]), ("ignore", self.ignore)]
-        said += [("delete", [self.tombstone.column])] if self.tombstone is not None else []
+        said = [("key", self.key), ("order_by", self.order_by), ("ignore", self.ignore)]
+        said += [("delete", (self.tombstone.column,))] if self.tombstone is not None else []
         for option, names in said:
             for name in names:
                 if name not in row.names:
                     found = f"{option}= holds {name!r}: there is no such column"
                     raise SpecError(asked, found, did_you_mean(name, row.names))
         hidden = self.tombstone.column if self.tombstone is not None else None
-        if order_by in self.key or hidden in (order_by, *self.key):
-            twice = order_by if order_by in self.key else hidden
-            raise SpecError(asked, f"{twice!r} is named twice, by key=, order_by= or delete=", "name another column")
-        word_count(row.field(order_by).type, order_by)
-        keyed = of.found_by()
-        if keyed is not None and set(keyed) <= set(self.key):
-            found = f"the input holds one row of each {list(keyed)}, so there is no history of {list(self.key)}"
-            raise SpecError(asked, found, f"key the input by {[*self.key, order_by]}, or give flow.updates(...)")
+        named = [*self.key, *self.order_by, *([] if hidden is None else [hidden])]
+        if twice := [name for name in (*self.order_by, hidden) if name is not None and named.count(name) > 1]:
+            raise SpecError(asked, f"{twice[0]!r} is named twice, by key=, order_by= or delete=", "name another column")
+        for name in self.order_by:
+            word_count(row.field(name).type, name)
+            if name != self.order_by[-1] and not exact(row.field(name).type):
+                found = f"order_by= holds {name!r}, a {row.field(name).type}, before other columns"
+                raise SpecError(asked, found, "give text and binary as the last column, or alone")
+        self.placed = _check_history(of, self, ends=delete is not None)
         if of.forgetting:
             found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would stay for ever"
             raise SpecError(asked, found, "leave on_expire='forget' out there")
@@ -99,16 +104,23 @@ class AsVersions(Operator):
         if taken:
             found = f"there is a column {taken[0]!r} already"
             raise SpecError(asked, found, "choose other names with valid_from= and valid_to=")
-        order = row.field(order_by)
+        order = row.field(self.order_by[0])
         shown += [order.with_name(valid_from), order.with_name(valid_to).with_nullable(True)]
         check_names([*(field.name for field in shown), TIMES], asked)
-        # Two rows that differ in a column that is not shown may leave and come as one.
-        super().__init__(of.flow, pa.schema(shown), [of], hidden is None)
+        # Two rows that differ in a column that is not shown may leave and come as one, and so may two ends.
+        super().__init__(of.flow, pa.schema(shown), [of], hidden is None and len(self.order_by) == 1)
         self.unique = self.positive = True
+        self.equal = frozenset([frozenset([order.name, valid_from])])
+
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: one row shows of each key and order."""
+        more = self.order_by[1:]
+        return [(*self.key, self.names[0], *more), (*self.key, *self.order_by)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """All of it; the delete where there is one."""
-        told: dict[str, Any] = {"key": list(self.key), "order_by": self.order_by, "ignore": list(self.ignore)}
+        order = self.order_by[0] if len(self.order_by) == 1 else list(self.order_by)
+        told: dict[str, Any] = {"key": list(self.key), "order_by": order, "ignore": list(self.ignore)}
         told |= dict(zip(("valid_from", "valid_to"), self.names, strict=True))
         if self.tombstone is not None:
             return told | {"tombstone": self.tombstone.column, "value": self.tombstone.value}
@@ -124,8 +136,7 @@ class AsVersions(Operator):
         if "tombstone" in record:
             delete = Tombstone(record.text("tombstone"), record.given.get("value"))
         names = record.text("valid_from"), record.text("valid_to")
-        key, order_by = record.texts("key"), record.text("order_by")
-        return inputs[0].versions(key, order_by, delete, record.texts("ignore"), *names)
+        return inputs[0].versions(record.texts("key"), _order(record), delete, record.texts("ignore"), *names)
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
@@ -144,7 +155,7 @@ class AsVersions(Operator):
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
         """What it was told, as far as it is not the default."""
-        told = [str(record.texts("key")), repr(record.text("order_by"))]
+        told = [str(record.texts("key")), repr(_order(record))]
         told += [f"delete={shown_formula(record.record('delete'))}"] if "delete" in record else []
         if "tombstone" in record:
             told += [f"delete={Tombstone(record.text('tombstone'), record.given.get('value'))!r}"]
@@ -158,13 +169,50 @@ class AsVersions(Operator):
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: what its key has of the order where it begins, and of that where it ends."""
-        key = {name: name for name in self.key}
-        found = [alike.which(given[0], wanted, key | {self.order_by: name}) for name in self.names]
+        key, (begun, ended) = {name: name for name in self.key}, self.names
+        orders = {name: name for name in self.order_by} | {self.order_by[0]: begun}, {self.order_by[0]: ended}
+        found = [alike.which(given[0], wanted, key | order) for order in orders]
         return [given[0].take(pa.array(np.flatnonzero(found[0] | found[1])))]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
         return RunningVersions(self, context)
+
+
+def _order(record: Record) -> str | list[str]:
+    """Read the order columns: one as text, several as a list."""
+    return record.texts("order_by") if isinstance(record.given.get("order_by"), list) else record.text("order_by")
+
+
+def _check_history(of: Collection, made: AsVersions, *, ends: bool) -> str | None:
+    """Refuse an input that has no versions, and orders that end rows lack.  Raises `SpecError`.
+
+    ``ends``: whether there is a delete=.  Return the input whose messages must say their place, if there is one.
+    """
+    key, order, node = list(made.key), list(made.order_by), of
+    while len(node.inputs) == 1:
+        node = node.inputs[0]
+    bound, name, own = node.bound, "", list[str]()
+    history = f"key the input by {[*key, *order]}, or give flow.updates(...)"
+    if bound is not None and (format := bound.format) is not None:
+        name, own = bound.name, [each for each, _ in format.order]
+        history = f"give its messages to flow.updates({name!r}, ..., key={key}, format={format!r}), and order "
+        history += f"versions by {own}, with delete=dd.tombstone({DELETED!r})"
+        lacking = [each for each in order if each in bound.target.columns.names and each not in bound.spec.key]
+        if not node.unique and ends and lacking and of.schema == node.schema:
+            found = f"an end row of {name!r} has its key and nulls, so {lacking} puts it before all versions"
+            raise SpecError("versions", found, f"order by {own}")
+        if node.unique and {*order} & {*bound.spec.key} and (format.of_tables or format.of_rows):
+            warnings.warn(
+                f"versions of {name!r}: its key {list(bound.spec.key)} has the order {order}, and an update "
+                "deletes the row that it says was there before; unless that is the key of the table at the source, "
+                f"{history}",
+                stacklevel=5,
+            )
+    if single := [list(each) for each in of.unique_by() if {*each} <= {*key}]:
+        found = f"the input holds one row of each {single[0]}, so there is no history of {key}"
+        raise SpecError("versions", found, history)
+    return name if not node.unique and order[0] in own else None
 
 
 def _condition(tombstone: Tombstone, row: pa.Schema) -> str:
@@ -196,26 +244,30 @@ class RunningVersions(OrderedRows):
 
     def __init__(self, node: AsVersions, context: Context) -> None:
         row, self.order_by, self.delete, self.names = node.inputs[0].schema, node.order_by, node.delete, node.names
-        order = [OrderColumn(self.order_by, False, True)]
-        left_out = {*node.key, *node.ignore, self.order_by, *([node.tombstone.column] if node.tombstone else [])}
+        order = [OrderColumn(name, False, True) for name in self.order_by]
+        left_out = {*node.key, *node.ignore, *self.order_by, *([node.tombstone.column] if node.tombstone else [])}
         loose = [field.with_nullable(True) for field in row if field.name not in left_out]
         self.counting = RowHashes(pa.schema(loose), context.secret)
-        self.ties = RowOrder(row, [*node.key, self.order_by], [], context.secret, most=0)
+        self.ties = RowOrder(row, [*node.key, *self.order_by], [], context.secret, most=0)
         super().__init__(row, node.key, order, context.secret)
         self.arrangements = (Arrangement(self.schema, wide=True, words=self.arranged.words + 1, ordered=True),)
         self.tied = self.arranged.words - 3
         """Words of the order: those beyond are of the content, and of the row."""
-        self.exact = exact(ordered_type(row.field(self.order_by).type))
+        self.exact = exact(ordered_type(row.field(self.order_by[-1]).type))
         self.whole_row = [field for field in node.schema if field.name not in self.names]
-        self.wanted = context.wanted
+        self.wanted, self.placed = context.wanted, node.placed
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
-        """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`.
+        """See `Running.compute`.  Raises `NegativeMultiplicity`, `CountOverflow`, `BadMessage`.
 
         For u updates: O(u log rows), and O(r log r) for the r rows around them, from the version before to the second
         after, or of their keys where there are rows on disk; at each time, what stands between what changes then.
         """
         updates = inputs[0]
+        if self.placed is not None and (none := arrays(updates.rows, [self.order[0].name])[0].null_count):
+            found = f"{none:,} events say no place in a log and have no offset, so they have no order"
+            remedy = "give messages with offsets, or order versions by a column of their rows; nothing was taken in"
+            raise BadMessage(f"messages for {self.placed!r}", found, remedy)
         folded = self.fold(updates, since)
         refuse_negative(folded, updates, "versions")
         return self._moved(folded, updates), folded.change
@@ -301,7 +353,7 @@ class RunningVersions(OrderedRows):
             schema = pa.schema([field.with_nullable(True) for field in self.row])
             table, classes = gather(pool, references[tied], schema), number[tied]
             if not self.exact:
-                column = plain(one_chunk(table.column(self.order_by)))
+                column = plain(one_chunk(table.column(self.order_by[-1])))
                 rank = np.array(pc.rank(column, "ascending", tiebreaker="dense")).astype(np.int64)
                 rank[np.asarray(column.is_null())] = 0
                 classes = classes * np.int64(tied.size + 1) + rank
@@ -319,7 +371,7 @@ class RunningVersions(OrderedRows):
         """Versions as rows of the output.  ``wanted``: its columns, None for all."""
         fields = [field for field in self.whole_row if wanted is None or field.name in wanted]
         columns = gathered(pool, rows.references[at], fields)
-        order, ended = self.row.field(self.order_by), until >= 0
+        order, ended = self.row.field(self.order_by[0]), until >= 0
         for name, references in zip(self.names, (at, np.where(ended, until, at)), strict=True):
             if wanted is None or name in wanted:
                 (column,) = gathered(pool, rows.references[references], [order])

@@ -35,7 +35,6 @@ from ddflow.engine.digests import check_text
 from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
 from ddflow.partitions.said import Heard, Said
-from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
 from ddflow.plan.plan import Plan
 
@@ -73,7 +72,7 @@ class Partitioner:
         self.keys, self.required = bound.key_schema, bound.required
         self.fixed = bound.fixed
         self.partitions, self.secret, self.restore = partitions, secret, restore
-        self.format, self.target = bound.format, bound.target if isinstance(bound, Bound) and bound.format else None
+        self.format, self.target = bound.format, bound.target if bound.format else None
         self.table = None if heard is None else heard.table
         self.left, self.asked = ([], None) if heard is None else (heard.unseen.left, heard.unseen.table)
         self.known = None if heard is None else {*heard.known, *bound.schema.names}

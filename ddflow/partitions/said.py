@@ -35,7 +35,6 @@ from ddflow.connectors.formats.unseen import Unseen
 from ddflow.connectors.formats.whose import longer
 from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import BadMessage, cut
-from ddflow.plan.bind import Bound
 from ddflow.plan.plan import Plan
 from ddflow.storage.fields import Strict, decoded, encoded
 from ddflow.storage.protocol import Blob, Store
@@ -107,7 +106,7 @@ def heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
     return {
         name: Heard(bound.target.columns.names, tables.get(name), bound.format.asked)
         for name, bound in formats.items()
-        if isinstance(bound, Bound) and bound.format is not None
+        if bound.format is not None
     }
 
 

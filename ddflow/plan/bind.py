@@ -109,15 +109,8 @@ class Bound:
     @cached_property
     def target(self) -> Target:
         """What its messages become."""
-        format, spec = self.format, self.spec
-        assert format is not None
-        own = own_columns(format)
-        columns = pa.schema([field for field in self.schema if field.name not in own])
-        deciding = [*spec.order_by, spec.time, spec.seq, *(name for order, _ in spec.grouped for name in order)]
-        named = tuple(name for name in deciding if name in columns.names and name not in spec.key)
-        ordered = bool(format.order) and format.order[0][0] in self.schema.names
-        keyed = spec.null_key == "error"
-        return Target(repr(self.name), columns, tuple(spec.key), named, ordered, self.schema, keyed)
+        assert self.format is not None
+        return target_of(self.name, self.schema, self.spec, self.format)
 
     @property
     def marks_bad(self) -> bool:
@@ -198,6 +191,16 @@ class Bound:
 def own_columns(format: Format | None) -> set[str]:
     """The columns that a format adds to events, which are no part of the row."""
     return set() if format is None else {*(name for name, _ in format.order), DELETED, ABSENT, BAD}
+
+
+def target_of(name: str, schema: pa.Schema, spec: Any, format: Format) -> Target:
+    """Describe what the messages of an input become.  ``schema``: the columns of its events.  O(columns)."""
+    own = own_columns(format)
+    columns = pa.schema([field for field in schema if field.name not in own])
+    deciding = [*spec.order_by, spec.time, spec.seq, *(name for order, _ in spec.grouped for name in order)]
+    named = tuple(name for name in deciding if name in columns.names and name not in spec.key)
+    ordered = bool(format.order) and format.order[0][0] in schema.names
+    return Target(repr(name), columns, tuple(spec.key), named, ordered, schema, spec.null_key == "error")
 
 
 def bind(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = None) -> Bound:

@@ -66,10 +66,11 @@ def describe(flow: Plan) -> dict[str, Any]:
 
 def _kind(bound: Binding) -> dict[str, Any]:
     """Of an input of differences, that it is one; of a machine's, the machine, and the columns of its state."""
+    format = {} if bound.format is None else {"format": format_json(bound.format)}
     if not isinstance(bound, Bound):
-        return {"kind": DIFFERENCES}
-    if bound.format is not None:
-        return {"format": format_json(bound.format)}
+        return {"kind": DIFFERENCES, **format}
+    if format:
+        return format
     if bound.merging is None or bound.merging.machine is None:
         return {}
     machine = bound.merging.machine.machine

@@ -96,6 +96,9 @@ class Collection(
     as_it_came: ClassVar[bool] = False
     """Whether what it holds depends on when its inputs' rows came, and cannot be made again of what these hold."""
 
+    bound: Any = None
+    """Of an input: its spec joined with its schema."""
+
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""
 

@@ -18,7 +18,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import numpy as np
@@ -27,10 +26,12 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, validity
 from ddflow.columns.names import DIFF, TIMES, check_names, column_name, column_names, did_you_mean
-from ddflow.columns.schema import is_time
-from ddflow.errors import ExpressionError, SchemaMismatch, SpecError
+from ddflow.columns.schema import is_key, is_time
+from ddflow.connectors.formats.base import BAD, BAD_TYPE, Format, Target
+from ddflow.errors import ExpressionError, NullKey, SchemaMismatch, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
+from ddflow.plan.bind import own_columns, target_of
 from ddflow.plan.spec import Late
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
@@ -68,9 +69,10 @@ class Differences:
     lateness: int | None = None
     null_key: Literal["error", "drop"] = "error"
     value: Sequence[str] | None = None
+    key: Sequence[str] = ()
+    """Of messages: the columns that tell which row a delete ends."""
 
     # What upserts say, and differences have no use for.
-    key: ClassVar[tuple[str, ...]] = ()
     order_by: ClassVar[tuple[str, ...]] = ()
     grouped: ClassVar[tuple[Any, ...]] = ()
     seq: ClassVar[None] = None
@@ -97,6 +99,7 @@ class Differences:
         if self.value is not None:
             object.__setattr__(self, "value", column_names(self.value, asked, "value"))
             check_names(self.value, f"value= of {asked}")
+        object.__setattr__(self, "key", column_names(self.key, asked, "key"))
         if not isinstance(self.keep, bool):
             self._refuse(f"keep={self.keep!r}", "give True or False")
         for name, known in CHOICES.items():
@@ -150,18 +153,37 @@ class BoundDifferences:
     row_schema: pa.Schema
     time_type: pa.DataType
     diff: Expression | None
+    format: Format | None = None
+    """How its messages are read; None where rows are given."""
 
     merging: ClassVar[None] = None
     side: ClassVar[None] = None
-    sides: ClassVar[Mapping[str, pa.Schema]] = MappingProxyType({})
-    format: ClassVar[None] = None
-    marks_bad: ClassVar[bool] = False
     tracked: ClassVar[list[str]] = [TIMES]
     """Of what is held: what counts in "did it change"."""
-    null_error: ClassVar[type[SchemaMismatch]] = SchemaMismatch
     replaces: ClassVar[None] = None
     unique: ClassVar[bool] = False
     """Whether rows differ from each other, and each is there once."""
+
+    @cached_property
+    def target(self) -> Target:
+        """What its messages become: rows of a history, which nothing but another row ends."""
+        assert self.format is not None
+        return target_of(self.name, self.schema, self.spec, self.format)._replace(history=True)
+
+    @property
+    def marks_bad(self) -> bool:
+        """Whether a column of its events says which are bad."""
+        return self.format is not None and self.format.on_bad == "drop"
+
+    @property
+    def sides(self) -> dict[str, pa.Schema]:
+        """The output of bad messages, where there is one."""
+        return {f"{self.name}.bad": pa.schema(list(BAD_TYPE))} if self.marks_bad else {}
+
+    @property
+    def null_error(self) -> type[SchemaMismatch | NullKey]:
+        """The error for a row that lacks what `keyed_by` says."""
+        return NullKey if self.spec.key else SchemaMismatch
 
     @property
     def kept(self) -> bool:
@@ -181,7 +203,7 @@ class BoundDifferences:
     @cached_property
     def event_schema(self) -> pa.Schema:
         """The columns of events once they are admitted: those of the row, the time, and the diff."""
-        there = {*self.row_schema.names, self.spec.time}
+        there = {*self.row_schema.names, self.spec.time, BAD}
         return pa.schema([*(field for field in self.schema if field.name in there), NONE])
 
     def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
@@ -211,18 +233,24 @@ class BoundDifferences:
     @property
     def indispensable(self) -> list[str]:
         """The columns of events in which a null makes them bad."""
-        return [] if self.diff is None else [DIFF]
+        return list(self.spec.key) if self.diff is None else [DIFF]
 
     @property
     def keyed_by(self) -> str:
         """What is missing there, for messages."""
         given = self.spec.diff
+        if self.spec.key:
+            return f"the key {list(self.spec.key)}"
         return f"the diff {given.sql if isinstance(given, ChangeFeed) else given!r}"
 
     def keyless(self, batch: pa.RecordBatch) -> Flags:
-        """uint8[n]: 1 where the diff is null.  O(n)."""
-        present = validity(batch.column(DIFF))
-        return np.uint8(1) - present if present.size else np.zeros(batch.num_rows, np.uint8)
+        """uint8[n]: 1 where the diff, or a column of the key, is null.  O(n)."""
+        out = np.zeros(batch.num_rows, np.uint8)
+        for name in self.spec.key or [DIFF]:
+            present = validity(batch.column(name))
+            if present.size:
+                out |= np.uint8(1) - present
+        return out
 
     @property
     def formulas(self) -> dict[str, Expression]:
@@ -235,8 +263,11 @@ class BoundDifferences:
         return {"time": [self.spec.time]}
 
 
-def bind_differences(name: str, schema: pa.Schema, spec: Differences) -> BoundDifferences:
-    """Join an input's schema and its spec.  Raises `SpecError` or `ExpressionError`, naming the column.  O(columns)."""
+def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Format | None = None) -> BoundDifferences:
+    """Join an input's schema and its spec.  ``format``: what gave the schema its last columns.  O(columns).
+
+    Raises `SpecError` or `ExpressionError`, naming the column.
+    """
     if not isinstance(name, str) or not name:
         raise SpecError(
             "an input of a flow", f"it is given the name {name!r:.200}", "give a name as text, and a schema"
@@ -245,7 +276,11 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences) -> BoundDi
     if nulls := [field.name for field in schema if pat.is_null(field.type)]:
         found = f"the columns {nulls} are of the type null: no value fits"
         raise SpecError(f"the schema of {name!r}", found, "declare what their values will be")
-    for option, columns in (("time", [spec.time] if spec.time else []), ("value", spec.value or ())):
+    if bool(spec.key) != (format is not None):
+        found = "it has no format=, and rows have no key" if spec.key else "messages name rows by their key"
+        raise SpecError(f"key= of {name!r}", found, "leave key= out" if spec.key else "give key=, as in key='id'")
+    named = {"time": [spec.time] if spec.time else [], "value": spec.value or (), "key": spec.key}
+    for option, columns in named.items():
         for column in columns:
             if column not in schema.names:
                 raise SpecError(
@@ -254,17 +289,24 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences) -> BoundDi
     if spec.time is not None and not is_time(schema.field(spec.time).type):
         found = f"{spec.time!r} is {schema.field(spec.time).type}, which is no time"
         raise SpecError(f"time= of {name!r}", found, "use int64, a timestamp or a date; cast it first")
-    diff, drops = None, [spec.time]
+    for column in spec.key:
+        if not is_key(schema.field(column).type):
+            found = f"{column!r} is {schema.field(column).type}, which cannot be a key"
+            raise SpecError(f"key= of {name!r}", found, "use numbers, text, binary, dates, UUIDs, ...")
+    if format is not None and spec.diff is not None:
+        raise SpecError(f"diff= of {name!r}", "messages say themselves what they do", "leave diff= out")
+    diff, drops = None, [spec.time, BAD] if format is not None else [spec.time]
     if spec.diff is not None:
         sql = spec.diff.sql if isinstance(spec.diff, ChangeFeed) else spec.diff
         drops += spec.diff.drops if isinstance(spec.diff, ChangeFeed) else [spec.diff]
         diff = _compiled(name, sql, schema)
-    wanted = [f for f in schema if (f.name not in drops if spec.value is None else f.name in spec.value)]
+    chosen = None if spec.value is None else {*spec.value, *spec.key, *own_columns(format)} - {BAD}
+    wanted = [f for f in schema if (f.name not in drops if chosen is None else f.name in chosen)]
     if not wanted:
         raise SpecError(f"the schema of {name!r}", f"of {schema.names} none is of the row", "name some with value=")
     check_names([field.name for field in wanted] + [TIMES] * spec.keep, f"the rows of {name!r}")
     kind = schema.field(spec.time).type if spec.time else pa.int64()
-    return BoundDifferences(name, schema, spec, pa.schema(wanted), kind, diff)
+    return BoundDifferences(name, schema, spec, pa.schema(wanted), kind, diff, format)
 
 
 def _compiled(name: str, sql: str, schema: pa.Schema) -> Expression:

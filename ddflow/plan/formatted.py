@@ -5,6 +5,7 @@ part of the row; the spec names them where the user's leaves it open, so nothing
 format of a plan that was read back equals the one that was written, and a function of it is known by name only.
 
 >>> from ddflow.connectors.formats import debezium
+>>> from ddflow.plan.spec import Upsert
 >>> bound = bind_format("orders", pa.schema({"id": pa.int64(), "n": pa.int64()}), Upsert("id"), debezium())
 >>> bound.schema.names, bound.row_schema.names, bound.spec.order_by
 (['id', 'n', '_position', '_row', '_deleted'], ['id', 'n'], ('_position', '_row'))
@@ -21,18 +22,20 @@ import pyarrow as pa
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, events_schema
 from ddflow.errors import SpecError
 from ddflow.plan.bind import Bound, bind, check_given
+from ddflow.plan.differences import BoundDifferences, Differences, bind_differences
 from ddflow.plan.merge.absent import Absent, told_of
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import last
-from ddflow.plan.spec import Tombstone, Upsert, tombstone
+from ddflow.plan.spec import Tombstone, tombstone
 
 
-def bind_format(name: str, schema: pa.Schema, spec: Upsert, format: Any) -> Bound:
+def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> Bound | BoundDifferences:
     """Join the declared columns, the spec and the format of an input.  O(columns).
 
     Raises `SpecError` for what does not fit, and `ExpressionError`.
     """
-    check_given(name, spec)
+    if not isinstance(spec, Differences):
+        check_given(name, spec)
     if not isinstance(format, Format):
         raise SpecError(
             f"format= of {name!r}", f"it is {format!r:.99}", "give one of dd.formats, as dd.formats.debezium()"
@@ -44,6 +47,12 @@ def bind_format(name: str, schema: pa.Schema, spec: Upsert, format: Any) -> Boun
     if alike := sorted({each for each in folded if folded.count(each) > 1}):
         found = f"columns differ by upper and lower case only: {alike}"
         raise SpecError(f"format= of {name!r}", found, "the reader of JSON takes them for one: leave one out")
+    columns = [field.with_nullable(True) for field in schema]
+    if isinstance(spec, Differences):
+        if format.leaves_out:
+            found = "a row of a history has all of its cells, and unavailable=True leaves some out"
+            raise SpecError(f"format= of {name!r}", found, "leave it out: a message that lacks a cell is bad then")
+        return bind_differences(name, events_schema(format, columns, bool(format.order)), spec, format)
     if isinstance(spec.delete, Tombstone):
         remedy = f"write it as SQL, as in delete=\"{spec.delete.column} = 'D'\""
         raise SpecError(f"format= of {name!r}", f"delete= is {spec.delete!r}, and the format deletes too", remedy)
@@ -55,7 +64,7 @@ def bind_format(name: str, schema: pa.Schema, spec: Upsert, format: Any) -> Boun
         given["order_by"] = [column for column, _ in format.order]
     if format.leaves_out and not spec.merges:
         given["merge"] = Merge(default=last())
-    every = events_schema(format, [field.with_nullable(True) for field in schema], ordered)
+    every = events_schema(format, columns, ordered)
     return bind(name, every, replace(spec, **given), format)
 
 

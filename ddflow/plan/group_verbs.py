@@ -234,7 +234,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
     def versions(
         self,
         key: str | Sequence[str],
-        order_by: str,
+        order_by: str | Sequence[str],
         delete: Tombstone | Formula | None = None,
         ignore: str | Sequence[str] = (),
         valid_from: str = "valid_from",
@@ -250,20 +250,21 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         ----------
         key : str or sequence of str
             The columns whose history it is; null is a key.
-        order_by : str
-            The column that versions of a key are ordered by, null first.
+        order_by : str or sequence of str
+            The columns that versions of a key are ordered by, null first.  Text and binary may only be the last one.
         delete : Tombstone, str, pyarrow.compute.Expression or callable, optional
             Which rows end the version before and give no row: a `ddflow.tombstone`, whose column is not in the
             result, or a condition as of `filter`.  Of rows of one key and order they are below all others.
         ignore : str or sequence of str
             Columns in which neighbours may differ and be one version.
         valid_from, valid_to : str
-            The names of columns for the order of a version, and for that of what ended it, null for nothing.
+            The names of columns for the order of a version, and for that of what ended it, null for nothing: of several
+            order columns the first.
 
         Returns
         -------
         Collection
-            Of the same columns, and these two.
+            Of the same columns, and these two.  No two rows have the same ``key`` and order.
 
         Raises
         ------

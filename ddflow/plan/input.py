@@ -15,6 +15,7 @@ class Input(Collection):
     """What a plan reads from: upserts, or differences.  ``bound``: its spec joined with its schema."""
 
     verb = "input"
+    bound: Binding
 
     def __init__(self, flow: Nodes, bound: Binding) -> None:
         super().__init__(flow, bound.row_schema, (), bound.unique)

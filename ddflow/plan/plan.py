@@ -130,6 +130,8 @@ class Plan(Nodes):
         lateness: int | None = None,
         null_key: Literal["error", "drop"] = "error",
         value: Sequence[str] | None = None,
+        key: str | Sequence[str] = (),
+        format: Format | None = None,
     ) -> Input:
         """Add an input of differences: rows that say themselves how often they count.
 
@@ -150,6 +152,12 @@ class Plan(Nodes):
             What becomes of a row whose diff is null; "drop" gives the verdict bad.
         value : str or sequence of str, optional
             The columns of a row.  By default all but the time, the column of diffs, and those of a change feed.
+        key : str or sequence of str
+            With ``format``: the columns that name a row in a message.
+        format : Format, optional
+            One of `ddflow.formats`: the input is then given messages, as in `upserts`, and each event is a row of a
+            history.  Rows have ``_position`` and, in most formats, ``_row``, by which the events of a key are ordered,
+            and ``_deleted``, true where the row of the key ended: such a row has the key and nulls.
 
         Returns
         -------
@@ -173,8 +181,11 @@ class Plan(Nodes):
         >>> plan.updates("log", {"city": pa.string(), "n": pa.int64()}, diff="n")
         Input(city string)
         """
-        spec = Differences(diff, time, keep, late, lateness, null_key, value)
-        return self._input(bind_differences(name, to_schema(schema, f"the schema of {name!r}"), spec))
+        spec = Differences(diff, time, keep, late, lateness, null_key, value, key)
+        columns = to_schema(schema, f"the schema of {name!r}")
+        if format is not None:
+            return self._input(bind_format(name, columns, spec, format))
+        return self._input(bind_differences(name, columns, spec))
 
     def sql(self, text: str, **collections: Collection) -> Collection:
         """The collection that a query says, in Spark's SQL.

@@ -76,6 +76,7 @@ _DIFFERENCES: Any = defstruct(
         ("lateness", Natural | UnsetType, UNSET),
         ("null_key", str | UnsetType, UNSET),
         ("value", list[str] | UnsetType, UNSET),
+        ("key", list[str] | UnsetType, UNSET),
     ],
     forbid_unknown_fields=True,
 )

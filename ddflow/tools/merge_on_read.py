@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Secret
+from ddflow.connectors.formats.base import Format
 from ddflow.connectors.frames import arrow
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
@@ -105,8 +106,12 @@ def folded(
     memory: str | int | None = None,
     spill: str | PathLike[str] | None = None,
     secret: Secret | None = None,
+    format: Format | None = None,
 ) -> Iterator[RunningInput]:
-    """What holds the rows that `merge_on_read` gives.  To be read within the ``with``."""
+    """What holds the rows that `merge_on_read` gives.  To be read within the ``with``.
+
+    ``format``: of messages that were decoded to rows of a history.
+    """
     parts, first = _parts(log)
     if schema is None and first is None:
         raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=")
@@ -114,7 +119,7 @@ def folded(
     flow = Flow()
     # What stale= adds is no part of the collection.
     alone = replace(spec, stale="drop", expiry=None) if isinstance(spec, Upsert) else spec
-    input = flow._input(bound_to(LOG, declared, replace(alone, lateness=None)))
+    input = flow._input(bound_to(LOG, declared, replace(alone, lateness=None), format=format))
     # An engine has an output; this one asks for the least of each row.
     flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:

@@ -235,7 +235,8 @@ class _Comparison:
         bound = self.bound
         fed = self.snapshot.dataflow.fed.get(bound.name, Fed())
         given = self._parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
-        with folded(given, bound.spec, bound.schema, memory=memory, spill=spill, secret=self.secret) as expected:
+        how: Any = {"memory": memory, "spill": spill, "format": None if bound.unique else bound.format}
+        with folded(given, bound.spec, bound.schema, secret=self.secret, **how) as expected:
             for one, other in aligned(self.upsert.arranged, expected.arranged, bound, self.secret):
                 self._compare(one, other)
         self._note()

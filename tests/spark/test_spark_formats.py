@@ -210,6 +210,33 @@ def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_
         assert counted(dd.read(state, "by_v")) == counted(engine.read("by_v"))
 
 
+def test_history_of_a_topic_as_an_engine_and_of_decoded_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """With ``before`` in the messages, cut into epochs, some of them read twice; and lazily, and of frames of rows."""
+    delete, order = dd.tombstone("_deleted"), ["_position", "_row"]
+    came = messages(0, 60)
+    parts = [came.slice(0, 30), came.slice(20, 25), came.slice(40)]
+    flow = dd.Flow()
+    rows = flow.updates("t", COLUMNS, key="id", format=dd.formats.debezium(on_bad="drop"))
+    flow.output("history", rows.versions("id", order, delete))
+    with flow.open() as engine:
+        for number, part in enumerate(parts, 1):
+            frames = {"t": frame_of(spark, part.slice(0, 7), part.slice(7))}
+            ran = spark_bridge.run(flow, frames, state=str(tmp_path / "state"), partitions=2, epoch=number)
+            step = engine.step({"t": part})
+            assert counted(ran["history"].toArrow()) == counted(step["history"])
+            assert counted(ran["t.bad"].toArrow().select(["reason"])) == counted(step["t.bad"].select(["reason"]))
+        expected = counted(engine.read("history"))
+    assert counted(dd.read(str(tmp_path / "state"), "history")) == expected
+    every = frame_of(spark, *parts)
+    lazy = spark_bridge.run(flow, {"t": every})["history"].toArrow()
+    assert counted(lazy) == expected
+    format = dd.formats.debezium(on_bad="drop")
+    decoded_rows = spark_bridge.decode(every, format, COLUMNS, dd.Upsert(key="id")).where("_bad is null").drop("_bad")
+    flow = dd.Flow()
+    flow.output("history", flow.updates("t", decoded_rows).versions("id", order, delete))
+    assert counted(spark_bridge.run(flow, {"t": decoded_rows})["history"].toArrow()) == expected
+
+
 def test_what_cannot_be_decoded_is_said_before_a_job_or_by_it(spark: SparkSession) -> None:
     format, spec = dd.formats.debezium(), dd.Upsert(key="id")
     good = frame_of(spark, messages(0, 3))

@@ -53,7 +53,8 @@ class Target(NamedTuple):
     ``what``: how messages call the input.  ``columns``: those declared.  ``key``: of the rows.  ``deciding``: further
     columns that events are ordered or stamped by, which deletes need too.  ``ordered``: whether the format's own order
     counts.  ``out``: the columns of events.  ``keyed``: whether an event without its key is none.
-    ``table``: that messages were of before, None where none has said."""
+    ``table``: that messages were of before, None where none has said.  ``history``: whether rows are versions, so a
+    message cannot delete what others hold."""
 
     what: str
     columns: pa.Schema
@@ -63,6 +64,7 @@ class Target(NamedTuple):
     out: pa.Schema
     keyed: bool = False
     table: str | None = None
+    history: bool = False
 
 
 class Truncate(NamedTuple):
@@ -251,6 +253,8 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
     if messages.broken.any():
         bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
     made = format.upserts(messages, target, bad)
+    if target.history:
+        made = _versions(made, target, bad)
     at: Ints = np.arange(messages.rows) if made.at is None else made.at
     if target.keyed and format.on_bad == "drop":
         for name in target.key:
@@ -292,6 +296,16 @@ def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> M
     messages = Messages(as_values(given) if format.of_rows else given, what, first)
     messages.own = format.place
     return messages
+
+
+def _versions(made: Upserts, target: Target, bad: BadMessages) -> Upserts:
+    """Reduce deletes to key and order, and mark truncates as bad: no message says which keys they end."""
+    bad.mark([each.row for each in made.truncates], "it is a truncate, which does not say whose versions end")
+    if not made.deleted.any():
+        return made._replace(truncates=())
+    rows, kept = pa.array(np.arange(made.deleted.size), mask=made.deleted), (*target.key, *target.deciding)
+    cells = {name: cell if name in kept else cell.take(rows) for name, cell in made.columns.items()}
+    return made._replace(columns=cells, truncates=())
 
 
 def uncut(made: Decoded, what: str) -> Decoded:
