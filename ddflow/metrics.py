@@ -21,12 +21,22 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from ddflow.errors.secrets import mask_secrets
 from ddflow.terminal import counted
 
 LOG: Final = logging.getLogger("ddflow")
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 Look = Callable[[int], None]
 """For progress: called with the number of rows, events or bytes that were done since its last call."""
+
+
+def mask_record(record: logging.LogRecord) -> bool:
+    """Leave secrets out of a record.  A filter of ddflow's loggers."""
+    record.msg, record.args = mask_secrets(record.getMessage()), ()
+    return True
+
+
+LOG.addFilter(mask_record)
 
 
 class SinkLag(NamedTuple):

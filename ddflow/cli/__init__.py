@@ -31,6 +31,7 @@ from ddflow.cli.say import say
 from ddflow.cli.welcome import TEXT
 from ddflow.cli.worded import VERB, worded
 from ddflow.errors import DdflowError
+from ddflow.errors.secrets import mask_secrets
 from ddflow.terminal import guard_log, lines
 from ddflow.version import __version__
 
@@ -86,19 +87,20 @@ class Verbs(TyperGroup):
         """Run a command line.  ``--debug`` is taken from wherever it stands before a ``--``."""
         line = list(sys.argv[1:] if args is None else args)
         end = line.index("--") if "--" in line else len(line)
+        self._line = line
         if "--debug" in line[:end]:
             line = ["--debug", *(word for word in line[:end] if word != "--debug"), *line[end:]]
         return super().main(line, *positional, **settings)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb, guarded."""
-        with guard(bool(ctx.params.get("debug"))):
+        with guard(bool(ctx.params.get("debug")), self._line):
             return super().invoke(ctx)
 
 
 @contextmanager
-def guard(debug: bool) -> Iterator[None]:
-    """Turn what ends a verb into one message and its exit code."""
+def guard(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
+    """Turn what ends a verb into one message and its exit code.  ``line``: words that may be addresses."""
     try:
         yield
         sys.stdout.flush()
@@ -122,10 +124,20 @@ def guard(debug: bool) -> Iterator[None]:
     except Exception as error:
         if hasattr(error, "exit_code"):  # wrong usage: Typer words it, and ends with 2
             usage: Any = error
-            usage.message = lines(str(getattr(error, "message", error)))
+            usage.message = lines(_hide(str(getattr(error, "message", error)), line))
+            usage.args = (usage.message,)
             raise
         _say(f"{type(error).__name__}: {error}; this is a bug in ddflow: run again with --debug and report it", debug)
         raise typer.Exit(BUG) from None
+
+
+def _hide(message: str, line: Sequence[str]) -> str:
+    """Return a message that may repeat words of the command line, without their secrets."""
+    from ddflow.storage.address import public
+
+    for word in (part for each in line for part in (each, each.partition("=")[2])):
+        message = message.replace(word, public(word)) if word else message
+    return mask_secrets(message)
 
 
 def _say(message: str, debug: bool) -> None:

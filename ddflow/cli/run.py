@@ -14,6 +14,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,7 @@ From = Annotated[
         help="A source: files:PATTERN (of full files files:PATTERN:full; of another ending :format=csv; of text "
         ":delimiter=;, :null=NA, :encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y behind it), "
         "sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
-        "postgres://HOST/DATABASE#TABLE. May be repeated.",
+        "postgres://HOST/DATABASE#TABLE. @FILE: the lines of a file. May be repeated.",
     ),
 ]
 To = Annotated[
@@ -59,7 +60,8 @@ To = Annotated[
         metavar="OUTPUT=KIND:WHERE",
         show_default=False,
         help="A sink: sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
-        "postgres://HOST/DATABASE#TABLE, delta:FOLDER, iceberg:NAMESPACE.TABLE, parquet:FOLDER. May be repeated.",
+        "postgres://HOST/DATABASE#TABLE, delta:FOLDER, iceberg:NAMESPACE.TABLE, parquet:FOLDER. @FILE: the lines of a "
+        "file. May be repeated.",
     ),
 ]
 Modes = Annotated[
@@ -260,17 +262,30 @@ def sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, Ta
 
 
 def paired(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    """``NAME=REST`` by name.  Raises `typer.BadParameter`."""
+    """``NAME=REST`` by name; of ``@FILE`` its lines.  Raises `typer.BadParameter`."""
+    from ddflow.storage.address import public
+
     found = dict[str, str]()
-    for text in given or ():
+    for text in chain.from_iterable(map(_expand_file, given or ())):
         name, equals, rest = text.partition("=")
-        if not equals or not name or not rest:
-            raise typer.BadParameter(f"{option} {text}: write NAME=...")
+        # An address without its name may have a "=", too.
+        if not equals or not name or not rest or ":" in name or "@" in name:
+            raise typer.BadParameter(f"{option} {public(text)}: write NAME=...")
         if name in found:
             two = "; give it a second name in the flow: flow.output(...)" if option == "--to" else ""
             raise typer.BadParameter(f"{option} {name}=...: it is given twice{two}")
         found[name] = rest
     return found
+
+
+def _expand_file(text: str) -> list[str]:
+    """Return the lines of a file behind ``@``, which no list of processes shows.  Raises `typer.BadParameter`."""
+    if not text.startswith("@"):
+        return [text]
+    try:
+        return [line.strip() for line in Path(text[1:]).read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeError) as error:
+        raise typer.BadParameter(f"{text}: {error}; give a file with a line NAME=KIND:WHERE") from None
 
 
 def loaded(text: str) -> "dd.Flow":

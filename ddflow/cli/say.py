@@ -6,9 +6,14 @@ a\\x1b[2Jb
 
 import typer
 
+from ddflow.errors.secrets import mask_secrets
 from ddflow.terminal import lines
 
 
 def say(text: str = "", err: bool = False, drawn: bool = False) -> None:
-    """Print lines.  ``drawn``: by `ddflow.terminal.console`, so that their control sequences are its own."""
+    """Print lines; on stderr without secrets.
+
+    ``drawn``: by `ddflow.terminal.console`, so that their control sequences are its own.
+    """
+    text = mask_secrets(text) if err else text
     typer.echo(text if drawn else lines(text), err=err)

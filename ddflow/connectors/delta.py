@@ -11,7 +11,6 @@ DeltaSink(path='s3://lake/by_city', mode='upsert')
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,24 +29,18 @@ from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, Ta
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import with_deletes
 from ddflow.connectors.table_shape import holdable, is_written, new_columns, vanished
-from ddflow.errors import MissingExtra, SinkFailed, SpecError
+from ddflow.errors import MissingExtra, SinkFailed
+from ddflow.errors.secrets import mask_secrets
+from ddflow.storage.address import refuse_secret
 
+OPTIONS: Final = "give them as storage_options="
 EPOCH: Final = "ddflow.epoch"
 _SIGNED: Final = 1 << 64
-_SECRET: Final = re.compile(r"(?<=//)[^/@]*:[^/@]*@|\?.*")
-"""A password in front of a host, and parameters behind a path."""
 
 
 def place_of(path: str) -> str:
     """A table's address."""
     return path if "://" in path else os.path.abspath(path)
-
-
-def no_secret(path: str) -> None:
-    """Raise `SpecError` for an address with credentials."""
-    if "://" in path and _SECRET.search(path):
-        found = "credentials would be shown with its address"
-        raise SpecError(f"a table at {_SECRET.sub('', path)}", found, "give them as storage_options=")
 
 
 def library() -> Any:
@@ -75,7 +68,7 @@ class DeltaSink(TableSink):
     kind: ClassVar[str] = "delta"
 
     def __post_init__(self) -> None:
-        no_secret(self.path)
+        refuse_secret(self.path, OPTIONS)
 
     @property
     def target(self) -> str:
@@ -242,6 +235,7 @@ class DeltaLakeTable(OpenSink):
             yield
         except (library().exceptions.DeltaError, OSError) as error:
             said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            said = mask_secrets(said, self.options.values())
             raise SinkFailed(f"{asked} {self.place}", said, "see to the table") from None
 
 

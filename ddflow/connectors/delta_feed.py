@@ -34,11 +34,13 @@ from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
 from ddflow.columns.widening import Inexact, widened
 from ddflow.columns.wider import becomes, widening
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
-from ddflow.connectors.delta import library, no_secret, place_of
+from ddflow.connectors.delta import OPTIONS, library, place_of
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
 from ddflow.errors import SchemaMismatch, SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.errors.secrets import mask_secrets
+from ddflow.storage.address import refuse_secret
 
 LOOK: Final = 0.5
 """Seconds between two looks for a new version."""
@@ -77,7 +79,7 @@ class FollowedTable(Source):
     positions: ClassVar[Any] = FeedPosition
 
     def __post_init__(self) -> None:
-        no_secret(self.path)
+        refuse_secret(self.path, OPTIONS)
         aware = not isinstance(self.start, datetime) or self.start.tzinfo is not None
         if not aware or isinstance(self.start, bool) or (isinstance(self.start, int) and self.start < 0):
             remedy = "give the number of a version, or a datetime with a time zone"
@@ -322,6 +324,7 @@ class FeedReader(OpenSource):
             if not isinstance(error, (library().exceptions.DeltaError, OSError)) and type(error) is not Exception:
                 raise
             said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            said = mask_secrets(said, self.of.storage_options.values())
             if isinstance(error, FileNotFoundError) or any(each in str(error) for each in _GONE):
                 found = f"a version that was not read yet is gone, or is none: {said}"
                 raise SourceChanged(self.asked, found, _AGAIN) from None

@@ -26,9 +26,11 @@ from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape,
 from ddflow.connectors.sql_table import SqlTable, no_records
 from ddflow.connectors.whole_files import FileDatabase, split
 from ddflow.errors import MissingExtra, SourceFailed, UnreadableInput
+from ddflow.storage.address import refuse_secret
 
 __all__ = ["DuckDBSink", "DuckDBSource", "TableChanges", "TargetRecord"]
 
+TOKEN: Final = "let the token come from the environment: motherduck_token"
 _GIVEN: Final = "_ddflow_given"
 """What rows are called in a statement, as no table is."""
 
@@ -47,6 +49,9 @@ class DuckDBSource(FileDatabase):
     """See `dd.sources.duckdb`."""
 
     kind: ClassVar[str] = "duckdb"
+
+    def __post_init__(self) -> None:
+        refuse_secret(self.path, TOKEN)
 
     def needs(self) -> None:
         """The driver."""
@@ -86,6 +91,7 @@ class DuckDBSink(TableSink):
 
     def __post_init__(self) -> None:
         no_records(self.table)
+        refuse_secret(self.path, TOKEN)
 
     @property
     def target(self) -> str:

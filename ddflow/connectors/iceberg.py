@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow as pa
@@ -35,6 +34,8 @@ from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import among
 from ddflow.connectors.table_shape import holdable, is_written, new_columns, refused, vanished
 from ddflow.errors import DdflowError, MissingExtra, SinkFailed, SpecError
+from ddflow.errors.secrets import mask_secrets
+from ddflow.storage.address import check_encoded
 
 RECORD: Final = "ddflow.written"
 """The record: a list as JSON."""
@@ -42,7 +43,7 @@ FEW: Final = 200
 """As many keys are looked for in a file's statistics one by one."""
 TOGETHER: Final = 256 << 20
 """Bytes of rows that are written at a time."""
-_HIDDEN: Final = re.compile(r"(?<=://)[^/?#]*@|[?#].*")
+_HIDDEN: Final = re.compile(r"(?<=://)(?:[^/?#]*|[^/@:]*:(?!\d+(?:/|$))[^\n]*)@|[?#].*")
 """What an address has beside a place."""
 _CREATED: Final = {"write.metadata.delete-after-commit.enabled": "true"}
 """A table of many commits would keep a file of metadata for each."""
@@ -70,6 +71,7 @@ class IcebergSink(TableSink):
         if not all(self.table.rpartition(".")[::2]):
             found = "it has no namespace"
             raise SpecError(f"dd.sinks.iceberg({self.table!r})", found, "write NAMESPACE.TABLE: 'shop.by_city'")
+        check_encoded(self.properties.get("uri", ""), f"write the table {self.table}")
 
     @property
     def properties(self) -> dict[str, str]:
@@ -294,12 +296,7 @@ class IcebergFiles:
 def hushed(error: Exception, known: Mapping[str, Any]) -> str:
     """The first line of a message, without values of properties."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    said = lines[0]
-    for value in sorted(map(str, known.values()), key=len, reverse=True):
-        password = urlsplit(value).password if "://" in value else None
-        for secret in (value, password):
-            said = said.replace(secret, "...") if secret and len(secret) > 3 else said
-    return f"{type(error).__name__}: {said}"
+    return f"{type(error).__name__}: {mask_secrets(lines[0], known.values())}"
 
 
 def library() -> Any:

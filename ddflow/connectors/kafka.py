@@ -24,6 +24,8 @@ from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.kafka_position import TopicIds, TopicOrigin, TopicPosition, remembered, same
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import MissingExtra, SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.errors.secrets import mask_secrets
+from ddflow.storage.address import refuse_secret
 from ddflow.storage.closing import on_failure
 
 WAIT: Final = 10.0
@@ -33,6 +35,7 @@ LOOK: Final = 10.0
 AGAIN: Final = 2.0
 """Seconds that an answer may take when the last connection has broken."""
 AT_ONCE: Final = 10_000
+CONFIG: Final = "give them as config={'sasl.username': ..., 'sasl.password': ...}, and brokers as HOST:PORT"
 QUIET: Final = {"log_level": 0}
 
 
@@ -63,6 +66,7 @@ class KafkaTopic(Source):
     positions: ClassVar[Any] = TopicPosition
 
     def __post_init__(self) -> None:
+        refuse_secret(self.target, CONFIG)
         check(self.tables, self.others, "dd.sources.kafka")
         if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
             remedy = "use 'earliest', 'latest', or a datetime with a time zone"
@@ -256,13 +260,14 @@ class TopicReader(OpenSource):
             yield
         except kafka.KafkaException as error:
             told = error.args[0]
+            said = mask_secrets(told.str(), self.of.config.values())
             if told.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
-                raise SourceChanged(self.asked, told.str(), _ANOTHER) from None
+                raise SourceChanged(self.asked, said, _ANOTHER) from None
             if told.code() in (kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, kafka.KafkaError._UNKNOWN_TOPIC):
                 raise UnreadableInput(self.asked, "there is no such topic", "create it, or mend its name") from None
             if told.code() in (kafka.KafkaError._INVALID_ARG, kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED):
-                raise UnreadableInput(self.asked, told.str(), "see to config= and to what it may read") from None
-            raise SourceFailed(self.asked, told.str(), "see to the brokers") from None
+                raise UnreadableInput(self.asked, said, "see to config= and to what it may read") from None
+            raise SourceFailed(self.asked, said, "see to the brokers") from None
 
 
 _ANOTHER: Final = "messages in between are lost here: begin a new state, or restore the topic"

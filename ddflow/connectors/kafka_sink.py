@@ -22,10 +22,12 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.change_messages import MESSAGES, rows_as, texts_of
-from ddflow.connectors.kafka import AT_ONCE, QUIET, WAIT, KafkaTopic, TopicReader, library
+from ddflow.connectors.kafka import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, library
 from ddflow.connectors.modes import with_deletes
 from ddflow.connectors.table_shape import OTHER_MODE, is_written, vanished
 from ddflow.errors import DdflowError, SinkFailed, SinkRefused, SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.errors.secrets import mask_secrets
+from ddflow.storage.address import refuse_secret
 
 CONTROL: Final = ".ddflow"
 """What the name of a control topic ends with."""
@@ -42,6 +44,7 @@ class KafkaSink(TableSink):
     kind: ClassVar[str] = "kafka"
 
     def __post_init__(self) -> None:
+        refuse_secret(self.target, CONFIG)
         if self.topic.endswith(CONTROL):
             found = f"what ends with {CONTROL!r} says which epochs other topics have"
             raise SpecError(f"write to the topic {self.topic!r}", found, "give another topic")
@@ -120,8 +123,9 @@ class TopicWriter(OpenSink):
                 try:
                     self.admin.create_topics([new(topic, 1, config=told)])[topic].result(WAIT)
                 except kafka.KafkaException as error:
+                    said = mask_secrets(error.args[0].str(), self.of.config.values())
                     remedy = f"create it: kafka-topics --create --topic {topic} --partitions 1"
-                    raise self._refused(f"there is no topic {topic}: {error.args[0].str()}", remedy) from None
+                    raise self._refused(f"there is no topic {topic}: {said}", remedy) from None
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
@@ -215,4 +219,5 @@ class TopicWriter(OpenSink):
             yield
         except (library().KafkaException, SourceFailed, SourceChanged) as error:
             told = error.found if isinstance(error, DdflowError) else error.args[0].str()
+            told = mask_secrets(told, self.of.config.values())
             raise SinkFailed(f"{asked} {self.of.target}", told, "see to the brokers") from None

@@ -27,6 +27,7 @@ import pyarrow as pa
 from ddflow.connectors.files.kinds import Kind
 from ddflow.connectors.files.places import MAGIC, InBucket, Local, Place
 from ddflow.errors import MissingExtra, SourceFailed, SpecError, StateRefused, StorageFailed, UnreadableInput
+from ddflow.storage.address import public
 from ddflow.storage.object_store import Bucket, library
 
 _WILD: Final = re.compile(r"[*?\[]")
@@ -203,7 +204,7 @@ def landing(pattern: str) -> Landing:
     if "://" not in pattern:
         return FolderLanding(os.path.abspath(pattern))
     if not _BUCKET.fullmatch(pattern):
-        shown = pattern.rpartition("@")[2]
+        shown = public(pattern)
         found = "files of this machine and objects of s3://BUCKET/PREFIX are followed"
         raise SpecError(f"dd.sources.files({shown!r})", found, "give a path, a pattern, or s3://BUCKET/PREFIX/*")
     return BucketLanding(pattern)

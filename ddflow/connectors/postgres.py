@@ -31,6 +31,7 @@ from ddflow.connectors.attached import Mode, OpenSink, SinkNotLetIn, TableChange
 from ddflow.connectors.in_place import InPlaceTable, Match
 from ddflow.connectors.sql_table import as_text, no_records
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
+from ddflow.storage.address import check_encoded
 from ddflow.storage.closing import on_failure
 
 __all__ = ["PostgresSink", "column_type"]
@@ -121,16 +122,19 @@ def remedy_of(said: str) -> str | None:
 def address(url: str, what: str) -> dict[str, Any]:
     """An address in its parts.  ``what``: for messages.  Raises `SpecError`, which does not show it."""
     psycopg = driver()
+    check_encoded(url, what)
     try:
         return dict(psycopg.conninfo.conninfo_to_dict(url))
     except psycopg.Error as error:
-        found, remedy = "its address is none of Postgres", "write postgresql://USER@HOST:PORT/DATABASE"
-        option = re.fullmatch(r'invalid URI query parameter: "(\w+)"', str(error).strip())
-        known = ["slot", *(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())]
-        # What is like no option may be of a password that has a slash.
-        if option is not None and (near := get_close_matches(option[1], known, 3, 0.75)):
-            found, remedy = f"its address has an unknown option {option[1]!r}", did_you_mean(option[1], near)
-        raise SpecError(what, found, remedy) from None
+        said = str(error).strip()
+    # Raised behind the block, because the driver's error repeats the address.
+    found, remedy = "its address is none of Postgres", "write postgresql://USER@HOST:PORT/DATABASE"
+    option = re.fullmatch(r'invalid URI query parameter: "(\w+)"', said)
+    known = ["slot", *(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())]
+    # What is like no option may be of a password that has a slash.
+    if option is not None and (near := get_close_matches(option[1], known, 3, 0.75)):
+        found, remedy = f"its address has an unknown option {option[1]!r}", did_you_mean(option[1], near)
+    raise SpecError(what, found, remedy)
 
 
 def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType({}), **how: Any) -> Any:

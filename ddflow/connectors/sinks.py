@@ -98,8 +98,8 @@ def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None 
     Parameters
     ----------
     url : str
-        As libpq takes it, ``postgresql://user@host:port/database``.  Let the password come from ``PGPASSWORD`` or from
-        ``~/.pgpass``; one in the address is used, and never shown or kept.
+        As libpq takes it, ``postgresql://user@host:port/database``.  Let the password come from ``PGPASSFILE`` or
+        ``PGPASSWORD``; one in the address is used, and never shown or kept.
     table, mode
         As of `sqlite`.
     schema : str, optional

@@ -144,8 +144,8 @@ def postgres(url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow",
     Parameters
     ----------
     url : str
-        As libpq takes it, ``postgresql://user@host:port/database``.  Let the password come from ``PGPASSWORD`` or from
-        ``~/.pgpass``; one in the address is used, and never shown or kept.  The role needs ``replication`` and
+        As libpq takes it, ``postgresql://user@host:port/database``.  Let the password come from ``PGPASSFILE`` or
+        ``PGPASSWORD``; one in the address is used, and never shown or kept.  The role needs ``replication`` and
         ``select``.
     tables : str or mapping of str to str
         A table, ``"public.orders"``, for the input that the source is attached as; or the input of each table.  Their

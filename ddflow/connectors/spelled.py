@@ -20,7 +20,9 @@ from ddflow.connectors import sinks, sources
 from ddflow.connectors.attached import Mode, Source, TableSink
 from ddflow.connectors.files.address_options import FULL, cut, writing
 from ddflow.connectors.files.file_path import WRITING, FilePath
+from ddflow.connectors.kafka import CONFIG
 from ddflow.errors import SpecError
+from ddflow.storage.address import check_encoded, public, refuse_secret
 
 SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
     "files": lambda where, name, follow, lines: sources.files(**_files(where), follow=follow, lines=lines),
@@ -57,8 +59,7 @@ def _cut(text: str, known: dict[str, Any]) -> tuple[str, str]:
     kind, colon, where = text.partition(":")
     kind = "postgres" if kind == "postgresql" else kind  # libpq takes both
     if kind not in known or not colon or not where or where.startswith(":"):
-        shown = text.rpartition("@")[2]  # no credentials
-        raise SpecError(shown, "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
+        raise SpecError(public(text), "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
     return kind, where
 
 
@@ -83,6 +84,7 @@ def _messages(where: str, name: str) -> dict[str, Any]:
     >>> _messages("//b:1/t", "orders")
     {'servers': 'b:1', 'topic': 't'}
     """
+    refuse_secret(f"kafka:{where}", CONFIG)
     place, _, tables = where.partition("#")
     place, _, others = place.partition("?others=")
     servers, topic = _topic(place, name)
@@ -101,12 +103,14 @@ def _tables(text: str, only: str) -> dict[str, str]:
 
 def _topic(where: str, name: str) -> tuple[str, str]:
     """Brokers, and a topic behind ``/``, by default of the same name."""
+    refuse_secret(f"kafka:{where}", CONFIG)
     servers, _, topic = where.removeprefix("//").partition("/")
     return servers, topic or name
 
 
 def _table(where: str, name: str) -> tuple[str, str]:
     """A file, and a table behind ``#``, by default of the same name."""
+    check_encoded(where, f"attach {name!r}")
     path, _, table = where.partition("#")
     return path, table or name
 
@@ -121,6 +125,7 @@ def _slot(where: str, name: str) -> dict[str, Any]:
     >>> _slot("//me@db/shop?slot=s&sslmode=require#orders", "orders")
     {'url': 'postgresql://me@db/shop?sslmode=require', 'tables': {'orders': ''}, 'slot': 's'}
     """
+    check_encoded(f"postgres:{where}", f"read {name!r} from Postgres")
     path, tables = _table(where, name)
     address, _, query = path.partition("?")
     given = [each for each in query.split("&") if each]
@@ -136,6 +141,7 @@ def _schema(where: str, name: str) -> dict[str, Any]:
     >>> _schema("//me@db/shop#reports.by_city", "by_city")
     {'url': 'postgresql://me@db/shop', 'table': 'by_city', 'schema': 'reports'}
     """
+    check_encoded(f"postgres:{where}", f"write {name!r} to Postgres")
     path, table = _table(where, name)
     schema, _, table = table.rpartition(".")
     return {"url": f"postgresql:{path}", "table": table, "schema": schema or None}

@@ -200,13 +200,13 @@ class _Telling:
                 pa.repeat(self.row.column(n)[0], at.size) if n in own else _masked(rows.column(n), live)
                 for n in rows.schema.names
             ]
-            masked = pa.table(columns, names=rows.schema.names)
+            mask_secrets = pa.table(columns, names=rows.schema.names)
             order = upsert.order
             kept = order.keeps and bool(order.fields)
             winners = order.values(batch.order[at], rows if order.hidden else None) if kept else None
-            self._tell([HELD[bool(each)] for each in live], batch.time[at], masked, winners)
+            self._tell([HELD[bool(each)] for each in live], batch.time[at], mask_secrets, winners)
             self.settled += int((batch.time[at] <= since).sum())
-            there = masked.select([n for n in masked.schema.names if n in self.bound.row_schema.names])
+            there = mask_secrets.select([n for n in mask_secrets.schema.names if n in self.bound.row_schema.names])
             now = shown_row(there, at.size - 1) if live[-1] else None
         return now
 

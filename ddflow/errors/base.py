@@ -1,8 +1,9 @@
 """The base of all errors: one message template.
 
 Invariant: a message says what was asked, what was found and what to do, in that order and with the values, so that it
-can be acted on without this package's source. The three parts stay on the exception as fields, for programs. Classes
-are shown as of ``ddflow.errors``, whichever file they stand in.
+can be acted on without this package's source; and no secret of an address or a setting (`secrets`). The three
+parts stay on the exception as fields, for programs. Classes are shown as of ``ddflow.errors``, whichever file they
+stand in.
 
 >>> error = DdflowError("cannot advance to 4", "the frontier is already 7", "times may not go back")
 >>> str(error)
@@ -12,6 +13,8 @@ are shown as of ``ddflow.errors``, whichever file they stand in.
 """
 
 from typing import Any
+
+from ddflow.errors.secrets import mask_secrets
 
 
 def cut(text: str, most: int = 300) -> str:
@@ -40,6 +43,7 @@ class DdflowError(Exception):
         cls.__module__ = "ddflow.errors"
 
     def __init__(self, asked: str, found: str, remedy: str) -> None:
+        asked, found, remedy = mask_secrets(asked), mask_secrets(found), mask_secrets(remedy)
         super().__init__(asked, found, remedy)
         self.asked, self.found, self.remedy = asked, found, remedy
 

@@ -17,12 +17,15 @@ import os
 import re
 from typing import Any, Final
 
-from ddflow.errors import DdflowError, StateRefused
+from ddflow.errors import DdflowError, SpecError, StateRefused
+from ddflow.errors.secrets import mask_secrets
 
 LOCAL: Final = "give a folder of this machine's file systems, without a scheme"
 EITHER: Final = "give a folder, without a scheme, or s3://bucket/prefix"
 _URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*):/")
-_PRIVATE = re.compile(r"(:/+)[^\n]*@")
+_PRIVATE = re.compile(r"(\s*[A-Za-z][\w+.\-]*:/*).*@", re.DOTALL)
+_UNCLEAR = re.compile(r"[?#=\s].*@", re.DOTALL)
+_BEGINS = re.compile(r"([\w+.\-]*:/*|).*", re.DOTALL)
 _BEHIND = re.compile(r"([?#]).*", re.DOTALL)
 
 
@@ -35,7 +38,41 @@ def scheme(given: Any) -> str:
 def public(given: Any) -> str:
     """An address for messages.  A key may have any sign in it, so all up to the last "@" is left out.  O(length)."""
     text = _text(given)
-    return _BEHIND.sub(r"\1...", _PRIVATE.sub(r"\1...@", text)) if scheme(text) else text
+    private = _PRIVATE.match(text)
+    if not scheme(text) and private is None and mask_secrets(text) == text:
+        return text
+    if (not scheme(text) and private is None) or _UNCLEAR.search(text):  # of a password or a parameter
+        return _BEGINS.sub(r"\1...", text)
+    return _BEHIND.sub(r"\1...", _PRIVATE.sub(r"\1...@", text))
+
+
+def refuse_secret(given: str, remedy: str) -> None:
+    """Raise `SpecError` for an address with a secret, where the address itself is shown and kept.  O(length).
+
+    >>> refuse_secret("s3://KEY:SECRET@lake/t", "give them as storage_options=")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: connect to s3://...@lake/t: credentials would be shown with its address; give them as ...
+    """
+    if mask_secrets(given) != given:
+        raise SpecError(f"connect to {public(given)}", "credentials would be shown with its address", remedy)
+
+
+def check_encoded(url: str, what: str) -> None:
+    """Raise `SpecError` for a password that ends early, because it has a sign with a meaning in an address.
+
+    >>> check_encoded("postgres://me:pass@db:5432/shop?user=a@b", "connect")
+    >>> check_encoded("postgres://me:pa/ss@db/shop", "connect")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: connect: its user or password has a sign that ends it; write it as %40 for @, ...
+    """
+    found = re.match(r"\s*[\w+.\-]+:/*([^/?#]*)([^?]*)", url)
+    before, path = found.groups() if found and "@" in url else ("", "")
+    port = re.search(r":(?!\d*(?:,|$))", re.sub(r"\[[^\]]*\]", "", before))
+    if before.count("@") > 1 or ("@" not in before and (port or (":" in before and "@" in path))):
+        remedy = "write it as %40 for @, %3A for :, %2F for /, %23 for #, %3F for ?; or let it come from elsewhere, as "
+        raise SpecError(what, "its user or password has a sign that ends it", remedy + "PGPASSFILE does")
 
 
 def folder(given: Any, asked: str, error: type[DdflowError] = StateRefused, remedy: str = LOCAL) -> Any:

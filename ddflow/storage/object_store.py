@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ddflow.errors import EngineClosed, MissingExtra, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
+from ddflow.errors.secrets import mask_secrets
 from ddflow.storage.address import public, scheme
 
 PIECE: Final = 8 << 20
@@ -40,7 +41,6 @@ CLOUDS: Final = {"s3": ("S3Store", {"conditional_put": "etag", "disable_bulk_del
 _MOST_PARTS = 9_000  # S3 takes 10,000.
 _RETRIES: Mapping[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60), "backoff": {}}
 _URL = re.compile(r"([a-z][a-z0-9]*)://[a-z0-9][a-z0-9.-]+[a-z0-9](?:/[^?#\0]*)?")
-_PASSWORD = re.compile(r"://[^/\s]*@")
 _FULL = re.compile(r"status code: 507|QuotaExceeded|StorageFull|StorageQuota")
 _process = 0  # The one that obstore's threads are in.
 _CONFLICT = "status code: 409"  # Two at once, of which neither was judged yet.
@@ -294,7 +294,7 @@ def parsed(url: str) -> bool:
 def line(error: Exception | str) -> str:
     """What an error says, on one line, without the debug output that obstore appends and an endpoint's password."""
     said = " ".join(str(error).split("\n\nDebug source")[0].split()) or type(error).__name__
-    said = _PASSWORD.sub("://...@", said)
+    said = mask_secrets(said)
     return said if len(said) <= 400 else f"{said[:397]}..."
 
 
