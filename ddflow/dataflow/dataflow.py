@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Secret
+from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.wider import of_input
@@ -43,14 +43,14 @@ from ddflow.dataflow.spilling import Release, make_room
 from ddflow.dataflow.step import Computation
 from ddflow.dataflow.truncating import deletes
 from ddflow.dataflow.verdicts import NAMES, Verdicts, resolved
-from ddflow.errors import DdflowError, SpillFailed, SpillFull, StorageFailed, StorageFull
+from ddflow.errors import DdflowError, ExpressionError, NotSingle, SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.inputs import Outcome
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
 from ddflow.storage.epochs import Attached
 from ddflow.storage.feeding import Fed
-from ddflow.time import CLOSED, NEVER
+from ddflow.time import CLOSED, NEVER, shown
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
 """No events, by verdict."""
@@ -169,7 +169,36 @@ class Dataflow:
             last = to - 1
             if to == CLOSED:
                 last = max([self.last, *(int(r.times[-1]) for r in given.values() if r.total)])
-            return self.take(inflows, self.compute(given, last), to, last)
+            try:
+                computed = self.compute(given, last)
+            except (ExpressionError, NotSingle) as error:
+                if not any(each.total for each in given.values()):
+                    raise
+                times = np.unique(np.concatenate([each.times for each in given.values()]))
+                raise self._earliest(batchers, times, error) from None
+            return self.take(inflows, computed, to, last)
+
+    def _earliest(
+        self, batchers: Mapping[str, Batcher], times: Ints, error: ExpressionError | NotSingle
+    ) -> ExpressionError | NotSingle:
+        """Name the earliest time at which an expression fails; return the error of that time.
+
+        ``times``: those that were to be closed.  ``error``: that of all of them.  O(log times) computations.
+        """
+        low, high = 0, times.size - 1
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                with Release(int(times[middle]) + 1, batchers, self.graph.inputs, self.budget) as given:
+                    self.compute(given, int(times[middle]))
+                low = middle + 1
+            except (ExpressionError, NotSingle) as earlier:
+                error, high = earlier, middle
+        time = shown(int(times[low]), self.time_type)
+        error.found += f", at time {time}"
+        error.remedy += f"; the times before {time} can be closed: {time} is the greatest frontier that succeeds"
+        error.args = (error.asked, error.found, error.remedy)
+        return error
 
     def close(self) -> None:
         """Let go of all state in memory, and of the spill folder.  Twice is harmless."""

@@ -15,6 +15,7 @@ downstream reads are gathered at all.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -26,6 +27,7 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import PlanChanged
 from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.inputs import opened_input
+from ddflow.operators.netting import compute_netted
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.keyed import Seen
@@ -172,7 +174,7 @@ class Graph:
         some = Updates(pa.table({}), few(0), ints(1), ints(last))
         inputs = [some if node.of_events else self.accumulated(of)._replace(times=ints(last)) for of in node.inputs]
         running = self.running[node]
-        change = running.filling(inputs, since)
+        change = compute_netted(partial(running.filling, since=since), inputs, self.secret)
         running.apply([] if change is None else [change], upper, since)
 
     def unkept(self, *nodes: Collection) -> list[str]:
@@ -236,7 +238,8 @@ class Graph:
                 if own.arrangements:
                     pieces = own.pieces(as_of)
                 else:
-                    pieces = iter([self.running[each].read([done[of] for of in each.inputs], as_of)])
+                    read = partial(self.running[each].read, as_of=as_of)
+                    pieces = iter([compute_netted(read, [done[of] for of in each.inputs], self.secret)])
                 if keep is not None:
                     pieces = (keep(each, piece) for piece in pieces)
                 done[each] = _whole(pieces, each.schema) if own.arrangements else next(iter(pieces))

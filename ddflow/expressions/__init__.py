@@ -63,6 +63,11 @@ class Expression:
         """The values for ``batch``, which has the columns of the schema (others, and their order, do not matter)."""
         return self._run(batch)
 
+    @property
+    def fallible(self) -> bool:
+        """Whether it may fail for a row; a function always may."""
+        return bool(getattr(self._run, "fallible", True))
+
     def to_json(self) -> str:
         """The SQL text. Raises SpecError for functions and pyarrow expressions, which have none."""
         if self.text is None:

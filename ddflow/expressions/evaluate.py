@@ -41,7 +41,7 @@ class SqlRun:
     def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, nested: int, asked: str) -> None:
         self._node, self._fields, self._bare, self._asked = node, tuple(fields), bare, asked
         self._schema, self._works = pa.schema(fields), all(working(field.type) == field.type for field in fields)
-        self._deep = nested > _SHALLOW
+        self._deep, self.fallible = nested > _SHALLOW, node.fallible
         self.type: pa.DataType = fields[0].type if bare else node.type
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:

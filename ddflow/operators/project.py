@@ -17,7 +17,7 @@ import pyarrow as pa
 from ddflow.columns.alike import Alike
 from ddflow.columns.names import DIFF, check_names, column_names, did_you_mean
 from ddflow.columns.schema import one_batch
-from ddflow.errors import SpecError
+from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import Expression, refuse_foreign
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, register
@@ -62,6 +62,7 @@ class Project(Operator):
         schema = pa.schema(fields)
         kept = {c: field.name for c, field in zip(self.columns, schema, strict=True) if isinstance(c, str)}
         super().__init__(of.flow, schema, [of], of.consolidated and of.told_by(kept))
+        self.fallible = any(not isinstance(each, str) and each.fallible for each in self.columns)
         self.equal, self.grows = named_equal(of.equal, kept), bool(rests)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
@@ -144,17 +145,29 @@ class Project(Operator):
 
 
 class Projecting(Linear):
-    """A projection: in a step only the columns that are wanted, in a read all."""
+    """A projection: a step computes the columns that are wanted; a read computes all, and null for one that fails."""
 
     def __init__(self, node: Project, wanted: frozenset[str]) -> None:
         here = [i for i, field in enumerate(node.schema) if field.name in wanted]
         schema, columns = pa.schema([node.schema.field(i) for i in here]), [node.columns[i] for i in here]
         super().__init__(partial(mapped, schema=schema, columns=columns))
-        self.node = node
+        self.node, self.wanted = node, wanted
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """See `Running.read`."""
-        return mapped(inputs[0], self.node.schema, self.node.columns)
+        columns = [
+            each if isinstance(each, str) or field.name in self.wanted else partial(_attempt, each)
+            for each, field in zip(self.node.columns, self.node.schema, strict=True)
+        ]
+        return mapped(inputs[0], self.node.schema, columns)
+
+
+def _attempt(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
+    """Compute an expression that no step needs; nulls if it fails."""
+    try:
+        return expression(batch)
+    except ExpressionError:
+        return pa.nulls(batch.num_rows, expression.type)
 
 
 def mapped(

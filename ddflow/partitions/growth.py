@@ -20,11 +20,13 @@ closed no time nothing is made.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import pyarrow as pa
 
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Graph, Stepped
+from ddflow.operators.netting import compute_netted
 from ddflow.operators.updates import Updates, few, ints
 from ddflow.partitions.epoch_start import Growth
 from ddflow.partitions.stage_graph import StageComputation, StageGraph
@@ -55,14 +57,16 @@ class GrowthComputation(StageComputation):
         }
         nodes = graph.plan.nodes
         known |= {(node, tuple(node.schema.names), False) for node in shown}
-        self.sending = [e for e in graph.cut.sent(graph.stage) if (nodes[e.of], tuple(e.by), e.events) in known]
+        self.sending = [
+            e for e in graph.cut.sum_exchanges(graph.stage) if (nodes[e.of], tuple(e.by), e.events) in known
+        ]
 
     def run(self) -> Stepped:
         """Fill what is new, and what new outputs hold.  O(rows that they are made of)."""
         self.of.sent = {}
         if self.last == NEVER:
             return self.out
-        inputs = {each for each in self.graph.names if self.of.stage == 0}
+        inputs, secret = {each for each in self.graph.names if self.of.stage == 0}, self.graph.secret
         for node in self.nodes:
             if node in self.new:
                 self._fill(node)
@@ -71,11 +75,12 @@ class GrowthComputation(StageComputation):
             elif node in self.exchange:
                 running = self.graph.running[node]
                 for given in self._met(node):
-                    self._propagate(node, running.from_nothing(given))
+                    self._propagate(node, compute_netted(running.from_nothing, given, secret))
+        self._settle()
         for name, node in self.outputs():
             pieces = self._pieces(node) if node.consolidated else self.arrived(node, None)
             self.out.outputs[name] = self.buffer.table(self._shown(node, pieces))
-        self.of.sent = {each.number: self._sum(each) for each in self.sending}
+        self.of.sent = {each.number: self._sum(each) for each in self.sending} | self._sum_suspects()
         return self.out
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
@@ -101,7 +106,7 @@ class GrowthComputation(StageComputation):
         """Make the state of an operator of what its inputs hold."""
         running, changes = self.graph.running[node], []
         for inputs in self._met(node):
-            change = running.filling(inputs, self.since)
+            change = compute_netted(partial(running.filling, since=self.since), inputs, self.graph.secret)
             if change is not None:
                 changes.append(running.outlives(change, self._kept))
         running.apply(changes, self.upper, self.since)

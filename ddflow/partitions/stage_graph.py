@@ -31,7 +31,7 @@ from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.step import Computation, Observe
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.partitions.stages import Exchange, Stages
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, Columns
 
 
 class StageGraph(Graph):
@@ -67,9 +67,15 @@ class StageComputation(Computation):
         self.of = graph
         cut, nodes = graph.cut, graph.plan.nodes
         self.nodes = [node for node in self.nodes if node in graph.here]
-        met = {n: cut.exchanges[n] for n in graph.came}
-        self.came = {(nodes[met[n].of], met[n].by, met[n].events): each for n, each in graph.came.items()}
-        self.kept = self.kept | {nodes[each.of] for each in cut.sent(graph.stage) if not each.events}
+        self.came: dict[tuple[Collection, Columns, bool], Updates] = {}
+        for number, each in graph.came.items():
+            met = cut.exchanges[number]
+            if met.tests is None:
+                self.came[nodes[met.of], met.by, met.events] = each
+            else:
+                self.suspects[nodes[met.tests]] = [each]
+        self.kept = self.kept | {nodes[each.of] for each in cut.sum_exchanges(graph.stage) if not each.events}
+        self.tests = cut.test_exchanges(graph.stage)
         if self.came:
             self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
             self.came = {known: _ranked(each, self.times) for known, each in self.came.items()}
@@ -77,8 +83,22 @@ class StageComputation(Computation):
     def run(self) -> Stepped:
         """The step, and what it sends on.  O(events and updates)."""
         stepped, cut = super().run(), self.of.cut
-        self.of.sent = {each.number: self._sum(each) for each in cut.sent(self.of.stage)}
+        self.of.sent = {
+            each.number: self._sum(each) for each in cut.sum_exchanges(self.of.stage)
+        } | self._sum_suspects()
         return stepped
+
+    def is_pending(self, node: Collection) -> bool:
+        """Say whether other pieces, partitions or stages may cancel rows of an operator."""
+        return node in self.tests or super().is_pending(node)
+
+    def is_complete(self, node: Collection) -> bool:
+        """Say whether all rows are known here for which an operator failed."""
+        return node not in self.tests and super().is_complete(node)
+
+    def _sum_suspects(self) -> dict[int, pa.Table]:
+        """Sum the rows that failed and go to a later stage, by exchange."""
+        return {each.number: self._sum(each) for node, each in self.tests.items() if node in self.suspects}
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
         """Those of this stage."""
@@ -99,7 +119,8 @@ class StageComputation(Computation):
         """What leaves for an exchange: one update a row and time."""
         node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []
-        for piece in [self.events(node)] if exchange.events else self._pieces(node):
+        given = self._pieces(node) if exchange.tests is None else self.suspects[self.of.plan.nodes[exchange.tests]]
+        for piece in [self.events(node)] if exchange.events else given:
             carried = [piece.rows.column(name) for name in exchange.carried.names]
             columns = carried or [pa.repeat(True, piece.diffs.size)]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

@@ -49,7 +49,8 @@ class Exchange(NamedTuple):
 
     ``number``: among the exchanges.  ``of``: its place among the flow's collections.  ``carried``: ``by``, and the
     columns that are read there, in the order of the collection's; none of `events`.  ``events``: whether it is of an
-    input's events, a row for each time of one, and not of its rows."""
+    input's events, a row for each time of one, and not of its rows.  ``tests``: the place of an operator that
+    failed for these rows: an error unless they cancel; None for computed rows."""
 
     number: int
     stage: int
@@ -57,6 +58,7 @@ class Exchange(NamedTuple):
     by: Columns
     carried: pa.Schema
     events: bool
+    tests: int | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -85,6 +87,14 @@ class Stages:
         active = self.active[stage]
         return [each for each in self.exchanges if each.stage > stage and each.of in active]
 
+    def sum_exchanges(self, stage: int) -> list[Exchange]:
+        """Return the exchanges of computed rows that a stage may send to."""
+        return [each for each in self.sent(stage) if each.tests is None]
+
+    def test_exchanges(self, stage: int) -> dict[Collection, Exchange]:
+        """Return, by operator, the exchanges to which a stage may send rows that failed."""
+        return {self.flow.nodes[each.tests]: each for each in self.sent(stage) if each.tests is not None}
+
     def lent(self, stage: int) -> dict[int, list[Collection]]:
         """By earlier stage, the collections whose state there a stage looks into.  O(nodes * stages)."""
         active, out = self.active[stage], dict[int, list[Collection]]()
@@ -108,10 +118,14 @@ class Stages:
             what = "events" if each.events else f"sums {each.number} by [{', '.join(each.by)}]"
             return f"{what} of {names[each.of]}"
 
-        parts = [sums(each) for each in self.exchanges if each.stage == stage]
+        parts = [sums(each) for each in self.exchanges if each.stage == stage and each.tests is None]
         for earlier, nodes in sorted(self.lent(stage).items()):
             parts.append(f"looks into {', '.join(names[at[node]] for node in nodes)} of stage {earlier}")
-        parts += [", ".join(names[n] for n in self.active[stage]), *self.outputs[stage], *map(sums, self.sent(stage))]
+        parts += [
+            ", ".join(names[n] for n in self.active[stage]),
+            *self.outputs[stage],
+            *map(sums, self.sum_exchanges(stage)),
+        ]
         return f"stage {stage}: {'; '.join(part for part in parts if part)}"
 
 
@@ -212,8 +226,22 @@ class _Cutter:
         for node in self.flow.nodes:
             for root in self.places[node].roots if node in self.needed else ():
                 active[self.stage[root]].add(self.at[node])
+        self._test(active)
         given = tuple(tuple(name for at, name in outputs if at == stage) for stage in range(stages))
         return Stages(self.flow, stages, tuple(self.exchanges.values()), tuple(tuple(sorted(a)) for a in active), given)
+
+    def _test(self, active: Sequence[Set[int]]) -> None:
+        """Bring rows together that failed, if equal rows may be in several partitions or stages."""
+        last = len(active) - 1
+        for node in self.flow.nodes:
+            if not (node.fallible and node in self.read) or node.inputs[0].consolidated:
+                continue
+            of, at = node.inputs[0], self.at[node]
+            roots, by = self.places[of]
+            if (by is None or len(roots) > 1) and at not in active[last]:
+                carried = self.read[of]
+                made = Exchange(len(self.exchanges), last, self.at[of], tuple(carried.names), carried, False, at)
+                self.exchanges["tests", at] = made
 
     def _last(self, node: Collection) -> int:
         """The last stage that computes a collection."""

@@ -99,6 +99,9 @@ class Collection(
     bound: Any = None
     """Of an input: its spec joined with its schema."""
 
+    fallible: bool = False
+    """Whether it may fail for a row, as an expression does."""
+
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""
 

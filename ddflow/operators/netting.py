@@ -1,0 +1,58 @@
+"""Evaluate expressions again on net rows, after they failed.
+
+An expression may fail only for a row that is present at the end of a time. Updates of a step may hold rows that cancel
+each other, such as pairs of a join. So an operator is first computed on the updates as they come; if an expression
+fails, `compute_netted` adds up the diffs of equal rows and computes it again.
+
+Guarantees: updates on which nothing fails are computed once and are not looked at.
+Limits: equal rows that come in other pieces are not seen; `set_apart` finds the rows that must wait for these.
+
+>>> import pyarrow.compute as pc
+>>> from ddflow.operators.updates import few
+>>> updates = Updates(pa.table({"v": [0, 0, 2]}), few(0, 0, 0), ints(1, -1, 1), ints(3))
+>>> def tenth(of):
+...     return pc.divide_checked(10, of.rows.column("v")).to_pylist()
+>>> compute_netted(lambda inputs: tenth(inputs[0]), [updates], Secret(1, 2))
+[5]
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints, Secret
+from ddflow.errors import AggregateFailed, ExpressionError, NotSingle
+from ddflow.operators.updates import Updates, consolidated, ints
+
+Made = TypeVar("Made")
+FAILURES: Final = (ExpressionError, NotSingle, AggregateFailed, pa.ArrowException, ArithmeticError)
+"""Errors of expressions; the last two are those of a user's function."""
+
+
+def compute_netted(compute: Callable[[Sequence[Updates]], Made], inputs: Sequence[Updates], secret: Secret) -> Made:
+    """Compute something of updates; of net updates if an expression fails.  Raises what fails then."""
+    try:
+        return compute(inputs)
+    except FAILURES:
+        pass
+    return compute([consolidated(each, secret) for each in inputs])
+
+
+def set_apart(compute: Callable[[Updates], Updates], updates: Updates) -> tuple[list[Updates], Ints]:
+    """Compute a linear operator of all rows for which it succeeds.  Return the parts and the places of other rows.
+
+    O(log n) runs for each row that fails.
+    """
+    made, failing, ahead = list[Updates](), list[int](), [(0, updates.diffs.size)]
+    while ahead:
+        begin, end = ahead.pop()
+        try:
+            made.append(compute(updates.between(begin, end)))
+        except FAILURES:
+            if end - begin < 2:
+                failing.append(begin)
+                continue
+            middle = (begin + end) // 2
+            ahead += [(middle, end), (begin, middle)]
+    return made or [compute(updates.between(0, 0))], ints(*failing)
