@@ -52,7 +52,7 @@ class NotHeld(DdflowError, ValueError):
 
 
 class NotSingle(DdflowError, ValueError):
-    """A scalar subquery has several rows.
+    """A scalar subquery has several rows for a row that asks for it.
 
     ``(select x from t where ...)`` stands for one value.
 

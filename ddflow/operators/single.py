@@ -1,7 +1,8 @@
 """Single: what a subquery gives where one value is asked for: at most one row a key.
 
-Invariant: a row whose count is above one refuses the step, whichever time it would be there at; nothing changes. The
-count is not a column of the output.
+Invariant: a row whose count is above one fails, as by an expression: it refuses the step if it is there at the end of
+a time, and nothing changes. A query has it above the join with the rows that ask. The count is not a column of the
+output.
 
 >>> from ddflow.operators.updates import few, ints
 >>> rows = pa.table({"city": ["Bern", "Basel"], "rows": [1, 2]})
@@ -19,15 +20,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.names import column_name, did_you_mean
 from ddflow.columns.rows import shown_row
+from ddflow.columns.schema import arrays
 from ddflow.errors import NotSingle, SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.record import Record
 
 
@@ -35,7 +38,7 @@ from ddflow.plan.record import Record
 class Single(Operator):
     """See `Collection.single`.  ``counts``: the column of counts.  ``keys``: what messages name."""
 
-    verb = "single"
+    verb, fallible = "single", True
 
     def __init__(self, of: Collection, count: str, keys: Sequence[str]) -> None:
         self.counts, self.keys = column_name(count, "single", "count"), list(keys)
@@ -47,6 +50,7 @@ class Single(Operator):
             raise SpecError("single", found, "name a column of counts, beside others")
         fields = [field for field in of.schema if field.name != self.counts]
         super().__init__(of.flow, pa.schema(fields), [of], of.consolidated)
+        self.equal = named_equal(of.equal, {name: name for name in self.schema.names})
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The column of counts, and the keys."""
@@ -66,6 +70,14 @@ class Single(Operator):
         """What is wanted, the counts, and the keys."""
         return [{*wanted, self.counts, *self.keys}]
 
+    def carried(self, by: Columns | None) -> Columns | None:
+        """See `Collection.carried`: all but the counts."""
+        return None if by is not None and self.counts in by else by
+
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: those of its input that are here."""
+        return [each for each in self.inputs[0].unique_by() if self.counts not in each]
+
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the same rows."""
         return [alike.rows(given[0], wanted, self.schema.names)]
@@ -77,8 +89,8 @@ class Single(Operator):
 
 def checked(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:
     """The updates without the counts.  O(n).  Raises `NotSingle`, naming the key of the first row of several."""
-    counts = updates.rows.column(count).to_numpy()
-    several = np.flatnonzero((counts > 1) & (updates.diffs > 0))
+    counts = np.asarray(pc.fill_null(arrays(updates.rows, [count])[0], 0))
+    several = np.flatnonzero(counts > 1)
     if several.size:
         row = shown_row(updates.rows, int(several[0]))
         where = ", ".join(f"{name} = {row[name]}" for name in keys)

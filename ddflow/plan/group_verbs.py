@@ -308,7 +308,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         return self._then("to_upserts", key, on_conflict)
 
     def single(self, count: str, keys: Sequence[str] = ()) -> Made:
-        """Refuse a step after which a row's count is above one, as the rows of a scalar subquery are.
+        """Refuse a step after which a row is there whose count is above one, as of a scalar subquery.
 
         Parameters
         ----------

@@ -5,7 +5,7 @@ Invariant: a row of the outer query stays one row. What a subquery asks of the o
 - EXISTS and IN as conditions are semi and anti joins; elsewhere left joins with a mark that says whether a row was met.
 - NOT IN knows nulls: no row is met, none of the subquery's is null, and where the outer value is null there is no row.
 - An aggregate without groups has one row: grouped by the keys, joined from the left, its counts zero where nothing was.
-- Another scalar subquery has one row a key at most, to which `Collection.single` holds it.
+- Another scalar subquery has one row a key at most: `Collection.single` holds the rows that met it to that.
 
 Where a subquery asks more of the outer query than equalities in its WHERE, it is computed for the distinct values that
 the outer query has (its *domain*), and joined on these, a null being equal to a null.
@@ -190,21 +190,30 @@ class Subqueries:
         value = Made(self.steps.number("value"), asked.query.columns[0], column("0"))
         known = [exp.Not(this=_null(each.tree)) for each in keys if met.rows.nullable(each.tree)]
         one = self.steps.projected(self.steps.filtered(met.rows, known), [*keys, value])
-        held = Relation(self._held(one, [one.names[each.logical] for each in keys], value), one.names)
+        count = self.steps.number("rows")
+        counted = self._count_rows(one, [one.names[each.logical] for each in keys], value, count)
         pairs = [(outer, column(each.logical)) for (outer, _), each in zip(met.keys, keys, strict=True)]
-        used = {*rows.names, value.logical}
+        told = [one.name if isinstance(one, exp.Column) else other.name for one, other in pairs]
+        used = {*rows.names, *told, value.logical, count}
         how = "inner" if rejects else "left"
-        return self.steps.joined(rows, held, pairs, how, used=used), column(value.logical)
+        made = self.steps.joined(rows, counted, pairs, how, used=used)
+        return self._refuse_several(made, count, [made.names[each] for each in told]), column(value.logical)
 
-    def _held(self, rows: Relation, by: list[str], value: Made) -> Any:
-        """A row for each key, which refuses a step after which there are more."""
-        name, count = rows.names[value.logical], fresh("rows", rows.of.schema.names)
-        told = {name: f"max({quoted(name)})", count: "count(*)"}
+    def _count_rows(self, rows: Relation, by: list[str], value: Made, count: str) -> Relation:
+        """Compute a value for each key, and how many rows the key has."""
+        name, counts = rows.names[value.logical], fresh("rows", rows.of.schema.names)
+        told = {name: f"max({quoted(name)})", counts: "count(*)"}
 
         def make() -> Any:
-            return (rows.of.group_by(*by) if by else rows.of).agg(**told).single(count, by)
+            return (rows.of.group_by(*by) if by else rows.of).agg(**told)
 
-        return self.steps.then(rows.of, ("single", *by, None, name), make)
+        return Relation(self.steps.then(rows.of, ("counted", *by, None, name), make), {**rows.names, count: counts})
+
+    def _refuse_several(self, rows: Relation, count: str, keys: list[str]) -> Relation:
+        """Refuse a step after which a row meets several rows of a subquery."""
+        name = rows.names[count]
+        of = self.steps.then(rows.of, ("single", name, *keys), lambda: rows.of.single(name, keys))
+        return Relation(of, {each: its for each, its in rows.names.items() if each != count}, rows.solid)
 
     def _of_one(self, rows: Relation, nested: Tree, asked: AskedQuery) -> tuple[Relation, Tree]:
         """EXISTS and IN of a query that has one row, or none by its HAVING."""
@@ -221,7 +230,7 @@ class Subqueries:
 
     def _aggregate(self, rows: Relation, query: SelectQuery, item: Tree, rejects: bool) -> tuple[Relation, Tree]:
         """A value of an aggregate without groups."""
-        carry, outers = self._carried(rows, query)
+        carry, outers = self._carry_columns(rows, query)
         keys = [Made(self.steps.number("key"), shown(tree), tree) for _, tree in carry.columns]
         found = self.lower.whole(query, carry, keys)
         pairs = [(outer, column(each.logical)) for outer, each in zip(outers, keys, strict=True)]
@@ -254,7 +263,7 @@ class Subqueries:
                 made = self.lower.query(query, carry, exists=asked.kind == "exists")
                 pairs = [(outer, column(name)) for (outer, _), (name, _) in zip(keys, inner, strict=True)]
                 return Met(made, pairs, both)
-        carry, outers = self._carried(rows, query)
+        carry, outers = self._carry_columns(rows, query)
         made = self.lower.query(query, carry, exists=asked.kind == "exists")
         pairs = [(outer, column(name)) for outer, (name, _) in zip(outers, carry.columns, strict=True)]
         return Met(made, self.null_safe(rows, pairs) if carry.domain is not None else pairs, [])
@@ -277,7 +286,7 @@ class Subqueries:
                 return None
         return keys, own, both
 
-    def _carried(self, rows: Relation, query: ReadQuery) -> tuple[Carry, list[Tree]]:
+    def _carry_columns(self, rows: Relation, query: ReadQuery) -> tuple[Carry, list[Tree]]:
         """What a subquery carries, and for each of these columns the tree of the outer query that it equals."""
         if not query.outer:
             return Carry(), []
