@@ -189,6 +189,8 @@ class TableShape(NamedTuple):
     """By which rows are replaced; None: rows are only added."""
     certain: bool = False
     """Whether no column of the key is ever null."""
+    had: frozenset[str] = frozenset()
+    """The columns that the table was given with earlier epochs."""
 
 
 class TableChanges(NamedTuple):

@@ -28,7 +28,7 @@ from ddflow.columns.names import DELETED, quoted
 from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import with_deletes
-from ddflow.connectors.table_shape import holdable, is_written, new_columns, vanished
+from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, vanished
 from ddflow.errors import MissingExtra, SinkFailed
 from ddflow.errors.secrets import mask_secrets
 from ddflow.storage.address import refuse_secret
@@ -124,8 +124,7 @@ class DeltaLakeTable(OpenSink):
                 made = of.Schema.from_arrow(self.schema)
                 of.DeltaTable.create(self.place, made, mode="error", storage_options=self.options)
                 return
-            there = stored(pa.schema(table.schema().to_arrow()), own_type)
-            new = new_columns(self.shape, there, self.schema, self.place)
+            new = new_columns(self.shape, self._columns(table), self.schema, self.place)
             if new.names:
                 table.alter.add_columns(of.Schema.from_arrow(new).fields)
 
@@ -168,7 +167,15 @@ class DeltaLakeTable(OpenSink):
         """The table, where it has not ``now`` already.  Raises `SinkAhead` where it has something else."""
         if (table := self._table()) is None:
             raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
-        return None if is_written(self._record(table), now, before, self.place) else table
+        if is_written(self._record(table), now, before, self.place):
+            return None
+        refuse_dropped(self.shape, self._columns(table), self.schema, self.place)
+        return table
+
+    @staticmethod
+    def _columns(table: Any) -> pa.Schema:
+        """The columns of the table, as it stores them."""
+        return stored(pa.schema(table.schema().to_arrow()), own_type)
 
     @staticmethod
     def _told(now: TargetRecord) -> Any:

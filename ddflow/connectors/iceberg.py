@@ -32,7 +32,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import among
-from ddflow.connectors.table_shape import holdable, is_written, new_columns, refused, vanished
+from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, refused, vanished
 from ddflow.errors import DdflowError, MissingExtra, SinkFailed, SpecError
 from ddflow.errors.secrets import mask_secrets
 from ddflow.storage.address import check_encoded
@@ -193,6 +193,7 @@ class IcebergTable(OpenSink):
                 raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
             if is_written(_record(table), now, before, self.place):
                 return
+            refuse_dropped(self.shape, stored(table.schema().as_arrow(), own_type), self.schema, self.place)
             # What is tried again by the library would be added to what another writer committed meanwhile.
             once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
             table.metadata = table.metadata.model_copy(update={"properties": once})

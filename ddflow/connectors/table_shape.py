@@ -1,8 +1,9 @@
 """A target's table beside the shape that a sink wants: what it lacks, and why it may not be written.
 
-Invariant: a table is never changed so that it loses something: columns that it lacks are added, and one of another
-type, one that we do not write, a key that is missing, or a table of another mode is refused. The record is compared
-before a row changes, so the second of two writers is found, and never overwrites what the first one wrote.
+Invariant: a table is never changed so that it loses something: columns that are new are added, and one of another
+type, one that we do not write, one that was dropped, a key that is missing, or a table of another mode is refused. The
+record is compared before a row changes, so the second of two writers is found, and never overwrites what the first one
+wrote.
 
 >>> shape = TableShape("by_city", pa.schema({"city": pa.string(), "n": pa.int64()}), ("city",))
 >>> lacking(shape, {"city": "text"}, {"city": "text", "n": "bigint"}, "shop")
@@ -63,6 +64,9 @@ def lacking(
     if gone := [column for column in shape.key or () if column not in there]:
         raise refused(shape, place, f"it lacks the key {gone}", "give another table")
     new = [column for column in wanted if column not in there]
+    if dropped := [column for column in new if column in shape.had]:
+        found = f"it has no column {', '.join(map(repr, dropped))} any more, which earlier epochs wrote"
+        raise refused(shape, place, found, "ddflow sync --yes adds it again and fills it")
     if shape.key is None and (marks := [column for column in new if column in MARKS]):
         raise refused(shape, place, f"it lacks what tells its changes apart: {marks}", OTHER_MODE)
     return new
@@ -90,6 +94,11 @@ def new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: s
     """The columns that a table of Arrow's types lacks.  As `lacking`."""
     found, asked = (dict(zip(each.names, each.types, strict=True)) for each in (there, wanted))
     return pa.schema([wanted.field(name) for name in lacking(shape, found, asked, place)])
+
+
+def refuse_dropped(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> None:
+    """Raise `SinkRefused` for a table that lost a column since it was prepared.  O(columns)."""
+    new_columns(shape._replace(had=frozenset(wanted.names)), there, wanted, place)
 
 
 def holdable(shape: TableShape, stored: pa.Schema, place: str) -> None:

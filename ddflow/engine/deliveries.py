@@ -122,7 +122,7 @@ def sync(
     with ExitStack() as stack:
         each = {name: stack.enter_context(closing(Delivery(epochs, name, sink, look))) for name, sink in sinks.items()}
         for delivery in each.values():
-            delivery.claim(adopt)
+            delivery.claim(adopt, dry=dry)
         for delivery in each.values():
             if not (dry and delivery.table.missing()):
                 delivery.prepare()

@@ -31,7 +31,15 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
-from ddflow.connectors.attached import Mode, OpenSink, SinkNotLetIn, TableChanges, TableSink, TargetRecord
+from ddflow.connectors.attached import (
+    Mode,
+    OpenSink,
+    SinkNotLetIn,
+    TableChanges,
+    TableShape,
+    TableSink,
+    TargetRecord,
+)
 from ddflow.connectors.modes import among, changes, folded, netted, shaped
 from ddflow.connectors.table_shape import OTHER_MODE, vanished
 from ddflow.engine.attachable import shape_of
@@ -83,7 +91,7 @@ class Delivery:
 
     def __init__(self, epochs: KeptEpochs, name: str, sink: TableSink, look: Look = lambda rows: None) -> None:
         self.epochs, self.name, self.sink, self.look = epochs, name, sink, look
-        self.key, self.shape = shape_of(self.epochs.flow, self.name, self.sink)
+        self.key, self.shape = self._shape()
         self._table: OpenSink | None = None
         self._made = False
         """Whether the target's table is there."""
@@ -110,10 +118,16 @@ class Delivery:
 
     def reshaped(self) -> None:
         """Go on with the columns that the output has now."""
-        key, shape = shape_of(self.epochs.flow, self.name, self.sink)
+        key, shape = self._shape()
         if shape != self.shape:
             self.close()
             self.key, self.shape = key, shape
+
+    def _shape(self) -> tuple[tuple[str, ...] | None, TableShape]:
+        """The key of the output, and the table that it needs."""
+        key, shape = shape_of(self.epochs.flow, self.name, self.sink)
+        known = self._known()
+        return key, shape if known is None else shape._replace(had=frozenset(known.columns))
 
     def _known(self) -> Delivered | None:
         """What the state says of this sink."""
@@ -295,7 +309,9 @@ class Delivery:
     def _acknowledge(self) -> None:
         """What the next manifest says of the sink."""
         sink, (written, digest) = self.sink, (0, "") if self.before is None else self.before[2:]
-        self.epochs.log.sinks[self.name] = Delivered(sink.kind, sink.target, sink.mode, self.at, written, digest)
+        columns = tuple(self.shape.schema.names) if written else ()
+        made = Delivered(sink.kind, sink.target, sink.mode, self.at, written, digest, columns)
+        self.epochs.log.sinks[self.name] = made
 
     def difference(self) -> tuple[TableChanges, Synced]:
         """What the target's table lacks of the rows that are held, and has more.  O(rows of both).
@@ -325,11 +341,14 @@ class Delivery:
             made = made._replace(rows=ours.filter(pa.array(again, pa.bool_())).select(names).cast(made.rows.schema))
         return made, told(made, both, self.key, epochs.secret)
 
-    def claim(self, adopt: bool) -> None:
+    def claim(self, adopt: bool, *, dry: bool) -> None:
         """See whether `give` may be called.  Nothing is changed.  Raises `SinkRefused`, `SinkFailed`.
 
-        ``adopt``: whether the table may be another's.
+        ``adopt``: whether the table may be another's.  ``dry``: whether `give` is not called, so that a column that
+        others dropped would come back without its values.
         """
+        if not dry:
+            self.shape = self.shape._replace(had=frozenset())
         self._check_mode(self._known())
         there, state = self.table.written(), self.epochs.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)

@@ -110,7 +110,7 @@ class Attached(Strict, frozen=True):
 class Delivered(Strict, frozen=True):
     """A sink of a state.  ``kind``, ``target``: as of `Attached`.  ``mode``: how rows are written there.  ``epoch``:
     the last that needs nothing more to be written.  ``written``: the last that had rows for it, with the ``digest`` of
-    its manifest: what the target itself says."""
+    its manifest: what the target itself says.  ``columns``: those that the table was given."""
 
     kind: Name
     target: Path
@@ -118,6 +118,7 @@ class Delivered(Strict, frozen=True):
     epoch: Natural
     written: Natural
     digest: HexOrNone
+    columns: tuple[str, ...] = ()
 
 
 def check_files(calls: Iterable[Mapping[str, Output]]) -> None:

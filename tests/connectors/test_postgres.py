@@ -366,3 +366,16 @@ def test_it_is_spelled_as_an_address() -> None:
     sink = spelled_sink("postgres://me@db:7/shop#t", "by_city", "changelog")
     assert (sink.kind, sink.mode, sink.target) == ("postgres", "changelog", "postgresql://db:7/shop#t")
     assert spelled_sink("postgres://me@db/shop", "by_city", None).target == "postgresql://db:5432/shop#by_city"
+
+
+def test_a_column_that_others_dropped_is_filled_by_sync_alone(server: Server, tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    sinks = {"orders": dd.sinks.postgres(server.url, "orders")}
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), sinks)
+        ask(server, "alter table orders drop column amount")
+        land(tmp_path / "in", "2.csv", SECOND)
+        with pytest.raises(SinkRefused, match=r"no column 'amount' any more.*; ddflow sync --yes adds it again and"):
+            engine.run(landing(tmp_path), sinks)
+        engine.sync(sinks)
+        assert ask(server, "select id, city, amount from orders") == rows_of(engine, "orders")

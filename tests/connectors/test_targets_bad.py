@@ -390,3 +390,51 @@ def test_what_lasts_can_be_cancelled(kind: str, tmp_path: Path) -> None:
     table.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 1, "f" * 32), None)
     assert table.read().to_pylist() == [{"id": 7}]
     table.close()
+
+
+def drop_column(kind: str, place: Path, column: str) -> None:
+    """A column of the table, by somebody else."""
+    if kind == "duckdb":
+        with duckdb.connect(place / "out.db") as connection:
+            connection.execute(f"alter table t drop column {column}")
+    elif kind == "sqlite":
+        with closing(sqlite3.connect(place / "out.db")) as connection:
+            connection.execute(f"alter table t drop column {column}")
+    elif kind == "delta":
+        rows = pa.table(deltalake.DeltaTable(place / "out").to_pyarrow_table()).drop_columns([column])
+        deltalake.write_deltalake(place / "out", rows, mode="overwrite", schema_mode="overwrite")
+    else:
+        with load_catalog("default", **catalog_at(place)).load_table("shop.t").update_schema() as update:
+            update.delete_column(column)
+
+
+@pytest.mark.parametrize("kind", ("sqlite", "duckdb", "delta", "iceberg"))
+def test_a_column_that_others_dropped_is_filled_by_sync_alone(kind: str, tmp_path: Path) -> None:
+    land(tmp_path / "in", "1.csv", FIRST)
+    sinks = {"orders": sink(kind, tmp_path)}
+    found = r"no column 'amount' any more, which earlier epochs wrote; ddflow sync --yes adds it again and fills it"
+    with flow().open(tmp_path / "state") as engine:
+        engine.run(landing(tmp_path), sinks)
+        drop_column(kind, tmp_path, "amount")
+        land(tmp_path / "in", "2.csv", SECOND)
+        for _ in range(2):
+            with pytest.raises(SinkRefused, match=found):
+                engine.run(landing(tmp_path), sinks)
+        with pytest.raises(SinkRefused, match=found):
+            engine.sync(sinks, dry=True)
+        assert "amount" not in there(kind, tmp_path)[0] or kind == "sqlite"
+        engine.sync(sinks)
+        rows = [tuple(row[name] for name in OURS) for row in there(kind, tmp_path)]
+        assert sorted(rows) == rows_of(engine, "orders")
+
+
+@pytest.mark.parametrize("kind", ("sqlite", "duckdb", "delta", "iceberg"))
+def test_a_column_that_others_drop_within_a_run_ends_it(kind: str, tmp_path: Path) -> None:
+    opened = sink(kind, tmp_path).open(TableShape("t", pa.table(OURS).schema, ("id",)))
+    opened.prepare()
+    first, then = (TargetRecord("0" * 32, "t", epoch, "f" * 32) for epoch in (1, 2))
+    opened.write(TableChanges(pa.table({"id": [1]}), pa.table(OURS), 1), first, None)
+    drop_column(kind, tmp_path, "amount")
+    with pytest.raises((SinkRefused, SinkFailed), match="amount"):
+        opened.write(TableChanges(pa.table({"id": [1]}), pa.table(OURS), 1), then, first)
+    opened.close()
