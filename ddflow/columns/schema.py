@@ -16,7 +16,7 @@ DataType(string)
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,11 @@ from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, near
 from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import becomes
 from ddflow.errors import SchemaMismatch, TooLarge, cut
+
+INTERVAL: Final[pa.DataType] = pa.month_day_nano_interval()  # type: ignore[attr-defined]
+"""Months, days and nanoseconds: the one flat type that writes equal values in several ways."""
+_PARTS: Final = np.dtype([("months", np.int32), ("days", np.int32), ("rest", np.int64)])
+_DAY: Final = 86_400_000_000_000
 
 
 def normal_type(kind: pa.DataType) -> pa.DataType:
@@ -184,7 +189,7 @@ def conform(
     the schema forbids.  O(rows) only for columns that need a cast or have several chunks.
     """
     if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
-        return _without_nulls(table, what)
+        return _without_nulls(_in_days(table), what)
     names = table.column_names
     undivided = len(names) == 1 and names[0] not in schema.names
     between = next((each for each in ";\t|" if undivided and each in names[0]), None)
@@ -221,7 +226,38 @@ def conform(
             continue
         how = partial(becomes, input=input, fixed=field.name in {*fixed, *required})
         columns.append(lossless(table.column(field.name), field, f"rows for {what}", how))
-    return _without_nulls(pa.Table.from_arrays(columns, schema=schema), what)
+    return _without_nulls(_in_days(pa.Table.from_arrays(columns, schema=schema)), what)
+
+
+def _in_days(table: pa.Table) -> pa.Table:
+    """The same table, with all whole days of an interval counted as days: 24 hours are 1 day, and equal to it."""
+    if INTERVAL in table.schema.types:
+        for index, field in enumerate(table.schema):
+            if field.type == INTERVAL:
+                table = table.set_column(index, field, days_of_intervals(one_chunk(table.column(index))))
+    return table
+
+
+def days_of_intervals(array: pa.Array) -> pa.Array:
+    """Give intervals days and nanoseconds of one sign, and less than a day of nanoseconds.
+
+    Days beyond 32 bits stay nanoseconds.  O(rows).
+
+    >>> days_of_intervals(pa.array([(0, 0, 86_400_000_000_000), (1, 1, -1)], pa.month_day_nano_interval())).to_pylist()
+    [MonthDayNano(months=0, days=1, nanoseconds=0), MonthDayNano(months=1, days=0, nanoseconds=86399999999999)]
+    """
+    buffer = array.buffers()[1]
+    if not len(array) or buffer is None:
+        return array
+    made = np.frombuffer(buffer, _PARTS)[array.offset : array.offset + len(array)].copy()
+    rest = np.sign(made["rest"]) * (np.abs(made["rest"]) % _DAY)
+    days = made["days"] + (made["rest"] - rest) // _DAY
+    across = np.where((days > 0) & (rest < 0), 1, np.where((days < 0) & (rest > 0), -1, 0))
+    days, rest = days - across, rest + across * _DAY
+    fits = np.abs(days) < 2**31
+    made["days"], made["rest"] = np.where(fits, days, made["days"]), np.where(fits, rest, made["rest"])
+    present = None if not array.null_count else pa.array(np.asarray(array.is_valid())).buffers()[1]
+    return pa.Array.from_buffers(INTERVAL, len(array), [present, pa.py_buffer(made)])
 
 
 def _without_nulls(table: pa.Table, what: str) -> pa.Table:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.rows import shown_row
-from ddflow.columns.schema import conform, one_batch
+from ddflow.columns.schema import INTERVAL, conform, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, decoded, messages_of, uncut
 from ddflow.connectors.formats.unseen import Unseen
@@ -81,6 +81,8 @@ class Admission:
         self.table: str | None = None
         """That messages are of, once one has said it; the engine sets it."""
         self.certain = [field.name for field in bound.schema if not field.nullable]
+        self.spelled = INTERVAL in bound.schema.types
+        """Whether values of a column may be written in several ways, of which one is kept."""
         self.key = [name for name in bound.indispensable if name not in self.certain]
         """The columns in which null makes an event bad."""
         self.words = None if bound.spec.time is None else word_reader(bound.time_type)
@@ -168,7 +170,7 @@ class Admission:
         schema = self.bound.schema
         table = given if isinstance(given, pa.Table) else to_table(given, self.what, schema)
         self.columns = table.column_names
-        batches = table.to_batches() if table.schema.equals(schema) else []
+        batches = table.to_batches() if table.schema.equals(schema) and not self.spelled else []
         if len(batches) == 1 and not [x for x in self.certain if batches[0].column(x).null_count]:
             batch = batches[0]
             if not batch.schema.equals(schema, check_metadata=True):
