@@ -60,6 +60,9 @@ cast(num as decimal(8,3)) ; try_cast(odd as int) ; try_cast(odd as bigint) ; try
 try_cast(odd as boolean) ; try_cast(odd as date) ; try_cast(odd as timestamp) ; try_cast(real as decimal(6,2)) ; try_cast(d as int)
 try_cast(d as bigint) ; try_cast(l as int) ; try_cast(si as tinyint) ; try_cast(d as decimal(10,2)) ; try_cast(n as decimal(4,1))
 try_cast(l as decimal(10,2)) ; try_cast(e as decimal(20,15)) ; cast(e > 0 as int) ; cast(b as int) ; cast(b as double) ; cast(i as boolean)
+cast(d as decimal(38,6)) ; cast(f as decimal(20,3)) ; cast(e as decimal(5,2)) ; cast(-d as decimal(38,0)) ; try_cast(f as decimal(5,2))
+cast(cast('NaN' as double) as decimal(5,2)) ; try_cast(d as timestamp)
+array(i, j) ; array(s, 'x') ; array(i, d) ; element_at(array(n, m), 2) ; coalesce(array(), array(l)) ; array(null, ti)
 cast(d as boolean) ; cast(n as boolean) ; cast(n as int) ; cast(m as bigint) ; cast(n as double) ; cast(m as float) ; cast(n as decimal(12,4))
 -- casts
 cast(m as decimal(10,1)) ; cast(i as decimal(12,2)) ; cast(b as decimal(3,1)) ; cast(day as date) ; cast(day as timestamp) ; cast(s as binary)

@@ -2,7 +2,8 @@
 
 Invariant: one function a pair of types turns what cannot be cast into null; ``try_cast`` is that function, and ``cast``
 is the same with an error for a value that became null. Spark cuts a fraction where Arrow refuses it, rounds decimals
-half up, reads text its own way (``reading``), and takes every instant in a session's time zone, which is UTC here.
+half up, makes null decimals of NaN and infinity, reads text its own way (``reading``), and takes every instant in a
+session's time zone, which is UTC here.
 Refused at compile time: pairs that ANSI refuses, and floats as text, for Java's way of writing them is no contract.
 
 >>> import pyarrow as pa
@@ -39,6 +40,7 @@ from ddflow.expressions.types import (
     BOOL,
     DATE,
     DOUBLE,
+    INSTANT,
     INT8,
     INT64,
     NULL,
@@ -100,8 +102,13 @@ _POINT: Final = "for a decimal comma give decimal=',' where the file is read, or
 def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
     def checked(array: pa.Array) -> pa.Array:
         result = turn(array)
-        if result.null_count > array.null_count:
-            value = array.filter(pc.and_(array.is_valid(), result.is_null()))[0]
+        if result.null_count == array.null_count:
+            return result
+        lost: pa.Array = array.filter(pc.and_(array.is_valid(), result.is_null()))
+        if is_decimal(kind) and is_float(source):  # as Spark has it: what is not finite is a null decimal
+            lost = lost.filter(pc.is_finite(lost))
+        if len(lost):
+            value = lost[0]
             value = value.cast(INT64) if is_duration(source) else value  # Python's own have less room
             shown = cut(repr(value.as_py()) if source == STRING else str(value), 100)
             comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
@@ -125,6 +132,8 @@ def _turn(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
         found = _numbers(source, kind)
     elif is_duration(source) and is_duration(kind):
         found = (lambda array: _another_unit(array, kind)), True
+    elif source == pa.list_(NULL) and pat.is_list(kind):
+        found = (lambda array: array.cast(kind)), False
     elif source == DATE or is_time(source) or is_time(kind):
         found = _times(source, kind)
     if found is None:
@@ -226,6 +235,8 @@ def _times(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | Non
         return (lambda array: array.cast(kind), False) if is_time(kind) else None
     if is_integer(source) and is_time(kind) and kind.tz:
         return lambda array: array.cast(INT64).cast(pa.timestamp("s")).cast(kind), True
+    if is_float(source) and is_time(kind) and kind.tz:
+        return lambda array: _truncated(pc.multiply(array.cast(DOUBLE), 1e6), INT64).cast(INSTANT).cast(kind), True
     if not is_time(source):
         return None
     if kind == DATE:

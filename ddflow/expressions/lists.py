@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.expressions.casts import convert
-from ddflow.expressions.node import Node, Refusal, apply, on_arrays
+from ddflow.expressions.logic import meet
+from ddflow.expressions.node import Node, Refusal, apply, constant, on_arrays
 from ddflow.expressions.table import Table, regex, same, text, whole
-from ddflow.expressions.types import INT64, STRING, is_integer, sql_name, working
+from ddflow.expressions.types import INT64, NULL, STRING, is_integer, sql_name, working
 
 TABLE = Table()
 LIST = pa.list_(STRING)
@@ -44,6 +45,21 @@ def split(text: Node, pattern: str, limit: int = -1) -> Node:
         return parts
 
     return apply(on_arrays(compute), text)
+
+
+@TABLE.function("array", takes=[same], least=0, more=True)
+def array(*nodes: Node) -> Node:
+    """A list of values, in the type that holds all; without any, one that takes the type of a list beside it."""
+    if not nodes:
+        return constant(pa.scalar([], pa.list_(NULL)))
+
+    def compute(*columns: pa.Array) -> pa.Array:
+        n, rows = len(columns), len(columns[0])
+        places = np.arange(n * rows).reshape(n, rows).T.ravel()
+        ends = pa.array(np.arange(rows + 1, dtype=np.int32) * n)
+        return pa.ListArray.from_arrays(ends, pa.concat_arrays(columns).take(pa.array(places)))
+
+    return apply(on_arrays(compute), *meet(nodes, "array"))
 
 
 @TABLE.function("get", takes=[same, same])

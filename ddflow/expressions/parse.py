@@ -153,6 +153,8 @@ def _parsed(text: str, dialect: Tree, several: str, remedy: str, trees: Callable
         raise Refusal(found, "give text that can be written as UTF-8") from error
     except RecursionError as error:
         raise too_deep() from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # sqlglot's parser lost its way
+        raise Refusal("it does not parse", remedy) from error
     quoted = (each for each in tokens if each.token_type == TokenType.STRING and text[each.start] == '"')
     return Parsed(tree, nested, frozenset(each.text for each in quoted))
 

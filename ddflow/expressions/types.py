@@ -132,6 +132,10 @@ def _pair(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
         return left
     if left == NULL:
         return right
+    if pat.is_list(left) and right == pa.list_(NULL):
+        return left
+    if pat.is_list(right) and left == pa.list_(NULL):
+        return right
     if STRING in (left, right):
         return _with_string(right if left == STRING else left)
     if is_number(left) and is_number(right):

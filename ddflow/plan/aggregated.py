@@ -90,9 +90,9 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
         parsed.check_quoted(columns)
     except Refusal as refusal:
         raise empty.refused(refusal.found, refusal.remedy) from refusal
-    tree, where, ignores = parsed.tree, None, False
+    tree, where, ignores, respects = parsed.tree, None, False, False
     while isinstance(tree, exp.Filter | exp.IgnoreNulls | exp.RespectNulls | exp.Paren):
-        ignores = ignores or isinstance(tree, exp.IgnoreNulls)
+        ignores, respects = ignores or isinstance(tree, exp.IgnoreNulls), respects or isinstance(tree, exp.RespectNulls)
         where = tree.expression.this if isinstance(tree, exp.Filter) else where
         tree = tree.this
     if not isinstance(tree, exp.Anonymous):
@@ -114,7 +114,10 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
     if given and isinstance(given[0], exp.Distinct):
         distinct, given = True, list(given[0].expressions)
     if given and isinstance(given[0], exp.IgnoreNulls | exp.RespectNulls):
-        ignores, given[0] = isinstance(given[0], exp.IgnoreNulls), given[0].this
+        ignores, respects = isinstance(given[0], exp.IgnoreNulls), isinstance(given[0], exp.RespectNulls)
+        given[0] = given[0].this
+    if respects and function not in ("first", "last"):
+        raise empty.refused(f"{function} skips nulls", "leave RESPECT NULLS out")
     if function in ("first", "last") and len(given) == 2 and isinstance(given[1], exp.Boolean):
         ignores = ignores or bool(given.pop().this)
     star = len(given) == 1 and isinstance(given[0], exp.Star)
