@@ -23,6 +23,10 @@ select n % 2 as odd, status from o group by 1, 2
 select distinct x.s from (select distinct status s, n from o) x where n > 1
 
 -- groups
+select 3 c from o having true
+select 3 c from o having count(*) > 4
+select count(*) k, sum(x) s from (values (1), (2 - 1), (1.0)) v(x), o
+select x, count(*) k from (values (interval '1 day'), (interval '24 hours'), (interval '2 days')) v(x), o group by x
 select status, count(*) n, sum(amount) total from o group by status
 select status, count(*) k, count(n) m, count(distinct n) d, min(n) lo, max(amount) hi from o group by status
 select status, sum(n) filter (where n > 1) s from o group by status having count(*) > 1
@@ -40,6 +44,7 @@ select bool_and(n > 1) a, bool_or(n > 1) b from o where n is not null
 select status, max(timestamp '2024-01-09' - d) longest, sum(date '2024-01-09' - d) days, max(d) - min(d) span from o group by status
 
 -- joins
+select * from (select id from o), (select id k from c)
 select o.id, c.name from o join c on o.c = c.id
 select o.id, c.name from o, c where o.c = c.id and o.n = c.n
 select o.id as oid, c.id as cid from o left join c on o.c = c.id
@@ -71,6 +76,18 @@ select o.id, c.name from o join c on o.c = c.id and o.id = c.id
 select o.id, v.word from o join (values (1, 'one'), (2, 'two'), (2, 'zwei')) as v(n, word) on o.n = v.n
 
 -- subqueries
+select id from o where 2 in (select n from c where c.id = o.c)
+select id, 2 in (select n from c where c.id = o.c) e from o
+select id from o where 2 not in (select n from c where c.id = o.c)
+select id from o where 2 not in (select n from c)
+select id from o where (c, 2) in (select id, n from c)
+select id from o where 2 in (select max(n) from c)
+select id, (select count(*) from c where c.id = o.c limit 1) k from o
+select id, (select count(*) from c where c.id = o.c limit 1 offset 1) k from o
+select id from o where exists (values (1))
+select id, (select 3 from c having true) m from o
+select id, (select 3 from c having count(*) > 2) m from o
+select id from o where exists (select 1 from c where c.id = o.c having true)
 select id from o where c in (select id from c where city = 'Bern')
 select id from o where c not in (select id from c where city = 'Bern')
 select id from o where n in (select n from c)
@@ -147,6 +164,8 @@ select * from (select n from o union all select n from c) x where n > 1
 select k, count(*) as m from (select status k from o union all select city from c) x group by k
 
 -- tops
+select id, n from o order by n, id fetch first 2 rows only
+select id from o order by id offset 1 rows fetch next row only
 select id, n from o order by n desc, id limit 2
 select id, n from o order by n desc nulls last, id limit 2 offset 1
 select id from o order by n, id limit 3
@@ -174,3 +193,104 @@ select * from (select *, row_number() over (partition by c order by s desc nulls
 select c.name, x.id from c join (select id, c cc, row_number() over (partition by c order by amount desc nulls last, id) rn from o) x on x.cc = c.id where x.rn <= 1
 select id, (select p.id from o p where p.c = o.c order by p.amount desc nulls last, p.id limit 1) as best from o
 select id from o where n in (select p.n from o p where p.c = o.c order by p.id limit 1)
+
+-- odd
+select id from o limit 1, 2
+select id from o limit all
+select id from o limit null
+select id from o limit 1 + 1
+select id from o sort by id
+select id from o order siblings by id limit 1
+select top 1 id from o
+select all id from o
+select id from o offset 1 rows fetch next 1 rows only
+(select id from o) fetch first row only
+select id into p from o
+select id from o for update
+select id from o prewhere id > 1
+select id from o option (maxrecursion 1)
+table o
+select id from o connect by prior id = n
+select as struct id from o
+select * exclude (id) from o
+select from o
+select * ilike 'x' from o
+from o
+from o select id where id > 1
+select id from only o
+select id from (o) q
+values ()
+select id from o version as of 1
+select id from o for system_time as of '2020-01-01'
+select id from o at (offset => 1)
+select id from o partition (p = 1)
+select id from o with ordinality
+select id from o use index (i)
+select x.o.id from o
+select * from o unpivot (v for m in (id, n))
+select * from o, unnest(array(1)) q
+select * from explode(array(1))
+select * from o positional join c
+select * from o array join c
+select * from o cross apply (select 1 q) z
+select * from o join c join t on t.k = c.n on o.c = c.id
+select id from o union all by name select n id from c
+with q as (delete from o) select 1 x
+with 1 as q select q
+with q as (select 1) values (1)
+select exists (table c) from o
+select exists (l, q -> q > 1) e from o
+select id from o where n in unnest(array(1))
+select id from o where n in ()
+select count(*) in (select n from c) e from o
+select id from o where n in (1, (select max(n) from c))
+select (id, n) from o
+select id, (select count(*) from c where c.id = o.c limit 1) m from o
+select id, (table c) m from o
+select {'a': 1} m from o
+select array(select n from c) m from o
+select id is json m from o
+select status collate 'en' m from o
+select @n m from o
+select :n m from o
+select ? m from o
+select id overlaps n m from o
+select transform(array(n), q -> q + 1) m from o
+select overlay(status placing 'a' from 1) m from o
+select x'1F' m from o
+select 0x1F m from o
+select explode(array(n)) m from o
+select count(distinct *) m from o
+select sum(n order by id) m from o
+select array_agg(n order by id limit 1) m from o
+select max(n having max id) m from o
+select max(n) within group (order by n) m from o
+select grouping(n) m from o group by n
+select max(n) keep (dense_rank first order by id) m from o
+select row_number() r from o
+select id from o qualify n > 1
+select id from o qualify row_number() filter (where n > 1) over (order by id) = 1
+select next value for q m from o
+select id from o |> where id > 1
+select * from o |> limit 1
+from o |> aggregate sum(n) as q group by c
+pivot o on n using sum(n)
+explain select id from o
+merge into o using c on o.c = c.id when matched then delete
+call p()
+1
+id + 1
+*
+exists (select 1)
+select id from identifier('o')
+select columns('n') from o
+select id from 'o.parquet'
+select id from table(o)
+declare x int
+select max(struct(id, n)) m from o
+select null m union select 1
+select * from (select null m) p join (select null m) q using (m)
+select array_agg(null) m from o
+select count(distinct null) m from o
+select id from o order by null limit 1
+select id from o where null

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 import re
+from contextlib import suppress
 
 import nexmark_queries as nexmark
 import pyarrow as pa
 import pytest
 from queries import listed
 from sql_witness import flow_of, rows_of, same_as_duckdb
+from sqlglot import exp
 
 import ddflow as dd
 from ddflow.errors import DdflowError, ExpressionError, SpecError
+from ddflow.expressions.parse import QuerySpark, parse_query
 from ddflow.plan.codec import describe
 
 
@@ -106,6 +110,46 @@ REFUSED = {
     "select id from o group by 3": "there is no column 3 of 1 at line 1, column 27",
     "select * from o natural left outer join lateral (select 1) x": "LATERAL in FROM is not supported",
     "select distinct id from o order by n limit 1": "is not in SELECT DISTINCT",
+    "select id from o order by id limit 1 with ties": "WITH TIES is not supported at line 1, column 36",
+    "select id from o limit 50 percent": "PERCENT is not supported at line 1, column 24",
+    "select id from o limit 2 by id": "LIMIT BY is not supported at line 1, column 29",
+    "select id from o union select n from c limit 1 with ties": "WITH TIES is not supported at line 1, column 46",
+    "select id from o fetch first 10 percent rows only": "PERCENT is not supported at line 1, column 30",
+    "select id from o fetch first 2 rows with ties": "WITH TIES is not supported at line 1, column 30",
+    "select id from o fetch first 0 rows only": "FETCH 0 at line 1, column 30",
+    "select id from o limit '1'": "LIMIT '1' at line 1, column 24",
+    "select id from o order by id with fill limit 1": "WITH FILL is not supported at line 1, column 27",
+    "select id from o order by all limit 1": "ORDER BY ALL is not supported",
+    "with q as materialized (select id from o) select * from q": "MATERIALIZED is not supported at line 1, column 6",
+    "with q as (select 1 a) search depth first by a set b select * from q": "SEARCH is not supported",
+    "with q using key (a) as (select 1 a) select * from q": "KEY EXPRESSIONS is not supported",
+    "with q as (select 1 a), Q as (select 2 a) select * from q": "two queries of WITH are called 'Q' at line 1",
+    "select * from o join c using ()": "USING names no column",
+    "select id from x.o": "a table with a database before its name is not supported at line 1, column 16",
+    "select * from range(5)": r"range\(5\) in FROM is not supported at line 1, column 15",
+    "select id, row_number(id) over (order by id) r from o qualify r < 2": r"row_number\(id\) has arguments at line 1",
+    "select q.id from (select id + 1 id from o)": "there is no column 'q.id' at line 1, column 8",
+    "select id from o having id > 2": "'o.id' is neither grouped by nor in an aggregate at line 1, column 8",
+    "select * from o having true": "is neither grouped by nor in an aggregate",
+    "select array_agg(n) respect nulls a from o": "array_agg skips nulls",
+    "select * from o |> limit 1": "it does not parse",
+    "select exists (select o.n + min(o.n) from c where n = 5) e from o": r"min\(o.n\) aggregates columns of the query "
+    "around at line 1, column 29",
+    "select id, (select sum(o.n) from c) s from o": r"sum\(o.n\) aggregates columns of the query around",
+    "select id from o where n in (select min(o.n) from c)": r"min\(o.n\) aggregates columns of the query around",
+    "select id from o where exists (select 1 from c having max(o.n) > 1)": r"max\(o.n\) aggregates columns of",
+    "select id from o where n > (select count(*) filter (where o.n > 1) from c)": "aggregates columns of the query",
+    "select c from o group by c having exists (select 1 from t where a > min(o.n))": "aggregates columns of the query",
+    "select id, (select max(t.a) from t join c x on x.id = o.c) m from o": "'o.c' is a column of a query around, which "
+    "FROM, ON and WITH cannot ask for at line 1, column 55",
+    "select id, (with w as (select o.n q) select q from w) m from o": "'o.n' is a column of a query around",
+    "select id, (select m from (select o.n m) q) r from o": "'o.n' is a column of a query around",
+    "select id, (select max(a) from (select a from t where k = c) q) r from o": "'c' is a column of a query around",
+    "select o.id, (select max(a) from (select a from t where c) q) r from o join c on o.c = c.id": "'c' is a column of",
+    "select c, count(*) k from o group by c having count(*) > (select max(a) from t where k = o.n)": "'o.n' is neither "
+    "grouped by nor in an aggregate at line 1, column 90",
+    "select id from (select id, row_number() over (order by n) w from o group by id) x where w < 2": "'o.n' is neither",
+    "values ()": "the rows of VALUES are empty",
 }
 
 
@@ -116,6 +160,132 @@ def test_what_is_refused_is_named_with_its_place(query: str) -> None:
     with pytest.raises(DdflowError, match=REFUSED[query]):
         flow.sql(query)
     assert flow.nodes == nodes
+
+
+@pytest.mark.parametrize("query", [query for query, _ in listed("odd")])
+def test_odd_clauses_have_an_answer_or_a_refusal(query: str) -> None:
+    flow = flow_of()
+    with suppress(DdflowError):
+        flow.output("out", flow.sql(query))
+        with flow.open() as engine:
+            engine.step({"o": pa.table({"id": [1, 2], "gone": [False, False]})}, time=1)
+            assert engine.read("out").num_rows >= 0
+
+
+@pytest.mark.drawn(300)
+def test_queries_with_parts_of_others_have_an_answer_or_a_refusal() -> None:
+    chance = random.Random(7)
+    sections = ("rowwise", "distinct", "groups", "joins", "subqueries", "sets", "tops", "tops of groups and joins")
+    trees = [parse_query(query) for query, _ in listed(*sections)]
+    kinds = (exp.Query, exp.Table, exp.Join, exp.Condition, exp.Where, exp.Group, exp.Having, exp.Order, exp.Limit)
+    parts = {kind: [node for tree in trees for node in tree.walk() if isinstance(node, kind)] for kind in kinds}
+    for _ in range(300):
+        tree = chance.choice(trees).copy()
+        for _ in range(2):
+            node = chance.choice(list(tree.walk()))
+            kind = next((each for each in kinds if isinstance(node, each)), None)
+            if kind is not None and node is not tree:
+                node.replace(chance.choice(parts[kind]).copy())
+        flow = flow_of()
+        with suppress(DdflowError):
+            flow.output("out", flow.sql(tree.sql(dialect=QuerySpark, normalize_functions=False)))
+
+
+def test_what_is_written_instead_of_a_window_over_groups_gives_the_same() -> None:
+    groups = "from o group by c, status"
+    for window in ("rank() over (partition by c order by sum(id) desc)", "max(count(*)) over (partition by status)"):
+        with pytest.raises(ExpressionError, match="cannot be maintained") as caught:
+            flow_of().sql(f"select c, status, {window} r {groups}")
+        written = re.fullmatch(
+            r"name the query of the groups, with (.*) as v1, as T in a WITH, and over it write (.*)",
+            caught.value.remedy,
+        )
+        assert written is not None
+        followed = f"with T as (select c, status, {written[1]} v1 {groups}) select c, status, {written[2]} r from T"
+        same_as_duckdb(followed, f"select c, status, {window} r {groups}", 7)
+    with pytest.raises(ExpressionError, match="name the query of the groups, as T in a WITH, and over it write 1"):
+        flow_of().sql("select c, rank() over (order by c) r from o group by c")
+
+
+def test_star_has_the_keys_of_the_last_join_first_as_in_the_standard() -> None:
+    flow = dd.Flow()
+    for name, columns in {"t1": "ab", "t2": "bc", "t3": "cd", "t4": "cb"}.items():
+        flow.updates(name, dict.fromkeys(columns, int))
+    for query, wanted in {
+        "select * from t1 join t2 using (b) join t3 using (c)": "cbad",
+        "select * from t1 natural join t2 natural join t3": "cbad",
+        "select * from t1 right join t2 using (b) right join t3 using (c)": "cbad",
+        "select * from t1 full join t2 using (b) full join t3 using (c)": "cbad",
+        "select * from t1 natural full join t2 natural right join t3": "cbad",
+        "select * from t3 join (t1 join t2 using (b)) using (c)": "cdba",
+        "select * from t1 join t2 using (b) join t4 using (c, b)": "cba",
+        "select * from t1 natural join t2 natural join t4": "bca",
+        "select * from t1 join t2 using (b) left semi join t3 using (c)": "cba",
+        "select * from t1 join t2 using (b) left anti join t3 using (c)": "cba",
+        "select * from (select * from t1 join t2 using (b)) q join t3 using (c)": "cbad",
+    }.items():
+        assert "".join(flow.sql(query).schema.names) == wanted, query
+    assert flow.sql("select t3.*, t1.a from t1 join t2 using (b) join t3 using (c)").schema.names == ["c", "d", "a"]
+
+
+def test_a_list_of_nothing_is_empty_also_when_the_last_row_leaves() -> None:
+    queries = {
+        "all": "select array_agg(n) l from o",
+        "some": "select array_agg(n) filter (where n > 5) l, count(*) k, sum(n) s, bool_and(n > 1) b, min(n) m from o",
+        "of each": "select id, (select array_agg(n) from o where o.c = c.id) l from c",
+        "counted": "select coalesce(array_agg(n), array()) l, count(n) k from o where n > 5",
+    }
+    flow = flow_of()
+    for name, query in queries.items():
+        flow.output(name, flow.sql(query))
+    row, c = {"id": [1], "c": pa.array([4], pa.int32()), "n": [3]}, {"id": pa.array([4], pa.int32()), "gone": [False]}
+    empty = {"all": {"l": []}, "some": {"l": [], "k": 0, "s": None, "b": None, "m": None}}
+    empty |= {"of each": {"id": 4, "l": []}, "counted": {"l": [], "k": 0}}
+    there = {"all": {"l": [3]}, "some": {"l": [], "k": 1, "s": 3, "b": True, "m": 3}, "of each": {"id": 4, "l": [3]}}
+    with flow.open() as engine:
+        engine.step({"c": pa.table(c)}, time=1)
+        for time, (gone, wanted) in enumerate([(True, empty), (False, empty | there), (True, empty)], 2):
+            engine.step({"o": pa.table(row | {"gone": [gone]})}, time=time)
+            assert {name: engine.read(name).drop_columns("_diff").to_pylist() for name in queries} == {
+                name: [row] for name, row in wanted.items()
+            }
+
+
+def test_an_interval_of_24_hours_is_a_day() -> None:
+    interval, day = pa.month_day_nano_interval(), 86_400_000_000_000
+    flow = dd.Flow()
+    flow.upserts("a", {"id": int, "i": interval}, dd.Upsert(key="id"))
+    queries = {
+        "distinct": "select distinct i from a",
+        "groups": "select i, count(*) n from a group by i",
+        "counted": "select count(distinct i) n from a",
+        "sets": "select i from a where id = 1 intersect select i from a where id = 2",
+    }
+    for name, query in queries.items():
+        flow.output(name, flow.sql(query))
+    given = pa.array([(0, 1, 0), (0, 0, day), (0, 2, -day), (1, 0, -3), (1, -1, day - 3), None], interval)
+    with flow.open() as engine:
+        for rows in (given[:4], given[4:]):  # whole tables, which are not copied otherwise
+            engine.step({"a": pa.table({"id": range(len(rows)), "i": rows})})
+        engine.step({"a": pa.table({"id": range(6), "i": given})})
+        assert engine.read("a").sort_by("id")["i"].to_pylist() == [(0, 1, 0)] * 3 + [(1, 0, -3)] * 2 + [None]
+        assert engine.step({"a": pa.table({"id": [0], "i": given[1:2]})})["groups"].num_rows == 0
+        found = {name: rows_of(engine.read(name)) for name in queries}
+    one, other = pa.MonthDayNano([0, 1, 0]), pa.MonthDayNano([1, 0, -3])
+    assert found == {
+        "distinct": {(one,): 1, (other,): 1, (None,): 1},
+        "groups": {(one, "3"): 1, (other, "2"): 1, (None, "1"): 1},
+        "counted": {("2",): 1},
+        "sets": {(one,): 1},
+    }
+
+
+def test_a_comma_binds_as_a_join_does() -> None:
+    flow = flow_of()
+    flow.output("out", flow.sql("select o.id, c.id cid, t.k from o, c full join t on t.k = c.id"))
+    with flow.open() as engine:
+        engine.step({"t": pa.table({"k": [7], "gone": [False]})})
+        assert rows_of(engine.read("out")) == {(None, None, "7"): 1}  # o is in the full join, and may be null
 
 
 WINDOWS = [

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from queries import TABLES
 from spark_session import frame_of
@@ -111,6 +112,74 @@ def test_queries_give_what_spark_answers(
         told = before[name] + Counter()
         told.update(rows_of(out[name].toArrow()))
         assert Counter({row: n for row, n in told.items() if n}) == wanted[name], name
+
+
+ALIKE = {
+    "having without groups": "select 3 c from a having true",
+    "having over nothing": "select 3 c, array_agg(x) l, count(x) n, min(x) m, bool_or(x > 1) b "
+    "from a where x > 9 having true",
+    "having of none": "select 3 c from a having count(*) > 9",
+    "having in a subquery": "select x, (select 3 from b having true) m from a",
+    "lists": "select x, (select array_agg(v) from b where b.k = a.x) l, "
+    "(select array_agg(v) filter (where v > 5) from b where b.k = a.x) s, "
+    "(select count(v) from b where b.k = a.x limit 1) n from a",
+    "star of using": "select * from t1 join t2 using (b) join t3 using (c)",
+    "star of natural": "select * from t1 natural full join t2 natural right join t3",
+    "star of a nested join": "select * from t3 join (t1 join t2 using (b)) using (c)",
+    "star of a semi join": "select * from t1 join t2 using (b) left semi join t3 using (c)",
+    "star beside a table": "select t3.*, t1.a from t1 join t2 using (b) join t3 using (c)",
+    "a constant in a subquery": "select x from a where 5 in (select v from b where b.k = a.x)",
+    "a constant as a value": "select 5 in (select v from b) e, 6 in (select k from b where k is not null) f from a",
+    "no aliases": "select * from (select x from a), (select v from b)",
+    "exists of values": "select exists (values (1)) e from a",
+    "equal values": "select count(*) n from (values (1), (2 - 1), (1.0)) v(x)",
+    "a day": "select i, count(*) n from (values (interval '1 day'), (interval '24 hours')) v(i) group by i",
+    "a comma": "select a.x, b.k, t3.d from a, b full join t3 on t3.c = b.k",
+}
+"""Queries whose columns and rows are Spark's."""
+NEITHER = [
+    "select x from a having x > 2",
+    "select * from a having true",
+    "select exists (select o.x + min(o.x) from b where v = 5) from a o",
+    "select x from a where x in (select min(a.x) from b)",
+    "select x from a where exists (select 1 from b having min(a.x) > 0)",
+    "select x, (select sum(a.x) from b) m from a",
+    "select x from a order by x limit 1 with ties",
+    "select x from a limit 50 percent",
+    "select x from a limit 2 by x",
+    "with q as materialized (select x from a) select x from q",
+    "select * from a join b using ()",
+]
+"""Queries that Spark refuses, too."""
+
+
+def test_clauses_mean_what_they_mean_to_spark(spark: SparkSession) -> None:
+    tables = {
+        "a": pa.table({"x": [1, 2, None], "y": [5, 6, 7]}),
+        "b": pa.table({"v": [5, 7, 1], "k": [1, 2, None]}),
+        "t1": pa.table({"a": [1, 5], "b": [2, 6]}),
+        "t2": pa.table({"b": [2, 7], "c": [3, 8]}),
+        "t3": pa.table({"c": [3, 9], "d": [4, 1]}),
+    }
+    flow = dd.Flow()
+    for name, table in tables.items():
+        flow.updates(name, table.schema)
+        frame_of(spark, table).createOrReplaceTempView(name)
+    for name, query in ALIKE.items():
+        flow.output(name, flow.sql(query))
+    with flow.open() as engine:
+        engine.step(tables)
+        for name, query in ALIKE.items():
+            wanted, found = spark.sql(query).toArrow(), engine.read(name)
+            assert found.column_names[:-1] == wanted.column_names, query
+            rows = [[*row.values()] for row in wanted.to_pylist()]
+            told = [[*row.values()][:-1] for row in found.to_pylist() for _ in range(row["_diff"])]
+            assert sorted(told, key=str) == sorted(rows, key=str), query
+    for query in NEITHER:
+        with pytest.raises(ExpressionError):
+            flow.sql(query)
+        with pytest.raises(PySparkException):
+            spark.sql(query).collect()
 
 
 def test_a_query_over_frames_of_a_state_goes_on_where_it_stopped(

@@ -6,7 +6,7 @@ column has the name, in HAVING and ORDER BY before columns, but not within aggre
 
 >>> from ddflow.expressions.parse import parse
 >>> names, read = Names(None), ClauseReader().expression
->>> names.add("o", {"n": "o.n"}, None)
+>>> names.add("o", {"n": "o.n"})
 >>> text(read(parse("Round(n) + 1").tree, names, None))
 'round(`o.n`) + 1'
 >>> read(parse("n + rand()").tree, names, None)
@@ -29,7 +29,17 @@ from ddflow.expressions.parse import Tree
 from ddflow.plan.aggregated import CALLED, NAMES
 from ddflow.plan.sql.names import Names
 from ddflow.plan.sql.query import Joining, Leaf, Ordering, ReadQuery, SelectQuery
-from ddflow.plan.sql.trees import Nested, bracketed, conjuncts, refused, replaced, shown, text
+from ddflow.plan.sql.trees import (
+    Nested,
+    bracketed,
+    conjuncts,
+    names_of,
+    number,
+    refused,
+    replaced,
+    shown,
+    text,
+)
 from ddflow.plan.sql.windows import instead
 
 Aliases = Mapping[str, Callable[[], Tree]]
@@ -38,14 +48,41 @@ CHANGING: Final = tuple(
     for name in ("CurrentDate", "CurrentTimestamp", "CurrentTime", "CurrentUser", "Rand", "Uuid")
     if hasattr(exp, name)
 )
-_SELECT: Final = {"expressions", "from_", "joins", "where", "group", "having", "qualify", "order", "limit", "offset"}
-
-
+_SET: Final = {"this", "expression", "distinct", "with_", "order", "limit", "offset"}
+_READ: Final[dict[Any, set[str]]] = {
+    exp.Select: {
+        *("with_", "expressions", "distinct", "from_", "joins", "where"),
+        *("group", "having", "qualify", "order", "limit", "offset"),
+    },
+    **dict.fromkeys((exp.Union, exp.Except, exp.Intersect), _SET),
+    exp.Subquery: {"this", "alias", "with_", "joins", "order", "limit", "offset"},
+    exp.Values: {"expressions", "alias", "order", "limit", "offset", "joins"},
+    exp.With: {"expressions", "recursive"},
+    exp.CTE: {"this", "alias"},
+    exp.From: {"this"},
+    exp.Table: {"this", "alias", "joins"},
+    exp.TableAlias: {"this", "columns"},
+    exp.Join: {"this", "side", "kind", "method", "on", "using"},
+    exp.Group: {"expressions", "all"},
+    exp.Distinct: {"expressions", "on"},
+    exp.Order: {"expressions"},
+    exp.Ordered: {"this", "desc", "nulls_first"},
+    exp.Limit: {"expression", "limit_options"},
+    exp.Fetch: {"direction", "count", "limit_options"},
+    exp.LimitOptions: {"rows"},
+    exp.Offset: {"expression"},
+}
+"""The clauses that are read, of the nodes of a query; any other one is refused by `complete`."""
+_LISTED: Final = "docs/sql.md lists what is"
 _WORDS: Final = {
     "laterals": "LATERAL VIEW",
     "sample": "TABLESAMPLE",
     "pivots": "PIVOT",
     "grouping_sets": "GROUPING SETS",
+    "limit.expressions": "LIMIT BY",
+    "with_fill": "WITH FILL",
+    "db": "a table with a database before its name",
+    "windows": "WINDOW",
 }
 
 
@@ -84,6 +121,8 @@ class ClauseReader:
     def __init__(self) -> None:
         self.nested: list[AskedQuery] = []
         self.sorted: Tree | None = None
+        self.asking: Names | None = None
+        """The names around the subquery that is being read."""
         self.in_set = False
         """Whether what is read is a side of a set operation, whose columns the other side must have, too."""
 
@@ -99,15 +138,21 @@ class ClauseReader:
                 if isinstance(node.this, exp.Star):
                     raise refused(node, f"{shown(node)} names several columns", "name one column")
                 return names.resolve(node, first if first and not _in_aggregate(node) else {})
-            if isinstance(node, exp.Anonymous):
+            if isinstance(node, exp.Anonymous) and not _is_exists(node):
                 self._check(node)
             return self._subquery(node, names, withs, first)
 
+        for each in tree.find_all(exp.Window):
+            if each.this.name.lower() != "row_number":
+                raise refused(each, f"the window {shown(each)} cannot be maintained", instead(each))
         out = replaced(tree, change)
         for each in aggregates(out):
             self._check_distinct(each)
             if any(is_aggregate(part) for part in each.walk() if part is not each and part is not each.this):
                 raise refused(tree, f"{shown(tree)} has an aggregate within an aggregate", "use a subquery in FROM")
+            if names_of(each) and names_of(each) <= names.outer:
+                found = f"{shown(each)} aggregates columns of the query around"
+                raise refused(each, found, "compute it in a subquery in FROM of that query, and use its column here")
         return out
 
     def _subquery(self, node: Tree, names: Names, withs: Any, first: Aliases | None) -> Tree | None:
@@ -115,12 +160,12 @@ class ClauseReader:
         if isinstance(node, CHANGING):
             remedy = "bring the value in as a column or a literal"
             raise refused(node, f"{shown(node)} differs from call to call", remedy)
-        if isinstance(node, exp.Window) and node.this.name.lower() != "row_number":
-            raise refused(node, f"the window {shown(node)} cannot be maintained", instead(node))
+        if isinstance(node, exp.Window) and node.this.expressions:
+            raise refused(node, f"{shown(node.this)} has arguments", "write row_number()")
         if isinstance(node, exp.Any | exp.All):
             raise refused(node, f"{shown(node)} is not supported", "compare with (select max(...)) or min, or use IN")
-        if isinstance(node, exp.Exists):
-            return self._ask("exists", node.this, [], names, withs)
+        if isinstance(node, exp.Exists) or _is_exists(node):
+            return self._ask("exists", node.expressions[0] if _is_exists(node) else node.this, [], names, withs)
         if isinstance(node, exp.In) and node.args.get("query") is not None:
             operands = node.this.unnest()
             given = operands.expressions if isinstance(operands, exp.Tuple) else [node.this]
@@ -131,7 +176,9 @@ class ClauseReader:
         return None
 
     def _ask(self, kind: str, tree: Tree, operands: list[Tree], names: Names, withs: Any) -> Tree:
+        asking, self.asking = self.asking, names
         query = self.query(tree, withs or {}, names)
+        self.asking = asking
         if kind != "exists" and len(query.columns) != max(len(operands), 1):
             found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
             raise refused(tree, found, "select as many")
@@ -163,7 +210,8 @@ class ClauseReader:
 
     def selected(self, tree: Tree, source: Leaf | Joining | None, names: Names, withs: Any) -> SelectQuery:
         """A SELECT, but for its FROM."""
-        self._only(tree)
+        if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
+            raise refused(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
         if not tree.expressions:
             raise refused(tree, "SELECT names no column", "name one at least, or *")
         out = SelectQuery([], names.outer, [], source, written=tree)
@@ -181,14 +229,9 @@ class ClauseReader:
         if args.get("qualify") is not None:
             out.qualify = conjuncts(self.expression(args["qualify"].this, names, withs))
         self.top(tree, out, names, withs)
-        if out.groups is None and (out.having or any(aggregates(each) for each in out.late())):
+        if out.groups is None and (args.get("having") is not None or any(map(aggregates, out.late()))):
             out.groups = []
         return out
-
-    def _only(self, tree: Tree) -> None:
-        only(tree, {*_SELECT, "distinct", "with_"})
-        if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
-            raise refused(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
 
     def _item(self, tree: Tree, out: SelectQuery, names: Names, withs: Any) -> None:
         """A part of the select list."""
@@ -227,7 +270,6 @@ class ClauseReader:
             if aggregates(groups[-1]) or list(groups[-1].find_all(Nested, exp.Window)):
                 found = f"GROUP BY {shown(each)} has an aggregate or a subquery"
                 raise refused(each, found, "compute it in a subquery in FROM")
-        only(tree, {"expressions"})
         return groups
 
     def _placed(self, tree: Tree, out: SelectQuery) -> Tree | None:
@@ -251,6 +293,8 @@ class ClauseReader:
             raise refused(offset, "OFFSET without LIMIT", "add LIMIT")
         first = {name: _copying(item) for name, item in zip(out.columns, out.items, strict=True)}
         for each in order.expressions if order is not None else ():
+            if isinstance(each.this, exp.Var):
+                raise refused(each, f"ORDER BY {each.this.name} is not supported", _LISTED)
             made = self._placed(each.this, out)
             if made is None:
                 made = self.expression(each.this, names, withs, first)
@@ -266,10 +310,17 @@ def way(ordered: Tree) -> str:
 
 
 def _whole(tree: Tree, least: int) -> int:
-    value = tree.expression
-    if not isinstance(value, exp.Literal) or not value.name.isdecimal() or int(value.name) < least:
+    value = tree.args.get("count") or number(1) if isinstance(tree, exp.Fetch) else tree.expression
+    whole = isinstance(value, exp.Literal) and not value.is_string and value.name.isdecimal()
+    if not whole or int(value.name) < least:
         raise refused(tree, f"{tree.key.upper()} {shown(value)}", f"write a whole number, {least} or more")
     return int(value.name)
+
+
+def _is_exists(node: Tree) -> bool:
+    """Whether it is EXISTS of VALUES or of a query in brackets, which the parser takes for a call."""
+    named = isinstance(node, exp.Anonymous) and node.name.lower() == "exists" and len(node.expressions) == 1
+    return named and isinstance(node.expressions[0], exp.Values | exp.Subquery)
 
 
 def _copying(tree: Tree) -> Callable[[], Tree]:
@@ -289,10 +340,17 @@ def given(tree: Tree, known: set[str]) -> list[str]:
     return [key for key, value in tree.args.items() if key not in known and value not in (None, False, [])]
 
 
+def complete(tree: Tree) -> None:
+    """Raise `ExpressionError` for a clause, anywhere in a query, that is not read.  O(tree)."""
+    for node in tree.walk():
+        if type(node) in _READ:
+            only(node, _READ[type(node)])
+
+
 def only(tree: Tree, known: set[str]) -> None:
-    """Raise `ExpressionError` for a clause that nobody reads."""
+    """Raise `ExpressionError` for a clause beyond the ones that are read."""
     for key in given(tree, known):
         value = tree.args[key]
         where = value[0] if isinstance(value, list) else value
-        what = f"{_WORDS.get(key, key.strip('_').upper())} is not supported"
-        raise refused(where if isinstance(where, exp.Expression) else tree, what, "docs/sql.md lists what is")
+        word = _WORDS.get(f"{tree.key}.{key}") or _WORDS.get(key, key.strip("_").replace("_", " ").upper())
+        raise refused(where if isinstance(where, exp.Expression) else tree, f"{word} is not supported", _LISTED)

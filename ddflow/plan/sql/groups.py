@@ -1,7 +1,8 @@
 """GROUP BY and aggregates, and what a tree says over the groups.
 
 Invariant: a tree over groups is made of the columns of groups and of aggregates; what is neither is refused when it is
-asked for. An aggregate that is written twice is one column. Where no row was met, a count is zero and all else null.
+asked for. An aggregate that is written twice is one column. If no row was met, a count is zero, a list empty, and
+all else null.
 
 >>> from ddflow.expressions.parse import parse
 >>> found = Grouped(Relation(None, {}), {"count(*)": column("n"), "sum(x)": column("s")})
@@ -36,7 +37,8 @@ class Grouped(NamedTuple):
             found = self.known.get(text(node)) if self.known else None
             if found is None:
                 return None
-            return call("coalesce", found, number(0)) if empty and _counts(node) else found.copy()
+            none = _of_nothing(node) if empty else None
+            return found.copy() if none is None else call("coalesce", found, none)
 
         return replaced(tree, change)
 
@@ -58,6 +60,8 @@ def grouped(
         rest = [Made(each, rows.names[each], column(each)) for each in sorted(read) if each in rows.names]
         rows = steps.projected(rows, [*groups, *rest])
     by = [rows.names[each.logical] for each in groups]
+    if not groups and not found:  # HAVING over constants
+        rows = steps.projected(rows, [Made("any", "any", number(1))])
     if not found:
         return Grouped(steps.distinct(steps.narrowed(rows, {each.logical for each in groups})), known)
     made, told = dict[str, str](), dict[str, str]()
@@ -73,10 +77,11 @@ def grouped(
 
 
 def _named(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
-    return rows.names[tree.name] if isinstance(tree, exp.Column) else names.get(text(tree), shown(tree))
+    return rows.name(tree) if isinstance(tree, exp.Column) else names.get(text(tree), shown(tree))
 
 
-def _counts(node: Tree) -> bool:
+def _of_nothing(node: Tree) -> Tree | None:
+    """The value of an aggregate where no row was met; None where that is null."""
     while isinstance(node, exp.Filter | exp.IgnoreNulls | exp.RespectNulls):
         node = node.this
-    return isinstance(node, exp.Anonymous) and node.name == "count"
+    return {"count": number(0), "array_agg": call("array")}.get(node.name if isinstance(node, exp.Anonymous) else "")

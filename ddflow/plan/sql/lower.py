@@ -225,6 +225,17 @@ class QueryLowering:
                 raise refused(trees[0], found, "cast them to one type")
             columns.append([text(as_type(tree, each, kind)) for tree, each in zip(trees, kinds, strict=True)])
         rows, names = [list(row) for row in zip(*columns, strict=True)], list(query.columns)
-        if len(set(map(tuple, rows))) < len(rows):  # a constant has each row once
+        if _repeats(rows):  # a constant has each row once
             names, rows = [*names, "row"], [[*row, str(index)] for index, row in enumerate(rows)]
         return Relation(self._constant(names, rows), {str(i): name for i, name in enumerate(query.columns)})
+
+
+def _repeats(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether two rows of constants may be equal, however they are written.  O(rows)."""
+    one, found = pa.record_batch({"one": [1]}), set[tuple[str, ...]]()
+    for row in rows:
+        values = [compile_expression(cell, one.schema, what="a value")(one)[0] for cell in row]
+        if any(pa.types.is_floating(each.type) or pa.types.is_nested(each.type) for each in values):
+            return len(rows) > 1  # zero and minus zero are equal
+        found.add(tuple(map(str, values)))
+    return len(found) < len(rows)

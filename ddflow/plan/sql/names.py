@@ -6,7 +6,7 @@ found in an enclosing query is noted in ``outer`` of all queries between.
 
 >>> from ddflow.expressions.parse import parse
 >>> names = Names(None)
->>> names.add("o", {"id": "o.id", "city": "o.city"}, None)
+>>> names.add("o", {"id": "o.id", "city": "o.city"})
 >>> names.resolve(parse("O.City").tree).name, Names(names).resolve(parse("id").tree).name
 ('o.city', 'o.id')
 >>> names.resolve(parse("o.cty").tree)
@@ -36,35 +36,40 @@ class Visible(NamedTuple):
 
 
 class Names:
-    """``around``: what names mean in the query around.  ``outer``: the logical names that are asked of it."""
+    """``around``: what names mean in the query around.  ``outer``: the logical names that are asked of it.
 
-    def __init__(self, around: Names | None) -> None:
-        self.around = around
+    ``hidden``: the names of a query around that cannot be asked for here, as in a FROM or a WITH."""
+
+    def __init__(self, around: Names | None, hidden: Names | None = None) -> None:
+        self.around, self.hidden = around, hidden
         self.visible: list[Visible] = []
         self.aliases: dict[str, dict[str, str]] = {}
         self.lateral: dict[str, Callable[[], Tree]] = {}
         """Columns of the select list, which may be asked for where nothing else has the name."""
         self.outer: set[str] = set()
 
-    def add(self, alias: str, names: dict[str, str], written: Tree) -> None:
-        """A table, with the logical names of its columns."""
-        if find(alias, self.aliases):
-            raise refused(written, f"two tables are called {alias!r}", "give one an alias of its own")
-        self.aliases[alias] = names
+    def add(self, alias: str, names: dict[str, str], named: bool = True) -> None:
+        """A table, with the logical names of its columns.  ``named``: whether a query can name it."""
+        if named:
+            self.aliases[alias] = names
         self.visible += [Visible(alias, name, column(logical)) for name, logical in names.items()]
 
     def joined(self, other: Names) -> Names:
         """This and what another names."""
-        made = Names(self.around)
+        made = Names(self.around, self.hidden)
         made.visible = [*self.visible, *other.visible]
         made.aliases = {**self.aliases, **other.aliases}
         return made
 
-    def merge(self, name: str, left: Visible, right: Visible, tree: Tree) -> None:
-        """One column in place of two, by USING: at the front, and no other by that name."""
-        self.visible = [each for each in self.visible if each is not left and each is not right]
-        count = sum(each.alias is None for each in self.visible)
-        self.visible.insert(count, Visible(None, name, tree))
+    def merge(self, index: int, made: Visible, sides: Sequence[Visible]) -> None:
+        """One column in place of two, by USING.  ``index``: its place, before all that are no keys of this join."""
+        self.visible = [each for each in self.visible if not any(each is side for side in sides)]
+        self.visible.insert(index, made)
+
+    def drop(self, other: Names) -> None:
+        """Without the tables and columns of another."""
+        self.aliases = {alias: names for alias, names in self.aliases.items() if alias not in other.aliases}
+        self.visible = [each for each in self.visible if not any(each is gone for gone in other.visible)]
 
     def one(self, name: str, written: Tree) -> Visible:
         """The column that an unqualified name means here.  Raises `ExpressionError`."""
@@ -95,7 +100,21 @@ class Names:
         late = find(parts[0], self.lateral)
         if late is not None:
             return _fields(self.lateral[late](), parts[1:])
+        if self._hides(parts):
+            hidden = f"{'.'.join(parts)!r} is a column of a query around, which FROM, ON and WITH cannot ask for"
+            raise refused(tree, hidden, "ask for it in the WHERE or the select list of the subquery itself")
         raise self.missing(".".join(parts), [], tree)
+
+    def _hides(self, parts: Sequence[str]) -> bool:
+        """Whether a name means a column of a query around that cannot be asked for."""
+        here: Names = self
+        beyond = False
+        while (around := here.around or here.hidden) is not None:
+            here, beyond = around, beyond or here.around is None
+            found = len(parts) > 1 and _qualified(here, parts, None)
+            if beyond and (found or _named(parts[0], here.visible)):
+                return True
+        return False
 
     def missing(self, name: str, found: Sequence[Visible], written: Tree) -> Exception:
         """The error for a name that means nothing here, or several columns."""
@@ -125,7 +144,7 @@ def find(name: str, among: Iterable[str]) -> str | None:
     return name if name in known else folded[0] if len(folded) == 1 else None
 
 
-def _qualified(here: Names, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
+def _qualified(here: Names, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
     """A column of a table that is named, and the fields that are asked of it."""
     alias = find(parts[0], here.aliases)
     name = None if alias is None else find(parts[1], here.aliases[alias])

@@ -102,7 +102,7 @@ class SelectQuery(ReadQuery):
     @property
     def single(self) -> bool:
         """Whether it is an aggregate without groups, which has one row."""
-        return self.groups == [] and not self.qualify and self.limit is None
+        return self.groups == [] and not self.qualify and not self.offset
 
     def reads(self) -> set[str]:
         """The logical names in its trees but those of FROM."""

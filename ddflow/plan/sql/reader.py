@@ -27,10 +27,10 @@ from ddflow.columns.names import did_you_mean
 from ddflow.errors import ExpressionError
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, parse_query
-from ddflow.plan.sql.clauses import CHANGING, ClauseReader, given, only
+from ddflow.plan.sql.clauses import CHANGING, ClauseReader, complete, given, only
 from ddflow.plan.sql.names import Names, Visible, find
 from ddflow.plan.sql.query import Joining, Leaf, ReadQuery, SelectQuery, SetQuery, ValuesQuery
-from ddflow.plan.sql.trees import ASKED, call, column, refused
+from ddflow.plan.sql.trees import ASKED, call, column, refused, shown
 
 Withs = Mapping[str, ReadQuery]
 _SETS: Final = {exp.Union: "union", exp.Except: "except", exp.Intersect: "intersect"}
@@ -49,8 +49,6 @@ _HOWS: Final = {
     ("LEFT", "ANTI"): "anti",
     ("", "ANTI"): "anti",
 }
-_TABLE: Final = {"this", "alias", "joins"}
-_JOIN: Final = {"this", "side", "kind", "method", "on", "using"}
 
 
 class QueryReader(ClauseReader):
@@ -71,6 +69,7 @@ class QueryReader(ClauseReader):
             raise ExpressionError(ASKED, refusal.found, refusal.remedy) from refusal
         for node in tree.find_all(*CHANGING):
             self._placed_by_text(node, sql)
+        complete(tree)
         self.sorted = tree if sorted else None
         return self.query(tree, {}, None)
 
@@ -110,7 +109,9 @@ class QueryReader(ClauseReader):
         if written.args.get("recursive"):
             raise refused(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
         made = dict(withs)
-        for each in written.expressions:
+        for number, each in enumerate(written.expressions):
+            if find(each.alias, [one.alias for one in written.expressions[:number]]):
+                raise refused(each, f"two queries of WITH are called {each.alias!r}", "give each its own name")
             made[each.alias] = self._renamed(self.query(each.this, made, None), each.args.get("alias"))
         return made
 
@@ -139,13 +140,12 @@ class QueryReader(ClauseReader):
             return made
         leaf = self._leaf(made, made.columns, "q")
         out = SelectQuery(made.columns, made.outer, [column(each) for each in leaf.names.values()], leaf, written=tree)
-        names = Names(None)
-        names.add("q", leaf.names, tree)
+        names = Names(None, self.asking)
+        names.add("q", leaf.names)
         self.top(tree, out, names)
         return out
 
     def _set(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
-        only(tree, {"this", "expression", "distinct", "with_", "order", "limit", "offset"})
         before, self.in_set = self.in_set, True
         left, right = (self.query(each, withs, around) for each in (tree.this, tree.expression))
         self.in_set = before
@@ -157,15 +157,14 @@ class QueryReader(ClauseReader):
 
     def _values(self, tree: Tree) -> ValuesQuery:
         rows = [list(each.expressions) if isinstance(each, exp.Tuple) else [each] for each in tree.expressions]
-        rows = [[self.expression(each, Names(None), None) for each in row] for row in rows]
-        if len({len(row) for row in rows}) != 1:
-            raise refused(tree, "the rows of VALUES differ in length", "give each as many values")
+        rows = [[self.expression(each, Names(None, self.asking), None) for each in row] for row in rows]
+        if len({len(row) for row in rows}) != 1 or not rows[0]:
+            raise refused(tree, "the rows of VALUES are empty or differ in length", "give each as many values")
         return ValuesQuery([f"col{i + 1}" for i in range(len(rows[0]))], set(), rows)
 
     def _select(self, tree: Tree, withs: Withs, around: Names | None) -> SelectQuery:
-        names, source = Names(around), None
+        names, source = Names(around, self.asking), None
         if tree.args.get("from_") is not None:
-            only(tree.args["from_"], {"this"})
             source, found = self._from(tree.args["from_"].this, tree.args.get("joins") or (), withs)
             names.visible, names.aliases = found.visible, found.aliases
         return self.selected(tree, source, names, withs)
@@ -178,27 +177,28 @@ class QueryReader(ClauseReader):
         return source, names
 
     def _relation(self, tree: Tree, withs: Withs) -> tuple[Leaf | Joining, Names]:
-        alias, names = tree.args.get("alias"), Names(None)
+        alias, names = tree.args.get("alias"), Names(None, self.asking)
         if isinstance(tree, exp.Subquery) and isinstance(tree.this, exp.Table | exp.Subquery) and not alias:
             only(tree, {"this"})  # ( a join b )
             return self._from(tree.this, tree.args.get("joins") or (), withs)
         if isinstance(tree, exp.Table) and isinstance(tree.this, exp.Identifier):
-            only(tree, _TABLE)
             of, name = self._table(tree, withs), tree.alias or tree.name
             columns = of.columns if isinstance(of, ReadQuery) else self.columns_of(of)
             inner = tree.args.get("joins") or ()
         elif isinstance(tree, exp.Subquery | exp.Values):
+            only(tree, {"this", "expressions", "alias", "joins"})
             query = tree.this if isinstance(tree, exp.Subquery) else tree
-            of, name, inner = self.query(query, withs, None), tree.alias or "q", tree.args.get("joins") or ()
+            of, name, inner = self.query(query, withs, None), tree.alias, tree.args.get("joins") or ()
             columns = of.columns
         else:
-            found = f"{tree.key.upper()} in FROM is not supported"
+            what = shown(tree) if isinstance(tree, exp.Table) else tree.key.upper()
+            found = f"{what} in FROM is not supported"
             raise refused(tree, found, "name an input, a collection, a WITH, or write a subquery")
         if alias is not None and alias.args.get("columns"):
             of = self._renamed(of if isinstance(of, ReadQuery) else self._all(of), alias)
             columns = of.columns
-        leaf = self._leaf(of, list(columns), name)
-        names.add(name, leaf.names, tree)
+        leaf = self._leaf(of, list(columns), name or "q")
+        names.add(name or f"({self._taken['q']})", leaf.names, bool(name))
         source: Leaf | Joining = leaf
         for join in inner:
             source, names = self._join(source, names, join, withs)
@@ -221,7 +221,6 @@ class QueryReader(ClauseReader):
         return self.tables[found]
 
     def _join(self, left: Leaf | Joining, names: Names, tree: Tree, withs: Withs) -> tuple[Joining, Names]:
-        only(tree, _JOIN)
         how = _HOWS.get((tree.side.upper(), tree.kind.upper()))
         if how is None or tree.method.upper() not in ("", "NATURAL"):
             words = " ".join(each for each in (tree.method, tree.side, tree.kind) if each)
@@ -231,16 +230,18 @@ class QueryReader(ClauseReader):
         if clash:
             raise refused(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
         both, using = names.joined(other), [each.name for each in tree.args.get("using") or ()]
+        if tree.args.get("using") == []:
+            raise refused(tree, "USING names no column", "name one at least, or write CROSS JOIN")
         if tree.method:
             using = [each.name for each in names.visible if find(each.name, [one.name for one in other.visible])]
         on = [] if tree.args.get("on") is None else self.conditions(tree.args["on"], both, withs)
-        for name in using:
+        for index, name in enumerate(using):
             one, two = names.one(name, tree), other.one(name, tree)
             on.append(exp.EQ(this=one.tree.copy(), expression=two.tree.copy()))
-            both.merge(one.name, one, two, _using(how, one, two))
+            both.merge(index, Visible(None, one.name, _using(how, one, two)), [one, two])
         made = Joining(left, right, how, on)
         if how in ("semi", "anti"):
-            return made, names
+            both.drop(other)
         return made, both
 
 

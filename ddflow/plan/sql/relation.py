@@ -60,7 +60,14 @@ class Relation:
 
     def nullable(self, tree: Tree) -> bool:
         """Whether a tree may be null; True where that is not known."""
-        return not (isinstance(tree, exp.Column) and tree.name in self.solid)
+        return not (isinstance(tree, exp.Literal) or (isinstance(tree, exp.Column) and tree.name in self.solid))
+
+    def name(self, tree: Tree) -> str:
+        """The column that a tree is, by its logical name.  Raises `ExpressionError` where the rows lack it."""
+        if tree.name not in self.names:
+            found = f"the column {tree.name!r} is neither grouped by nor in an aggregate"
+            raise refused(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
+        return self.names[tree.name]
 
     def sql(self, tree: Tree) -> str:
         """A tree as SQL over its collection."""
@@ -68,10 +75,7 @@ class Relation:
         def change(node: Tree) -> Tree | None:
             if not isinstance(node, exp.Column):
                 return None
-            if node.name not in self.names:
-                found = f"the column {node.name!r} is neither grouped by nor in an aggregate"
-                raise refused(node, found, "add it to GROUP BY, or write min(...) or max(...)")
-            name = self.names[node.name]
+            name = self.name(node)
             return exp.Column(this=exp.Identifier(this=name, quoted=quoted(name) != name))
 
         return text(replaced(tree, change))
@@ -80,7 +84,7 @@ class Relation:
         """The type of a tree over it."""
         if isinstance(tree, exp.Column):
             schema: pa.Schema = self.of.schema
-            return schema.field(self.names[tree.name]).type
+            return schema.field(self.name(tree)).type
         return compile_expression(self.sql(tree), self.of.schema, what=f"{shown(tree)}").type
 
 
@@ -207,10 +211,10 @@ class Steps:
         for one, other in keys:
             if not (isinstance(one, exp.Column) and isinstance(other, exp.Column)):
                 continue
-            name = left.names[one.name]
+            name = left.name(one)
             lost = {"left": other, "right": one}.get(how)
             known = lost is None or (used is not None and lost.name not in used)
-            if name == right.names[other.name] and left.type(one) == right.type(other) and known:
+            if name == right.name(other) and left.type(one) == right.type(other) and known:
                 out.add(name)
         return out
 
@@ -256,7 +260,7 @@ class Steps:
 
 
 def _key(rows: Relation, tree: Tree) -> str:
-    return rows.names[tree.name] if isinstance(tree, exp.Column) else rows.sql(tree)
+    return rows.name(tree) if isinstance(tree, exp.Column) else rows.sql(tree)
 
 
 def _comparing(left: Relation, one: Tree, right: Relation, other: Tree) -> Pair:
@@ -281,7 +285,7 @@ def arranged(rows: Relation, keys: Sequence[Tree]) -> bool:
     spec = getattr(rows.of, "spec", None)
     if spec is None or not all(isinstance(each, exp.Column) for each in keys):
         return False
-    return sorted(rows.names[each.name] for each in keys) == sorted(spec.key)
+    return sorted(map(rows.name, keys)) == sorted(spec.key)
 
 
 def fresh(name: str, taken: Iterable[str]) -> str:

@@ -119,14 +119,13 @@ class Subqueries:
         """EXISTS and IN, or not."""
         rows, operands = self._operands(rows, nested)
         met = self._met(rows, asked, plain=True)
-        pairs = [(each, column(str(index))) for index, each in enumerate(operands)]
+        other, pairs = self._match_constants(met.rows, operands)
+        out = self.steps.joined(rows, other, [*met.keys, *pairs], "anti" if anti else "semi", met.condition)
         if not anti or asked.kind == "exists":
-            keys = [*met.keys, *pairs]
-            return self.steps.joined(rows, met.rows, keys, "anti" if anti else "semi", met.condition)
-        out = self.steps.joined(rows, met.rows, [*met.keys, *pairs], "anti", met.condition)
-        (operand, value), *others = pairs
-        if others:
+            return out
+        if len(operands) > 1:
             raise refused(asked.written, "NOT IN of several columns", "write NOT EXISTS, saying what null means")
+        operand, value = operands[0], column("0")
         if met.rows.nullable(value):
             unknown = self.steps.filtered(met.rows, [_null(value)])
             out = self.steps.joined(out, self._few(unknown, met), met.keys, "anti", met.condition)
@@ -149,6 +148,12 @@ class Subqueries:
             operands.append(made.unnest())
         return rows, operands
 
+    def _match_constants(self, rows: Relation, operands: Sequence[Tree]) -> tuple[Relation, list[Pair]]:
+        """The rows of a subquery that IN may find, and its pairs.  A constant is no key: it chooses rows before."""
+        pairs = [(each, column(str(index))) for index, each in enumerate(operands)]
+        fixed = [exp.EQ(this=bracketed(one.copy()), expression=other) for one, other in pairs if not names_of(one)]
+        return self.steps.filtered(rows, fixed), [pair for pair in pairs if names_of(pair[0])]
+
     # Elsewhere: marks.
 
     def _marked(self, rows: Relation, nested: Tree, asked: AskedQuery) -> tuple[Relation, Tree]:
@@ -161,7 +166,8 @@ class Subqueries:
         if len(operands) > 1:
             raise refused(asked.written, "IN of several columns within an expression", "write EXISTS")
         operand, value = operands[0], column("0")
-        rows, found = self._mark(rows, met.rows, [*met.keys, (operand, value)])
+        other, pairs = self._match_constants(met.rows, operands)
+        rows, found = self._mark(rows, other, [*met.keys, *pairs])
         rows, some = self._mark(rows, met.rows, met.keys)
         unknown = self.steps.filtered(met.rows, [_null(value)])
         rows, nulls = self._mark(rows, unknown, met.keys)
@@ -290,8 +296,9 @@ class Subqueries:
         """What a subquery carries, and for each of these columns the tree of the outer query that it equals."""
         if not query.outer:
             return Carry(), []
-        if isinstance(query, SelectQuery) and not self.lower.refs(*query.late()) & query.outer:
-            split = self._split(query)
+        select = query if isinstance(query, SelectQuery) and (query.single or query.groups != []) else None
+        if select is not None and not self.lower.refs(*select.late()) & query.outer:
+            split = self._split(select)
             if split is not None and not split[2]:
                 keys, own, _ = split
                 return Carry([(self.steps.number("key"), each) for _, each in keys], own), [one for one, _ in keys]

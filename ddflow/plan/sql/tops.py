@@ -110,7 +110,7 @@ class RankedRows:
         orders = [Made(f"by {i}", shown(each.this), each.this) for i, each in enumerate(given.expressions)]
         asking = [part for tree in read for part in [tree, *(each.tree for each in self.extra)]]
         others = sorted(names_of(*(_without(each, text(window)) for each in asking)))
-        kept = [Made(each, rows.names[each], column(each)) for each in others]
+        kept = [Made(each, rows.name(column(each)), column(each)) for each in others]
         order = [each.tree.name for each in listed]
         kept.sort(key=lambda each: order.index(each.logical) if each.logical in order else len(order))
         known = {text(each.tree): each for each in reversed([*kept, *parts, *orders])}

@@ -56,12 +56,12 @@ def refused(tree: Tree, found: str, remedy: str) -> ExpressionError:
 
 
 def place(tree: Tree) -> str:
-    """Where a part of a query stands, as far as its tokens say."""
+    """Where a part of a query stands, or what it is a part of, as far as tokens say."""
     if tree is None:
         return ""
     found = [node.meta for node in tree.walk() if "line" in node.meta]
     if not found:
-        return ""
+        return place(tree.parent)
     first = min(found, key=lambda meta: meta["start"])
     return f" at line {first['line']}, column {first['col'] - (first['end'] - first['start'])}"
 

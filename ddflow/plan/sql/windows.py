@@ -17,7 +17,7 @@ from typing import Final
 from sqlglot import exp
 
 from ddflow.expressions.parse import Tree
-from ddflow.plan.aggregated import NAMES
+from ddflow.plan.aggregated import CALLED, NAMES
 from ddflow.plan.sql.trees import quoted, replaced, text
 
 _OUTER, _INNER = "T", "b"
@@ -25,7 +25,25 @@ _BY_PLACE: Final = "row_number() <= k can; compute others over the rows that are
 
 
 def instead(window: Tree) -> str:
-    """What to do about a window, for the remedy of an error.  O(window)."""
+    """What to do about a window, for the remedy of an error.  O(query)."""
+    query, named = window.find_ancestor(exp.Select), dict[str, Tree]()
+
+    def change(node: Tree) -> Tree | None:
+        call = node.this if isinstance(node, exp.Filter) else node
+        name = CALLED.get(call.name.lower(), call.name.lower()) if isinstance(call, exp.Anonymous) else ""
+        if name not in NAMES or (isinstance(node.parent, exp.Window) and node.arg_key == "this"):
+            return None
+        return named.setdefault(text(node), exp.column(f"v{len(named) + 1}")).copy()
+
+    remedy = _alone(replaced(window, change))
+    if remedy == _BY_PLACE or not (named or (query is not None and query.args.get("group"))):
+        return remedy
+    columns = "".join(f", with {told} as {each.name}" for told, each in named.items())
+    return f"name the query of the groups{columns}, as T in a WITH, and over it {remedy.partition(', with T')[0]}"
+
+
+def _alone(window: Tree) -> str:
+    """What is written for a window over a table."""
     name, order = window.this.name.lower(), window.args.get("order")
     parts = [f"{_of(each, _INNER)} <=> {_of(each, _OUTER)}" for each in window.args.get("partition_by") or ()]
     by = order.expressions if order is not None else []
