@@ -62,6 +62,43 @@ def test_an_expression_behind_a_join_counts_for_pairs_that_are_there(query: str)
         assert rows_of(engine) != QUERIES[query] or "limit" in query or "exists" in query or "on g.k = b.k and" in query
 
 
+ABOVE = [
+    "select g.id from g join b on b.k = g.k where 10 / b.v > 1",
+    "select g.id from g, b where 10 / b.v > 1 and b.k = g.k",
+    "select g.id from g join b on b.k = g.k and 10 / b.v > 1",
+    "select g.id from g left join b on b.k = g.k and 10 / b.v > 1",
+    "select g.id from b right join g on b.k = g.k and 10 / b.v > 1",
+    "select g.id from g join b on b.k = g.k and 10 div b.v = 2 * g.id",
+    "select g.id from g join b on b.k = g.k join g h on h.id = g.id where 10 / b.v > 1",
+    "select g.id from g join (select k, v w from b) b on b.k = g.k where 10 / b.w > 1",
+    "select g.id from g where exists (select 1 from b where b.k = g.k and 10 / b.v > 1)",
+    "select b.id from b where b.k in (select k from g) and 10 / b.v > 1",
+    "select b.id from b where exists (select 1 from g where g.k = b.k) and 10 / b.v > 1",
+    "select g.id from g left join b on b.k = g.k where b.v is null or (b.v <> 0 and 10 / b.v > 1)",
+]
+
+
+@pytest.mark.parametrize("query", ABOVE)
+def test_a_condition_that_can_fail_stays_above_the_join(query: str) -> None:
+    with flow_of(query).open() as engine:
+        engine.step({"g": {"id": [1], "k": [2]}, "b": {"id": [1, 7], "k": [2, 7], "v": [5, 0], "t": ["5", "x"]}})
+        assert rows_of(engine) == [(1, 1)]
+        engine.step({"b": {"id": [7], "k": [8], "v": [0], "t": ["y"]}})
+        if "<> 0" not in query:
+            with pytest.raises(ExpressionError, match="divide by zero"):
+                engine.step({"g": {"id": [2], "k": [8]}})
+        assert rows_of(engine) == [(1, 1)]
+
+
+def test_an_equality_that_can_fail_is_the_key_of_a_join_that_has_no_other() -> None:
+    flow = flow_of("select g.id from g join b on cast(b.t as int) = g.k")
+    joins = [node for node in flow.nodes if node.verb == "join"]
+    assert [node.exchange()[0] for node in joins] == [("k",)]
+    with flow.open() as engine:
+        engine.step({"g": {"id": [1], "k": [5]}, "b": {"id": [1], "k": [2], "v": [5], "t": ["5"]}})
+        assert rows_of(engine) == [(1, 1)]
+
+
 def test_the_share_of_a_total_is_computed_in_the_first_step() -> None:
     flow = dd.Flow()
     flow.updates("b", {"k": int, "v": int})

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from sqlglot import exp
 
+from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import is_integer, meeting, sql_name, working
@@ -79,6 +80,13 @@ class Relation:
             return exp.Column(this=exp.Identifier(this=name, quoted=quoted(name) != name))
 
         return text(replaced(tree, change))
+
+    def can_fail(self, tree: Tree) -> bool:
+        """Whether a tree over it may fail for a row."""
+        try:
+            return compile_expression(self.sql(tree), self.of.schema, what=f"{shown(tree)}").fallible
+        except ExpressionError:
+            return False  # where it is compiled, the message is better
 
     def type(self, tree: Tree) -> pa.DataType:
         """The type of a tree over it."""

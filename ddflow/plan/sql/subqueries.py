@@ -262,6 +262,10 @@ class Subqueries:
             late = [] if asked.kind == "exists" else query.items
             if split is not None and not self.lower.refs(*late) & query.outer:
                 keys, own, both = split
+                above = [
+                    each for each in own if query.source is not None and self.tables.can_fail(each, [query.source])
+                ]
+                own, both = [each for each in own if each not in above], [*both, *above]
                 read = [column(each) for each in sorted(names_of(*both) - query.outer)]
                 inner = [(self.steps.number("key"), each) for _, each in keys]
                 further = [(each.name, each) for each in read]

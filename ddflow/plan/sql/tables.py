@@ -1,10 +1,11 @@
 """FROM and WHERE: which tables are joined in which order, and where each condition stands.
 
 Invariant: the rows are those of the product of all tables under all conditions. A condition stands as low as its
-columns are there: on its table, below the joins; on the side of an outer join whose rows it cannot bring back. Inner
-joins are made in the order of FROM, but a table waits until an equality connects it, so nothing is multiplied that a
-key could join. Subqueries that know nothing of the query around them are conditions like others; those that do come
-last, where fewer rows are left.
+columns are there: on its table, below the joins; on the side of an outer join whose rows it cannot bring back. A
+condition that can fail for a row stays above the joins, behind its guards; an equality that can fail is a key only of a
+join without other keys. Inner joins are made in the order of FROM, but a table waits until an equality connects it, so
+nothing is multiplied that a key could join. Subqueries that know nothing of the query around them are conditions like
+others; those that do come last, where fewer rows are left.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -18,13 +19,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import pyarrow as pa
 from sqlglot import exp
 
+from ddflow.errors import ExpressionError
 from ddflow.expressions.parse import Tree
 from ddflow.plan.sql.query import Joining, Leaf, ReadQuery, SelectQuery
 from ddflow.plan.sql.ranking import ranked, ranks
 from ddflow.plan.sql.relation import Pair, Relation, Steps
-from ddflow.plan.sql.trees import Nested
+from ddflow.plan.sql.trees import Nested, replaced
 
 _KEEPS: Final = {"left": "left", "semi": "left", "anti": "left", "right": "right"}
 """The side of a join whose rows are there whatever the other side has."""
@@ -43,8 +46,9 @@ class Tables:
         if source is not None:
             found, on = _flat(source)
             parts, pool = [*parts, *found], [*on, *pool]
-        late = [each for each in pool if self._late(each)]
-        pool = [each for each in pool if not self._late(each)]
+        guarded = next((place for place, each in enumerate(pool) if self._late(each)), len(pool))
+        late = [each for each in pool[guarded:] if self._late(each) or self.can_fail(each, parts)]
+        pool = [each for each in pool if each not in late]
         made = self._assembled(parts, pool, used | self.lower.refs(*late)) if parts else self.lower.unit()
         if not parts:
             made = self.steps.filtered(made, pool)
@@ -57,7 +61,11 @@ class Tables:
         return any(self.lower.asked(each).query.outer for each in tree.find_all(Nested))
 
     def _assembled(self, parts: Sequence[Leaf | Joining], pool: list[Tree], used: set[str]) -> Relation:
-        ahead = list[Relation]()
+        last, ahead = list[Tree](), list[Relation]()
+        if len(parts) > 1 or isinstance(parts[0], Joining):
+            last = [each for each in pool if self.can_fail(each, parts)]
+            pool = [each for each in pool if each not in last]
+        used = used | self.lower.refs(*last)
         for part in parts:
             own = [each for each in pool if self._about(each, part.logical())]
             pool = [each for each in pool if each not in own]
@@ -65,16 +73,39 @@ class Tables:
             ahead.append(self._part(part, own, needed))
         made = ahead.pop(0)
         while ahead:
-            place = next((i for i, each in enumerate(ahead) if self._keys(made, each, pool)), 0)
-            other = ahead.pop(place)
-            keys = self._keys(made, other, pool)
+            met = [i for some in (pool, last) for i, each in enumerate(ahead) if self._keys(made, each, some)]
+            other = ahead.pop(met[0] if met else 0)
+            keys = self._keys(made, other, pool) or self._keys(made, other, last)
+            last = [each for each in last if not any(each is found for _, found in keys)]
             pool = [each for each in pool if not any(each is found for _, found in keys)]
             needed = used | self.lower.refs(*pool)
             made = self.steps.joined(made, other, [pair for pair, _ in keys], "inner", used=needed)
             ready = [each for each in pool if self.lower.refs(each) <= set(made.names)]
             pool = [each for each in pool if each not in ready]
             made = self._filtered(made, ready)
-        return self.steps.narrowed(self._filtered(made, pool), used)
+        return self.steps.narrowed(self._filtered(made, [*pool, *last]), used)
+
+    def can_fail(self, tree: Tree, parts: Sequence[Leaf | Joining]) -> bool:
+        """Whether a condition on some tables may fail for a row."""
+        read = self.lower.refs(tree)
+        fields = [field for part in parts if read & part.logical() for field in self._fields(part)]
+        every = [tree, *(operand for each in tree.find_all(Nested) for operand in each.operands)]
+        rows = Relation(pa.schema(fields).empty_table(), {field.name: field.name for field in fields})
+        return any(rows.can_fail(replaced(each, _as_null)) for each in every)
+
+    def _fields(self, part: Leaf | Joining) -> list[pa.Field]:
+        """The columns of tables, under their logical names."""
+        if isinstance(part, Joining):
+            return [*self._fields(part.left), *self._fields(part.right)]
+        if isinstance(part.of, ReadQuery):
+            try:
+                made = self.lower.query(part.of)
+            except ExpressionError:  # a rank without a bound, which a condition gives
+                return []
+            names = {part.names[name]: made.names[str(place)] for place, name in enumerate(part.of.columns)}
+            return [made.of.schema.field(name).with_name(logical) for logical, name in names.items()]
+        rows = part.of if isinstance(part.of, Relation) else Relation.of_collection(part.of, part.names)
+        return [rows.of.schema.field(name).with_name(logical) for logical, name in rows.names.items()]
 
     def _about(self, tree: Tree, names: set[str]) -> bool:
         """Whether a condition asks for some of these names and no others."""
@@ -82,10 +113,14 @@ class Tables:
         return bool(found) and found <= names
 
     def _filtered(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
-        plain = [each for each in trees if each.find(Nested) is None]
-        rows = self.steps.filtered(rows, plain)
-        for each in trees:
-            if each.find(Nested) is not None:
+        nested = next((place for place, each in enumerate(trees) if each.find(Nested) is not None), len(trees))
+        ahead = [
+            *trees[:nested],
+            *(each for each in trees[nested:] if not each.find(Nested) and not rows.can_fail(each)),
+        ]
+        rows = self.steps.filtered(rows, ahead)
+        for each in trees[nested:]:
+            if each not in ahead:
                 rows = self.lower.where(rows, each)
         return rows
 
@@ -114,11 +149,13 @@ class Tables:
         low = [each for each in own if keeps and self._about(each, kept.logical())]
         high = [each for each in own if each not in low]
         other = {"left": part.right, "right": part.left}.get(keeps or "")
-        inside = [each for each in part.on if other is not None and self._about(each, other.logical())]
+        below = [each for each in part.on if other is not None and self._about(each, other.logical())]
+        inside = [each for each in below if not self.can_fail(each, [part])]
         on = [each for each in part.on if each not in inside]
         pairs = [(self.pair(each, part.left.logical(), part.right.logical()), each) for each in on]
-        keys = [pair for pair, _ in pairs if pair is not None]
-        rest = [each for pair, each in pairs if pair is None]
+        safe = [each for pair, each in pairs if pair is not None and not self.can_fail(each, [part])]
+        keys = [pair for pair, each in pairs if pair is not None and (not safe or each in safe)]
+        rest = [each for pair, each in pairs if pair not in keys]
         needed = used | self.lower.refs(*high)
         below = needed | self.lower.refs(*on)
         first = low if keeps == "left" else inside
@@ -146,6 +183,11 @@ class Tables:
         known = {str(index): leaf.names[name] for index, name in enumerate(query.columns)}
         names = {known[each]: name for each, name in made.names.items()}
         return self._filtered(Relation(made.of, names, {known[each] for each in made.solid if each in known}), own)
+
+
+def _as_null(tree: Tree) -> Tree | None:
+    """Null for a subquery."""
+    return exp.null() if isinstance(tree, Nested) else None
 
 
 def _flat(source: Leaf | Joining) -> tuple[list[Leaf | Joining], list[Tree]]:
