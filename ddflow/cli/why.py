@@ -41,6 +41,14 @@ if TYPE_CHECKING:
     from ddflow.engine.story import Origins, Story
     from ddflow.plan.plan import Plan
 
+Between = Annotated[
+    tuple[str, str] | None,
+    typer.Option(
+        metavar="T1 T2",
+        show_default=False,
+        help="Of an output: why it changed after T1, up to and with T2, both times that are still kept.",
+    ),
+]
 KeyOrName = Annotated[
     str,
     typer.Argument(
@@ -64,6 +72,7 @@ def why(
         ),
     ] = None,
     as_of: AsOf = None,
+    between: Between = None,
     full: Full = None,
     scope: Scope = None,
     input: Input = None,
@@ -81,11 +90,12 @@ def why(
 
     Of a key, from the state: the row, its versions with the order that won each, events that wait, how far its source
     was read. From the log, if you give it: every event of the key, its verdict and what it lost against, and every full
-    file that does not name it. The log is resolved again, a file an epoch; times are of that replay, or the events';
-    where those of the state are days or moments, the number of the file.
+    file that does not name it. The log is resolved again, a file an epoch; times are of that replay, or the events', or
+    where the state has days or moments the file's number.
 
-    Of an output: its rows that have the values, 100 at most, and the rows of each input that make them. With the log of
-    an input (`--input`, where there are several) also the stories of its keys. A NAME is rather an input's.
+    Of an output: its rows that have the values, 100 at most, and the rows of each input that make them, or their
+    changes `--between` two times. With an input's log (of `--input`) also the stories of its keys. A NAME is rather an
+    input's.
 
     Examples:
 
@@ -94,32 +104,40 @@ def why(
     * `ddflow why state/stock sku=7,store=Bern stock/ --json`
 
     * `ddflow why state/shop by_city city=Bern --as-of 2`
+
+    * `ddflow why state/shop by_city city=Bern --between 1 2`
     """
     from ddflow.cli.log import FilesLog, input_of, key_of, log_of, values_of
     from ddflow.cli.reading import how
     from ddflow.engine.snapshot import Snapshot
-    from ddflow.time import from_text
 
     with ExitStack() as stack:
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
         inputs, outputs = _kept(snapshot.flow, key)
         name, values, files = parted(key, log or [], inputs, outputs)
-        time = None if as_of is None else from_text(f"--as-of {as_of}", as_of, snapshot.flow.time_type)
+        times = _times(as_of, between, snapshot.flow.time_type)
         given = dict[str, FilesLog]()
         if name is None or name in inputs or files:
             bound = input_of(state, name if name in inputs else input, trust)
             if files:
-                source = stack.enter_context(
-                    closing(log_of(files, bound, how(format, delimiter, null, encoding, decimal, dates, thousands)))
-                )
+                options = how(format, delimiter, null, encoding, decimal, dates, thousands)
+                source = stack.enter_context(closing(log_of(files, bound, options)))
                 given[bound.name] = FilesLog(source, full, scope)
         told: Story | Origins
         if name is None or name in inputs:
-            told = snapshot.why(bound.name, key_of(",".join(values) or key, bound), given.get(bound.name), time)
+            told = snapshot.why(bound.name, key_of(",".join(values) or key, bound), given.get(bound.name), **times)
         else:
             asked = values_of(values, outputs[name].schema, f"why of {name!r}")
-            say_apart(told := snapshot.why(name, asked, given or None, time), values)
+            say_apart(told := snapshot.why(name, asked, given or None, **times), values)
     say(json.dumps(told.to_dict(), default=str) if as_json else str(told))
+
+
+def _times(as_of: str | None, between: tuple[str, str] | None, kind: Any) -> dict[str, Any]:
+    """The times that were asked of.  Raises `SchemaMismatch` for a text that is none."""
+    from ddflow.time import from_text
+
+    span = [from_text(f"--between {each}", each, kind) for each in between or ()] or None
+    return {"as_of": None if as_of is None else from_text(f"--as-of {as_of}", as_of, kind), "between": span}
 
 
 def say_apart(told: "Story | Origins", values: Sequence[str]) -> None:

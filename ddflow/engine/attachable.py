@@ -63,8 +63,11 @@ def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | 
         raise SpecError(asked, f"{sink.kind} has no mode {mode!r}", f"use one of {list(sink.modes)}")
     key = plan.outputs[name].identified_by() if name in plan.outputs else None
     if mode == "upsert" and key is None:
-        remedy = "show an input's key, all groups of an aggregate, the key and order of versions, or of a top its groups and "
-        remedy += "its places (rank_name=, in SQL row_number()); or end it with to_upserts(key), or write it with mode='changelog'"
+        remedy = (
+            "show an input's key, all groups of an aggregate, the key and order of versions, or of a top its groups "
+        )
+        remedy += "and its places (rank_name=, in SQL row_number()); or end it with to_upserts(key), or write it with "
+        remedy += "mode='changelog'"
         raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
     if DIFF not in updates.names and name in plan.outputs and mode not in ("upsert", "updates"):
         raise SpecError(asked, "it has upserts already", "write it with mode='upsert'")

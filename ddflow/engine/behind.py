@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret
-from ddflow.columns.names import RESERVED, did_you_mean
+from ddflow.columns.names import RESERVED, TIME, did_you_mean
 from ddflow.connectors.frames import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.fed_by import feeding
@@ -36,7 +36,7 @@ from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import value_of, why
 from ddflow.errors import NotReadable
 from ddflow.operators.row_order import RowOrder
-from ddflow.operators.updates import Updates, consolidated
+from ddflow.operators.updates import INT64, Updates, concat, consolidated, negate
 from ddflow.plan.collection import Collection
 from ddflow.plan.spec import Upsert
 
@@ -44,10 +44,11 @@ MOST: Final = 100
 """Rows of an output that are explained together, and keys of an input whose events are told, at most."""
 
 
-def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None) -> Origins:
+def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None, after: int | None = None) -> Origins:
     """What the rows of an output are made of that have some values, as of a closed time.
 
-    ``row``: values by column.  ``log``: a log by input, or that of the only input of upserts.  O(rows of the
+    ``row``: values by column.  ``log``: a log by input, or that of the only input of upserts.  ``after``: an earlier
+    closed time; then the changes from it on, of the output and of the rows that make it at either time.  O(rows of the
     collections that it is made of), and for each key that is told O(events).  Raises `NotReadable`.
     """
     asked = f"why of {name!r} with {list(row) if isinstance(row, Mapping) else repr(row)[:99]}"
@@ -64,27 +65,53 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None)
         found = alike.which(rows.rows.select([*told[of]]), given, told[of]) if told[of] else None
         return rows if found is None else rows.picked(np.flatnonzero(found))
 
-    made = graph.contents(nodes, as_of, keep)
-    held = {each: consolidated(made[each], graph.secret).to_table(each.schema, None) for each in nodes}
-    shown = alike.rows(held[node], given, given.schema.names)
-    if shown.num_rows > MOST:
-        found = f"{shown.num_rows:,} of its rows have these values, and {MOST} are explained together at most"
-        raise NotReadable(asked, found, f"give more of its columns {node.schema.names}")
-    wanted = {node: shown}
-    for each in reversed(nodes):
-        if each.inputs:
-            parts = each.behind(wanted[each], [held[of] for of in each.inputs], alike)
-            for of, rows in zip(each.inputs, parts, strict=True):
-                both = [rows] if of not in wanted else [wanted[of], rows]
-                wanted[of] = alike.rows(held[of], pa.concat_tables(both), of.schema.names)
+    def held_at(time: int) -> dict[Collection, pa.Table]:
+        made = graph.contents(nodes, time, keep)
+        return {each: consolidated(made[each], graph.secret).to_table(each.schema, None) for each in nodes}
+
+    held = held_at(as_of)
+    wanted = _wanted(nodes, given, held, alike, asked)
+    if after is not None:
+        before = held_at(after)
+        earlier = _wanted(nodes, given, before, alike, asked)
+        held = {each: _less(held[each], before[each], graph.secret) for each in nodes}
+        both = {each: pa.concat_tables([wanted[each], earlier[each]]) for each in nodes}
+        wanted = {each: alike.rows(held[each], both[each], each.schema.names) for each in nodes}
     rows_of = {of: _sorted(wanted[each], each, graph.secret) for of, each in inputs.items()}
-    shown = _sorted(shown, node, graph.secret)
+    shown = _sorted(wanted[node], node, graph.secret)
     stories = () if log is None else _told(dataflow, rows_of, log, asked)
     sources = {each: fed for each in inputs if (fed := feeding(dataflow.sources, each)) is not None}
     near = {of: _sorted(held[each], each, graph.secret) for of, each in inputs.items() if told[each]}
-    return Origins(
-        name, as_of, shown, rows_of, stories, dataflow.flow.time_type, sources, {} if shown.num_rows else near
+    there = shown.num_rows if after is None else sum(rows.num_rows for rows in rows_of.values())
+    kind = dataflow.flow.time_type
+    return Origins(name, as_of, shown, rows_of, stories, kind, sources, {} if there else near, after)
+
+
+def _wanted(
+    nodes: Sequence[Collection], given: pa.Table, held: Mapping[Collection, pa.Table], alike: Alike, asked: str
+) -> dict[Collection, pa.Table]:
+    """The rows of each collection that make those of the last that have some values.  Raises `NotReadable`."""
+    node = nodes[-1]
+    wanted = {node: alike.rows(held[node], given, given.schema.names)}
+    if (rows := wanted[node].num_rows) > MOST:
+        found = f"{rows:,} of its rows have these values, and {MOST} are explained together at most"
+        raise NotReadable(asked, found, f"give more of its columns {node.schema.names}")
+    for each in reversed(nodes):
+        if each.inputs:
+            parts = each.behind(wanted[each], [held[of] for of in each.inputs], alike)
+            for of, part in zip(each.inputs, parts, strict=True):
+                both = [part] if of not in wanted else [wanted[of], part]
+                wanted[of] = alike.rows(held[of], pa.concat_tables(both), of.schema.names)
+    return wanted
+
+
+def _less(after: pa.Table, before: pa.Table, secret: Secret) -> pa.Table:
+    """The net changes from some rows with ``_diff`` to others.  O(rows)."""
+    now, then = (
+        Updates.from_table(each.append_column(TIME, pa.nulls(len(each), INT64).fill_null(0)))
+        for each in (after, before)
     )
+    return consolidated(concat([now, negate(then)]), secret).to_table(after.schema.remove(len(after.schema) - 1), None)
 
 
 def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:

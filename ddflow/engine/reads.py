@@ -14,6 +14,7 @@ that takes steps and a snapshot (``snapshot``) answer the same questions.
 (2, 1, 1)
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from ddflow.engine.readers import Reader
 from ddflow.engine.scd2 import scd2
 from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import why
-from ddflow.errors import NotReadable
+from ddflow.errors import NotReadable, TimeWentBack
 from ddflow.plan.collection import Collection
 from ddflow.plan.input import Input
 from ddflow.time import CLOSED, Time, as_int64, as_shown
@@ -193,12 +194,13 @@ class Reading(Looking):
         with self.dataflow.guard.use("scd2"):
             return scd2(self.dataflow.graph, self.node(name), self.since, (valid_from, valid_to, current))
 
-    def why(self, name: str, key: Any, log: Any = None, as_of: Time | None = None) -> Story | Origins:
+    def why(
+        self, name: str, key: Any, log: Any = None, as_of: Time | None = None, *, between: Sequence[Time] | None = None
+    ) -> Story | Origins:
         """Tell why a row is there: the story of an input's key, or the inputs' rows that make an output's row.
 
         Of a key: what it holds and held, what waits, and what became of its events in a log.  Of an output, the rows of
-        each input that make the rows with these values, at one time.  Of both, the sources that feed these inputs, and
-        how far they were read.
+        each input that make the rows with these values.  Of both, their sources, and how far these were read.
 
         Parameters
         ----------
@@ -212,6 +214,8 @@ class Reading(Looking):
             of its only input of upserts; the keys of the rows that are found are told, 100 of an input at most.
         as_of : int, date, datetime or str, optional
             Of an output: a closed time, not before `since`.  By default the last closed one.
+        between : tuple of two times, optional
+            Of an output: what changed after the first, up to and with the second, in its rows and those that make them.
 
         Returns
         -------
@@ -226,13 +230,12 @@ class Reading(Looking):
         LogUnclear
             For a log that is not what the input was fed.
         DdflowError
-            Also `TieRefused`, and what `Engine.step` raises for rows that the input does not take.
+            Also `TimeWentBack`, `TieRefused`, and what `Engine.step` raises for rows that the input does not take.
 
         Notes
         -----
         O(runs + pending events), and O(n) for n events of a log.  Of an output O(n log n), for n rows of all
-        collections that it is made of, and O(n) for n events of the log for each key.  That a row is absent, as the
-        partner is in an anti join, is a reason that no row is named for.
+        collections that it is made of, and O(n) for n events of the log for each key.  No row is named for an absence.
 
         Examples
         --------
@@ -240,21 +243,39 @@ class Reading(Looking):
         >>> flow = dd.Flow()
         >>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
         >>> _ = flow.output("by_city", people.project(["city"]).count())
-        >>> with flow.open() as engine:
-        ...     _ = engine.step({"people": {"id": [1, 2], "city": ["Bern", "Chur"]}})
+        >>> with flow.open(retain=9) as engine:
+        ...     _ = engine.step({"people": {"id": [1, 2], "city": ["Bern", "Chur"]}}, 1)
         ...     engine.why("by_city", {"city": "Bern"}).rows["people"].to_pylist()
+        ...     _ = engine.step({"people": {"id": [1], "city": ["Chur"]}}, 2)
+        ...     engine.why("by_city", {"city": "Bern"}, between=(1, 2)).rows["people"].to_pylist()
         [{'id': 1, 'city': 'Bern', '_diff': 1}]
+        [{'id': 1, 'city': 'Bern', '_diff': -1}]
         """
         with self.dataflow.guard.use("why"):
             if name in self.flow.outputs and name not in self.flow.inputs:
+                if between is not None:
+                    return self._why_between(name, key, between, beside=log is not None or as_of is not None)
                 time = self.closed(f"why of {name!r} as of {self._shown(as_of)}", as_of)
                 return behind(self.dataflow, name, key, time, log)
-            if as_of is not None and name in self.flow.inputs:
+            if (as_of is not None or between is not None) and name in self.flow.inputs:
                 found = "the story of a key tells of all times that are kept"
-                raise NotReadable(f"why {key!r} of the input {name!r}", found, "leave as_of= out, or name an output")
+                remedy = f"leave {'between' if as_of is None else 'as_of'}= out, or name an output"
+                raise NotReadable(f"why {key!r} of the input {name!r}", found, remedy)
             if name not in self.flow.inputs and name in (sides := self.flow.side_outputs()):
                 raise told_only(f"why of {name!r}", name, sides[name][0])
             return why(self.dataflow, name, key, log)
+
+    def _why_between(self, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
+        """Tell why rows of an output changed.  ``beside``: whether there is another option.  As `why`."""
+        asked = f"why of {name!r} between {between!r:.99}"
+        if beside or not isinstance(between, tuple | list) or len(between) != 2:
+            found = "it is no pair of times" if not beside else "log= and as_of= are of one time"
+            raise NotReadable(asked, found, "give between=(t1, t2), two closed times, and neither log= nor as_of=")
+        asked = f"why of {name!r} from {self._shown(between[0])} to {self._shown(between[1])}"
+        first, last = (self.closed(asked, time) for time in between)
+        if last < first:
+            raise TimeWentBack(asked, "the second time is before the first", "give the earlier time first")
+        return behind(self.dataflow, name, key, last, after=first)
 
     def node(self, name: str) -> Collection:
         """An output or an input by name.  Raises `NotReadable`."""

@@ -168,7 +168,11 @@ class Origins:
     sources : mapping of str to FedBy
         By input, which source feeds it, and how far it was read, of those that one feeds.
     near : mapping of str to pyarrow.Table
-        Where no row is shown: by input that has the columns asked for, its rows with these values, with ``_diff``.
+        Where no row is shown, or with ``between=`` no change of an input: by input that has the columns asked for, its
+        rows with these values, with ``_diff``.
+    after : int or None
+        With ``between=``: the closed time after which the changes are, which ``shown``, ``rows`` and ``near`` have
+        then; ``_diff`` is below zero for what was taken away.
     """
 
     output: str
@@ -179,6 +183,7 @@ class Origins:
     time_type: pa.DataType = field(default_factory=pa.int64)
     sources: Mapping[str, FedBy] = field(default_factory=dict)
     near: Mapping[str, pa.Table] = field(default_factory=dict)
+    after: int | None = None
 
     def __repr__(self) -> str:
         return str(self)
@@ -192,6 +197,7 @@ class Origins:
         return {
             "output": self.output,
             "as_of": self.as_of,
+            "after": self.after,
             "shown": _plain(self.shown),
             "rows": {name: _plain(table) for name, table in self.rows.items()},
             "sources": {name: source.to_dict() for name, source in self.sources.items()},
@@ -200,6 +206,8 @@ class Origins:
         }
 
     def __str__(self) -> str:
+        if self.after is not None:
+            return "\n".join(self._changed(self.after))
         when = "before the first step"
         if self.as_of != NEVER:
             when = f"as of {time_shown(self.as_of, self.time_type)}"
@@ -213,6 +221,19 @@ class Origins:
         lines += [f"{name!r} is fed by {source}" for name, source in self.sources.items()]
         return "\n".join([*lines, *map(str, self.stories)])
 
+    def _changed(self, after: int) -> Iterator[str]:
+        """Tell what was added and taken away."""
+        ends = ("the beginning" if t == NEVER else time_shown(t, self.time_type) for t in (after, self.as_of))
+        times = " up to ".join(ends)
+        yield f"{_rows(self.shown, 'change')} of {self.output!r} with these values after {times}"
+        yield from _listed(self.shown, signed=True)
+        for what, tables in (("", self.rows), (" with these values", self.near)):
+            for name, table in tables.items():
+                if table.num_rows:
+                    yield f"{_rows(table, 'change')} of the input {name!r}{what}"
+                    yield from _listed(table, signed=True)
+        yield from (f"{name!r} is fed by {source}" for name, source in self.sources.items())
+
     def _nearly(self) -> Iterator[str]:
         """What inputs have where the output has nothing, and where to look further."""
         for name, table in self.near.items():
@@ -224,18 +245,21 @@ class Origins:
                 yield f"  why({name!r}, key) tells what a key of it held"
 
 
-def _rows(table: pa.Table) -> str:
-    return f"{table.num_rows:,} row{'' if table.num_rows == 1 else 's'}"
+def _rows(table: pa.Table, what: str = "row") -> str:
+    return counted(table.num_rows, what)
 
 
 def _plain(table: pa.Table) -> list[dict[str, Any]]:
     return [shown_row(table, i) for i in range(table.num_rows)]
 
 
-def _listed(table: pa.Table) -> list[str]:
-    """Rows as text, those that are not there once with how often they are."""
+def _listed(table: pa.Table, *, signed: bool = False) -> list[str]:
+    """Rows as text, those that are not there once with how often they are.  ``signed``: of changes, with a sign."""
     most = table.slice(0, LISTED)
     times = most.column(DIFF).to_pylist()
     shown = map(as_text, _plain(most.drop_columns([DIFF])))
     more = [f"  and {table.num_rows - LISTED:,} more, which .rows has"] if table.num_rows > LISTED else []
-    return [*(f"  {row}{'' if n == 1 else f', {n} times'}" for row, n in zip(shown, times, strict=True)), *more]
+    signs = ["+ " if n > 0 else "- " for n in times] if signed else [""] * len(times)
+    counts = [abs(n) for n in times] if signed else times
+    told = zip(signs, shown, counts, strict=True)
+    return [*(f"  {sign}{row}{'' if n == 1 else f', {n} times'}" for sign, row, n in told), *more]

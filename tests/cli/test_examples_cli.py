@@ -126,7 +126,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         for line in STATES:
             ran(*shlex.split(line))
-        with run_path("flow.py")["flow"].open("state/shop") as engine:
+        with run_path("flow.py")["flow"].open("state/shop", retain=9) as engine:
             for part in ("orders/1.csv", "orders/2.csv"):
                 engine.step({"orders": pc.read_csv(part), "customers": pc.read_csv("customers.csv")})
     return folder

@@ -11,11 +11,13 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 import ddflow as dd
+from ddflow.cli import app
 from ddflow.cli.log import values_of
 from ddflow.engine.behind import above, narrowed
-from ddflow.errors import NotReadable
+from ddflow.errors import NotReadable, SchemaMismatch, TimeWentBack
 
 
 def shop() -> dd.Flow:
@@ -131,6 +133,80 @@ def test_what_cannot_be_told_is_refused() -> None:
         ):
             with pytest.raises(NotReadable, match=found):
                 engine.why(*asked)  # type: ignore[arg-type]
+
+
+def test_between_two_times_the_changes_of_the_inputs_are_told() -> None:
+    with shop().open(retain=9) as engine:
+        engine.step({"orders": ORDERS, "people": PEOPLE}, 1)
+        engine.step({"orders": {"id": [1], "customer": [8], "amount": [1]}}, 2)
+        engine.step({"orders": {"id": [5, 6], "customer": [10, 7], "amount": [1, 2]}}, 3)
+        engine.step({"people": {"customer": [9], "city": ["Chur"]}}, 4)
+        told: Any = engine.why("by_city", {"city": "Bern"}, between=(1, 4))
+        assert str(told).splitlines() == [
+            "2 changes of 'by_city' with these values after 1 up to 4",
+            "  + (city='Bern', revenue=8)",
+            "  - (city='Bern', revenue=11)",
+            "2 changes of the input 'orders'",
+            "  - (id=1, customer=7, amount=5)",
+            "  + (id=6, customer=7, amount=2)",
+        ]
+        assert (told.after, told.as_of, told.to_dict()["after"]) == (1, 4, 1)
+        # The customer was there all the time: it made no difference.
+        assert told.rows["people"].num_rows == 0
+        # What came and went within, and an interval without changes.
+        assert ids(engine.why("by_city", {"city": "Bern"}, between=(3, 4))) == ([], [])
+        # That a partner came is told by the values that are asked for.
+        silent: Any = engine.why("silent", {"customer": 10}, between=(2, 3))
+        assert ids(silent) == ([], []) and silent.near["orders"].to_pylist() == [
+            {"id": 5, "customer": 10, "amount": 1, "_diff": 1}
+        ]
+        first: Any = engine.why("by_city", {"city": "Bern"}, between=(0, 1))
+        assert ids(first) == ([1, 2], [7]) and first.rows["orders"]["_diff"].to_pylist() == [1, 1]
+        for between, error, found in (
+            ((1, 9), NotReadable, r"from 1 to 9: the frontier is 5: it can be read from -5 up to, not including, 5"),
+            ((-6, 1), NotReadable, r"since is -5: it can be read from -5 up to.*a larger retain="),
+            ((4, 1), TimeWentBack, "the second time is before the first"),
+            (4, NotReadable, r"it is no pair of times; give between=\(t1, t2\)"),
+            ((1, 2, 3), NotReadable, "it is no pair of times"),
+            (("x", 2), SchemaMismatch, "x"),
+        ):
+            with pytest.raises(error, match=found):
+                engine.why("by_city", {"city": "Bern"}, between=between)  # type: ignore[arg-type]
+        with pytest.raises(NotReadable, match="log= and as_of= are of one time"):
+            engine.why("by_city", {"city": "Bern"}, as_of=1, between=(1, 2))
+        with pytest.raises(NotReadable, match="tells of all times that are kept; leave between= out"):
+            engine.why("people", 7, between=(1, 2))
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us")])
+def test_between_days_and_moments_as_they_are_written(kind: pa.DataType, tmp_path: Path) -> None:
+    days: list[Any] = [date(2026, 3, n) for n in (3, 4, 5)]
+    if kind != pa.date32():
+        days = [datetime(each.year, each.month, each.day, 12) for each in days]
+    flow = dd.Flow()
+    flow.output("by_city", flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id")).count("city"))
+    with flow.open(tmp_path / "state", retain=9 if kind == pa.date32() else 9 * 86_400_000_000) as engine:
+        for day, rows in zip(
+            days, ([(1, "Bern"), (2, "Bern")], [(1, "Chur")], [(3, "Bern"), (4, "Bern")]), strict=True
+        ):
+            engine.step({"people": [{"id": id, "city": city} for id, city in rows]}, day)
+        told: Any = engine.why("by_city", {"city": "Bern"}, between=(days[0], days[2]))
+        assert told.rows["people"].sort_by("id").select(["id", "_diff"]).to_pylist() == [
+            {"id": 1, "_diff": -1},
+            {"id": 3, "_diff": 1},
+            {"id": 4, "_diff": 1},
+        ]
+        assert f"after {days[0]} up to {days[2]}" in str(told)
+        texts: Any = engine.why("by_city", {"city": "Bern"}, between=(str(days[0]), str(days[2])))
+        assert str(texts) == str(told)
+        with pytest.raises(NotReadable, match="it can be read from 2026"):
+            engine.why("by_city", {"city": "Bern"}, between=(date(2020, 1, 1), days[2]))
+    with dd.Snapshot.open(tmp_path / "state") as snapshot:
+        assert str(snapshot.why("by_city", {"city": "Bern"}, between=(days[0], days[2]))) == str(told)
+    said = CliRunner().invoke(
+        app, ["why", str(tmp_path / "state"), "by_city", "city=Bern", "--between", str(days[0]), str(days[2])]
+    )
+    assert said.stdout == f"{told}\n", said.output
 
 
 def test_many_rows_and_inputs_that_are_not_kept_are_refused() -> None:

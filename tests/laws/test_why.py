@@ -138,6 +138,45 @@ def test_the_rows_that_are_named_make_the_rows_again(data: st.DataObject) -> Non
     door.close()
 
 
+@effort(150)
+@given(data=st.data())
+def test_between_two_times_it_is_what_changed_in_the_rows_named_at_either(data: st.DataObject) -> None:
+    """Beside a twin: asked at both times, and of these rows what the inputs changed."""
+    scenario = data.draw(scenarios())
+    door = EngineDoor(scenario)
+    for call in data.draw(calls(scenario, 4)):
+        quietly(door, call)
+    engine = door.engine
+    if engine.frontier < 9:
+        quietly(door, ["advance", 9])
+    closed = [time for time in range(-3, 12) if engine.since <= time < engine.frontier]
+    assume(len(closed) > 1)
+    t1, t2 = sorted(data.draw(st.lists(st.sampled_from(closed), min_size=2, max_size=2)))
+    name = data.draw(st.sampled_from(sorted(scenario["outputs"])))
+    moved, node = engine.changes(name, t1, t2), engine.flow.outputs[name]
+    assume(moved.num_rows or t1 == t2)
+    column = data.draw(st.sampled_from(node.schema.names))
+    some = moved if moved.num_rows else engine.read(name)
+    assume(some.num_rows)
+    asked = {column: some.slice(data.draw(st.integers(0, some.num_rows - 1)), 1).column(column)[0]}
+    told, one, two = (engine.why(name, asked, **how) for how in ({"between": (t1, t2)}, {"as_of": t1}, {"as_of": t2}))
+    assert isinstance(told, Origins) and isinstance(one, Origins) and isinstance(two, Origins)
+
+    def less(after: pa.Table, before: pa.Table) -> dict[Any, int]:
+        both = Counter(rows_of(after))
+        both.subtract(rows_of(before))
+        return {row: n for row, n in both.items() if n}
+
+    assert dict(rows_of(told.shown)) == less(two.shown, one.shown)
+    for input, rows in told.rows.items():
+        named = rows_of(one.rows[input]) | rows_of(two.rows[input])
+        there = dict(rows_of(engine.changes(input, t1, t2)))
+        assert dict(rows_of(rows)) == {row: n for row, n in there.items() if row in named}
+        assert dict(rows_of(rows)).items() <= less(two.rows[input], one.rows[input]).items() | there.items()
+    event(f"{sum(each.num_rows for each in told.rows.values()) > 0}")
+    door.close()
+
+
 def applied(scenario: Mapping[str, Any], door: EngineDoor, name: str, rows: Mapping[str, pa.Table]) -> pa.Table | None:
     """What a new engine of the output holds when its inputs are these rows; None where it refuses them."""
     flow, told = dd.Flow(), dict[str, pa.Table]()
