@@ -156,9 +156,9 @@ class DeltaLake:
         merge.when_not_matched_insert(new, "not s._deleted").execute()
 
     def read(self) -> pa.Table:
-        import deltalake
+        import polars as pl
 
-        return deltalake.DeltaTable(self.path).to_pyarrow_table()
+        return pl.read_delta(self.path).to_arrow()
 
 
 class DuckDB:

@@ -11,7 +11,7 @@ DeltaSink(path='s3://lake/by_city', mode='upsert')
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 import xxhash
@@ -51,6 +52,38 @@ def library() -> Any:
         found, remedy = "deltalake is not installed", "pip install 'ddflow[delta]'"
         raise MissingExtra("speak to Delta Lake", found, remedy) from None
     return deltalake
+
+
+def read_files(
+    dataset: ds.FileSystemDataset, names: Sequence[str], only: Collection[str] | None = None, begin: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a table's rows, file by file in the order of their paths, after the first ``begin``.
+
+    This thread alone reads.  The library's files are Python objects, and the process aborts at its end when a thread of
+    a dataset's scanner still has one.  ``only``: the names of the files.  O(rows).
+    """
+    fields = [dataset.schema.field(name) for name in names]
+    for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
+        if only is not None and fragment.path.rpartition("/")[2] not in only:
+            continue
+        values, source = ds.get_partition_keys(fragment.partition_expression), fragment.open()
+        with source, pq.ParquetFile(source, pre_buffer=False, coerce_int96_timestamp_unit="us") as file:
+            if begin >= file.metadata.num_rows:
+                begin -= file.metadata.num_rows
+                continue
+            there = [name for name in names if name in file.schema_arrow.names]
+            for batch in file.iter_batches(columns=there, use_threads=False):
+                rows = batch.slice(min(begin, batch.num_rows))
+                begin -= batch.num_rows - rows.num_rows
+                if rows.num_rows:
+                    yield pa.record_batch([_column(rows, each, values) for each in fields], names=list(names))
+
+
+def _column(rows: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any]) -> pa.Array:
+    """A column of a file; the value of its partition, or null, if the file has no such column."""
+    if field.name in rows.schema.names:
+        return rows.column(field.name).cast(field.type)
+    return pa.array([values.get(field.name)] * rows.num_rows, field.type)
 
 
 def own_type(kind: pa.DataType) -> pa.DataType | None:
@@ -191,7 +224,9 @@ class DeltaLakeTable(OpenSink):
         with self._talking("read"):
             table = self._table()
             assert table is not None, "it was prepared"
-            rows: pa.Table = table.to_pyarrow_table().select(self.shape.schema.names)
+            dataset, names = table.to_pyarrow_dataset(), self.shape.schema.names
+            there = pa.schema([dataset.schema.field(name) for name in names])
+            rows = pa.Table.from_batches(read_files(dataset, names), there)
             return rows.cast(self.schema).cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def _merge(self, table: Any, changes: TableChanges, told: Any) -> None:

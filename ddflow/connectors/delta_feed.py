@@ -34,7 +34,7 @@ from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
 from ddflow.columns.widening import Inexact, widened
 from ddflow.columns.wider import becomes, widening
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
-from ddflow.connectors.delta import OPTIONS, library, place_of
+from ddflow.connectors.delta import OPTIONS, library, place_of, read_files
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
@@ -231,19 +231,9 @@ class FeedReader(OpenSource):
         said = (each.get("timestamp") for each in history if each.get("version") == version)
         at = self._reached(pa.array([next(said, None)], pa.timestamp("ms")))
         beside = {CHANGE: pa.array([change]), VERSION: pa.array([version]), WRITTEN: at}
-        for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
-            if fragment.path.rpartition("/")[2] not in paths:
-                continue
-            rows = fragment.count_rows()
-            if rows <= taken:
-                taken -= rows
-                continue
-            for batch in fragment.to_batches(schema=dataset.schema, columns=names):
-                here = batch.slice(min(taken, batch.num_rows))
-                taken -= batch.num_rows - here.num_rows
-                if here.num_rows:
-                    more = [beside[name].take(pa.array(np.zeros(here.num_rows, np.int64))) for name in self.feed]
-                    yield self._fitting(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
+        for here in read_files(dataset, names, paths, taken):
+            more = [beside[name].take(pa.array(np.zeros(here.num_rows, np.int64))) for name in self.feed]
+            yield self._fitting(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
 
     def _changed(self, room: int) -> list[pa.RecordBatch]:
         """The changes of the next versions; of more when they are small, and while the columns stay."""

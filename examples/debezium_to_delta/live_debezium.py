@@ -26,7 +26,8 @@ from typing import Any, Final
 
 import duckdb
 import psycopg
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
 from ddflow.errors import MissingExtra
@@ -74,10 +75,11 @@ class Pipeline:
     def lake(self, table: str) -> Rows:
         """What a table of the lake has; nothing before the first commit."""
         try:
-            found = DeltaTable(self.place / "lake" / table).to_pyarrow_table()
+            lake = QueryBuilder().register("lake", DeltaTable(self.place / "lake" / table))
         except TableNotFoundError:
             return []
         with duckdb.connect() as connection:
+            found = pa.table(lake.execute("select * from lake").read_all())
             return connection.register("found", found).execute("select * from found").fetchall()
 
     def differs(self) -> list[str]:

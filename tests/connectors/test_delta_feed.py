@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -53,7 +54,7 @@ def merge(path: Path, rows: list[tuple[int, str | None]]) -> None:
 
 
 def there(path: Path) -> list[Any]:
-    return sorted(tuple(row.values())[:2] for row in deltalake.DeltaTable(path).to_pyarrow_table().to_pylist())
+    return sorted(tuple(row.values())[:2] for row in pl.read_delta(path).to_dicts())
 
 
 def held(engine: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import deltalake
+import polars as pl
 import pyarrow as pa
 import pytest
 from lives import Lives, Story, finished, killed_at_calls, killed_at_moments, replayed
@@ -70,13 +71,13 @@ flow.output("cities", rows.count("city"))
             deltalake.DeltaTable(self.table).optimize.compact()
 
     def look(self) -> None:
-        there = deltalake.DeltaTable(self.table).to_pyarrow_table().to_pylist()
+        there = pl.read_delta(self.table).to_dicts()
         assert there
         rows, at = {row["id"]: row for row in there}, self.place
         for held in (
             dd.read(at / "state", "people").drop_columns(["_diff"]).to_pylist(),
             of_sqlite(at / "out.db", "people"),
-            deltalake.DeltaTable(at / "lake").to_pyarrow_table().to_pylist(),
+            pl.read_delta(at / "lake").to_dicts(),
         ):
             assert {row["id"]: row for row in held} == rows and len(held) == len(rows)
         counts = {row["city"]: row["count"] for row in of_sqlite(at / "out.db", "cities")}

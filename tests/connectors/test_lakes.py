@@ -79,7 +79,7 @@ def versions(kind: str, path: Path, name: str) -> int:
 def there(kind: str, path: Path, name: str) -> list[tuple[Any, ...]]:
     """The rows of a table, as its library reads them."""
     if kind == "delta":
-        table = deltalake.DeltaTable(path / name).to_pyarrow_table()
+        table = polars.read_delta(path / name).to_arrow()
     else:
         table = catalog(path).load_table(f"shop.{name}").scan().to_arrow()
     return sorted((tuple(row.values()) for row in table.to_pylist()), key=str)

@@ -18,6 +18,7 @@ from typing import Any
 
 import deltalake
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -85,7 +86,7 @@ def there(kind: str, place: Path) -> list[dict[str, Any]]:
     if kind == "sqlite":
         return [dict(zip(OURS, row, strict=False)) for row in of_sqlite(place / "out.db", "t")]
     if kind == "delta":
-        return deltalake.DeltaTable(place / "out").to_pyarrow_table().to_pylist()
+        return pl.read_delta(place / "out").to_dicts()
     if kind == "iceberg":
         return load_catalog("default", **catalog_at(place)).load_table("shop.t").scan().to_arrow().to_pylist()
     return pq.read_table(place / "out" / "mine.parquet").to_pylist()
@@ -401,7 +402,7 @@ def drop_column(kind: str, place: Path, column: str) -> None:
         with closing(sqlite3.connect(place / "out.db")) as connection:
             connection.execute(f"alter table t drop column {column}")
     elif kind == "delta":
-        rows = pa.table(deltalake.DeltaTable(place / "out").to_pyarrow_table()).drop_columns([column])
+        rows = pl.read_delta(place / "out").to_arrow().drop_columns([column])
         deltalake.write_deltalake(place / "out", rows, mode="overwrite", schema_mode="overwrite")
     else:
         with load_catalog("default", **catalog_at(place)).load_table("shop.t").update_schema() as update:

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import deltalake
+import polars as pl
 import pytest
 from lives import Lives, Story, killed_at_calls
 from test_run_kill import of_duckdb, of_sqlite
@@ -64,7 +64,7 @@ flow.output("cities", orders.count("city"))
         assert held.schema.names == names
         assert sorted(rows(held.to_pylist()), key=str) == sorted(orders, key=str)
         assert sorted(rows(of_duckdb(at / "out.duckdb", "orders")), key=str) == sorted(orders, key=str)
-        lake = deltalake.DeltaTable(at / "lake").to_pyarrow_table().to_pylist()
+        lake = pl.read_delta(at / "lake").to_dicts()
         assert sorted(rows(lake), key=str) == sorted(orders, key=str)
         assert sum(row["count"] for row in of_sqlite(at / "out.db", "cities")) == len(orders)
         log = [row for row in of_sqlite(at / "log.db", "orders_log") if "pre" not in row["_change_type"]]

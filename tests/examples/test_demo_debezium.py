@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import live_debezium
+import polars as pl
 import pytest
-from deltalake import DeltaTable
 
 
 def land(place: Path, table: str, *messages: dict[str, object]) -> None:
@@ -33,9 +33,9 @@ def test_the_command_works_as_written(tmp_path: Path) -> None:
     once = ["bash", "-euc", command.replace("--follow ", "")]
     done = subprocess.run(once, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    (order,) = DeltaTable(tmp_path / "lake" / "orders").to_pyarrow_table().to_pylist()
+    (order,) = pl.read_delta(tmp_path / "lake" / "orders").to_dicts()
     assert (order["id"], str(order["amount"])) == (1, "1.50")
-    (city,) = DeltaTable(tmp_path / "lake" / "by_city").to_pyarrow_table().to_pylist()
+    (city,) = pl.read_delta(tmp_path / "lake" / "by_city").to_dicts()
     assert (city["city"], city["orders"], str(city["total"])) == ("Bern", 1, "1.50")
 
 

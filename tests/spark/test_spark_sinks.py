@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -56,7 +57,7 @@ def of_sqlite(path: Path, name: str) -> list[tuple[Any, ...]]:
 
 
 def of_delta(path: Path) -> list[dict[str, Any]]:
-    return list(deltalake.DeltaTable(path).to_pyarrow_table().to_pylist())
+    return list(pl.read_delta(path).to_dicts())
 
 
 def changed(rows: list[dict[str, Any]]) -> Counter[Any]:

@@ -65,13 +65,16 @@ class ParquetFile(Columnar):
         return int(self._metadata[0].num_rows)
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Row group by row group.  Left to itself Arrow would fetch the whole file ahead."""
+        """Row group by row group.  Left to itself Arrow would fetch the whole file ahead.
+
+        This thread alone reads what Python gives: the process may abort at its end if another thread has such a file.
+        """
         with (
             reading(self.place),
             self.place.open() as bytes,
             pq.ParquetFile(bytes, pre_buffer=False, buffer_size=BUFFER) as file,
         ):
-            for batch in file.iter_batches(batch_size=ROWS):
+            for batch in file.iter_batches(batch_size=ROWS, use_threads=not isinstance(bytes, pa.PythonFile)):
                 batch.validate(full=True)
                 yield batch
 

@@ -18,10 +18,11 @@ frozenset({DataType(string)}) [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}
 
 import codecs
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from threading import Lock
 from typing import Any, Final
 
 import pyarrow as pa
@@ -110,7 +111,10 @@ class CsvFile(TextFile):
             bytes = _Bytes(self.bytes(head))
             try:
                 with csv.open_csv(pa.PythonFile(bytes, mode="r"), *options) as reader:
-                    yield reader, bytes
+                    try:
+                        yield reader, bytes
+                    finally:
+                        bytes.stop(reader)
             except pa.ArrowInvalid as error:
                 raise self._worded(described(error), names) from None
 
@@ -185,9 +189,21 @@ class _Bytes:
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream, self._held = stream, b""
         self._pieces, self._kept, self._lines = list[bytes](), 0, 0
+        self._lock, self._stopped = Lock(), False
 
     def read(self, size: int) -> bytes:
         """What comes next, ``size`` bytes or fewer; none at the end."""
+        with self._lock:
+            return b"" if self._stopped else self._next(size)
+
+    def stop(self, reader: Any) -> None:
+        """Let the thread that reads ahead come to its end: a process that ends before it hangs or aborts."""
+        with self._lock:
+            self._stopped = True
+        with suppress(Exception):  # of blocks that nobody asks for
+            deque(reader, 0)
+
+    def _next(self, size: int) -> bytes:
         more = self._stream.read(size - len(self._held))
         piece, self._held = self._held + more, b""
         if more.endswith(b"\r") and len(piece) > 1:
