@@ -54,8 +54,8 @@ EXTREMES: dict[str, list[Any]] = {
     "float64": [float("inf"), -float("inf"), 5e-324],
     "string": ["a\x00", "z" * 40],
     "binary": ["\x00", "z" * 40],
-    "timestamp[us]": [-(2**63), 2**63 - 1],
-    "date32": [-(2**31)],
+    "timestamp[us]": [-62_135_596_800 * 10**6, 253_402_300_800 * 10**6 - 1],
+    "date32": [-719_162, 2_932_896],
     "decimal(9,2)": ["9999999.99", "-9999999.99"],
 }
 """Values at the edges, for keys and orders; payload has none, since ``n + 1`` would overflow."""

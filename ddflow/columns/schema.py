@@ -1,7 +1,8 @@
 """What columns may be: types in their normal form, and tables that are made to have the declared columns.
 
 Invariant: after ``conform`` a table has exactly the declared columns, in the declared order, in their *normal* types
-(dictionary, run-end and view encodings are decoded), without a null where the schema forbids one. Everything above
+(dictionary, run-end and view encodings are decoded), without a null where the schema forbids one, and with values that
+its types have: Arrow takes times outside a day, and text that is no UTF-8, without a look. Everything above
 relies on it and checks nothing again. Producers disagree on encodings of the same values (``string``,
 ``large_string``, ``string_view``, dictionaries) and on their types; which casts lose nothing is known to ``casts``.
 This module knows nothing of keys, orders or deletes: that is ``spec``.
@@ -14,7 +15,7 @@ DataType(string)
 [{'id': 1, 'city': 'Bern'}]
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -173,6 +174,79 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
+YEARS: Final = (-62_135_596_800, 253_402_300_800)
+"""Where the years 1 and 10000 begin, in seconds."""
+_EACH: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def first_unreal(array: pa.Array) -> int:
+    """The first row with a time outside a day, or a moment outside the years 1 to 9999; -1 if there is none.  O(n)."""
+    kind = array.type
+    if pat.is_time(kind):
+        least, most = 0, 86_400 * _EACH[kind.unit]
+    elif pat.is_date32(kind):
+        least, most = (n // 86_400 for n in YEARS)
+    elif pat.is_date64(kind) or (pat.is_timestamp(kind) and kind.unit != "ns"):
+        least, most = (n * _EACH["ms" if pat.is_date64(kind) else kind.unit] for n in YEARS)
+    else:
+        return -1
+    numbers = array.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if not pc.min(numbers).is_valid or (least <= pc.min(numbers).as_py() and pc.max(numbers).as_py() < most):
+        return -1
+    return int(pc.index(pc.or_(pc.less(numbers, least), pc.greater_equal(numbers, most)), True).as_py())
+
+
+def has_unsound(kind: pa.DataType) -> bool:
+    """Whether Arrow may give values of a type that the type does not have."""
+    return not (pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_floating(kind) or pat.is_null(kind))
+
+
+def check_sound(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[int] | None = None) -> None:
+    """Raise `SchemaMismatch` for columns with a value that their types do not have.  O(bytes), some 10 ns a value.
+
+    ``columns``: those that may have some, by number, if it is known.
+    """
+    for at in range(rows.num_columns) if columns is None else columns:
+        column, before = rows.column(at), 0
+        asked = f"column {rows.schema.names[at]!r} of rows for {what}"
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
+            try:
+                found = _first_unsound(chunk)
+            except pa.ArrowInvalid as error:
+                remedy = "mend it where it is made: its table.validate(full=True) fails, too"
+                raise SchemaMismatch(asked, f"it is no whole {column.type}: {error}", remedy) from None
+            if found is not None:
+                array, row = found
+                there = f"row {before + row:,} holds" if array is chunk else "it holds"
+                limits = "a time is within a day, a moment within the years 1 to 9999"
+                shown = f"{there} {_value(array, row)}, which no clock or calendar has"
+                raise SchemaMismatch(asked, shown, f"mend the row: {limits}")
+            before += len(chunk)
+
+
+def _first_unsound(array: pa.Array) -> tuple[pa.Array, int] | None:
+    """The first value that is unreal, with the array of its level.  Raises Arrow's errors for broken buffers.
+
+    Level by level, since Arrow looks at all children of a slice.
+    """
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _first_unsound(array.storage)
+    if pat.is_struct(kind):
+        children = array.flatten()
+    elif pat.is_map(kind) or pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
+        array.validate()
+        if not pat.is_fixed_size_list(kind) and (np.diff(np.asarray(array.offsets)) < 0).any():
+            raise pa.ArrowInvalid("its offsets go back")
+        children = [array.keys, array.items] if pat.is_map(kind) else [array.flatten()]
+    else:
+        if pat.is_temporal(kind) and (row := first_unreal(array)) >= 0:
+            return array, row
+        array.validate(full=True)
+        return _first_unsound(array.dictionary) if pat.is_dictionary(kind) else None
+    return next((found for child in children if (found := _first_unsound(child)) is not None), None)
+
+
 def conform(
     table: pa.Table,
     schema: pa.Schema,
@@ -188,6 +262,7 @@ def conform(
     for an unknown, duplicate or missing required column, a value that has no equal in the declared type, or a null that
     the schema forbids.  O(rows) only for columns that need a cast or have several chunks.
     """
+    check_sound(table, what)
     if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
         return _without_nulls(_in_days(table), what)
     names = table.column_names

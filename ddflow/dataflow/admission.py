@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.rows import shown_row
-from ddflow.columns.schema import INTERVAL, conform, one_batch
+from ddflow.columns.schema import INTERVAL, check_sound, conform, has_unsound, is_text, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, decoded, messages_of, uncut
 from ddflow.connectors.formats.unseen import Unseen
@@ -80,6 +80,10 @@ class Admission:
         self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required
         self.table: str | None = None
         """That messages are of, once one has said it; the engine sets it."""
+        doubted = [at for at, field in enumerate(bound.schema) if bound.format is None and has_unsound(field.type)]
+        self.texts = [at for at in doubted if is_text(bound.schema.field(at).type)]
+        self.doubted = [at for at in doubted if at not in self.texts]
+        """The columns, but for `texts`, that may have values which their types do not have."""
         self.certain = [field.name for field in bound.schema if not field.nullable]
         self.spelled = INTERVAL in bound.schema.types
         """Whether values of a column may be written in several ways, of which one is kept."""
@@ -173,6 +177,13 @@ class Admission:
         batches = table.to_batches() if table.schema.equals(schema) and not self.spelled else []
         if len(batches) == 1 and not [x for x in self.certain if batches[0].column(x).null_count]:
             batch = batches[0]
+            try:
+                for at in self.texts:  # in no function, which a small step would feel
+                    batch.column(at).validate(full=True)
+            except pa.ArrowInvalid:
+                check_sound(batch, self.what, self.texts)
+            if self.doubted:
+                check_sound(batch, self.what, self.doubted)
             if not batch.schema.equals(schema, check_metadata=True):
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         else:

@@ -146,15 +146,6 @@ def test_rows_that_do_not_fit_are_refused_whole(given: Any, kind: type[Exception
         assert engine.step({"s": rows((1, "Basel", 2))}, time=2).verdicts["applied"] == 1
 
 
-def test_a_row_without_a_key_is_shown_whatever_times_it_has() -> None:
-    flow = dd.Flow()
-    flow.output("t", flow.upserts("t", {"id": int, "at": pa.timestamp("us")}, dd.Upsert(key="id")))
-    before_all = pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("us"))
-    with flow.open() as engine, pytest.raises(errors.NullKey) as caught:
-        engine.step(pa.table({"id": pa.array([None], pa.int64()), "at": before_all}))
-    assert caught.value.row == "{'id': None, 'at': -9223372036854775808}"
-
-
 def test_inputs_must_say_which_rows_are_for_which_input() -> None:
     flow = dd.Flow()
     for name in ("s", "t"):
@@ -238,14 +229,6 @@ def test_a_tie_is_refused_where_ties_are_errors_and_the_key_is_named() -> None:
             why = re.escape(f"the key {{'id': {key}}} has two events of order {{'at': {at}}} at time 2")
             assert_refused(engine, lambda given=given: engine.step({"s": given}, time=2), errors.TieRefused, why)
         engine.step({"s": rows((1, "y", 4), (1, "z", 4), (1, "z", 6))}, time=2)  # the two stale ones tie for nothing
-
-
-def test_a_refusal_can_name_a_time_that_python_has_no_value_for() -> None:
-    flow, kind = dd.Flow(), pa.timestamp("us")
-    flow.output("rows", flow.upserts("s", {"k": kind, "at": kind}, dd.Upsert("k", order_by="at", tie="error")))
-    times = pa.array([-(2**63), -(2**63)]).view(kind)
-    with flow.open() as engine, pytest.raises(errors.TieRefused, match=r"\{'k': -9223372036854775808\} has two events"):
-        engine.step({"s": pa.table({"k": times, "at": times})}, time=1)
 
 
 @pytest.mark.parametrize(

@@ -198,12 +198,16 @@ def test_a_share_with_what_is_not_its_own_is_damage() -> None:
     hands.close()
 
 
-@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.date32()])
-def test_keys_beyond_python_s_calendar_are_found_and_told(kind: pa.DataType) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [(pa.timestamp("ms"), (-62_135_596_800_000, 253_402_300_799_999)), (pa.date32(), (-719_162, 2_932_896))],
+    ids=["timestamp", "date"],
+)
+def test_keys_at_the_ends_of_the_calendar_are_found_and_told(kind: pa.DataType, ends: tuple[int, int]) -> None:
     flow, store = dd.Flow(), MemoryStore()
     flow.output("rows", flow.upserts("a", {"at": kind, "n": pa.int64()}, dd.Upsert("at")))
     hands = Hands(flow, store, 4, random.Random(1))
-    words = [-(2 ** (kind.bit_width - 1)), 5, 2 ** (kind.bit_width - 1) - 1]
+    words = [ends[0], 5, ends[1]]
     at = pa.array(words, pa.int64() if kind.bit_width == 64 else pa.int32()).view(kind)
     hands.epoch({"a": pa.table({"at": at, "n": [1, 2, 3]})})
     tables, manifest = shares_of(store, flow, "rows"), found(store)

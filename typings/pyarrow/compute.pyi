@@ -70,6 +70,7 @@ if_else: _Elementwise
 index_in: _Elementwise
 invert: _Elementwise
 is_finite: _Elementwise
+is_inf: _Elementwise
 is_in: _Elementwise
 is_nan: _Elementwise
 is_null: _Elementwise
