@@ -16,7 +16,9 @@ order is no matter. Encodings (dictionaries, views, run ends) are for ``schema.p
 (1, DataType(double))
 """
 
+import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +39,46 @@ _FAMILIES: Final[tuple[Callable[[pa.DataType], Any], ...]] = (
     pat.is_time,
     pat.is_duration,
 )
+
+
+_WIDE: Final = pa.decimal256(76, 38)
+_DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,18})?", re.ASCII)
+_ROOM: Final = {32: 9, 64: 18, 128: 38, 256: 76}
+"""Digits that a decimal of so many bits holds."""
+
+
+def decimals_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Texts as decimals, each the very number.  O(bytes).  Raises `pyarrow.ArrowInvalid` for one that does not fit.
+
+    Arrow's own cast drops bits of a number that its integers do not hold, so it is given short texts only.
+
+    >>> decimals_of(pa.array(["1.50", "15e-1", "-0"]), pa.decimal128(38, 38 - 2)).to_pylist()[1]
+    Decimal('1.500000000000000000000000000000000000')
+    >>> pa.array(["-4"]).cast(pa.decimal128(38, 38)).to_pylist()
+    [Decimal('-0.59717633079061536536625392568231788544')]
+    """
+    longest, room = pc.max(pc.binary_length(texts)).as_py() or 0, _ROOM[kind.bit_width]
+    letters = np.frombuffer(texts.buffers()[2] or b"", np.uint8) if longest else np.empty(0, np.uint8)
+    if not (letters | 32 == ord("e")).any():
+        if longest + max(kind.scale, 0) <= room:
+            return texts.cast(kind)
+        if longest <= 38 <= room and kind.scale <= 38:
+            return texts.cast(_WIDE).cast(kind)
+    numbers = [None if each is None else _number(each, kind) for each in texts.to_pylist()]
+    return pa.array(numbers, kind)
+
+
+def _number(text: str, kind: pa.DataType) -> Decimal:
+    """The number of a text, without the zeros at its end, which Arrow's own conversion would keep."""
+    if _DECIMAL.fullmatch(text) and (number := Decimal(text)).is_finite():
+        sign, digits, exponent = number.as_tuple()
+        shown = "".join(map(str, digits)).rstrip("0")
+        least = int(exponent) + len(digits) - len(shown)
+        if not number:
+            return Decimal(0)
+        if least >= -kind.scale and number.adjusted() < kind.precision - kind.scale:
+            return Decimal((sign, tuple(map(int, shown)), least))
+    raise pa.ArrowInvalid(f"{text[:99]!r} is no {kind}")
 
 
 def may_cast(source: pa.DataType, target: pa.DataType) -> bool:

@@ -16,6 +16,7 @@ the format says means nothing. A format is a value: it is in the plan, as JSON, 
 [{'line': 'a', '_deleted': False}, {'line': 'b', '_deleted': False}]
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -45,6 +46,7 @@ OWN: Final = (POSITION, ROW, DELETED, ABSENT, BAD)
 """The columns that a format adds."""
 BAD_TYPE: Final = pa.struct({"message": pa.binary(), "position": pa.string(), "reason": pa.string()})
 OnBad = Literal["stop", "drop"]
+_FRACTION: Final = re.compile(r"[0-9][.eE]")
 
 
 class Target(NamedTuple):
@@ -253,6 +255,12 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
     if messages.broken.any():
         bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
     made = format.upserts(messages, target, bad)
+    exact = np.broadcast_to(messages.exact, messages.rows)
+    if rows := [row for row, (_, cell) in bad.narrow.items() if _FRACTION.search(cell) and not exact[row]]:
+        messages.exact = exact | np.isin(np.arange(messages.rows), rows)  # so that they name their own numbers
+        bad = BadMessages(messages.rows)
+        bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
+        made = format.upserts(messages, target, bad)
     if target.history:
         made = _versions(made, target, bad)
     at: Ints = np.arange(messages.rows) if made.at is None else made.at

@@ -27,7 +27,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.decimals import BASE64, PRECISE, decimals, number_in, too_wide
-from ddflow.connectors.formats.parse import QUOTED, TEXT, Bools, base64_bytes, computed
+from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, base64_bytes, computed
 from ddflow.connectors.formats.times import is_timed, timed
 
 _UNFIT: Final = (pa.ArrowException, ValueError, OverflowError)
@@ -55,7 +55,7 @@ def shape_of(kind: pa.DataType) -> Any:
         return [shape_of(kind.value_type)]
     if pat.is_struct(kind):
         return {field.name: shape_of(field.type) for field in kind}
-    return QUOTED if pat.is_decimal(kind) else TEXT
+    return QUOTED if pat.is_decimal(kind) else WORDS if is_text(kind) else TEXT
 
 
 def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Array, Bools | None]:
@@ -127,7 +127,13 @@ def _read(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Array:
         return _nested(cells, kind, how)
     if _is_binary(kind):
         return _bytes(cells, how).cast(kind) if is_text(cells.type) else cells.cast(kind)
-    return cells.cast(kind)
+    made = cells.cast(kind)
+    if pat.is_floating(kind) and pc.any(endless := pc.is_inf(made)).as_py():
+        some = cells.filter(endless)
+        said = pc.match_substring_regex(some, "(?i)inf") if is_text(some.type) else pc.is_inf(some)
+        if not pc.all(said).as_py():
+            raise ValueError(f"it is beyond {kind}")
+    return made
 
 
 def _is_binary(kind: pa.DataType) -> bool:

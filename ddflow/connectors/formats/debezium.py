@@ -116,7 +116,7 @@ class Debezium(Enveloped):
         rows = {field.name: shape_of(field.type) for field in target.columns}
         before = {name: rows[name] for name in (*target.key, *target.deciding)}
         source = dict.fromkeys(SOURCE[0 if target.ordered else 4 :], TEXT)
-        inside = opened(messages.value, {"op": TEXT, "after": rows, "before": before, "source": source})
+        inside = opened(messages.value, {"op": TEXT, "after": rows, "before": before, "source": source}, messages.exact)
         codes = _coded(inside.cells("op"), messages.value)
         missing = (codes == UPSERT) & np.asarray(inside.cells("after").is_null())
         codes[missing] = UNKNOWN
@@ -128,7 +128,7 @@ class Debezium(Enveloped):
         """Messages that are the row after a change, with ``__`` columns of the envelope."""
         rows: dict[str, Any] = {field.name: shape_of(field.type) for field in target.columns}
         shape = dict.fromkeys([*_FLAT, "__deleted", "__op"], TEXT) | rows
-        inside = opened(messages.value, shape)
+        inside = opened(messages.value, shape, messages.exact)
         codes = np.full(messages.rows, UPSERT)
         operations = inside.cells("__op")
         if operations.null_count < messages.rows:

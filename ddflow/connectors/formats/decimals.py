@@ -1,9 +1,9 @@
-"""Cells of messages as decimals: Connect's bytes in base64, text, or a double.
+"""Cells of messages as decimals: Connect's bytes in base64, or text.
 
 Invariant: what comes out is the number that was written, or an error: bytes are the unscaled number, two's complement,
-greatest byte first, whose scale the message's schema or the declared type has; text keeps every digit, and a number
-that stands bare in JSON is read as such text, of 15 digits or fewer where it is a fraction; only a double, which was
-one at the source already, is rounded to the declared digits. Nothing loops over numbers.
+greatest byte first, whose scale the message's schema or the declared type has; text, and a number that stands bare in
+JSON, keep every digit. A double that is no text counts as the shortest text that is its own. Nothing loops over
+numbers of usual length.
 
 >>> decimals(pa.array(["AMg=", "nA==", None]), pa.decimal128(6, 2)).to_pylist()
 [Decimal('2.00'), Decimal('-1.00'), None]
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.casts import decimals_of
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.parse import TEXT, Bools, base64_bytes, objects
 
@@ -43,15 +44,15 @@ def decimals(
     """
     if pat.is_binary(cells.type):
         return unscaled(cells, kind, scale)
+    if pat.is_floating(cells.type):
+        return decimals_of(cells.cast(pa.string()), kind)
     if not is_text(cells.type):
         return cells.cast(kind)
     given = cells
     if quoted:
-        cells = _unquoted(cells, mode)
-    if mode == "double":
-        return cells.cast(pa.float64()).cast(kind)
-    if mode == "string":
-        return cells.cast(kind)
+        cells = pc.ascii_trim(cells, '"')
+    if mode != PRECISE:
+        return decimals_of(cells, kind)
     if quoted and not _strings(given):
         bare = pc.fill_null(pc.match_substring_regex(given, r"^[-0-9]"), False)  # no JSON string, so no bytes
         if pc.any(bare).as_py():
@@ -67,18 +68,17 @@ def decimals(
 def too_wide(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
     """Which texts are numbers that do not fit, or none at all, where all can be seen at once; else none.  O(n)."""
     wrong: Bools = np.zeros(len(cells), np.bool_)
-    if mode == "double":
-        return wrong
     if mode == PRECISE:
         plain = pc.fill_null(pc.match_substring_regex(cells, rf"^[{{0-9-]|{BASE64}"), True)
         wrong = np.logical_not(np.asarray(plain))
         cells = pc.if_else(plain, cells, pa.scalar(None, cells.type))
     try:
         read = decimals(cells, _WIDE, mode, kind.scale if scale is None else scale, quoted)
+        whole = pc.equal(read, read.cast(pa.decimal256(76, kind.scale), safe=False).cast(_WIDE))
+        most = Decimal((0, (9,) * kind.precision, -kind.scale))
+        fits = pc.less_equal(pc.abs(read), pa.scalar(most, _WIDE))
     except (pa.ArrowException, ValueError):
         return wrong
-    whole = pc.equal(read, read.cast(pa.decimal256(76, kind.scale), safe=False).cast(_WIDE))
-    fits = pc.less(pc.abs(read), pa.scalar(Decimal(10) ** (kind.precision - kind.scale), _WIDE))
     wrong |= np.logical_not(np.asarray(pc.fill_null(pc.and_(whole, fits), True)))
     return wrong
 
@@ -87,21 +87,11 @@ def number_in(text: str, scale: int | None) -> str | None:
     """The number that a cell is, in words; None where it is none.  ``scale``: of one that is bytes in base64."""
     try:
         if scale is None:
-            return text if len(text) <= 15 and Decimal(text).is_finite() else None  # longer ones JSON may have rounded
+            return text if Decimal(text).is_finite() else None
         raw = base64.b64decode(text, validate=True)
         return f"{Decimal(int.from_bytes(raw, 'big', signed=True)).scaleb(-scale):f}" if raw else None
     except (ValueError, ArithmeticError):
         return None
-
-
-def _unquoted(cells: pa.Array, mode: str) -> pa.Array:
-    """Strings without their quotes.  Raises `ValueError` for fractions of more digits than readers of JSON keep."""
-    if mode == "string" and not _strings(cells) and (pc.max(pc.binary_length(cells)).as_py() or 0) > 15:
-        many = pc.greater(pc.count_substring_regex(cells, "[0-9]"), 15)
-        rounded = pc.and_(pc.match_substring_regex(cells, r"^-?[0-9]+[.eE]"), many)
-        if pc.any(rounded).as_py():
-            raise ValueError("a fraction of more than 15 digits is a double in JSON: write it as a string")
-    return pc.ascii_trim(cells, '"')
 
 
 def _strings(cells: pa.Array) -> bool:

@@ -86,8 +86,8 @@ def at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
     return body
 
 
-def opened(value: pa.Array, shape: Mapping[str, Any]) -> Inside:
-    """The inside of messages.  ``shape``: what is read of it.  O(bytes)."""
+def opened(value: pa.Array, shape: Mapping[str, Any], exact: Any = False) -> Inside:
+    """The inside of messages.  ``shape``: what is read of it.  ``exact``: as of `objects`.  O(bytes)."""
     n = len(value)
     if pat.is_struct(value.type):
         names = {field.name for field in value.type}
@@ -95,16 +95,17 @@ def opened(value: pa.Array, shape: Mapping[str, Any]) -> Inside:
         return Inside(body, np.zeros(n, bool), (), False)
     around = wrapped(value)
     if not around.any():
-        return Inside(*objects(value, shape), ())
+        return Inside(*objects(value, shape, exact), ())
+    exact = np.broadcast_to(exact, n)
     inner = np.flatnonzero(around)
     of = value if inner.size == n else value.take(pa.array(inner))
-    body, wrong = objects(of, {"payload": shape})
+    body, wrong = objects(of, {"payload": shape}, exact[inner])
     body = at_path(body, ["payload"])
     known = tuple((inner[rows], schema) for rows, schema in schemas(of))
     if inner.size == n:
         return Inside(body, wrong, known)
     bare = np.flatnonzero(~around)
-    plain, broken = objects(value.take(pa.array(bare)), shape)
+    plain, broken = objects(value.take(pa.array(bare)), shape, exact[bare])
     back = np.argsort(np.concatenate([inner, bare]))
     return Inside(pa.concat_arrays([body, plain]).take(pa.array(back)), np.concatenate([wrong, broken])[back], known)
 

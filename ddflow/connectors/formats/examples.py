@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.formats.envelope import UNITS, fields_at, schemas
-from ddflow.connectors.formats.parse import parsed, quoted
+from ddflow.connectors.formats.parse import exactly, parsed, quoted
 
 _PLAIN: Final = {
     "boolean": pa.bool_(),
@@ -55,7 +55,9 @@ def shown(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) ->
     """
     places = [path for each in paths for path in (f"$.payload{each[1:]}", each)]
     cases = (f"when json_type(v, {quoted(path)}) = 'OBJECT' then json_extract(v, {quoted(path)})" for path in places)
-    rows, _ = parsed(values, f"(case {' '.join(cases)} end)::varchar")
+    sql = f"(case {' '.join(cases)} end)::varchar"
+    rows, wrong = parsed(values, sql)
+    rows = exactly(values.filter(pa.array(~wrong)), sql) if wrong.size else rows  # a type is guessed from all digits
     types = dict[str, pa.DataType]()
     for _, schema in schemas(values.filter(pc.starts_with(pc.utf8_trim_whitespace(values), '{"schema"'))):
         for field in fields_at(schema, within):

@@ -20,7 +20,7 @@ from ddflow.connectors.formats.base import Target
 from ddflow.connectors.formats.cells import CellForm, cells_as, shape_of
 from ddflow.connectors.formats.envelope import opened, typed
 from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.parse import TEXT, objects
+from ddflow.connectors.formats.parse import WORDS, objects
 
 
 def key_cells(messages: Messages, rows: Any, target: Target, how: CellForm) -> dict[str, pa.Array]:
@@ -28,7 +28,8 @@ def key_cells(messages: Messages, rows: Any, target: Target, how: CellForm) -> d
     if messages.key is None or pat.is_null(messages.key.type):
         return {}
     keys = messages.key.take(pa.array(rows))
-    inside = opened(keys, {name: shape_of(target.columns.field(name).type) for name in target.key})
+    exact = np.broadcast_to(messages.exact, messages.rows)[rows]
+    inside = opened(keys, {name: shape_of(target.columns.field(name).type) for name in target.key}, exact)
     out = {name: typed(inside, (), name, target.columns.field(name).type, how)[0] for name in target.key}
     if len(target.key) == 1 and not pat.is_struct(keys.type):
         (name,) = target.key
@@ -42,10 +43,10 @@ def _single(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: C
     """Keys that are no objects: the value itself, in JSON, or as text."""
     some = keys.take(pa.array(left))
     objects_here = pc.starts_with(pc.utf8_trim_whitespace(some), "{")
-    body, _ = objects(some, {"payload": TEXT})
+    body, _ = objects(some, {"payload": WORDS})
     wrapped = pc.struct_field(body, "payload")
     plain = pc.if_else(objects_here, pa.scalar(None, some.type), some)
-    value, _ = objects(plain, TEXT)
+    value, _ = objects(plain, WORDS)
     cells = pc.coalesce(wrapped, value, plain)
     found, _ = cells_as(cells, kind, how)
     every, which = pa.concat_arrays([made, found]), np.arange(len(made))

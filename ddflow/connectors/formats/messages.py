@@ -56,6 +56,8 @@ class Messages:
         topic = there.get("topic")
         self.topic = None if topic is None or pat.is_null(topic.type) else topic
         self.timestamp = there.get("timestamp")
+        self.exact: Any = False
+        """Which messages are read to the last digit, whatever their columns; as of `objects`."""
         self.own: Callable[[Any], str | None] = lambda value: None
         """As `Format.place`."""
 

@@ -86,7 +86,7 @@ class Maxwell(Enveloped):
         rows = {field.name: shape_of(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "table", "database", "position"), TEXT)
-        inside = opened(messages.value, {**top, "data": rows, "old": old})
+        inside = opened(messages.value, {**top, "data": rows, "old": old}, messages.exact)
         codes = coded(inside.cells("type"), _MAXWELL)
         codes[np.asarray(inside.body.is_null()) & ~inside.wrong] = TOMBSTONE
         codes[(codes < NOTHING) & np.asarray(inside.cells("data").is_null())] = UNKNOWN
@@ -124,7 +124,7 @@ class Canal(Enveloped):
         rows: dict[str, Any] = {field.name: shape_of(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "isDdl", "table", "database"), TEXT)
-        whole = opened(messages.value, {**top, "data": [rows], "old": [old]})
+        whole = opened(messages.value, {**top, "data": [rows], "old": [old]}, messages.exact)
         codes = coded(whole.cells("type"), _CANAL)
         statements = np.asarray(pc.fill_null(pc.equal(whole.cells("isDdl").cast(pa.string()), "true"), False))
         codes[(codes != TRUNCATE) & statements] = NOTHING

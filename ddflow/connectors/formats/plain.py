@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.schema import is_text, one_chunk, plain
+from ddflow.columns.schema import check_sound, is_text, lossless, one_chunk, plain
 from ddflow.connectors.formats import examples
 from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, Target, Upserts
-from ddflow.connectors.formats.cells import BINARIES, CellForm, shape_of, shown
+from ddflow.connectors.formats.cells import BINARIES, CellForm, cells_as, shape_of, shown
 from ddflow.connectors.formats.decimals import MODES
 from ddflow.connectors.formats.envelope import opened, typed
 from ddflow.connectors.formats.examples import Examples
@@ -33,7 +33,7 @@ from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.formats.row_columns import Path
 from ddflow.connectors.frames import to_table
-from ddflow.errors import BadMessage, cut
+from ddflow.errors import BadMessage, SchemaMismatch, cut
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -59,7 +59,7 @@ class PlainJson(Format):
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
         how = CellForm(decimals=self.decimals, binary=self.binary)
-        inside = opened(messages.value, {field.name: shape_of(field.type) for field in target.columns})
+        inside = opened(messages.value, {field.name: shape_of(field.type) for field in target.columns}, messages.exact)
         bad.mark(np.flatnonzero(inside.wrong & ~bad.mask), "it is no JSON")
         deleted = np.asarray(inside.body.is_null())
         columns = {}
@@ -122,6 +122,24 @@ def misfit(
     bad.mark(at[rows], reason)
 
 
+def _take_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Array:
+    """A column of a function in its type; text is read as in messages.  Raises `BadMessage`."""
+    cells, kind = plain(one_chunk(column)), field.type
+    try:
+        check_sound(pa.table({field.name: cells}), asked)
+        if not is_text(cells.type) or is_text(kind):
+            return lossless(column, field, asked)
+    except SchemaMismatch as error:
+        found = f"its function gave {field.name!r} as {column.type}: {error.found}"
+        raise BadMessage(asked, found, f"give {kind}; nothing was taken in") from None
+    made, wrong = cells_as(cells, kind, CellForm(decimals="string"))
+    if wrong is not None:
+        text, why = shown(cells[int(np.argmax(wrong))].as_py(), kind, CellForm(decimals="string"))
+        found = f"its function gave {field.name!r} as {column.type}: {cut(text, 80)}, {why}"
+        raise BadMessage(asked, found, f"give {kind}; nothing was taken in")
+    return made
+
+
 def offsets(messages: Messages) -> pa.Array:
     """The offsets of messages; null where they have none."""
     return pa.nulls(messages.rows, pa.int64()) if messages.offset is None else messages.offset
@@ -153,11 +171,7 @@ class Custom(Format):
             if name not in made.column_names:
                 columns[name] = pa.nulls(made.num_rows, kind)
                 continue
-            try:
-                columns[name] = plain(one_chunk(made.column(name))).cast(kind)
-            except pa.ArrowException as error:
-                found = f"its function gave {name!r} as {made.schema.field(name).type} ({error})"
-                raise BadMessage(asked, found, f"give {kind}; nothing was taken in") from None
+            columns[name] = _take_column(made.column(name), pa.field(name, kind), asked)
         if more := [name for name in made.column_names if name not in known]:
             raise BadMessage(asked, f"its function gave the columns {more}", f"give some of {list(known)}")
         if POSITION not in made.column_names and made.num_rows == messages.rows:

@@ -25,7 +25,7 @@ import pyarrow.types as pat
 
 from ddflow.connectors.files import open_files
 from ddflow.connectors.formats.envelope import fields_at, schemas, wrapped
-from ddflow.connectors.formats.parse import Bools, computed, parsed, quoted
+from ddflow.connectors.formats.parse import Bools, exactly, parsed, quoted
 from ddflow.errors import SchemaMismatch, UnreadableInput
 
 Path = Sequence[str | int]
@@ -148,7 +148,7 @@ def guessed(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.Dat
     """
     out = dict[str, pa.DataType]()
     for name in names:
-        cells = computed(rows, f"nullif(json_extract(v, {quoted(_pointed(name))})::varchar, 'null')").drop_null()
+        cells = exactly(rows, f"nullif(json_extract(v, {quoted(_pointed(name))})::varchar, 'null')").drop_null()
         if not len(cells):
             continue
         try:

@@ -2,7 +2,8 @@
 
 Invariant: nothing is rounded and no zone is guessed: a number counts units that the schema of its message or the
 declared type names, a text has the digits that the declared type holds, and where that has a zone, so has the text. A
-text in UTC fits a column without a zone, as the wall clock there.
+text in UTC fits a column without a zone, as the wall clock there. A time is within a day (MySQL has others), and a date
+within the years 1 to 9999: numbers outside of them are of another unit than declared, or mean infinity.
 
 >>> timed(pa.array(["1700000000000", None]), pa.timestamp("ms")).to_pylist()
 [datetime.datetime(2023, 11, 14, 22, 13, 20), None]
@@ -18,11 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.schema import is_text
+from ddflow.columns.schema import first_unreal, is_text
 
 NUMBER: Final = r"^-?[0-9]+$"
-YEARS: Final = (-62_135_596_800, 253_402_300_800)
-"""Where the years 1 and 10000 begin, in seconds."""
 DAY: Final = 86_400_000
 
 
@@ -34,8 +33,15 @@ def is_timed(kind: pa.DataType) -> bool:
 def timed(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Array:
     """Cells, numbers or texts, in a type of time.  ``unit``: of the numbers, by default the type's.  O(n).
 
-    Raises `pyarrow.ArrowInvalid` for what does not fit.
+    Raises `pyarrow.ArrowInvalid` or `ValueError` for what does not fit.
     """
+    made = _timed(cells, kind, unit)
+    if first_unreal(made) >= 0:
+        raise ValueError("no clock or calendar has it")
+    return made
+
+
+def _timed(cells: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     if pat.is_integer(cells.type):
         return _of_numbers(cells.cast(pa.int64()), kind, unit)
     if not is_text(cells.type):
@@ -57,22 +63,12 @@ def _of_numbers(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
         return pc.multiply_checked(numbers, DAY).cast(kind)
     of: Any = unit or kind.unit
     if pat.is_timestamp(kind):
-        if not unit:
-            _within(numbers, of)
         return numbers.cast(pa.timestamp(of, kind.tz)).cast(kind)
     if pat.is_duration(kind):
         return numbers.cast(pa.duration(unit or "us")).cast(kind)
     if of in ("s", "ms"):
         return numbers.cast(pa.int32()).cast(pa.time32(of)).cast(kind)
     return numbers.cast(pa.time64(of)).cast(kind)
-
-
-def _within(numbers: pa.Array, unit: str) -> None:
-    """Raises `ValueError` for numbers outside of the years 1 to 9999: they are of a finer unit than declared."""
-    each = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
-    least, most = pc.min(numbers), pc.max(numbers)
-    if least.is_valid and not (YEARS[0] * each <= least.as_py() and most.as_py() < YEARS[1] * each):
-        raise ValueError("no calendar has it: its unit is another")
 
 
 def _of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:

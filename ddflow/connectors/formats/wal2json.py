@@ -26,7 +26,6 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.base import BadMessages, Target
@@ -43,7 +42,19 @@ from ddflow.connectors.formats.enveloped import (
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.mysql_feeds import coded
-from ddflow.connectors.formats.parse import QUOTED, TEXT, Bools, computed, objects, parsed, quoted
+from ddflow.connectors.formats.parse import (
+    LOOSE,
+    QUOTED,
+    TEXT,
+    WORDS,
+    Bools,
+    computed,
+    is_doubtful,
+    objects,
+    parsed,
+    quoted,
+    with_numbers,
+)
 from ddflow.connectors.formats.row_columns import Lists
 from ddflow.connectors.formats.sql_types import of_sql
 from ddflow.connectors.formats.whose import of_table
@@ -52,17 +63,18 @@ _CODES: Final = {
     **{"I": UPSERT, "U": UPSERT, "D": DELETE, "T": TRUNCATE, "B": NOTHING, "C": NOTHING, "M": NOTHING},
     **{"insert": UPSERT, "update": UPSERT, "delete": DELETE, "truncate": TRUNCATE, "message": NOTHING},
 }
-_CELL: Final = {"name": TEXT, "value": QUOTED}
+_VALUE: Final = r'[^{}]*"value"\s*:\s*'
+_OTHER: Final = r'"columnvalues"|"value"\s*:[^{}]*"name"'
+"""Of a message in which a value may be elsewhere: of version 1, or in another order."""
+_CELL: Final = {"name": TEXT, "value": LOOSE}
 _CHANGE: Final = {
-    **{"kind": TEXT, "schema": TEXT, "table": TEXT, "columnnames": [TEXT], "columnvalues": [QUOTED]},
-    "oldkeys": {"keynames": [TEXT], "keyvalues": [QUOTED]},
+    **{"kind": TEXT, "schema": TEXT, "table": TEXT, "columnnames": [TEXT], "columnvalues": [LOOSE]},
+    "oldkeys": {"keynames": [TEXT], "keyvalues": [LOOSE]},
 }
 _SHAPE: Final[dict[str, Any]] = {
     **{"action": TEXT, "schema": TEXT, "table": TEXT, "lsn": TEXT, "columns": [_CELL], "identity": [_CELL]},
     **{"nextlsn": TEXT, "change": [_CHANGE]},
 }
-_NUMBER: Final = r'"value":(-?[0-9][0-9.eE+-]*)'
-"""A bare number, as version 2 writes it; within a string there would be a backslash in front of a quote."""
 _NAMES: Final = tuple(
     f"to_json(json_extract(v, {quoted(path)}))::varchar" for path in ("$.columns[*].name", "$.change[*].columnnames")
 )
@@ -159,12 +171,8 @@ class Wal2Json(Enveloped):
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""
-        value = messages.value
-        exact = any(pat.is_decimal(each.type) and each.type.precision > 15 for each in target.columns)
-        texts = [each.name for each in target.columns if is_text(each.type)]
-        if is_text(value.type) and (exact or _changed_as_text(value, texts)):
-            value = pc.replace_substring_regex(value, _NUMBER, r'"value":"\1"')  # a reader of JSON keeps 15 digits
-        whole = opened(value, _SHAPE)
+        value, exact = messages.value, np.broadcast_to(messages.exact, messages.rows)
+        whole = opened(value, _SHAPE, exact)
         of, changes = _changes(whole)
         inner = whole.body.take(pa.array(of))
         one = np.asarray(changes.is_valid())
@@ -178,6 +186,7 @@ class Wal2Json(Enveloped):
         if now is None or had is None:
             codes[codes < NOTHING], now, had = UNKNOWN, now or _NONE, had or _NONE
         after, before, absent = {}, {}, dict[str, Bools]()
+        rounded = np.zeros(messages.rows, np.bool_)
         update = np.asarray(pc.is_in(told["kind"], pa.array(["U", "update"])))
         for field in target.columns:
             cells, there = now.cells(field.name, of.size)
@@ -186,9 +195,13 @@ class Wal2Json(Enveloped):
                 cells, unwritten = pc.if_else(pa.array(unwritten), old, cells), unwritten & ~known
             if unwritten.any():
                 absent[field.name] = unwritten
-            after[field.name], _ = objects(cells, shape_of(field.type))
+            after[field.name], _ = objects(cells, shape_of(field.type), exact[of])
+            rounded |= _find_rounded(cells, field, of, value, exact)
+        if rounded.any():
+            messages.exact = exact | rounded
+            return self.read(messages, target, bad)
         for name in (*target.key, *target.deciding):
-            before[name], _ = objects(had.cells(name, of.size)[0], shape_of(target.columns.field(name).type))
+            before[name], _ = objects(had.cells(name, of.size)[0], shape_of(target.columns.field(name).type), exact[of])
         parts = [pa.StructArray.from_arrays([*each.values()], names=[*each]) for each in (after, before)]
         inside = Inside(pa.StructArray.from_arrays(parts, names=["after", "before"]), whole.wrong[of], ())
         place = np.arange(of.size) - np.searchsorted(of, of)
@@ -205,12 +218,17 @@ class Wal2Json(Enveloped):
 _NONE: Final = Named(np.empty(0, np.int64), pa.array([], pa.string()), pa.array([], pa.string()))
 
 
-def _changed_as_text(value: pa.Array, names: Sequence[str]) -> bool:
-    """Whether columns that are read as text hold numbers whose text a reader of JSON changes: 1.10, 1e+300."""
-    kinds = ("numeric", "double", "real")
-    cells = (f'"name":{json.dumps(name, ensure_ascii=False)},"type":"{kind}' for name in names for kind in kinds)
-    there = " or ".join(f"contains(v, {quoted(cell)})" for cell in cells)
-    return bool(there) and pc.any(computed(value, there)).as_py() is True
+def _find_rounded(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, exact: Bools) -> Bools:
+    """Which messages, but those that are read exactly, have a number in a column that keeps digits, and may have lost
+    some.  ``of``: the message of each cell."""
+    kind = shape_of(field.type)
+    out: Bools = np.zeros(len(value), np.bool_)
+    out[of[is_doubtful(cells, kind, kind)]] = kind in (QUOTED, WORDS)
+    rows = np.flatnonzero(out & ~exact)
+    out &= False
+    if rows.size:
+        out[rows] = with_numbers(value.take(pa.array(rows)), kind, [field.name], _VALUE, _OTHER)
+    return out
 
 
 def _changes(whole: Inside) -> tuple[Ints, pa.Array]:

@@ -25,13 +25,16 @@ from ddflow.connectors.formats.base import BadMessages, Format, Target, Upserts
 from ddflow.connectors.formats.cells import CellForm, cells_as
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.parse import TEXT, objects, parsed
+from ddflow.connectors.formats.parse import TEXT, Bools, objects, parsed
 from ddflow.connectors.formats.plain import misfit
 from ddflow.connectors.formats.positions import POSITION, ROW, whole
 from ddflow.connectors.formats.row_columns import Path
 from ddflow.errors import SchemaMismatch, SpecError
 
 _LINE: Final = dict.fromkeys(("topic", "partition", "offset", "key", "payload"), TEXT)
+_USUAL: Final = r'"key"\s*:\s*("|null).*"payload"\s*:\s*("|null)'
+"""As kcat writes lines: it is found early."""
+_NESTED: Final = r'"(payload|key)"\s*:\s*[-0-9\[{]'
 _FEED: Final = ("_change_type", "_commit_version", "_commit_timestamp")
 _CHANGES: Final = ("insert", "update_postimage", "update_preimage", "delete")
 
@@ -67,7 +70,8 @@ class Kcat(Format):
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
-        read, wrong = objects(messages.value, _LINE)
+        value = messages.value
+        read, wrong = objects(value, _LINE, _is_nested(value))
         lines = {name: pc.struct_field(read, name) for name in _LINE}
         bad.mark(np.flatnonzero(wrong & ~bad.mask), "it is no JSON")
         lost = np.asarray(lines["offset"].is_null()) & ~bad.mask
@@ -77,6 +81,7 @@ class Kcat(Format):
         good = np.flatnonzero(~bad.mask)
         table = pa.table(inner).take(pa.array(good))
         within, found = Messages(table, messages.what, messages.first), BadMessages(good.size)
+        within.exact = np.broadcast_to(messages.exact, messages.rows)[good]
         made = self.of.upserts(within, target, found)
         for row, reason in found.reasons.items():
             bad.mark([good[row]], f"{within.place(row)}: {reason}")
@@ -108,6 +113,14 @@ class Kcat(Format):
     def __repr__(self) -> str:
         """As it is written."""
         return f"dd.formats.kcat({self.of!r})"
+
+
+def _is_nested(lines: pa.Array) -> Bools:
+    """Which lines have a key or payload that is no text: within one their quotes have backslashes.  O(bytes)."""
+    found: Bools = ~np.asarray(pc.fill_null(pc.match_substring_regex(lines, _USUAL), True))
+    rows = np.flatnonzero(found)
+    found[rows] = np.asarray(pc.match_substring_regex(lines.take(pa.array(rows)), _NESTED))
+    return found
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
