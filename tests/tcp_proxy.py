@@ -1,5 +1,6 @@
 """A proxy between a client and a server: it can cut a connection when the server has said something, and hang up.
 
+While it is ``frozen`` it takes connections and bytes, and passes none on, as a network does that has lost its way.
 ``seen`` looks at what the server sends, and gives what the client gets: other bytes, or None to cut there, so that the
 client never hears it.  A target that begins with ``/`` is a socket's path.
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -23,7 +25,7 @@ class Proxy:
     """``with Proxy(target) as proxy``: listens on ``proxy.port`` of 127.0.0.1."""
 
     def __init__(self, target: str | tuple[str, int], seen: Seen = lambda data: data) -> None:
-        self.target, self.seen, self.refuses = target, seen, False
+        self.target, self.seen, self.refuses, self.frozen = target, seen, False, False
         self.cuts = 0
         self._open: list[socket.socket] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -62,17 +64,18 @@ class Proxy:
                 client.close()
                 continue
             self._open += [client, server]
-            for two in ((client, server, None), (server, client, self)):
+            for two in ((client, server, self, False), (server, client, self, True)):
                 threading.Thread(target=_pass, args=two, daemon=True).start()
 
 
-def _pass(one: socket.socket, other: socket.socket, proxy: Proxy | None) -> None:
-    """What one sends, to the other."""
+def _pass(one: socket.socket, other: socket.socket, proxy: Proxy, back: bool) -> None:
+    """What one sends, to the other.  ``back``: whether that is the client."""
     with suppress(OSError):
         while data := one.recv(1 << 16):
-            told = data if proxy is None else proxy.seen(data)
+            while proxy.frozen:
+                time.sleep(0.02)
+            told = proxy.seen(data) if back else data
             if told is None:
-                assert proxy is not None
                 proxy.cuts += 1
                 break
             other.sendall(told)

@@ -18,8 +18,9 @@ for a server that lets nobody in any more (`SourceNotLetIn`, `SinkNotLetIn`).
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -27,6 +28,10 @@ from ddflow.errors import SinkRefused, UnreadableInput
 from ddflow.metrics import Look
 
 Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
+
+
+BREAKS: Final[ContextVar[list[Callable[[], object]] | None]] = ContextVar("BREAKS", default=None)
+"""Takes, while a connector is asked, how to break off each connection that it opens.  Called from another thread."""
 
 
 class SourceNotLetIn(UnreadableInput):

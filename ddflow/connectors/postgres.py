@@ -14,7 +14,9 @@ No password is in what is shown of a declaration, in a message, or in a manifest
 import io
 import os
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -27,7 +29,16 @@ import pyarrow.csv as csv
 import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean, quoted
-from ddflow.connectors.attached import Mode, OpenSink, SinkNotLetIn, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.attached import (
+    BREAKS,
+    Mode,
+    OpenSink,
+    SinkNotLetIn,
+    TableChanges,
+    TableShape,
+    TableSink,
+    TargetRecord,
+)
 from ddflow.connectors.in_place import InPlaceTable, Match
 from ddflow.connectors.sql_table import as_text, no_records
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
@@ -48,6 +59,8 @@ NETWORK: Final = {
     "tcp_user_timeout": 30_000,
 }
 """How soon a server that is gone is noticed, unless the address says otherwise.  As libpq calls it."""
+HEARD: Final = 2.0
+"""Seconds for a server to hear that a statement is cancelled."""
 SESSION: Final = {
     "client_encoding": "UTF8",
     "datestyle": "ISO, MDY",
@@ -143,13 +156,24 @@ def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType(
     ``how``: as psycopg takes it.  Raises `SpecError`, and what psycopg raises.
     """
     given = {name: value for name, value in NETWORK.items() if f"PG{name.upper()}" not in os.environ}
-    connection = driver().connect(**{**given, **address(url, what)}, autocommit=True, **how)
+    connection = driver().connect(**{**given, **address(url, what), **how}, autocommit=True)
+    if (breaks := BREAKS.get()) is not None:
+        breaks.append(partial(break_off, connection))
     with on_failure(connection.close):
         # One statement without values, because a connection of replication takes no other.
         pairs = ", ".join(f"('{name}', '{value}')" for name, value in {**SESSION, **settings}.items())
         known = f"(values {pairs}) wanted(name, value) join pg_catalog.pg_settings s on lower(s.name) = wanted.name"
         connection.execute(f"select pg_catalog.set_config(wanted.name, wanted.value, false) from {known}")
     return connection
+
+
+def break_off(connection: Any) -> None:
+    """Let a statement fail at once.  The server is asked, but may not hear of it, so the connection ends as well."""
+    if not connection.closed:
+        with suppress(Exception):
+            connection.cancel_safe(timeout=HEARD)
+        with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as own:
+            own.shutdown(socket.SHUT_RDWR)
 
 
 def shown(url: str) -> str:
@@ -325,8 +349,8 @@ class PostgresTable(InPlaceTable):
                 self.execute(f"analyze {quoted(self.table)} ({', '.join(map(quoted, self.shape.key))})")
 
     def cancel(self) -> None:
-        """Ask the server, over a connection of its own."""
-        self.connection.cancel_safe(timeout=5)
+        """See `break_off`."""
+        break_off(self.connection)
 
     def read(self) -> pa.Table:
         """All rows."""

@@ -240,16 +240,18 @@ def worded(asked: str) -> Iterator[None]:
     of = psycopg.errors
     remedies = {
         of.InsufficientPrivilege: "let it: alter role ... replication; grant select on the table to ...",
-        of.ObjectNotInPrerequisiteState: "set wal_level to logical, and start the server again",
         of.ConfigurationLimitExceeded: "raise max_replication_slots, or drop a slot",
         of.UndefinedFile: "install wal2json on the server: apt install postgresql-15-wal2json, or of its version",
-        of.InvalidParameterValue: "install wal2json 2.0 or later on the server",
         of.UndefinedObject: "it was dropped: begin a new state, with a new copy",
     }
     try:
         yield
     except psycopg.Error as error:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, of.ObjectNotInPrerequisiteState) and "wal_level" in said:
+            raise UnreadableInput(asked, said, "set wal_level to logical, and start the server again") from None
+        if isinstance(error, of.InvalidParameterValue) and re.search(r"\boption\b", said):
+            raise UnreadableInput(asked, said, "install wal2json 2.0 or later on the server") from None
         for kind, remedy in remedies.items():
             if isinstance(error, kind):
                 raise UnreadableInput(asked, said, remedy) from None

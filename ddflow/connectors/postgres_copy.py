@@ -44,7 +44,8 @@ def begun(connection: Any, holder: Any, slot: str, lasting: bool = True) -> Begu
     psycopg = driver()
     (since,) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
     how = "LOGICAL" if lasting else "TEMPORARY LOGICAL"
-    made = holder.pgconn.exec_(f'CREATE_REPLICATION_SLOT "{slot}" {how} wal2json EXPORT_SNAPSHOT'.encode())
+    holder.pgconn.send_query(f'CREATE_REPLICATION_SLOT "{slot}" {how} wal2json EXPORT_SNAPSHOT'.encode())
+    (made,) = holder.wait(psycopg.generators.execute(holder.pgconn))  # in Python, where signals are heard
     if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
         raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
             made.error_message.decode()

@@ -20,9 +20,11 @@ _LOG: Final = logging.getLogger("ddflow")
 COPYING: Final = "_copying"
 LONGEST: Final = 63 - len(COPYING)
 """Characters that a name may have."""
-_SLOTS: Final = (
-    "select slot_name, active, confirmed_flush_lsn::text from pg_replication_slots where slot_name = any(%s)"
-)
+_SLOTS: Final = """
+    select slot_name, active, confirmed_flush_lsn::text, coalesce(to_jsonb(s) ->> 'wal_status', '') = 'lost'
+    from pg_replication_slots s where slot_name = any(%s)"""
+LOST: Final = "the server removed the log that the slot had unread"
+RAISE: Final = "raise max_slot_wal_keep_size on the server, or -1 for no limit"
 
 
 class OwnSlot:
@@ -36,10 +38,10 @@ class OwnSlot:
         """Its name while rows are copied."""
         return self.name + COPYING
 
-    def there(self) -> dict[str, tuple[bool, int]]:
-        """Of both names that are there: whether it is in use, and how far it was read."""
+    def there(self) -> dict[str, tuple[bool, int, bool]]:
+        """Of both names that are there: whether it is in use, how far it was read, and whether its log is lost."""
         found = self.connection.execute(_SLOTS, [[self.name, self.copying]]).fetchall()
-        return {name: (used, place(at)) for name, used, at in found}
+        return {name: (used, place(at), lost) for name, used, at, lost in found}
 
     def make_way(self) -> None:
         """Drop what a dead copy left.  Raises `UnreadableInput` where a slot has the name."""
@@ -52,12 +54,15 @@ class OwnSlot:
             self.connection.execute("select pg_drop_replication_slot(%s)", [self.copying])
 
     def resume(self, at: int) -> None:
-        """Go on behind a place.  Raises `SourceChanged` where the slot is gone, or was moved on by others."""
+        """Go on behind a place.  Raises `SourceChanged` if the slot is gone, lost its log, or was moved by others."""
         slots = self.there()
         found = slots.get(self.name) or slots.get(self.copying)
         remedy = f"what changed since then is lost here: {ANEW}"
         if found is None:
             raise SourceChanged(self.asked, "there is no such slot any more", remedy)
+        if found[2]:
+            drop = f"select pg_drop_replication_slot('{self.name}')"
+            raise SourceChanged(self.asked, LOST, f"{remedy}, and drop this slot: {drop}; {RAISE}")
         if found[1] > at:
             said = f"it was moved on to {text_of(found[1])}, and the state has what came before {text_of(at)}"
             raise SourceChanged(self.asked, said, remedy)

@@ -247,7 +247,7 @@ class Slot(OpenSource):
                 each.close()
         self._holder = None
         if copying:
-            with suppress(Exception), connect(self.of.url, self.asked, READS) as again:
+            with suppress(Exception), connect(self.of.url, self.asked, READS, connect_timeout=3) as again:
                 again.execute("select pg_drop_replication_slot(%s)", [self.of.slot + COPYING])
 
     def _now(self) -> int:

@@ -45,7 +45,8 @@ from ddflow.connectors.table_shape import OTHER_MODE, vanished
 from ddflow.engine.attachable import shape_of
 from ddflow.engine.differing import Synced, told
 from ddflow.engine.kept_epochs import KeptEpochs
-from ddflow.engine.trying import Trying
+from ddflow.engine.signals import insisting
+from ddflow.engine.trying import LASTS, Trying
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 from ddflow.metrics import Look
 from ddflow.operators.updates import time_column
@@ -252,15 +253,17 @@ class Delivery:
             return False
         began = monotonic()
         try:
-            if self._table is None:
-                self.resume()
-            if not self._made and self.epochs.epoch:
-                self.table.prepare()
-                self._made = True
+            with self.trying.lasting("has not answered"):
+                if self._table is None:
+                    self.resume()
+                if not self._made and self.epochs.epoch:
+                    self.table.prepare()
+                    self._made = True
             for receipt in self.epochs.kept(self.at):
                 self._give(receipt)
                 self.at = receipt.epoch
                 self._acknowledge()
+                self.trying.answered(now)
         except (SinkFailed, SinkNotLetIn) as error:
             self.trying.failed(error, now, monotonic() - began)
             with suppress(SinkFailed):
@@ -297,7 +300,11 @@ class Delivery:
 
     def _write(self, made: TableChanges, epoch: int) -> None:
         new = self._record(epoch)
-        with self.trying.lasting(f"has been writing epoch {epoch}", self.table.cancel):
+        with (
+            self.trying.lasting(f"has been writing epoch {epoch}", self.table.cancel),
+            insisting(self.trying.remind, LASTS, LASTS) as begin,
+        ):
+            begin()
             self.table.write(made, new, self.before)
         self.before = new
 

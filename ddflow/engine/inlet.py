@@ -15,6 +15,7 @@ tells its type waits for one: until then it is null either way.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from time import monotonic, time
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -125,7 +126,8 @@ class Inlet:
         """What is there and was not taken; within an answer of the source, what it said before."""
         known, now = None, time()
         if self._source is not None and not self.within and not self.news:
-            known = self._source.lag()
+            with self._asking():
+                known = self._source.lag()
             reached = now if known == 0 else self._source.reached
             self._lag = self._lag if known is None else known
             # An old row in a source that was read to its end makes the rest no older.
@@ -149,18 +151,20 @@ class Inlet:
         if self.news or not self.trying.due(now):
             return None
         try:
-            if self._source is None:
-                self._source = self.of.open(self.schemas, self.position)
-                self._source.declared(self.new)
-                self._source.keyed(self.keys, [name for name in self.keys if self.bounds[name].spec.time is None])
-                self.on_open()
-            found = self._source.poll(room)
+            with self._asking():
+                if self._source is None:
+                    self._source = self.of.open(self.schemas, self.position)
+                    self._source.declared(self.new)
+                    self._source.keyed(self.keys, [name for name in self.keys if self.bounds[name].spec.time is None])
+                    self.on_open()
+                found = self._source.poll(room)
         except (SourceFailed, SourceNotLetIn) as error:
             self.trying.failed(error, now, monotonic() - now)
             self._drop()
             self.close()
             return None
-        self.trying.answered(now)
+        # What no epoch may end behind is read again when the rest of it fails.
+        self.trying.answered(now, whole=found is None or found.position is not None)
         if found is not None:
             self.heard = now
             self._look(found)
@@ -238,7 +242,8 @@ class Inlet:
         """What was taken is committed."""
         self.taken, self.committed, self.gathered = [], self.position, rows_of(self._open)
         if self._source is not None:
-            self._source.acknowledge(self.committed)
+            with self._asking():
+                self._source.acknowledge(self.committed)
 
     def _drop(self) -> None:
         """Forget the rows behind which no epoch may end: they are read again."""
@@ -247,8 +252,13 @@ class Inlet:
     def close(self) -> None:
         """Let go of the source."""
         if self._source is not None:
-            self._source.close()
+            with self._asking():
+                self._source.close()
             self._source = None
+
+    def _asking(self) -> AbstractContextManager[None]:
+        """Let the run notice, and end, what lasts."""
+        return self.trying.lasting("has not answered")
 
 
 def rows_of(polled: Iterable[Polled]) -> int:

@@ -42,12 +42,14 @@ from ddflow.engine.run_options import RunOptions
 from ddflow.engine.run_report import RunReport
 from ddflow.engine.signals import insisting, on_signal
 from ddflow.engine.step_time import check_counted
+from ddflow.engine.trying import LASTS
 from ddflow.errors import DdflowError
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
 
-GRACE: Final = 10.0
-"""Seconds from a signal until writes of sinks are cancelled."""
+GRACE: Final = (2.0, 7.0)
+"""Seconds from a signal until what sources are asked is cancelled, and writes of sinks are: some 3 s before the run has
+ended, because a server may not hear of it."""
 MANY: Final = 1 << 17
 """Rows whose step takes so long that the line says it before."""
 
@@ -120,7 +122,9 @@ class RunLoop:
         self._began = began
         with ExitStack() as stack:
             stack.enter_context(self._commits())
-            cancel = stack.enter_context(insisting(self.outlets.cancel, GRACE))
+            cancels = zip((self._cancel_sources, self.outlets.cancel), GRACE, strict=True)
+            cancel = [stack.enter_context(insisting(*each)) for each in cancels]
+            stack.enter_context(insisting(self._remind, LASTS / 6, LASTS / 6))()
             stack.enter_context(on_signal(lambda number: self._signalled(cancel)))
             for close in (*(each.close for each in self.inlets), self.outlets.close):
                 stack.callback(close)
@@ -183,9 +187,20 @@ class RunLoop:
                 error.remedy = located(error.remedy, self.log.manifest_log.store.where, name, fixed)
             raise
 
-    def _signalled(self, cancel: Callable[[], None]) -> None:
+    def _signalled(self, cancel: Iterable[Callable[[], None]]) -> None:
         self._stop = "signal"
-        cancel()
+        for each in cancel:
+            each()
+
+    def _cancel_sources(self) -> None:
+        """Let calls of sources that last fail; what they were to give is read by the next run."""
+        for each in self.inlets:
+            each.trying.cancel()
+
+    def _remind(self) -> None:
+        """Let the log say which sources do not answer."""
+        for each in self.inlets:
+            each.trying.remind()
 
     def _gather(self, began: float, ends: float | None) -> None:
         """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""

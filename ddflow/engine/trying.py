@@ -1,10 +1,11 @@
 """Trying: what may fail for a while, tried again with growing pauses, until it has failed for too long.
 
 Invariant: a source and a sink wait alike. The log says that something fails, at growing intervals that it still does,
-and once that it answers again, a line each, and that a write lasts. Each pause is twice the one before, up to a few
-seconds in the first minutes, so that what is back is soon seen, and up to more later. A pause is no shorter than the
-attempt before it, as long as that is in bounds, because nothing else goes on within an attempt. It keeps no clock: the
-caller says what time it is, in seconds.
+and once that it answers again, a line each, and that an answer lasts. An outage ends with an answer that is kept: a
+first copy that begins and fails is one outage, however often. Each pause is twice the one before, up to a few seconds
+in the first minutes, so that what is back is soon seen, and up to more later. A pause is no shorter than the attempt
+before it, as long as that is in bounds, because nothing else goes on within an attempt. It keeps no clock: the caller
+says what time it is, in seconds.
 
 >>> trying = Trying("the sink of 'people'")
 >>> trying.failed(SinkFailed("write", "it is away", "wait"), now=0.0)
@@ -21,12 +22,12 @@ True
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from math import ceil
-from threading import Event, Thread
 from time import monotonic
 from typing import Final
 
-from ddflow.connectors.attached import SinkNotLetIn, SourceNotLetIn
+from ddflow.connectors.attached import BREAKS, SinkNotLetIn, SourceNotLetIn
 from ddflow.errors import SinkFailed, SourceFailed
 from ddflow.metrics import LOG
 
@@ -37,6 +38,18 @@ SOON: Final = 300.0
 Failure = SourceFailed | SinkFailed | SourceNotLetIn | SinkNotLetIn
 REMINDERS: Final = (5.0, 60.0)
 """Seconds before the log repeats that it fails, and at most before it does again."""
+LASTS: Final = 30.0
+"""Seconds before the log says that an answer lasts; it does again whenever that has lasted twice as long."""
+
+
+@dataclass
+class Asked:
+    """A call that may last: what it ``does``, how it is ended, when it ``began``, and after how long it is ``told``."""
+
+    does: str
+    cancel: Callable[[], object]
+    began: float = field(default_factory=monotonic)
+    told: float = field(default_factory=lambda: LASTS)
 
 
 class Trying:
@@ -45,14 +58,14 @@ class Trying:
     def __init__(self, what: str) -> None:
         self.what = what
         self.failing: Failure | None = None
-        self._reached = False
-        self._cancel: Callable[[], None] | None = None
-        self._cancelled = False
+        self._reached = self._out = self._cancelled = False
+        self._asked: Asked | None = None
+        self._breaks = list[Callable[[], object]]()
         self._since = self._again = self._pause = self._said = self._silence = 0.0
 
     def due(self, now: float) -> bool:
-        """Whether it is not to wait."""
-        return self.failing is None or now >= self._again
+        """Whether it is not to wait; of what was cancelled never."""
+        return not self._cancelled and (self.failing is None or now >= self._again)
 
     def said(self, now: float) -> str:
         """When it is tried again and what fails, for a line that may be cut; "" where nothing does."""
@@ -69,11 +82,12 @@ class Trying:
         """
         if isinstance(error, SourceNotLetIn | SinkNotLetIn) and not self._reached:
             raise error
+        self._breaks.clear()
         if self._cancelled:
             return
-        if self.failing is None:
+        if not self._out:
             LOG.warning("%s fails, and is tried again: %s", self.what, _line(error))
-            self._since, self._pause = now, PAUSES[0]
+            self._since, self._pause, self._out = now, PAUSES[0], True
             self._said, self._silence = now, REMINDERS[0]
         else:
             self._pause = min(2 * self._pause, PAUSES[1 if now - self._since < SOON else 2])
@@ -84,11 +98,11 @@ class Trying:
             LOG.warning("%s still fails, after %.0f s, tried again in %s: %s", self.what, fails, again, _line(error))
             self._said, self._silence = now, min(2 * self._silence, REMINDERS[1])
 
-    def answered(self, now: float) -> None:
-        """Note that it did not fail."""
-        if self.failing is not None:
+    def answered(self, now: float, *, whole: bool = True) -> None:
+        """Note that it did not fail.  ``whole``: whether a failure from now on is another outage."""
+        if self._out and whole:
             LOG.warning("%s answers again, after %.0f s", self.what, now - self._since)
-        self.failing, self._reached = None, True
+        self.failing, self._reached, self._out = None, True, self._out and not whole
 
     def give_up(self, now: float, patience: float | None) -> None:
         """Raise what has failed for longer than ``patience``; None: never."""
@@ -96,42 +110,32 @@ class Trying:
             raise self.failing
 
     @contextmanager
-    def lasting(self, does: str, cancel: Callable[[], None]) -> Iterator[None]:
-        """Let `cancel` end what the block does, and the log say that it ``does`` it still."""
-        self._cancel = cancel
+    def lasting(self, does: str, cancel: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """Let `cancel` end what the block asks, and `remind` say that it ``does`` so."""
+        before, self._asked = self._asked, Asked(does, cancel)
+        token = BREAKS.set(self._breaks)
         try:
-            with reminding(f"{self.what} {does}"):
-                yield
+            yield
         finally:
-            self._cancel = None
+            BREAKS.reset(token)
+            self._asked = before
+
+    def remind(self) -> None:
+        """Let the log say what lasts, where that is due.  From another thread."""
+        if (asked := self._asked) is not None and (lasted := monotonic() - asked.began) >= asked.told:
+            LOG.warning("%s %s for %.0f s", self.what, asked.does, lasted)
+            asked.told *= 2
 
     def cancel(self) -> None:
         """End what lasts, if it can be ended, because a run ends.  From another thread; it is no harm where it has just
         ended, or again."""
-        if (cancel := self._cancel) is not None:
+        if (asked := self._asked) is not None:
             if not self._cancelled:
-                LOG.warning("%s lasts, and is cancelled: the run was to end, and the next one writes it", self.what)
+                LOG.warning("%s lasts, and is cancelled: the run was to end, and the next one goes on", self.what)
             self._cancelled = True
-            with suppress(Exception):  # as of a connection that is closed by now
-                cancel()
-
-
-@contextmanager
-def reminding(what: str, begins: float = 30.0) -> Iterator[None]:
-    """Let the log say that something lasts, after ``begins`` seconds and whenever it has lasted twice as long."""
-    over, began = Event(), monotonic()
-
-    def remind() -> None:
-        pause = begins
-        while not over.wait(began + pause - monotonic()):
-            LOG.warning("%s for %.0f s", what, monotonic() - began)
-            pause *= 2
-
-    Thread(target=remind, daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
+            for each in (*self._breaks, asked.cancel):
+                with suppress(Exception):  # as of a connection that is closed by now
+                    each()
 
 
 def _line(error: Exception) -> str:

@@ -293,7 +293,7 @@ def test_a_table_that_others_lock_is_a_sink_that_fails_until_they_do_not(
 def test_a_write_that_lasts_is_cancelled_behind_a_signal_and_done_by_the_next_run(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ddflow.engine.run, "GRACE", 0.2)
+    monkeypatch.setattr(ddflow.engine.run, "GRACE", (0.2, 0.2))
     sinks = {"orders": dd.sinks.postgres(server.url, "orders")}
     land(tmp_path / "in", "1.csv", FIRST)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,8 +16,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 from postgres_server import Server
+from tcp_proxy import Proxy
 
 import ddflow as dd
+from ddflow.errors import SourceChanged, SourceFailed
 
 SET = {
     "extra_float_digits": "-15",
@@ -121,3 +128,153 @@ def test_settings_of_role_and_database_change_neither_copy_nor_changes_nor_what_
         f"c.{name}::{kind.removesuffix(' primary key')} = t.{name}" for name, (kind, _) in KINDS.items()
     )
     assert ask(server, f"select count(*) from t join copy c on {same}", database="odd") == [(2,)]
+
+
+def through(server: Server, proxy: Proxy) -> str:
+    """The address of a server behind a proxy."""
+    return f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?sslmode=disable"
+
+
+@contextmanager
+def ended(after: float) -> Iterator[list[float]]:
+    """Send SIGTERM after so many seconds, and see that the block ends."""
+    took, timer = list[float](), threading.Timer(after, os.kill, (os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # where the run is over by then
+    timer.start()
+    began = time.monotonic()
+    try:
+        yield took
+    finally:
+        timer.join()
+        signal.signal(signal.SIGTERM, before)
+    took.append(time.monotonic() - began - after)
+    assert took[0] < 30  # some 9 of a quiet machine, and all the time otherwise
+
+
+@pytest.fixture
+def emptied(server: Server) -> Server:
+    """One without tables and slots."""
+    ask(server, "drop schema public cascade", "create schema public", "create table t (id int primary key, n int)")
+    ask(server, "select pg_terminate_backend(active_pid) from pg_replication_slots where active")
+    ask(server, "select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
+    return server
+
+
+NUMBERS = {"id": pa.int64(), "n": pa.int64()}
+
+
+def test_a_source_behind_a_network_that_went_silent_is_warned_of_and_lets_a_run_end(
+    emptied: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("trying", "run"):
+        monkeypatch.setattr(f"ddflow.engine.{module}.LASTS", 0.3)
+    ask(emptied, "insert into t values (1, 1)")
+    with Proxy(f"{emptied.place}/.s.PGSQL.5432") as proxy, flow(NUMBERS).open(tmp_path / "state") as engine:
+        given = {"t": dd.sources.postgres(through(emptied, proxy), "t", slot="silent", follow=True)}
+        threading.Timer(1.0, setattr, (proxy, "frozen", True)).start()
+        with ended(2.5):
+            assert engine.run(given).stopped == "signal"
+        assert "the source 't' has not answered for" in caplog.text
+        assert "the source 't' lasts, and is cancelled" in caplog.text
+        proxy.frozen = False
+        proxy.hang_up()
+        ask(emptied, "insert into t values (2, 2)")
+        given = {"t": dd.sources.postgres(emptied.url, "t", slot="silent")}
+        engine.run(given)
+        assert engine.read("rows").num_rows == 2
+
+
+def test_a_first_copy_that_waits_for_open_transactions_lets_a_run_end(emptied: Server, tmp_path: Path) -> None:
+    with psycopg.connect(emptied.url) as other, flow(NUMBERS).open(tmp_path / "state") as engine:
+        other.execute("insert into t values (1, 1)")
+        with ended(1.0):
+            done = engine.run({"t": dd.sources.postgres(emptied.url, "t", slot="waits")})
+            assert (done.stopped, done.epochs) == ("signal", 0)
+    assert ask(emptied, "select slot_name from pg_replication_slots") == []
+
+
+@pytest.mark.parametrize("when", ["connecting", "asking", "writing"])
+def test_a_sink_behind_a_network_that_went_silent_lets_a_run_end(emptied: Server, tmp_path: Path, when: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.csv").write_text("id,n\n1,1\n")
+    made = dd.Flow()
+    made.output("rows", made.upserts("t", {"id": int, "n": int}, dd.Upsert(key="id")))
+
+    words = {"connecting": b"S", "asking": b"set_config", "writing": b"COPY"}
+
+    def seen(data: bytes) -> bytes:
+        proxy.frozen = words[when] in data
+        return data
+
+    with Proxy(f"{emptied.place}/.s.PGSQL.5432", seen) as proxy, made.open(tmp_path / "state") as engine:
+        files = dd.sources.files(tmp_path / "in" / "*.csv", follow=True, settle="10ms")
+        with ended(2.0):
+            done = engine.run({"t": files}, {"rows": dd.sinks.postgres(through(emptied, proxy), "copy")})
+            assert done.stopped == "signal"
+        proxy.frozen, proxy.seen = False, lambda data: data
+        proxy.hang_up()
+        files = dd.sources.files(tmp_path / "in" / "*.csv")
+        engine.run({"t": files}, {"rows": dd.sinks.postgres(emptied.url, "copy")})
+    assert ask(emptied, "select id, n from copy") == [(1, 1)]
+
+
+def test_a_slot_that_lost_its_log_is_a_source_that_changed(tmp_path: Path) -> None:
+    with Server() as server, flow(NUMBERS).open(tmp_path / "state") as engine:
+        ask(server, "create table t (id int primary key, n int)", "insert into t values (1, 1)")
+        given = {"t": dd.sources.postgres(server.url, "t", slot="lost")}
+        engine.run(given)
+        ask(server, "alter system set max_slot_wal_keep_size = '1MB'", "select pg_reload_conf()")
+        for _ in range(4):
+            ask(server, "create table x as select 1", "drop table x", "select pg_switch_wal()", "checkpoint")
+        assert ask(server, "select wal_status from pg_replication_slots") == [("lost",)]
+        with pytest.raises(SourceChanged, match=r"removed the log .*drop this slot.*max_slot_wal_keep_size"):
+            engine.run(given)
+
+
+def test_a_slot_that_loses_its_log_within_a_run_ends_it(tmp_path: Path) -> None:
+    with Server() as server, flow(NUMBERS).open(tmp_path / "state") as engine:
+        ask(server, "create table t (id int primary key, n int)", "insert into t values (1, 1)")
+        ask(server, "alter system set max_slot_wal_keep_size = '1MB'", "select pg_reload_conf()")
+        opened = dd.sources.postgres(server.url, "t", slot="lost", follow=True)
+        schema = engine.dataflow.admissions["t"].bound.schema
+        source, came = opened.open({"t": schema}, None), None
+        while came is None or came.position is None:
+            came = source.poll(1 << 20)
+        source.acknowledge(came.position)
+        for _ in range(4):
+            ask(server, "create table x as select 1", "drop table x", "select pg_switch_wal()", "checkpoint")
+        with pytest.raises(SourceFailed):  # after which it is opened again
+            source.poll(1 << 20)
+        source.close()
+        with pytest.raises(SourceChanged, match="removed the log"):
+            opened.open({"t": schema}, came.position)
+
+
+def test_a_first_copy_that_fails_half_way_each_time_is_given_up_in_time(
+    emptied: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each attempt gives rows before it fails, so that each is an answer."""
+    ask(emptied, "create table wide (id int primary key, v text)")
+    ask(emptied, "insert into wide select n, repeat('x', 1000) from generate_series(1, 12000) n")
+    passed = 0
+
+    def seen(data: bytes) -> bytes | None:
+        nonlocal passed
+        passed += len(data)
+        return None if passed > 9 << 20 else data
+
+    made, cuts = flow({"id": pa.int64(), "v": pa.string()}), 0
+    with Proxy(f"{emptied.place}/.s.PGSQL.5432", seen) as proxy, made.open(tmp_path / "state") as engine:
+
+        def attempt() -> None:
+            nonlocal passed, cuts
+            if proxy.cuts > cuts:
+                passed, cuts = 0, proxy.cuts
+
+        source = dd.sources.postgres(through(emptied, proxy), "wide", slot="half")
+        opened = type(source).open
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(source), "open", lambda *given: (attempt(), opened(*given))[1])
+            with pytest.raises(SourceFailed):
+                engine.run({"t": source}, give_up_after="2s")
+        assert proxy.cuts > 2 and "answers again" not in caplog.text

@@ -18,7 +18,8 @@ import pytest
 
 import ddflow as dd
 from ddflow.connectors.attached import OpenSource, Polled, Source
-from ddflow.engine.trying import reminding
+from ddflow.engine.signals import insisting
+from ddflow.engine.trying import Trying
 from ddflow.errors import SourceFailed
 from ddflow.exporters.figures import FIGURES
 from ddflow.metrics import SourceLag
@@ -256,8 +257,11 @@ def test_an_epoch_is_shown_as_waiting_while_a_sink_takes_it(tmp_path: Path) -> N
     assert 1 in lags and lags[-1] == 0
 
 
-def test_the_log_says_that_a_write_lasts(caplog: pytest.LogCaptureFixture) -> None:
-    with reminding("the sink of 'rows' has been writing epoch 7", 0.05):
+def test_the_log_says_that_a_write_lasts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddflow.engine.trying.LASTS", 0.05)
+    trying = Trying("the sink of 'rows'")
+    with insisting(trying.remind, 0.05, 0.05) as begin, trying.lasting("has been writing epoch 7"):
+        begin()
         time.sleep(0.5)
     said = [each.getMessage() for each in caplog.records]
     assert said and all(re.fullmatch(r"the sink of 'rows' has been writing epoch 7 for \d s", each) for each in said)

@@ -43,7 +43,7 @@ def test_what_is_cancelled_has_not_failed(caplog: pytest.LogCaptureFixture) -> N
     trying.failed(SinkFailed("write", "canceling statement due to user request", "see to the target"), 0.0)
     trying.give_up(9.0, 1.0)
     (said,) = caplog.messages
-    assert said == "the sink of 'people' lasts, and is cancelled: the run was to end, and the next one writes it"
+    assert said == "the sink of 'people' lasts, and is cancelled: the run was to end, and the next one goes on"
 
 
 def test_what_is_back_is_soon_seen_and_a_slow_attempt_leaves_time_for_the_rest() -> None:
