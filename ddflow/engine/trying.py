@@ -43,7 +43,7 @@ LASTS: Final = 30.0
 
 
 @dataclass
-class Asked:
+class LastingCall:
     """A call that may last: what it ``does``, how it is ended, when it ``began``, and after how long it is ``told``."""
 
     does: str
@@ -59,7 +59,7 @@ class Trying:
         self.what = what
         self.failing: Failure | None = None
         self._reached = self._out = self._cancelled = False
-        self._asked: Asked | None = None
+        self._asked: LastingCall | None = None
         self._breaks = list[Callable[[], object]]()
         self._since = self._again = self._pause = self._said = self._silence = 0.0
 
@@ -112,7 +112,7 @@ class Trying:
     @contextmanager
     def lasting(self, does: str, cancel: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Let `cancel` end what the block asks, and `remind` say that it ``does`` so."""
-        before, self._asked = self._asked, Asked(does, cancel)
+        before, self._asked = self._asked, LastingCall(does, cancel)
         token = BREAKS.set(self._breaks)
         try:
             yield
