@@ -11,6 +11,7 @@ Traceback (most recent call last):
 ddflow.errors.SpecError: an upsert spec: seq= is ['id']; name one column, as text
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any, Final
@@ -24,6 +25,7 @@ DELETED: Final = "_deleted"
 TIMES: Final = "_times"
 """The column of multiplicities, beside a row's where these are held."""
 RESERVED = (TIME, DIFF)
+_QUOTED: Final = r'"(?:[^"]|"")+"'
 
 
 def quoted(name: str) -> str:
@@ -33,6 +35,23 @@ def quoted(name: str) -> str:
     '"a""b"'
     """
     return '"' + name.replace('"', '""') + '"'
+
+
+def split_qualified(text: str) -> tuple[str | None, str]:
+    """Return the schema, None without one, and the name of a table as people write it.
+
+    The last dot outside of quotes divides them.  Names with dots may be quoted as in SQL.
+
+    >>> split_qualified("orders"), split_qualified("my.shop.orders"), split_qualified('shop."a.""b"')
+    ((None, 'orders'), ('my.shop', 'orders'), ('shop', 'a."b'))
+    """
+    found = re.fullmatch(rf'(?:({_QUOTED}|[^"]+)\.)?({_QUOTED}|[^."]*)', text)
+    schema, name = text.rpartition(".")[::2] if found is None else found.groups()
+    return _unquoted(schema) if schema else None, _unquoted(name)
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace('""', '"') if re.fullmatch(_QUOTED, name) else name
 
 
 def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from ddflow.connectors.attached import (
 )
 from ddflow.connectors.in_place import InPlaceTable, Match
 from ddflow.connectors.sql_table import as_text, no_records
+from ddflow.connectors.table_shape import refused
 from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
 from ddflow.storage.address import check_encoded
 from ddflow.storage.closing import on_failure
@@ -77,13 +78,15 @@ SESSION: Final = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
+    "row_security": "off",  # Postgres refuses to read then, instead of hiding rows
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
 """Settings of every session, whatever role and database say: the form of texts, and time for what lasts."""
-READS: Final = {"lock_timeout": "0", "search_path": "public"}
-"""Those of a session that reads, too: a slot waits for the transactions that are open."""
+READS: Final = {"lock_timeout": "0", "search_path": "public", "client_min_messages": "warning"}
+"""Those of a session that reads, too: a slot waits for the transactions that are open, and wal2json warns of changes
+that it leaves out."""
 NOT_DISTINCT: Final = 15_00_00
 """The first version whose unique indexes can take null for equal to null."""
 LOCKED: Final = (
@@ -143,7 +146,7 @@ def address(url: str, what: str) -> dict[str, Any]:
     # Raised behind the block, because the driver's error repeats the address.
     found, remedy = "its address is none of Postgres", "write postgresql://USER@HOST:PORT/DATABASE"
     option = re.fullmatch(r'invalid URI query parameter: "(\w+)"', said)
-    known = ["slot", *(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())]
+    known = ["slot", "recopy", *(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())]
     # What is like no option may be of a password that has a slash.
     if option is not None and (near := get_close_matches(option[1], known, 3, 0.75)):
         found, remedy = f"its address has an unknown option {option[1]!r}", did_you_mean(option[1], near)
@@ -245,6 +248,7 @@ class PostgresTable(InPlaceTable):
     """A table of Postgres."""
 
     staged = " on commit delete rows"
+    index = ""
 
     def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
         of = driver()
@@ -253,6 +257,21 @@ class PostgresTable(InPlaceTable):
         type(self).refusals = (of.IntegrityError, of.ProgrammingError, of.DataError, of.NotSupportedError)
         super().__init__(connection, table, shape, place)
         self.unique = " nulls not distinct" if connection.info.server_version >= NOT_DISTINCT else None
+
+    def holds(self) -> None:
+        """See `SqlTable.holds`.  Postgres would cut a long name, and then miss it in the next epoch."""
+        super().holds()
+        with self.talking("ask"):
+            names = [self.table, *self.shape.schema.names]
+            cut = self.execute("select n from unnest(?::text[]) n where n::name::text <> n", [names])
+        if cut:
+            found = f"a name has 63 bytes at most in Postgres, and {cut[0][0]!r} is longer"
+            raise refused(self.shape, self.place, found, "rename it: project the column, or give another table")
+
+    def prepare(self) -> None:
+        """See `SqlTable.prepare`."""
+        self.holds()
+        super().prepare()
 
     def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """See `SqlTable.execute`.  No name that a user gives stands in a statement with values."""
@@ -266,7 +285,7 @@ class PostgresTable(InPlaceTable):
         if isinstance(error, driver().errors.InsufficientPrivilege):
             return (
                 "let the role: grant select, insert, update, delete on the table, or create on its schema, or "
-                "temporary on the database, to ..."
+                "temporary on the database, to ...; or, under row level security: alter role ... bypassrls"
             )
         if isinstance(error, self.clashes):
             return "see to the constraint; where its values change places, make it deferrable initially deferred"

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.names import did_you_mean, quoted
+from ddflow.columns.names import did_you_mean, quoted, split_qualified
 from ddflow.connectors.attached import SourceNotLetIn
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
@@ -27,12 +27,35 @@ from ddflow.connectors.postgres import driver, remedy_of
 from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 
 COLUMNS: Final = """
-    select a.attname, format_type(a.atttypid, null), c.relreplident,
-        exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary), c.relkind, c.relpersistence,
-        c.oid::bigint, a.attnum::int, a.attnotnull
-    from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-    where c.oid = to_regclass(%s) order by a.attnum"""
-
+    select a.attname as name, format_type(a.atttypid, null) as kind, a.attnum::int as number,
+        case a.atttypid when 1700 then format_type(a.atttypid, a.atttypmod) else '' end as precise,
+        a.atttypid::bigint as type, a.attnotnull as certain, c.oid::bigint as table,
+        c.relkind, c.relpersistence, c.relreplident,
+        exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary) as keyed,
+        c.relfilenode::bigint as file, c.reltoastrelid::bigint as toast,
+        txid_snapshot_xmin(txid_current_snapshot()) as since, row_security_active(c.oid) as hidden,
+        array(select array[m.nspname, p.relname]::text[]
+            from pg_inherits h join pg_class p on p.oid = h.inhrelid join pg_namespace m on m.oid = p.relnamespace
+            where h.inhparent = c.oid and p.relpersistence <> 't' order by p.oid) as children
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+    where c.oid = to_regclass(%s) and array[n.nspname, c.relname]::text[] = %s order by a.attnum"""
+"""A row for each column: its own facts, and those of its table."""
+LABELS: Final = """
+    with recursive parts(type) as (
+        select unnest(%s::bigint[])::oid union
+        select p.type from parts o join pg_type t on t.oid = o.type cross join lateral (
+            select t.typelem union select t.typbasetype
+            union select rngsubtype from pg_range where t.oid in (rngtypid, rngmultitypid)
+            union select atttypid from pg_attribute where attrelid = t.typrelid and attnum > 0 and not attisdropped
+        ) p(type) where p.type >= 16384)
+    select e.oid::text, e.enumlabel::text from parts join pg_enum e on e.enumtypid = type
+    union all select 'row ' || type, string_agg(a.attnum || ' ' || a.atttypid, ', ' order by a.attnum)
+    from parts join pg_type t on t.oid = type join pg_attribute a on a.attrelid = t.typrelid
+    where t.typrelid <> 0 and a.attnum > 0 and not a.attisdropped group by type"""
+"""What says how values of types look, also within others: the labels of enums, the attributes of composite types."""
+OWN_TYPES: Final = 16384
+"""The first oid of types that are not Postgres' own."""
 LOG: Final = logging.getLogger("ddflow")
 LOSSY: Final = ("real", "double precision", "numeric")
 """Types of which wal2json writes NaN and the infinities as null, unless it writes numbers as text, since 2.6."""
@@ -42,6 +65,8 @@ TABLES: Final = """
     select schemaname, tablename from pg_tables where schemaname !~ '^pg_' and schemaname <> 'information_schema'"""
 UNIQUE: Final = """
     select c.relreplident, coalesce(i.indisprimary, false), coalesce(i.indisreplident, false),
+        coalesce((select oid from pg_constraint where conindid = i.indexrelid and contype in ('p', 'u')),
+            i.indexrelid)::bigint,
         array(select a.attname::text from pg_attribute a
             where a.attrelid = c.oid and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) order by a.attnum)
     from pg_class c left join pg_index i on i.indrelid = c.oid
@@ -59,8 +84,9 @@ class SourceTable(NamedTuple):
 
     @property
     def full(self) -> str:
-        """Its name behind its schema's, for people."""
-        return f"{self.schema}.{self.name}"
+        """Its name behind its schema's, as people write it."""
+        schema = quoted(self.schema) if '"' in self.schema else self.schema
+        return f"{schema}.{quoted(self.name) if {'.', chr(34)} & {*self.name} else self.name}"
 
     @property
     def quoted(self) -> str:
@@ -90,20 +116,32 @@ class Looked(NamedTuple):
     """The greatest number of a column."""
     exact: Mapping[str, pa.DataType] = MappingProxyType({})
     """Columns of `LOSSY` types that are read in a type that has neither NaN nor the infinities."""
+    types: Mapping[str, int] = MappingProxyType({})
+    """The types of the columns that it is read in, by their oids."""
+    labels: Mapping[str, str] = MappingProxyType({})
+    """What `LABELS` gives of them."""
+    file: tuple[int, int, int] = (0, 0, 0)
+    """The file of the table, its TOAST table, and a transaction: those before it are over."""
+    children: Sequence[str] = ()
+    """The tables that inherit from it."""
 
 
 def table_of(name: str, input: str) -> SourceTable:
-    schema, dot, table = name.rpartition(".")
-    return SourceTable(schema if dot else "public", table, input)
+    schema, table = split_qualified(name)
+    return SourceTable(schema or "public", table, input)
 
 
-def cell(name: str, kind: str | None) -> str:
+def cell(name: str, kind: str | None, precise: str = "") -> str:
     """Return SQL for a column as the text of a JSON object, with its value as wal2json writes it.
 
-    ``kind``: None for a column that is not there.  `concat` uses the type's output function, as wal2json does: a cast
-    to text strips the blanks of ``char(n)`` and adds ``/32`` to ``inet``.
+    ``kind``: None for a column that is not there.  ``precise``: the type that the object names.  `concat` uses the
+    type's output function, as wal2json does: a cast to text strips the blanks of ``char(n)`` and adds ``/32`` to
+    ``inet``.
     """
-    head, column = literal(f'{{"name":{json.dumps(name, ensure_ascii=False)},"value":'), quoted(name)
+    said = json.dumps(
+        {"name": name} | ({"type": precise} if precise else {}), ensure_ascii=False, separators=(",", ":")
+    )
+    head, column = literal(f'{said.removesuffix("}")},"value":'), quoted(name)
     if kind is None:
         return f"{head} || 'null}}'"
     value = column if kind == "boolean" else f"encode({column}, 'hex')" if kind == "bytea" else f"concat({column})"
@@ -123,18 +161,18 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
     """
     asked = f"read the table {table.full} for {table.input!r}"
     with worded(asked):
-        found = connection.execute(COLUMNS, [table.quoted]).fetchall()
+        found = columns_of(connection, table)
     if not found:
         raise UnreadableInput(asked, "there is no such table", _alike(connection, table))
-    identity, keyed, of, lasting = found[0][2:6]
-    if of == "p":
+    of = found[0]
+    if of.relkind == "p":
         remedy = "give each partition an input of its own, and put them together by union all"
         raise UnreadableInput(asked, "it is partitioned, and what changes comes from its partitions", remedy)
-    if of != "r" or lasting != "p":
+    if of.relkind != "r" or of.relpersistence != "p":
         raise UnreadableInput(asked, "it is no table whose changes the log has", "name a table that is logged")
     if not {POSITION, DELETED} <= set(declared.names):
         raise SpecError(asked, "it takes rows, and changes come as messages", "give it format=dd.formats.wal2json()")
-    kinds, gone = {name: kind for name, kind, *_ in found}, list[str]()
+    kinds, gone = {row.name: row.kind for row in found}, list[str]()
     for column in declared:
         if column.name in OWN:
             continue
@@ -146,16 +184,52 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
         if kinds[column.name].endswith("[]") and pat.is_nested(column.type):
             remedy = "declare it as text"
             raise UnreadableInput(asked, f"{column.name!r} is an array, which comes as text", remedy)
-    if identity == "n" or (identity == "d" and not keyed):
+    if first:
+        refuse_filtered(asked, found)
+    if of.relreplident == "n" or (of.relreplident == "d" and not of.keyed):
         remedy = f"give it a primary key, or: alter table {table.quoted} replica identity full"
         raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
-    lossy = [row[0] for row in found if row[1] in LOSSY and row[0] in declared.names]
-    numbers = {row[0]: row[7] for row in found}
-    read = {name: number for name, number in numbers.items() if name in declared.names}
-    certain = [row[0] for row in found if row[-1] and row[0] in lossy]
+    read = [row for row in found if row.name in declared.names]
+    lossy = [row.name for row in read if row.kind in LOSSY]
     exact = {name: declared.field(name).type for name in lossy}
-    exact = {name: kind for name, kind in exact.items() if pat.is_decimal(kind) or pat.is_integer(kind)}
-    return Looked(gone, certain, lossy, found[0][6], read, max(numbers.values()), exact)
+    own = [row.type for row in read if row.type >= OWN_TYPES]
+    with worded(asked):
+        labels = dict(connection.execute(LABELS, [own]).fetchall()) if own else {}
+    return Looked(
+        gone,
+        [row.name for row in read if row.certain and row.name in lossy],
+        lossy,
+        of.table,
+        {row.name: row.number for row in read},
+        max(row.number for row in found),
+        {name: kind for name, kind in exact.items() if pat.is_decimal(kind) or pat.is_integer(kind)},
+        {row.name: row.type for row in read},
+        labels,
+        (of.file, of.toast, of.since),
+        [SourceTable(schema, name, "").full for schema, name in of.children],
+    )
+
+
+def columns_of(connection: Any, table: SourceTable) -> list[Any]:
+    """Return the rows of `COLUMNS` of a table; none if there is no such table, also by a name that is too long."""
+    with connection.cursor(row_factory=driver().rows.namedtuple_row) as cursor:
+        return list(cursor.execute(COLUMNS, [table.quoted, [table.schema, table.name]]).fetchall())
+
+
+def refuse_filtered(asked: str, found: Sequence[Any]) -> None:
+    """Refuse to copy a table if the role does not see all of its rows.  ``found``: of `columns_of`."""
+    if found and found[0].hidden:
+        remedy = "let it read all rows: alter role ... bypassrls; or read as the owner of the table"
+        raise UnreadableInput(asked, "row level security hides rows of it from this role", remedy)
+
+
+def refuse_children(looked: Mapping[SourceTable, Looked], named: Collection[str]) -> None:
+    """Refuse a table from which others inherit that are not ``named``: its rows would lack theirs."""
+    for table, each in looked.items():
+        if others := [child for child in each.children if child not in named]:
+            found = f"{', '.join(others)} inherit from it, whose rows and changes are not its own"
+            remedy = "name these tables, too, each with an input of its own, and put them together by union all"
+            raise UnreadableInput(f"read the table {table.full} for {table.input!r}", found, remedy)
 
 
 def has_columns(
@@ -171,22 +245,26 @@ def has_columns(
 
 def _alike(connection: Any, table: SourceTable) -> str:
     """The remedy where a table is not there: those that may be meant."""
-    there = {f"{schema}.{name}": name for schema, name in connection.execute(TABLES).fetchall()}
-    name = f"{table.schema}.{table.name}"
+    there = {SourceTable(schema, name, "").full: name for schema, name in connection.execute(TABLES).fetchall()}
+    name = table.full
     near = [each for each in there if there[each] == table.name] or get_close_matches(name, list(there), 9, 0)
     if not near:
         return "make it, or see to the database: it has none"
-    return f"{did_you_mean(name, near)}; write the schema in front, and capital letters as they are, without quotes"
+    how = "write the schema in front, capital letters as they are, and quotes around a name with a dot"
+    return f"{did_you_mean(name, near)}; {how}"
 
 
-def identified(connection: Any, tables: Iterable[SourceTable], keys: Mapping[str, Sequence[str]]) -> None:
-    """Refuse keys, by input, by which not every row of a table is one row.  Raises `UnreadableInput`."""
-    for table in tables:
-        if table.input in keys:
-            _identified(connection, table, keys[table.input])
+def identified(
+    connection: Any, tables: Iterable[SourceTable], keys: Mapping[str, Sequence[str]]
+) -> dict[str, list[int]]:
+    """Refuse keys, by input, by which not every row of a table is one row.  Raises `UnreadableInput`.
+
+    Returns, by the full name of each table, the oids of the constraints that say it.
+    """
+    return {table.full: _identified(connection, table, keys[table.input]) for table in tables if table.input in keys}
 
 
-def _identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None:
+def _identified(connection: Any, table: SourceTable, key: Sequence[str]) -> list[int]:
     """Refuse a key by which not every row of a table is one row.  Raises `UnreadableInput`.
 
     A change tells the row that it is of by the columns of the replica identity, or by all where that is full. So a key
@@ -197,16 +275,17 @@ def _identified(connection: Any, table: SourceTable, key: Sequence[str]) -> None
         found = connection.execute(UNIQUE, [table.quoted]).fetchall()
     full = any(identity == "f" for identity, *_ in found)
     by = {"d": 1, "i": 2}
-    telling = [row[3] for row in found if row[3] and (full or row[by.get(row[0], 1)])]
-    if any(set(each) <= set(key) if full else set(each) == set(key) for each in telling):
-        return
+    unique = [row for row in found if row[4] and (full or row[by.get(row[0], 1)])]
+    if oids := [row[3] for row in unique if (set(row[4]) <= set(key) if full else set(row[4]) == set(key))]:
+        return oids
+    telling = [row[4] for row in unique]
     other = " or ".join(f"key={each}" for each in telling)
     if full:
         index = f"create unique index on {table.quoted} ({', '.join(map(quoted, key))})"
         remedy = f"give it {other}, or: {index}" if other else index
         raise UnreadableInput(asked, "no unique index says that these differ in every row", remedy)
     remedy = f"give it {other}" if other else f"alter table {table.quoted} replica identity full"
-    if other and any(row[3] and set(row[3]) <= set(key) for row in found):
+    if other and any(row[4] and set(row[4]) <= set(key) for row in found):
         remedy += f", or: alter table {table.quoted} replica identity full"
     said = " and ".join(str(each) for each in telling) or "nothing"
     raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)

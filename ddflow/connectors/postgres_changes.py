@@ -11,6 +11,7 @@ go to no input, and those of other tables are not asked for. Postgres decodes, a
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
@@ -22,20 +23,24 @@ from ddflow.connectors.postgres_catalog import Looked, SourceTable, literal, wit
 from ddflow.connectors.postgres_numbers import Numbers
 from ddflow.connectors.postgres_stream import messages, streamed
 
+_IDENTITY: Final = '"identity":['
+"""What is in front of the columns that tell which row was changed."""
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 """A string of JSON."""
 
 
 class Peeked(NamedTuple):
     """Transactions.  ``rows``: by input.  ``lsn``, ``commit``: of the last one, "" and none where there is none.
-    ``size``, ``messages``: bytes, and how many.  ``untold``: tables of which a value is not there that is needed."""
+    ``size``, ``messages``: bytes, and how many.  ``untold``: by table, why a value is not there that is needed.
+    ``lost``: by table, why rows are not told that were changed."""
 
     rows: dict[str, list[pa.RecordBatch]]
     lsn: str
     commit: str
     size: int
     messages: int
-    untold: frozenset[SourceTable]
+    untold: Mapping[SourceTable, str]
+    lost: Mapping[SourceTable, str]
 
 
 def options(looked: Mapping[SourceTable, Looked], timed: bool) -> dict[str, str]:
@@ -63,30 +68,66 @@ def peeked(
     """Transactions up to a place in the log, or of about so many messages.  ``keys``: by input.  ``timed``: whether
     messages say when they were committed.  O(bytes)."""
     if not looked:
-        return Peeked({}, "", "", 0, 0, frozenset())
+        return Peeked({}, "", "", 0, 0, {}, {})
     asked = options(looked, timed) | numbers.options(looked.values())
     given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in asked.items())
     ends = "null" if upto is None else literal(upto)
     query = f"pg_logical_slot_peek_changes({literal(slot)}, {ends}, {'null' if most is None else most}, {given})"
     rows: dict[str, list[pa.RecordBatch]] = {}
     lsn, commit, size, count = "", "{}", 0, 0
-    for some in streamed(connection, f"select lsn, data from {query}"):
-        found = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
-        if found.num_rows:
-            lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
-        size, count = size + some.nbytes, count + some.num_rows
-        for table, text in _routed(some.column("data"), looked):
-            numbers.look(text, table, looked[table])
-            held = numbers.held(text, table, looked[table], keys.get(table.input, ()))
-            taken = without(held, looked[table].gone)
-            rows.setdefault(table.input, []).append(pa.record_batch({"value": taken}))
+    with _warnings(connection) as said:
+        for some in streamed(connection, f"select lsn, data from {query}"):
+            found = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
+            if found.num_rows:
+                lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
+            size, count = size + some.nbytes, count + some.num_rows
+            for table, text in _routed(some.column("data"), looked):
+                numbers.look(text, table, looked[table])
+                held = numbers.held(text, table, looked[table], keys.get(table.input, ()))
+                taken = without(held, looked[table].gone)
+                rows.setdefault(table.input, []).append(pa.record_batch({"value": taken}))
     numbers.warn(connection, looked, keys)
-    untold = frozenset(
-        table
-        for table, each in looked.items()
-        if any(lacks(batch.column(0), each, keys.get(table.input, ())) for batch in rows.get(table.input, ()))
-    )
-    return Peeked(rows, lsn, commit, size, count, untold)
+    untold, lost = dict[SourceTable, str](), dict[SourceTable, str]()
+    for table, each in looked.items():
+        texts, key = [batch.column(0) for batch in rows.get(table.input, ())], keys.get(table.input, ())
+        if any(text.startswith("no ") and text.endswith(f'"{table.schema}"."{table.name}"') for text in said):
+            lost[table] = (
+                "rows were updated or deleted while it had no replica identity, and the log has no key of them"
+            )
+        elif any(_is_otherwise_identified(text, key) for text in texts):
+            lost[table] = "rows were updated or deleted while its replica identity was not the key"
+        elif any(lacks(text, each, key) for text in texts):
+            remedy = f"the log has it after: alter table {table.quoted} replica identity full"
+            untold[table] = f"a row got another key, and a large value of it is not in the log; {remedy}"
+    return Peeked(rows, lsn, commit, size, count, untold, lost)
+
+
+@contextmanager
+def _warnings(connection: Any) -> Iterator[list[str]]:
+    """Collect what the server warns of: wal2json leaves out changes of rows without an identity."""
+    said = list[str]()
+
+    def note(warning: Any) -> None:
+        said.append(warning.message_primary or "")
+
+    connection.add_notice_handler(note)
+    try:
+        yield said
+    finally:
+        connection.remove_notice_handler(note)
+
+
+def _is_otherwise_identified(text: pa.Array, key: Sequence[str]) -> bool:
+    """Whether an update or a delete tells its row by other columns than those of the key.  O(bytes).
+
+    >>> one = '{"action":"D","identity":[{"name":"id","type":"integer","value":1}]}'
+    >>> [_is_otherwise_identified(pa.array([one]), key) for key in (["id"], ["id", "of"], [])]
+    [False, True, False]
+    """
+    some = text.filter(pc.match_substring(text, _IDENTITY))
+    names = (re.escape(f'"name":{json.dumps(name, ensure_ascii=False)},') for name in key)
+    forms = (f"{re.escape(_IDENTITY)}.*{name}" for name in names)
+    return any(not pc.all(pc.match_substring_regex(some, form)).as_py() for form in forms) if len(some) else False
 
 
 def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
@@ -100,7 +141,7 @@ def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
     [False, True]
     """
     some = text.filter(pc.starts_with(text, '{"action":"U"'))
-    parts = pc.split_pattern(some, '"identity":[', max_splits=1, reverse=True)  # type: ignore[attr-defined]
+    parts = pc.split_pattern(some, _IDENTITY, max_splits=1, reverse=True)  # type: ignore[attr-defined]
     some, parts = (each.filter(pc.equal(pc.list_value_length(parts), 2)) for each in (some, parts))
     if not len(some):
         return False

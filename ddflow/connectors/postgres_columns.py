@@ -1,9 +1,14 @@
-"""Columns that a table of Postgres got or lost while it is read, and what a reader of it has to know of them.
+"""What became of a table of Postgres while it is read, and what a reader of it has to know of that.
 
 Invariant: a change says nothing of the rows that it does not write. So a column that is gone is null in rows that are
 written from then on, and in all when the table is copied again, of which is warned, once: a position has the columns
 that are gone. A column that is read for the first time may be `filled` in rows that no change has written. Columns are
 known by their numbers, which stay theirs under any name.
+
+Rows may also get other values without a change in the log: a column gets another type, an enum's label another name,
+the table is not logged for a while, or has no key. `find_alterations` finds it in the catalog. A typmod alone changes
+no value unless rows are written again. `vacuum full` and `cluster` write them again, too: after these the TOAST table
+is the same, or the rows have the transactions that they had.
 
 >>> table = SourceTable("public", "orders", "orders")
 >>> new_in(table, "paid", "has default false")[:52]
@@ -11,10 +16,12 @@ known by their numbers, which stay theirs under any name.
 """
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from ddflow.columns.names import quoted
+from ddflow.connectors.postgres import driver
 from ddflow.connectors.postgres_catalog import SourceTable
 from ddflow.connectors.postgres_position import Copied, SlotPosition
 
@@ -24,6 +31,10 @@ _FILLED: Final = """
     where a.attrelid = to_regclass(%s) and a.attname = any(%s)
         and (a.attnotnull or a.atthasdef or a.atthasmissing) order by a.attnum"""
 """New columns of which rows may have values without being written anew."""
+_OLDER: Final = """
+    select exists (select from only {} where age(xmin) > age(%s::text::xid))
+        and txid_snapshot_xmax(txid_current_snapshot()) - %s < 2000000000"""
+"""Whether a row was written by a transaction before another one; not known if that is too long ago."""
 
 
 def warn_of_gone(tables: Iterable[SourceTable], before: SlotPosition | None, position: SlotPosition) -> None:
@@ -54,6 +65,41 @@ def filled(connection: Any, table: SourceTable, known: Copied, now: Copied) -> d
     found |= dict.fromkeys((name for name in fresh if name in was), "is another column than before")
     added = connection.execute(_FILLED, [table.quoted, [name for name in fresh if name not in found]]).fetchall()
     return found | {name: f"has {how}" for name, how in added}
+
+
+def find_alterations(connection: Any, table: SourceTable, was: Copied, now: Copied) -> list[str]:
+    """Return why rows of a table may hold what no change said.  O(columns); O(rows) if another file holds them."""
+    found, kinds, labels = list[str](), was.get("types", {}), was.get("labels", {})
+    if was.get("unique") and now.get("unique") and not {*was["unique"]} & {*now["unique"]}:
+        found.append("its key was another, or none, for a while")
+    for name, kind in now["types"].items():
+        if kinds.get(name, kind) != kind and was["columns"].get(name) == now["columns"][name]:
+            found.append(f"{name!r} has another type")
+    for part, label in now.get("labels", {}).items():
+        if labels.get(part, label) != label:
+            how = f"the enum label {labels[part]!r} is {label!r} now"
+            found.append(how if part.isdigit() else "a composite type has other attributes")
+    if not found and _is_rewritten(connection, table, was, now):
+        found.append("its rows were rewritten, as by set unlogged and back, and the log does not say what changed")
+    return found
+
+
+def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied) -> bool:
+    """Whether `alter table` may have written all rows again: no older one is left, and its TOAST table is another."""
+    (file, toast, since), (new, own, _) = was.get("file", now["file"]), now["file"]
+    if file == new or (toast and toast == own):
+        return False
+    with suppress(driver().errors.InsufficientPrivilege):  # the role may read some columns only
+        older = connection.execute(_OLDER.format(table.quoted.replace("%", "%%")), [since % (1 << 32), since])
+        return not older.fetchone()[0]
+    return True
+
+
+def warn_of_alterations(table: SourceTable, why: Sequence[str]) -> None:
+    """Warn of what was found to be altered, if the table is not read again for it."""
+    for each in why:
+        text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
+        warnings.warn(f"{table.full}: {each}: {text}", stacklevel=2)
 
 
 def warn_of_filled(table: SourceTable, columns: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from ddflow.connectors.attached import Beside, Polled
 from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.sql_types import of_sql
 from ddflow.connectors.postgres import driver
-from ddflow.connectors.postgres_catalog import COLUMNS, LOG, SourceTable, cell, literal
+from ddflow.connectors.postgres_catalog import LOG, SourceTable, cell, columns_of, literal, refuse_filtered
 from ddflow.connectors.postgres_stream import messages, streamed
 from ddflow.errors import SourceFailed
 
@@ -85,10 +85,13 @@ def copies(
     run(f"set transaction snapshot '{begins.snapshot}'")
     for table in tables:
         own = [name for name in inputs[table.input].names if name not in OWN]
-        kinds = {name: kind for name, kind, *_ in run(COLUMNS, [table.quoted]).fetchall()}
+        found = columns_of(connection, table)
+        refuse_filtered(f"copy the table {table.full} for {table.input!r}", found)
+        kinds = {row.name: row.kind for row in found}
         others = {name: Beside(of_sql(kind), table.quoted) for name, kind in kinds.items() if name not in own}
         beside[table.input] = {**beside.get(table.input, {}), **others}
-        cells = ", ".join(cell(name, kinds.get(name)) for name in own)
+        precise = {row.name: row.precise for row in found}
+        cells = ", ".join(cell(name, kinds.get(name), precise.get(name, "")) for name in own)
         text = f"{literal(head(table, begins.since))} || array_to_string(array[{cells}], ',') || ']}}'"
         made = held(table)
         rows = streamed(connection, f"select '', {text} from only {table.quoted}")

@@ -34,7 +34,8 @@ _SYSTEM: Final = "select system_identifier::text from pg_control_system()"
 class Copied(TypedDict):
     """A table of a position: the ``input`` that it feeds, its ``oid`` in Postgres, the ``columns`` that it was read in
     by their numbers, the ``last`` number of a column when it was copied, declared columns that are ``gone``, if any
-    are, and whether it is to be copied ``again``."""
+    are, and whether it is to be copied ``again``.  ``types``, ``labels``, ``file``: as of `Looked`.  ``unique``: the
+    constraints that say that its key tells its rows apart, by their oids."""
 
     input: str
     oid: int
@@ -42,6 +43,10 @@ class Copied(TypedDict):
     last: int
     gone: NotRequired[list[str]]
     again: NotRequired[bool]
+    types: NotRequired[dict[str, int]]
+    labels: NotRequired[dict[str, str]]
+    file: NotRequired[list[int]]
+    unique: NotRequired[list[int]]
 
 
 class SlotPosition(TypedDict):
@@ -57,14 +62,27 @@ def remembered(at: int, slot: str, system: str, tables: Mapping[str, Copied]) ->
     return SlotPosition(lsn=text_of(at), slot=slot, system=system, tables=dict(tables))
 
 
-def copied(looked: Mapping[SourceTable, Looked], before: Mapping[str, Copied]) -> dict[str, Copied]:
-    """Tables as a position has them.  ``before``: as an older one had them, since the copy."""
+def copied(
+    looked: Mapping[SourceTable, Looked], before: Mapping[str, Copied], unique: Mapping[str, list[int]]
+) -> dict[str, Copied]:
+    """Tables as a position has them.  ``before``: as an older one had them, since the copy.  ``unique``: by table."""
     out = dict[str, Copied]()
     for table, each in looked.items():
         was = before.get(table.full)
-        columns, last = (each.columns, each.last) if was is None else ({**was["columns"], **each.columns}, was["last"])
-        of = Copied(input=table.input, oid=each.oid, columns=dict(columns), last=last)
-        out[table.full] = Copied(**of, gone=sorted(each.gone)) if each.gone else of
+        columns, last, file = each.columns, each.last, [*each.file]
+        if was is not None:
+            columns, last = {**was["columns"], **columns}, was["last"]
+            file = was["file"] if was.get("file", [])[:2] == file[:2] else file
+        of = Copied(
+            input=table.input, oid=each.oid, columns=dict(columns), last=last, types=dict(each.types), file=file
+        )
+        if each.gone:
+            of["gone"] = sorted(each.gone)
+        if each.labels:
+            of["labels"] = dict(each.labels)
+        if table.full in unique:
+            of["unique"] = unique[table.full]
+        out[table.full] = of
     return out
 
 
@@ -116,6 +134,11 @@ def exchanged(table: SourceTable, was: int, now: int, copies: bool) -> str:
     """
     found = f"it is another table than the one that was copied (oid {now}, and it was {was})"
     if not copies:
-        asked = f"read the table {table.full} for {table.input!r}"
-        raise SourceChanged(asked, found, f"what it held before it got the name is lost here: {ANEW}")
+        raise lost_changes(table, found)
     return found
+
+
+def lost_changes(table: SourceTable, found: str) -> SourceChanged:
+    """Return the error for a table that lost changes and cannot be copied again."""
+    asked = f"read the table {table.full} for {table.input!r}"
+    return SourceChanged(asked, found, f"what it held is lost here, as its rows are folded: {ANEW}")

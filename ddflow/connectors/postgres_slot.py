@@ -26,9 +26,26 @@ import pyarrow as pa
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import reader
 from ddflow.connectors.postgres import READS, connect, driver, shown
-from ddflow.connectors.postgres_catalog import Looked, SourceTable, has_columns, identified, look, table_of, worded
+from ddflow.connectors.postgres_catalog import (
+    Looked,
+    SourceTable,
+    columns_of,
+    has_columns,
+    identified,
+    look,
+    refuse_children,
+    refuse_filtered,
+    table_of,
+    worded,
+)
 from ddflow.connectors.postgres_changes import Peeked, peeked
-from ddflow.connectors.postgres_columns import filled, warn_of_filled, warn_of_gone
+from ddflow.connectors.postgres_columns import (
+    filled,
+    find_alterations,
+    warn_of_alterations,
+    warn_of_filled,
+    warn_of_gone,
+)
 from ddflow.connectors.postgres_copy import LEFT, Begun, again, begun, copies
 from ddflow.connectors.postgres_numbers import Numbers
 from ddflow.connectors.postgres_own_slot import COPYING, LONGEST, OwnSlot
@@ -37,6 +54,7 @@ from ddflow.connectors.postgres_position import (
     SlotPosition,
     copied,
     exchanged,
+    lost_changes,
     remembered,
     same_server,
     same_slot,
@@ -44,7 +62,7 @@ from ddflow.connectors.postgres_position import (
     system_of,
 )
 from ddflow.connectors.postgres_stream import place, text_of, written
-from ddflow.errors import SourceFailed, SpecError, UnreadableInput
+from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
 
 ADDING: Final = "_adding"
@@ -63,6 +81,7 @@ class PostgresTables(Source):
     tables: Mapping[str, str]
     slot: str
     follow: bool
+    recopy: bool = True
     kind: ClassVar[str] = "postgres"
     unit: ClassVar[str] = "bytes"
     shared: ClassVar[bool] = False
@@ -136,7 +155,10 @@ class Slot(OpenSource):
         self.tables = tuple(table for table in looked if table not in self.added)
         self.copied = {table.full: known[table.full] for table in self.added if table.full in known}
         """The tables as they were copied."""
-        self.copied |= copied({table: looked[table] for table in self.tables}, known)
+        self.copied |= copied({table: looked[table] for table in self.tables}, {}, {}) | {
+            table.full: known[table.full] for table in self.tables if table.full in known
+        }
+        self._named = {table.full for table in looked}
         self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
@@ -151,6 +173,7 @@ class Slot(OpenSource):
         self._beside: dict[str, dict[str, Beside]] = {}
         self._numbers = Numbers()
         with on_failure(self.close), worded(self.asked):
+            refuse_children(looked, self._named)
             self._system = system_of(connection)
             if position is None:
                 self._begin()
@@ -158,6 +181,8 @@ class Slot(OpenSource):
                 same_slot(self.asked, position, of.slot)
                 same_server(self.asked, position, self._system, self._now())
                 same_tables(position["tables"], looked)
+                for table in [each for each in self.added if each.full in known]:
+                    self._allow_copy(table, LEFT)
                 self.at = place(position["lsn"])
                 self._own.resume(self.at)
             self._until = self._now()
@@ -169,31 +194,34 @@ class Slot(OpenSource):
     def keyed(self, keys: Mapping[str, Sequence[str]], whole: Collection[str]) -> None:
         """See `OpenSource.keyed`.  Looked at again with each poll, because a table may be altered."""
         self._keys, self._whole = dict(keys), frozenset(whole)
-        identified(self.connection, (*self.tables, *self.added), self._keys)
-        known = {} if self._committed is None else self._committed["tables"]
-        for table in [each for each in self.tables if each.full in known]:
-            was, now = known[table.full], self.copied[table.full]
-            if self._exchanged(table, was["oid"], now["oid"]):
-                continue
-            with worded(self.asked):
-                found = filled(self.connection, table, was, now)
-            if table.input not in self._whole:
-                warn_of_filled(table, found)
-            elif found:
-                self._again(table, "; ".join(f"{name!r} {how}" for name, how in found.items()))
+        with worded(self.asked):
+            self._looked()
 
-    def _exchanged(self, table: SourceTable, was: int, now: int) -> bool:
-        """Whether another table has the name, by their oids, and so is copied.  Raises `SourceChanged` if it cannot."""
-        if was != now:
-            self._again(table, exchanged(table, was, now, table.input in self._whole))
-        return was != now
+    def _compare(self, table: SourceTable, was: Copied, now: Copied) -> None:
+        """Let a table be copied again if its rows hold what no change says, else warn of that."""
+        if was["oid"] != now["oid"]:
+            self._again(table, exchanged(table, was["oid"], now["oid"], table.input in self._whole))
+            return
+        new, why = filled(self.connection, table, was, now), find_alterations(self.connection, table, was, now)
+        if table.input not in self._whole:
+            warn_of_filled(table, new)
+            warn_of_alterations(table, why)
+        elif new or why:
+            self._again(table, "; ".join([*(f"{name!r} {how}" for name, how in new.items()), *why]))
 
     def _again(self, table: SourceTable, why: str) -> None:
-        """Let a table be copied again."""
+        """Let a table be copied again.  Raises `SourceChanged` if that is not wanted."""
+        self._allow_copy(table, why)
         self._why[table.full] = why
         self.added = (*self.added, table)
         self.tables = tuple(each for each in self.tables if each != table)
         self.copied[table.full] = {**self.copied[table.full], "again": True}
+
+    def _allow_copy(self, table: SourceTable, why: str) -> None:
+        """Raise `SourceChanged` if tables are not to be copied again."""
+        if not self.of.recopy:
+            remedy = "run once without recopy=False, which copies the table again; or begin a new state"
+            raise SourceChanged(f"read the table {table.full} for {table.input!r}", why, remedy)
 
     @property
     def ended(self) -> bool:
@@ -273,12 +301,17 @@ class Slot(OpenSource):
         """Begin to copy tables to those that are read."""
         self._holder = connect(self.of.url, self.asked, READS, replication="database")
         new = {each: self._look(each) for each in self.added}
+        for table in new:
+            refuse_filtered(f"copy the table {table.full} for {table.input!r}", columns_of(self.connection, table))
+        unique = identified(self.connection, new, self._keys)
         began, why = time(), {each.full: self._why.get(each.full, LEFT) for each in new if each.full in self.copied}
         with again(self.asked, why):
             begins = begun(self.connection, self._holder, self.of.slot + ADDING, lasting=False)
-        self._copy = self._additions(begins, new, began)
+        self._copy = self._additions(begins, new, unique, began)
 
-    def _additions(self, begins: Begun, new: Mapping[SourceTable, Looked], began: float) -> Iterator[Polled]:
+    def _additions(
+        self, begins: Begun, new: Mapping[SourceTable, Looked], unique: Mapping[str, list[int]], began: float
+    ) -> Iterator[Polled]:
         """What is still to be read up to the snapshot, and all rows of new tables in it."""
         if self.tables:
             found = self._peeked(self._looked(), upto=begins.lsn)
@@ -287,7 +320,7 @@ class Slot(OpenSource):
         yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside, self._held, whole)
         self.at, self.reached, self.tables = place(begins.lsn), began, (*self.tables, *new)
         self.added = tuple(each for each in self.added if each not in new)
-        self.copied |= copied(new, {})
+        self.copied |= copied(new, {}, unique)
 
     def _held(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
         looked, key = self._look(table), self._keys.get(table.input, ())
@@ -307,9 +340,12 @@ class Slot(OpenSource):
         """The tables as they are now, which are those that were copied."""
         looked = {each: self._look(each) for each in self.tables}
         same_tables(self.copied, looked)
-        looked = {t: each for t, each in looked.items() if not self._exchanged(t, self.copied[t.full]["oid"], each.oid)}
-        self.copied |= copied(looked, self.copied)
-        identified(self.connection, (*self.tables, *self.added), self._keys)
+        refuse_children(looked, self._named)
+        now = copied(looked, self.copied, identified(self.connection, (*self.tables, *self.added), self._keys))
+        for table in looked:
+            self._compare(table, self.copied[table.full], now[table.full])
+        looked = {table: each for table, each in looked.items() if table in self.tables}
+        self.copied |= {table.full: now[table.full] for table in looked}
         return looked
 
     def _peeked(self, looked: Mapping[SourceTable, Looked], **how: Any) -> Peeked:
@@ -320,9 +356,12 @@ class Slot(OpenSource):
             if not self._numbers.refused(error):
                 raise
             return self._peeked(looked, **how)
-        for table in [each for each in self.tables if each in found.untold and each.input in self._whole]:
-            remedy = f"the log has it after: alter table {table.quoted} replica identity full"
-            self._again(table, f"a row got another key, and a large value of it is not in the log; {remedy}")
+        for table, why in found.lost.items():
+            if table.input not in self._whole:
+                raise lost_changes(table, why)
+        for table, why in {**found.untold, **found.lost}.items():
+            if table in self.tables and table.input in self._whole:
+                self._again(table, why)
         return found
 
     def _changes(self, room: int) -> Polled | None:

@@ -138,7 +138,9 @@ def duckdb(path: str | PathLike[str], table: str, *, follow: bool = False) -> So
     return DuckDBSource(fspath(path), table, follow)
 
 
-def postgres(url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow", follow: bool = False) -> Source:
+def postgres(
+    url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow", follow: bool = False, recopy: bool = True
+) -> Source:
     """Tables of Postgres: a first copy, then every change from a logical slot.  Needs the extra ``postgres``.
 
     Parameters
@@ -148,13 +150,17 @@ def postgres(url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow",
         ``PGPASSWORD``; one in the address is used, and never shown or kept.  The role needs ``replication`` and
         ``select``.
     tables : str or mapping of str to str
-        A table, ``"public.orders"``, for the input that the source is attached as; or the input of each table.  Their
+        A table, ``"public.orders"``, for the input that the source is attached as; or the input of each table.  A name
+        with a dot is quoted: ``'"my.shop"."orders"'``.  Their
         inputs have ``format=dd.formats.wal2json()``, with ``unavailable=True`` where values may be large, and the key
         of the table: the columns of its replica identity, or of a unique index where that is full.
     slot : str
         Of small letters, digits and ``_``; made with the first copy.  Each state has one of its own.
     follow : bool
         Whether to go on with what comes later.  By default what is committed when it is opened is all.
+    recopy : bool
+        Whether to copy a table again, with a warning, if rows of it changed and the log does not say how: after ``alter
+        column ... type``, after a time without a key.  With ``False`` that is `SourceChanged`.
 
     Returns
     -------
@@ -177,7 +183,7 @@ def postgres(url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow",
     >>> postgres("postgresql://me@db/shop", {"public.orders": "orders", "public.customers": "customers"}).kind
     'postgres'
     """
-    return PostgresTables(url, {tables: ""} if isinstance(tables, str) else dict(tables), slot, follow)
+    return PostgresTables(url, {tables: ""} if isinstance(tables, str) else dict(tables), slot, follow, recopy)
 
 
 def delta(

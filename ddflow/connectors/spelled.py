@@ -13,9 +13,11 @@ Traceback (most recent call last):
 ddflow.errors.SpecError: oracle:shop: there is no such kind; write KIND:WHERE with one of sqlite, ...
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from ddflow.columns.names import split_qualified
 from ddflow.connectors import sinks, sources
 from ddflow.connectors.attached import Mode, Source, TableSink
 from ddflow.connectors.files.address_options import FULL, cut, writing
@@ -94,10 +96,15 @@ def _messages(where: str, name: str) -> dict[str, Any]:
 
 
 def _tables(text: str, only: str) -> dict[str, str]:
-    """Tables with commas between, each with its input: ``only`` of one, else of its own name, or ``TABLE=INPUT``."""
-    found = dict[str, str]()
-    for table, _, input in (each.partition("=") for each in text.split(",")):
-        found[table] = input or (only if "," not in text else table.rpartition(".")[2])
+    """Return tables with commas between, each with its input: ``only`` of one, else of its name, or ``TABLE=INPUT``.
+
+    >>> _tables('"a.b"."t,1",c=d', "")
+    {'"a.b"."t,1"': 't,1', 'c': 'd'}
+    """
+    found, each = dict[str, str](), r'(?:"[^"]*"|[^,=])+'
+    several = re.findall(rf"({each})(?:=([^,]*))?", text)
+    for table, input in several:
+        found[table] = input or (only if len(several) == 1 else split_qualified(table)[1])
     return found
 
 
@@ -118,7 +125,8 @@ def _table(where: str, name: str) -> tuple[str, str]:
 def _slot(where: str, name: str) -> dict[str, Any]:
     """What `sources.postgres` takes: an address with ``slot=`` among its parameters, and tables with commas between.
 
-    One table feeds the input ``name``; several feed the inputs of their own names, or ``TABLE=INPUT``.
+    One table feeds the input ``name``; several feed the inputs of their own names, or ``TABLE=INPUT``.  The address
+    may have ``recopy=false``, too.
 
     >>> _slot("//me@db/shop?slot=s&sslmode=require#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}
@@ -129,10 +137,14 @@ def _slot(where: str, name: str) -> dict[str, Any]:
     path, tables = _table(where, name)
     address, _, query = path.partition("?")
     given = [each for each in query.split("&") if each]
-    slots = [each.removeprefix("slot=") for each in given if each.startswith("slot=")]
-    rest = "&".join(each for each in given if not each.startswith("slot="))
+    own: dict[str, Any] = dict(each.split("=", 1) for each in given if each.startswith(("slot=", "recopy=")))
+    rest = "&".join(each for each in given if not each.startswith(("slot=", "recopy=")))
     url = f"postgresql:{address}?{rest}" if rest else f"postgresql:{address}"
-    return {"url": url, "tables": _tables(tables, "")} | ({"slot": slots[-1]} if slots else {})
+    if "recopy" in own:
+        if own["recopy"] not in ("true", "false"):
+            raise SpecError(f"the source {name!r}", f"recopy={own['recopy']}", "write recopy=true or recopy=false")
+        own |= {"recopy": own["recopy"] == "true"}
+    return {"url": url, "tables": _tables(tables, ""), **own}
 
 
 def _schema(where: str, name: str) -> dict[str, Any]:
@@ -143,5 +155,5 @@ def _schema(where: str, name: str) -> dict[str, Any]:
     """
     check_encoded(f"postgres:{where}", f"write {name!r} to Postgres")
     path, table = _table(where, name)
-    schema, _, table = table.rpartition(".")
-    return {"url": f"postgresql:{path}", "table": table, "schema": schema or None}
+    schema, table = split_qualified(table)
+    return {"url": f"postgresql:{path}", "table": table, "schema": schema}

@@ -42,6 +42,8 @@ class SqlTable(OpenSink):
     begin: ClassVar[str] = "begin"
     indexed: ClassVar[bool] = True
     """Whether rows of a key are found by an index."""
+    index: ClassVar[str] = "_ddflow"
+    """How the name of that index ends, behind the table's; "" if the target finds one."""
     unique: str | None = ""
     """What stands behind a unique index whose columns may be null; None where such an index is not made."""
 
@@ -164,7 +166,8 @@ class SqlTable(OpenSink):
                     self.execute(f"create table {name} ({shown}{f', primary key ({key})' * self._primary})")
                     if key and not self._primary:
                         kind = "index" if self.unique is None else "unique index"
-                        made = f"create {kind} {quoted(self.table + '_ddflow')} on {name} ({key})"
+                        called = quoted(self.table + self.index) if self.index else ""
+                        made = f"create {kind} {called} on {name} ({key})"
                         self.execute(made + (self.unique or ""))
                 return
             for column in lacking(self.shape, there, wanted, self.place, self.type_of):

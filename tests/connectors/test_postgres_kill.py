@@ -87,6 +87,28 @@ class Growing(Replicated):
         assert dd.read(self.place / "state", "moves").schema.names[4:-1] == names
 
 
+class Unlogged(Replicated):
+    """The same, and with each change but the first rows change without a change in the log."""
+
+    changes = -1
+    acts = (
+        ("set unlogged", "set logged"),
+        ("replica identity nothing", "replica identity default"),
+        ("alter note type varchar using note || 'x'", "alter note type text using note || 'y'"),
+        ("drop constraint orders_pkey", "add primary key (id)"),
+    )
+
+    def feed(self, draw: Random) -> None:
+        super().feed(draw)
+        self.changes += 1
+        if self.changes:
+            before, after = self.acts[self.changes % len(self.acts)]
+            self.ask(f"alter table orders {before}")
+            self.ask(f"delete from orders where id % 9 = {draw.randrange(9)}")
+            self.ask(f"update orders set amount = amount + 1 where id % 5 = {draw.randrange(5)}")
+            self.ask(f"alter table orders {after}")
+
+
 class Adding(Replicated):
     """The same, and with each change but the first the source gets a table, which was written to before."""
 
@@ -154,6 +176,13 @@ def test_postgres_when_killed_at_calls(lives: Lives, story: Story) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("story", [Growing], indirect=True)
 def test_postgres_when_killed_at_calls_around_new_columns(lives: Lives, story: Story) -> None:
+    killed_at_calls(story, lives, 3)
+
+
+@pytest.mark.drawn(3, of="kills")
+@pytest.mark.sampled
+@pytest.mark.parametrize("story", [Unlogged], indirect=True)
+def test_postgres_when_killed_at_calls_around_changes_that_are_not_logged(lives: Lives, story: Story) -> None:
     killed_at_calls(story, lives, 3)
 
 
