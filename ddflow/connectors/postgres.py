@@ -50,8 +50,9 @@ __all__ = ["PostgresSink", "column_type"]
 
 AT_ONCE: Final = 1 << 20
 """Keys of a statement."""
-LOCK_WAIT: Final = "10s"
-"""How long a lock is waited for before that is a failure, which is tried again, where nobody says otherwise."""
+UNSET: Final = (("lock_timeout", "0", "10s"), ("synchronous_commit", "off", "local"))
+"""Settings of a session that writes, each with the value that is replaced, and by what: a lock that is waited for so
+long is a failure, which is tried again; and a commit that was acknowledged is not lost when the server dies."""
 NETWORK: Final = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -73,6 +74,8 @@ SESSION: Final = {
     "lc_numeric": "C",
     "lc_time": "C",
     "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    "quote_all_identifiers": "off",
     "default_transaction_isolation": "read committed",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -229,8 +232,9 @@ class PostgresSink(TableSink):
         try:
             connection = connect(self.url, f"the sink of {self.table!r}")
             with on_failure(connection.close):
-                asked = "select set_config('lock_timeout', %s, false) where current_setting('lock_timeout') = '0'"
-                connection.execute(asked, [LOCK_WAIT])
+                for name, unset, value in UNSET:
+                    set_ = f"select set_config('{name}', '{value}', false)"
+                    connection.execute(f"{set_} where current_setting('{name}') = '{unset}'")
                 if self.schema is not None:
                     connection.execute(f"set search_path to {quoted(self.schema)}")
                     if connection.execute("select current_schema()").fetchone() == (None,):

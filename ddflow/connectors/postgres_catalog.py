@@ -321,6 +321,7 @@ def worded(asked: str) -> Iterator[None]:
         of.InsufficientPrivilege: "let it: alter role ... replication; grant select on the table to ...",
         of.ConfigurationLimitExceeded: "raise max_replication_slots, or drop a slot",
         of.UndefinedFile: "install wal2json on the server: apt install postgresql-15-wal2json, or of its version",
+        of.CharacterNotInRepertoire: "correct the value: a database in SQL_ASCII takes bytes that are no UTF-8",
         of.UndefinedObject: "it was dropped: begin a new state, with a new copy",
     }
     try:

@@ -19,7 +19,8 @@ from postgres_server import Server
 from tcp_proxy import Proxy
 
 import ddflow as dd
-from ddflow.errors import SourceChanged, SourceFailed
+from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
+from ddflow.errors import SourceChanged, SourceFailed, UnreadableInput
 
 SET = {
     "extra_float_digits": "-15",
@@ -34,6 +35,9 @@ SET = {
     "standard_conforming_strings": "off",
     "default_transaction_isolation": "'serializable'",
     "search_path": "'elsewhere'",
+    "array_nulls": "off",
+    "quote_all_identifiers": "on",
+    "synchronous_commit": "off",
     "statement_timeout": "200",
     "lock_timeout": "200",
     "idle_in_transaction_session_timeout": "200",
@@ -51,10 +55,11 @@ KINDS = {
     "i": ("interval", pa.string()),
     "t": ("text", pa.string()),
     "a": ("timestamptz[]", pa.string()),
+    "e": ("mood", pa.string()),
 }
 ROW = (
     "{}, 0.1234567890123456, 0.1234567, '2026-01-02', '2026-01-02 03:04:05', '2026-01-02 03:04:05+00', '\\x00ff', "
-    "'1 day 02:00:00', 'é\\', array['2026-01-02 03:04:05+00'::timestamptz]"
+    "'1 day 02:00:00', 'é\\', array['2026-01-02 03:04:05+00'::timestamptz], 'Glad'"
 )
 WANTED = {
     "f": 0.1234567890123456,
@@ -66,6 +71,7 @@ WANTED = {
     "i": "1 day 02:00:00",
     "t": "é\\",
     "a": '{"2026-01-02 03:04:05+00"}',
+    "e": "Glad",
 }
 
 
@@ -76,7 +82,13 @@ def server() -> Iterator[Server]:
     made.close()
 
 
-AS_USUAL = "-c standard_conforming_strings=on -c search_path=public -c statement_timeout=0"
+AS_USUAL = " ".join(
+    f"-c {each}"
+    for each in (
+        *("standard_conforming_strings=on", "search_path=public", "synchronous_commit=on"),
+        *("statement_timeout=0", "idle_in_transaction_session_timeout=0"),
+    )
+)
 
 
 def ask(server: Server, *statements: str, database: str = "postgres") -> Any:
@@ -100,6 +112,41 @@ def database(server: Server, encoding: str = "UTF8") -> str:
     return server.url.replace("postgres@/postgres", "odd@/odd")
 
 
+def test_lists_with_nulls_are_written_the_same_for_any_role(server: Server) -> None:
+    rows = pa.table({"k": [["a", None]], "v": [[None, 1]]})
+    table = dd.sinks.postgres(database(server), "lists", schema="public").open(TableShape("t", rows.schema, ("k",)))
+    table.prepare()
+    table.write(TableChanges(rows.select(["k"]), rows, 1), TargetRecord("0" * 32, "t", 1, "f" * 32), None)
+    assert table.read().equals(rows)
+    assert table.execute("show synchronous_commit") == [("local",)]
+    table.close()
+
+
+def test_a_first_copy_takes_its_time_whatever_the_role_has(server: Server, tmp_path: Path) -> None:
+    """Its slot waits for a transaction longer than the role's time for statements, locks and idle sessions."""
+    url = database(server)
+    ask(server, "create table t (id bigint primary key, n bigint)", database="odd")
+    with psycopg.connect(server.url.replace("/postgres?", "/odd?"), options=AS_USUAL) as other:
+        other.execute("insert into t values (1, 1)")
+        timer = threading.Timer(1.0, other.commit)
+        timer.start()
+        with flow(NUMBERS).open(tmp_path / "state") as engine:
+            done = engine.run({"t": dd.sources.postgres(url, "t", slot="odd")}, give_up_after="0s")
+            timer.join()
+            assert done.epochs == 1 and engine.read("rows").num_rows == 1
+
+
+def test_bytes_that_are_no_text_are_refused_by_name(server: Server, tmp_path: Path) -> None:
+    """SQL_ASCII takes any bytes."""
+    url = database(server, "SQL_ASCII")
+    bad = r"convert_from('\xe9'::bytea, 'SQL_ASCII')"
+    ask(server, "create table t (id bigint primary key, v text)", f"insert into t values (1, {bad})", database="odd")
+    given = {"t": dd.sources.postgres(url, "t", slot="odd")}
+    made = flow({"id": pa.int64(), "v": pa.string()})
+    with made.open(tmp_path / "state") as engine, pytest.raises(UnreadableInput, match=r"invalid byte sequence.*SQL_ASCII"):
+        engine.run(given, give_up_after="0s")
+
+
 def flow(kinds: dict[str, pa.DataType]) -> dd.Flow:
     made = dd.Flow()
     rows = made.upserts("t", kinds, dd.Upsert(key="id"), format=dd.formats.wal2json())
@@ -114,7 +161,7 @@ def test_settings_of_role_and_database_change_neither_copy_nor_changes_nor_what_
     url = database(server, encoding)
     columns = ", ".join(f"{name} {kind}" for name, (kind, _) in KINDS.items())
     insert = "insert into t values (" + ROW + ")"
-    ask(server, f"create table t ({columns})", database="odd")
+    ask(server, "create type mood as enum ('Glad')", f"create table t ({columns})", database="odd")
     ask(server, insert.format(1), database="odd")
     given = {name: kind for name, (_, kind) in KINDS.items()}
     sinks = {"rows": dd.sinks.postgres(url, "copy", schema="public")}
