@@ -143,7 +143,8 @@ def test_bytes_that_are_no_text_are_refused_by_name(server: Server, tmp_path: Pa
     ask(server, "create table t (id bigint primary key, v text)", f"insert into t values (1, {bad})", database="odd")
     given = {"t": dd.sources.postgres(url, "t", slot="odd")}
     made = flow({"id": pa.int64(), "v": pa.string()})
-    with made.open(tmp_path / "state") as engine, pytest.raises(UnreadableInput, match=r"invalid byte sequence.*SQL_ASCII"):
+    found = r"invalid byte sequence.*SQL_ASCII"
+    with made.open(tmp_path / "state") as engine, pytest.raises(UnreadableInput, match=found):
         engine.run(given, give_up_after="0s")
 
 
