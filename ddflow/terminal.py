@@ -21,7 +21,7 @@ import shutil
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -62,17 +62,20 @@ def console(**settings: Any) -> Console:
     return Plain(**settings)
 
 
-def guard_log() -> None:
-    """The same for what is logged or warned of where nobody has said how: for programs, not for libraries."""
+def guard_log(hide: Callable[[str], str] = str) -> None:
+    """The same for what is logged or warned of where nobody has said how: for programs, not for libraries.
+
+    ``hide``: takes secrets out of a text, which other libraries may log.
+    """
 
     class Spelled(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            return lines(super().format(record))
+            return lines(hide(super().format(record)))
 
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(Spelled())
     plain = warnings.formatwarning
-    warnings.formatwarning = lambda *given, **named: lines(plain(*given, **named))
+    warnings.formatwarning = lambda *given, **named: lines(hide(plain(*given, **named)))
 
 
 def as_text(row: Mapping[str, Any] | None) -> str:

@@ -196,7 +196,7 @@ def stop_on_signals() -> None:
 
 def main() -> None:
     """The ``ddflow`` program."""
-    guard_log()
+    guard_log(mask_secrets)
     stop_on_signals()
     warnings.showwarning = _warned
     try:

@@ -24,6 +24,7 @@ from ddflow.cli.arguments import Trust
 from ddflow.cli.held_state import HeldState
 from ddflow.cli.say import say
 from ddflow.errors import SpecError
+from ddflow.metrics import mask_record
 from ddflow.terminal import counted
 
 if TYPE_CHECKING:
@@ -210,6 +211,8 @@ def _log(verbose: bool) -> None:
     """Log each epoch and failure, where that is asked for."""
     if verbose:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+        for handler in logging.getLogger().handlers:  # also of what other libraries log
+            handler.addFilter(mask_record)
         logging.getLogger("ddflow").setLevel(logging.INFO)
 
 

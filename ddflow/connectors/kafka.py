@@ -36,7 +36,7 @@ AGAIN: Final = 2.0
 """Seconds that an answer may take when the last connection has broken."""
 AT_ONCE: Final = 10_000
 CONFIG: Final = "give them as config={'sasl.username': ..., 'sasl.password': ...}, and brokers as HOST:PORT"
-QUIET: Final = {"log_level": 0}
+QUIET: Final = {"log_level": 0, "socket.keepalive.enable": True}
 
 
 def library() -> Any:

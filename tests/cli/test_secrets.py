@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -229,3 +231,16 @@ def test_an_address_may_come_from_a_file() -> None:
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(app, ["run", "flow.py", *words, "--from", "@none"])
     assert done.exit_code == 2 and "No such file" in done.output and "NAME=KIND:WHERE" in " ".join(done.output.split())
+
+
+def test_what_other_libraries_log_or_warn_of_is_masked(tmp_path: Path) -> None:
+    text = "retry http://me:Geheim@host/x"
+    program = "import sys; from ddflow.cli import main; sys.argv[1:] = ['run', 'flow.py', {}]; "
+    Path("flow.py").write_text(f"import logging, warnings\nlogging.getLogger('x').error('{text}')\n" + FLOW)
+    words = "'--state', 'state', '--from', 'orders=files:in/*.csv'"
+    for more in ("", ", '--verbose'"):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(words + more) + "main()"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0 and "retry http://...@host/x" in done.stderr, done.stderr
+        assert not leaks(done.stdout, done.stderr)
