@@ -26,11 +26,13 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from ddflow.columns.casts import exact, fitting
+from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
-from ddflow.columns.schema import normal_type, one_chunk, plain
+from ddflow.columns.schema import lossless, normal_type, one_chunk, plain
 from ddflow.connectors.files import AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.file_path import FilePath, dialect_of
 from ddflow.connectors.files.kinds import is_text_kind
@@ -68,7 +70,13 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    before: Any, after: Any, key: str | Sequence[str], *, ignore: str | Sequence[str] = (), null_key: NullKeys = "error"
+    before: Any,
+    after: Any,
+    key: str | Sequence[str],
+    *,
+    ignore: str | Sequence[str] = (),
+    null_key: NullKeys = "error",
+    types: Any = None,
 ) -> pa.Table:
     """The keyed diff of two tables.
 
@@ -79,9 +87,12 @@ def compare(
     key : str or sequence of str
         The columns that identify a row.
     ignore : str or sequence of str
-        Columns that are left out, beside ``_diff`` and ``_time``, which what an engine gives has.
+        Columns that are left out: ``["_time", "_diff"]`` of what an engine gives, if only its rows matter.
     null_key : "error", "drop" or "keep"
         A row with a null in its key is refused, left out, or compared as any other, as groups of counts may be.
+    types : {name: type} or schema, optional
+        The types of columns, as in a flow: of text files, and of columns whose values do not tell.  By default a column
+        without a value is text.
 
     Returns
     -------
@@ -117,7 +128,8 @@ def compare(
     >>> compare({"id": [1]}, {"id": [1, 2]}, key="id").to_pylist()
     [{'id': 2, '_change': 'added', '_changed': None}]
     """
-    done = comparison(before, after, key, ignore, null_key=null_key)
+    schema = pa.schema([]) if types is None else to_schema(types, "types of compare")
+    done = comparison(before, after, key, ignore, dict(zip(schema.names, schema.types, strict=True)), null_key=null_key)
     for note in done.notes:
         warnings.warn(note, stacklevel=2)
     return done.table
@@ -142,9 +154,10 @@ def comparison(
         if isinstance(given, str | os.PathLike):
             _places(given, how)  # so that a missing one is said before the other is read
     both = [_read(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
-    _check_known(left_out, "ignore", [name for table in both for name in table.column_names])
-    ours = {*left_out, *(name for name in RESERVED if name not in keys)}
-    both = [table.drop_columns([name for name in table.column_names if name in ours]) for table in both]
+    there = [name for table in both for name in table.column_names]
+    _check_known(left_out, "ignore", there)
+    _check_known(types or (), "types", there)
+    both = [table.drop_columns([name for name in table.column_names if name in left_out]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
         _check_known(keys, f"key (in the rows {side})", table.column_names)
     sides = [Side(*each) for each in zip((before, after), (how, how), both, strict=True)]
@@ -178,13 +191,16 @@ def _read(
             doubts |= dict.fromkeys(files.doubts)
         rows = of_files(files)
         given = pa.RecordBatchReader.from_batches(rows.schema, _seen(rows, look))
-    table = to_table(given, what, pa.schema([]))
+    table = to_table(given, what, pa.schema(types))
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatch(what, f"the columns {twice} occur more than once", "give every column its own name")
-    columns = [
+    columns: list[Any] = [
         pa.chunked_array([plain(c) for c in column.chunks], normal_type(column.type)) for column in table.columns
     ]
+    for i, name in enumerate(names):
+        if name in types:
+            columns[i] = lossless(columns[i], pa.field(name, types[name]), what)
     return pa.table(dict(zip(names, columns, strict=True)))
 
 
@@ -256,33 +272,54 @@ def _schema(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
             raise SchemaMismatch(
                 f"compare, column {name!r}", found, "cast one of them, or leave the column out: ignore="
             )
-        fields.append(pa.field(name, kind))
+        fields.append(pa.field(name, _told(kind)))
     values = [name for name in names if name not in keys]
     shown = [*keys, CHANGE, CHANGED, *(name + suffix for name in values for suffix in SUFFIXES)]
-    clashes = sorted({name for name in shown if shown.count(name) > 1} | {name for name in names if name in RESERVED})
-    if clashes:
+    if clashes := sorted({name for name in shown if shown.count(name) > 1}):
         raise SpecError(
             "compare", f"the names {clashes} clash with others of the result", "rename them, or ignore= them"
         )
     return pa.schema(fields)
 
 
+def _told(kind: pa.DataType) -> pa.DataType:
+    """A type for values that may all be null, also within lists and structs: text, if nothing else is known."""
+    if pat.is_null(kind):
+        return pa.string()
+    if pat.is_list(kind) or pat.is_large_list(kind):
+        field = kind.value_field.with_type(_told(kind.value_type))
+        return pa.list_(field) if pat.is_list(kind) else pa.large_list(field)
+    return pa.struct([each.with_type(_told(each.type)) for each in kind]) if pat.is_struct(kind) else kind
+
+
 def _compared(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[Side]) -> pa.Table:
     flow, keys = Flow(), tuple(spec.key)
-    flow.output(_ROWS, flow.upserts(_ROWS, schema, spec))
+    own = [_inner(name, schema.names) for name in schema.names]  # an input has no columns of updates
+    inner = pa.schema([field.with_name(name) for field, name in zip(schema, own, strict=True)])
+    spec = replace(spec, key=[_inner(name, schema.names) for name in keys])
+    flow.output(_ROWS, flow.upserts(_ROWS, inner, spec))
+
+    def as_given(text: str) -> str:
+        for name, within in zip(schema.names, own, strict=True):
+            text = text.replace(repr(within), repr(name))
+        return text
+
     with flow.open() as engine:
         for table, side, of in zip(both, SIDES, given, strict=True):
             for lacking in [field for field in schema if field.name not in table.column_names]:
                 table = table.append_column(lacking, pa.nulls(table.num_rows, lacking.type))
+            table = table.select(schema.names).rename_columns(own)
             try:
                 updates = engine.replace(_ROWS, table, allow_empty=True)[_ROWS]
             except DuplicateKeys as error:
                 remedy = "a row needs a key of its own: name more columns in the key, or mend the rows"
-                raise of.placed(DuplicateKeys(f"compare: the rows {side}", error.found, remedy)) from None
+                raise of.placed(DuplicateKeys(f"compare: the rows {side}", as_given(error.found), remedy)) from None
             except NullKey as error:
-                raise of.placed(NullKey(f"compare: the rows {side}", error.found, error.remedy)) from None
+                found, remedy = as_given(error.found), as_given(error.remedy)
+                raise of.placed(NullKey(f"compare: the rows {side}", found, remedy)) from None
         secret = engine.dataflow.secret
-    sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(schema.names) for diff in (-1, 1)]
+    sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]
+    sides = [side.rename_columns(schema.names) for side in sides]
     at = _paired([side.select(list(keys)) for side in sides], secret)
     there = at >= 0
     together, rows = pa.concat_tables(sides), np.where(there[0], at[0], at[1] + sides[0].num_rows)
@@ -295,6 +332,14 @@ def _compared(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequ
         for i, suffix in enumerate(SUFFIXES):
             columns[name + suffix] = sides[i].column(name).take(pa.array(at[i], mask=~there[i]))
     return _sorted(pa.table(columns), keys)
+
+
+def _inner(name: str, names: Sequence[str]) -> str:
+    """A column's name within; that of updates gets blanks, until no other column is called so."""
+    own = name if name not in RESERVED else f"{name} "
+    while own != name and own in names:
+        own += " "
+    return own
 
 
 def _paired(keys: list[pa.Table], secret: Secret) -> Ints:
