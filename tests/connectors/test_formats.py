@@ -663,3 +663,85 @@ def test_numbers_that_wal2json_writes_as_text() -> None:
             "(3, -inf, None)",
             "(4, 1e-07, Decimal('5.00'))",
         ]
+
+
+PLACEHOLDERS: list[tuple[str, pa.DataType, Any]] = [
+    ("bytes as a list", pa.list_(pa.int32()), list(HIDDEN.encode())),
+    ("bytes as text", pa.string(), list(HIDDEN.encode())),
+    ("doubles", pa.list_(pa.float64()), [float(each) for each in HIDDEN.encode()]),
+    ("booleans", pa.list_(pa.bool_()), [True] * len(HIDDEN)),
+    ("days", pa.list_(pa.date32()), list(HIDDEN.encode())),
+    ("decimals", pa.list_(pa.decimal128(9, 0)), [base64.b64encode(bytes([each])).decode() for each in HIDDEN.encode()]),
+    (
+        "decimals with a scale",
+        pa.list_(pa.decimal128(9, 0)),
+        [{"scale": 0, "value": base64.b64encode(bytes([each])).decode()} for each in HIDDEN.encode()],
+    ),
+    ("texts", pa.list_(pa.string()), [HIDDEN]),
+    ("texts as text", pa.string(), [HIDDEN]),
+    ("bytes within a list", pa.list_(pa.binary()), [base64.b64encode(HIDDEN.encode()).decode()]),
+    ("uuids", pa.list_(pa.uuid()), ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),
+    ("uuids as text", pa.string(), ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),
+    ("uuids as texts", pa.list_(pa.string()), ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),
+    ("hstore", pa.struct({"a": pa.string()}), {HIDDEN: HIDDEN}),
+    ("hstore as text", pa.string(), {HIDDEN: HIDDEN}),
+    ("hstore as JSON", pa.string(), json.dumps({HIDDEN: HIDDEN}, separators=(",", ":"))),
+    ("hexadecimal", pa.binary(), HIDDEN.encode().hex()),
+]
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in PLACEHOLDERS])
+def test_placeholders_of_every_type(name: str) -> None:
+    kind, cell = next((kind, cell) for each, kind, cell in PLACEHOLDERS if each == name)
+    columns, stored = {"id": pa.int64(), "v": kind}, None
+    binary = "hex" if name == "hexadecimal" else "base64"
+    hidden = change("u", {"id": 1, "v": cell}, lsn=2)
+    with pytest.raises(dd.errors.BadMessage, match="column 'v' is unavailable"):
+        fed(hidden, columns=columns, format=dd.formats.debezium(binary=binary))
+    with pytest.raises(dd.errors.BadMessage, match="column 'v' is unavailable"):
+        fed({"id": 1, "v": cell}, columns=columns, format=dd.formats.debezium(flattened=True, binary=binary))
+    rows = fed(hidden, columns=columns, format=dd.formats.debezium(unavailable=True, binary=binary))
+    assert rows == [{"id": 1, "v": stored}]
+
+
+def test_lists_of_the_length_of_a_placeholder_are_lists() -> None:
+    values = [*HIDDEN.encode()[:-1], 7]
+    rows = fed(change("c", {"id": 1, "v": values}, lsn=1), columns={"id": pa.int64(), "v": pa.list_(pa.int64())})
+    assert rows == [{"id": 1, "v": values}]
+
+
+ONE, TWO = (UUID(int=n) for n in (1, 2))
+
+
+def test_a_key_that_is_a_uuid_is_deleted() -> None:
+    columns = {"id": pa.uuid(), "v": pa.string()}
+    made = [change("c", {"id": str(id), "v": "x"}, lsn=1) for id in (ONE, TWO)]
+    key = json.dumps({"id": str(ONE)})
+    for message, keys in (
+        (change("d", None, {"id": str(ONE)}, lsn=2), None),
+        (change("d", None, {"id": str(ONE)}, lsn=2), key),
+        (None, key),
+        (None, str(ONE)),
+        (change("u", {"id": str(UUID(int=3)), "v": "x"}, {"id": str(ONE)}, lsn=2), None),
+    ):
+        with flow_of(columns).open() as engine:
+            engine.step({"t": table(made)})
+            more = {} if keys is None else {"key": [keys], "offset": [9]}
+            engine.step({"t": table([message], **more)})
+            assert str(ONE) not in {str(row["id"]) for row in held(engine)} and len(held(engine)) in (1, 2)
+    flat = [{"id": str(ONE), "v": "x"}, {"id": str(ONE), "v": None, "__deleted": "true"}]
+    assert fed(*flat, columns=columns, format=dd.formats.debezium(flattened=True)) == []
+    cells = {"id": str(ONE), "v": "x"}
+    for format, one, other in (
+        (dd.formats.maxwell(), {"type": "insert", "data": cells}, {"type": "delete", "data": cells}),
+        (dd.formats.canal(), {"type": "INSERT", "data": [cells]}, {"type": "DELETE", "data": [cells]}),
+        (
+            dd.formats.wal2json(),
+            {"action": "I", "columns": [{"name": n, "value": v} for n, v in cells.items()]},
+            {"action": "D", "identity": [{"name": "id", "value": str(ONE)}]},
+        ),
+    ):
+        assert fed({"table": "t", **one}, {"table": "t", **other}, columns=columns, format=format) == []
+    with flow_of(columns, dd.formats.plain_json()).open() as engine:
+        engine.step({"t": table([cells, None], key=[None, str(ONE)])})
+        assert held(engine) == []

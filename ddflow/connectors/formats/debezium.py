@@ -19,9 +19,13 @@ or before it where it is the last.
 """
 
 import base64
+import hashlib
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Final
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -113,7 +117,7 @@ class Debezium(Enveloped):
 
     def _nested(self, messages: Messages, target: Target) -> Envelopes:
         """Messages with an envelope."""
-        rows = {field.name: shape_of(field.type) for field in target.columns}
+        rows = self._shape(target)
         before = {name: rows[name] for name in (*target.key, *target.deciding)}
         source = dict.fromkeys(SOURCE[0 if target.ordered else 4 :], TEXT)
         inside = opened(messages.value, {"op": TEXT, "after": rows, "before": before, "source": source}, messages.exact)
@@ -124,9 +128,16 @@ class Debezium(Enveloped):
         fresh = _fresh(inside.cells("op"))
         return Envelopes(inside, codes, ("after",), ("before",), found, np.arange(messages.rows), fresh=fresh)
 
+    def _shape(self, target: Target) -> dict[str, Any]:
+        """The shape of rows, in which an object may be a placeholder: one with that member."""
+        rows = {field.name: shape_of(field.type) for field in target.columns}
+        return {
+            name: shape | {self.placeholder: TEXT} if isinstance(shape, dict) else shape for name, shape in rows.items()
+        }
+
     def _flat(self, messages: Messages, target: Target) -> Envelopes:
         """Messages that are the row after a change, with ``__`` columns of the envelope."""
-        rows: dict[str, Any] = {field.name: shape_of(field.type) for field in target.columns}
+        rows = self._shape(target)
         shape = dict.fromkeys([*_FLAT, "__deleted", "__op"], TEXT) | rows
         inside = opened(messages.value, shape, messages.exact)
         codes = np.full(messages.rows, UPSERT)
@@ -140,19 +151,59 @@ class Debezium(Enveloped):
         return Envelopes(inside, codes, (), (), found, np.arange(messages.rows), fresh=_fresh(operations))
 
     def _unavailable(self, cells: pa.Array) -> Bools:
-        """Which cells are placeholders: as text, as bytes, or as the only one of a list.  Few have its length."""
+        """Which cells are placeholders.  Few have the length of one."""
         here = np.zeros(len(cells), np.bool_)
-        if pat.is_list(cells.type) and is_text(cells.type.value_type):
-            single = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(pc.list_value_length(cells), 1), False)))
-            here[single] = self._unavailable(cells.take(pa.array(single)).flatten())
+        if pat.is_list(cells.type):
+            self._find_lists(cells, here)
+        elif pat.is_struct(cells.type) and cells.type.get_field_index(self.placeholder) >= 0:
+            here |= np.asarray(pc.struct_field(cells, self.placeholder).is_valid())
         elif is_text(cells.type) or pat.is_binary(cells.type):
-            known = [each.encode() for each in (self.placeholder, _base64(self.placeholder))]
             lengths = pc.binary_length(cells)
-            long = pc.is_in(lengths, pa.array([len(each) for each in known], lengths.type))
+            long = pc.is_in(lengths, pa.array({len(each) for each in self._texts}, lengths.type))
             if pc.any(long).as_py():
                 rows = np.flatnonzero(np.asarray(long))
-                here[rows] = np.asarray(pc.is_in(cells.take(pa.array(rows)).cast(pa.binary()), pa.array(known)))
+                here[rows] = np.asarray(pc.is_in(cells.take(pa.array(rows)).cast(pa.binary()), pa.array(self._texts)))
         return here
+
+    def _find_lists(self, cells: pa.Array, here: Bools) -> None:
+        """Mark lists that are placeholders: of it as text, or of one element for each of its bytes."""
+        sizes = pc.list_value_length(cells)
+        if (single := np.flatnonzero(np.asarray(pc.fill_null(pc.equal(sizes, 1), False)))).size:
+            here[single] = self._unavailable(cells.take(pa.array(single)).flatten())
+        count = len(self.placeholder.encode())
+        if (rows := np.flatnonzero(np.asarray(pc.fill_null(pc.equal(sizes, count), False)))).size:
+            values = cells.take(pa.array(rows)).flatten()
+            if not (pat.is_nested(values.type) or pat.is_binary(values.type)):
+                texts = np.array(pc.ascii_trim(values.cast(pa.string()), '"').to_pylist(), object)
+                grid = texts.reshape(rows.size, count)
+                here[rows] |= np.any([(grid == np.array(way, object)).all(axis=1) for way in self._elements], axis=0)
+
+    @property
+    def _elements(self) -> list[list[str]]:
+        """The placeholder as lists of a number, a decimal or true for each byte, as Debezium's types have them."""
+        signed = np.frombuffer(self.placeholder.encode(), np.int8).tolist()
+        coded = [base64.b64encode(bytes([each & 255])).decode() for each in signed]
+        objects = [json.dumps({"scale": 0, "value": each}, separators=(",", ":")) for each in coded]
+        return [list(map(str, signed)), [f"{each}.0" for each in signed], coded, objects, ["true"] * len(signed)]
+
+    @cached_property
+    def _texts(self) -> list[bytes]:
+        """The placeholder as texts: itself, its bytes, the UUID of its bytes, and objects and lists as JSON."""
+        raw = self.placeholder.encode()
+        uuid = UUID(bytes=hashlib.md5(raw, usedforsecurity=False).digest(), version=3)
+        plain = [
+            self.placeholder,
+            _base64(self.placeholder),
+            base64.urlsafe_b64encode(raw).decode(),
+            raw.hex(),
+            str(uuid),
+        ]
+        lists = [[each] for each in plain[:2] + plain[4:]] + [self._elements[2]]
+        written = [json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in lists]
+        written += [f"[{','.join(self._elements[way])}]" for way in (0, 1, 3, 4)]
+        pair = {self.placeholder: self.placeholder}
+        written += [json.dumps(pair, ensure_ascii=False, separators=(",", between)) for between in (":", ": ")]
+        return [each.encode() for each in (*plain, *written)]
 
 
 def _fresh(operations: pa.Array) -> Bools:

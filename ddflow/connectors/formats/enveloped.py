@@ -220,7 +220,7 @@ class Enveloped(Format):
                 how, field = some.forms(read.before, name, self.usual), target.columns.field(name)
                 misfit(some.cells(*read.before, name), np.flatnonzero(wrong), field, at[gone], bad, how)
             if name in keyed:
-                found = pc.coalesce(keyed[name], found)
+                found = _coalesce(keyed[name], found)
             every = pa.concat_arrays([columns[name], found])
             which = np.arange(len(columns[name]))
             which[gone] = which.size + np.arange(gone.size)
@@ -246,7 +246,7 @@ class Enveloped(Format):
             old = pa.nulls(rows.size, column.type)
             if name in (*target.key, *target.deciding):
                 old, wrong = typed(some, read.before, name, column.type, self.usual)
-                old = pc.coalesce(old, column.take(pa.array(rows)))  # what did not change may not be there
+                old = _coalesce(old, column.take(pa.array(rows)))  # what did not change may not be there
                 if wrong is not None:
                     field, how = target.columns.field(name), some.forms(read.before, name, self.usual)
                     misfit(some.cells(*read.before, name), np.flatnonzero(wrong), field, made.at[rows], bad, how)
@@ -259,6 +259,13 @@ class Enveloped(Format):
             at=np.concatenate([made.at, made.at[rows]])[which],
             absent={n: np.concatenate([c, np.zeros(rows.size, bool)])[which] for n, c in (made.absent or {}).items()},
         )
+
+
+def _coalesce(one: pa.Array, other: pa.Array) -> pa.Array:
+    """The values of one, and of the other where that has none; also of an extension type, which Arrow does not do."""
+    if not isinstance(one.type, pa.BaseExtensionType):
+        return pc.coalesce(one, other)
+    return pa.ExtensionArray.from_storage(one.type, pc.coalesce(one.storage, other.storage))
 
 
 def _unstored(name: str, messages: Ints, bad: BadMessages) -> None:
