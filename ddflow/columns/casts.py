@@ -1,10 +1,11 @@
 """Casts that lose nothing, judged by value: a column takes a type if every value has an equal one in it.
 
 Invariant: ``exact(array, kind)`` has the values of ``array``, number by number and instant by instant, or is None; so
-an answer never depends on which of two types a producer chose for the same values. Text is never parsed, and numbers
-never become text. A time with a zone is an instant and one without is none, so neither becomes the other. Arrow's own
-checked casts are not enough: they round doubles to floats and decimals, cut timestamps to dates, and refuse whole
-numbers above 2^53 that a double does hold. What is refused is found by halving, so a refusal costs what a cast costs.
+an answer never depends on which of two types a producer chose for the same values. Text is parsed by `decimals_of` and
+`floats_of` alone, and numbers never become text. A time with a zone is an instant and one without is none, so neither
+becomes the other. Arrow's own checked casts are not enough: they round doubles to floats and decimals, cut timestamps
+to dates, and refuse whole numbers above 2^53 that a double does hold. What is refused is found by halving, so a refusal
+costs what a cast costs.
 
 Limits: nested columns are cast level by level; a struct may lack fields of the type, which are null then, and their
 order is no matter. Encodings (dictionaries, views, run ends) are for ``schema.plain``, before.
@@ -66,6 +67,25 @@ def decimals_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
             return texts.cast(_WIDE).cast(kind)
     numbers = [None if each is None else _number(each, kind) for each in texts.to_pylist()]
     return pa.array(numbers, kind)
+
+
+def floats_of(cells: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Texts or numbers as floats, each the nearest one.  O(n).  Raises `pyarrow.ArrowInvalid` for what is beyond all.
+
+    >>> floats_of(pa.array(["1e300", "inf"]), pa.float64()).to_pylist()
+    [1e+300, inf]
+    """
+    made = cells.cast(kind, safe=not pat.is_floating(cells.type))
+    if pc.any(endless := pc.is_inf(made)).as_py():
+        some = cells.filter(endless)
+        meant = (
+            pc.is_inf(some)
+            if pat.is_floating(some.type)
+            else pc.match_substring_regex(some.cast(pa.string()), "(?i)inf")
+        )
+        if not pc.all(meant).as_py():
+            raise pa.ArrowInvalid(f"a number is beyond {kind}")
+    return made
 
 
 def _number(text: str, kind: pa.DataType) -> Decimal:

@@ -70,7 +70,7 @@ def arrow(given: Any, what: str, schema: pa.Schema) -> Rows:
         )
         from ddflow.connectors.files.file_path import dialect_of
 
-        known, how = schema if len(schema) else None, FileOptions(dialect=dialect_of(given), converts=False)
+        known, how = schema if len(schema) else None, FileOptions(dialect=dialect_of(given), converts=True)
         return of_files(open_files([os.fspath(given)], known=known, how=how))
     if hasattr(given, "collect_schema") and hasattr(given, "lazy") and not hasattr(given, "__arrow_c_stream__"):
         given = given.collect()

@@ -228,7 +228,8 @@ class FollowedFiles(OpenSource):
         if not stamp.size:
             return iter(())
         place = self._there.place(file, stamp, self.of.dialect.kind)
-        how = FileOptions(dialect=self.of.dialect, empty=True, declare=rewritten, converts=False)
+        # A column that the run took in was guessed, so nothing is converted.
+        how = FileOptions(dialect=self.of.dialect, empty=True, declare=rewritten)
         source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
         self._beside = {

@@ -35,7 +35,7 @@ from ddflow.connectors.files.kinds import Dialect, is_utf8
 from ddflow.connectors.files.places import Place
 from ddflow.connectors.files.reading import File, brief, reading
 from ddflow.connectors.files.spelling import Misspelled, converted, fits, values
-from ddflow.connectors.files.wire import is_listed, restored, wire
+from ddflow.connectors.files.wire import digits_within, is_listed, restored, wire
 from ddflow.errors import SchemaMismatch
 from ddflow.expressions.types import is_number
 
@@ -82,6 +82,7 @@ class TextColumn(NamedTuple):
     def _structured(self, kind: pa.DataType) -> pa.Array:
         """O(n), also where a row is refused: the first such one is found by halves."""
         try:
+            _check_digits(self.texts, digits_within(kind))
             return restored(_parsed(self.texts, wire(kind)), kind)
         except (pa.ArrowException, ValueError):
             n = len(self.texts)
@@ -102,6 +103,14 @@ class TextColumn(NamedTuple):
             return brief(text)
         shown = f'"{text}"' if self.quoted[row].as_py() else text
         return shown if len(shown) <= 40 else f"{shown[:40]}..."
+
+
+def _check_digits(texts: pa.Array, most: int) -> None:
+    """Raise `ValueError` for JSON texts with a number of more digits, or so many with an exponent."""
+    if (pc.max(pc.binary_length(texts)).as_py() or 0) > most - 9 > 0:
+        long = rf"[0-9.]{{{most + 1}}}|[0-9.]{{{most - 9}}}[eE]|[eE][+-]?[0-9]{{2}}"
+        if pc.any(pc.match_substring_regex(texts, long)).as_py():
+            raise ValueError("a number has too many digits")
 
 
 def _parsed(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
@@ -138,12 +147,11 @@ def declaring(name: str, was: pa.DataType, to: pa.DataType) -> str:
 
 
 class TextFile(File):
-    """A file of text.  ``dialect``: how it is written.  ``declare``: of columns that have their types already.
-    ``converts``: whether types can be given for the files themselves, which convert then."""
+    """A file of text.  ``dialect``: how it is written.  ``declare``: of columns that have their types already."""
 
-    def __init__(self, place: Place, dialect: Dialect, declare: Mapping[str, Declare], converts: bool = True) -> None:
+    def __init__(self, place: Place, dialect: Dialect, declare: Mapping[str, Declare]) -> None:
         super().__init__(place)
-        self.dialect, self._declare, self._converts = dialect, declare, converts
+        self.dialect, self._declare = dialect, declare
         self._head: Block | None = None
 
     @abstractmethod
@@ -221,8 +229,7 @@ class TextFile(File):
             return f"{shown} is no {kind}", f"{give}mend it, or declare another type: {other}"
         fit = self._fitting(column, text, kind)
         remedy = f"{give}mend it, or declare the type that fits: {self._declare.get(name, declaring)(name, kind, fit)}"
-        if self._converts:
-            with suppress(Misspelled):
-                converted(column.texts.slice(row, 1), kind, column.forms)
-                remedy += f"; declaring {as_declared(name, spelled_type(kind))} converts it"
+        with suppress(Misspelled):
+            converted(column.texts.slice(row, 1), kind, column.forms)
+            remedy += f"; declaring {as_declared(name, spelled_type(kind))} converts it"
         return f"{shown} is not how a value of type {kind} is written", remedy

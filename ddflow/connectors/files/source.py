@@ -88,7 +88,7 @@ class FileOptions:
     declare
         What to write to declare types of columns that are known.
     converts
-        Whether types of their columns can be given with the files, which are converted then.
+        Whether the known types were declared, so that text is converted to them; else they were guessed.
     """
 
     dialect: Dialect = PLAIN
@@ -96,7 +96,7 @@ class FileOptions:
     empty: bool = False
     skip: Callable[[str, DdflowError], None] | None = None
     declare: Declare = declaring
-    converts: bool = True
+    converts: bool = False
 
 
 AS_USUAL: Final = FileOptions()
@@ -162,7 +162,7 @@ class FilesSource:
 
     def _text(self, place: Place) -> TextFile:
         declare = dict.fromkeys(self._known.names if self._known is not None else (), self._how.declare)
-        return _TEXTS[place.kind.name](place, self._how.dialect, declare, self._how.converts)
+        return _TEXTS[place.kind.name](place, self._how.dialect, declare)
 
     def _union(self) -> pa.Schema:
         """All columns, in types that do not depend on which file is the first."""
@@ -269,7 +269,8 @@ class FilesSource:
             reader.place.close()
 
     def _rows(self, reader: File) -> Iterator[pa.RecordBatch]:
-        for batch in reader.batches(self.columns(reader.place.name), self._declared):
+        declared = self._known.names if self._how.converts and self._known is not None else ()
+        for batch in reader.batches(self.columns(reader.place.name), {*self._declared, *declared}):
             if batch.num_rows:
                 table = self._cast(reader.place.name, pa.Table.from_batches([batch]))
                 yield from conform(table, self.schema, reader.place.name).to_batches()

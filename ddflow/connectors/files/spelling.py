@@ -30,6 +30,7 @@ import pyarrow.types as pat
 from ddflow.columns.schema import is_text
 from ddflow.connectors.files.forms import USUAL, Forms
 from ddflow.connectors.files.wire import restored
+from ddflow.expressions.types import is_number
 
 EXACT: Final = 15
 """So many significant digits every double keeps."""
@@ -37,6 +38,7 @@ EXACT: Final = 15
 _NUMBER: Final = r"^(-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?|nan|NaN|-?inf|-?Infinity)$"
 _NOUGHT: Final = r"^(-?0*\.?0*([eE].*)?|[nN].*|-?[iI].*)$"
 _BOOLEAN: Final = pa.array(["true", "True", "TRUE", "false", "False", "FALSE", None])
+_DECLARED: Final = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)$"
 _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?$"
 
 
@@ -74,9 +76,16 @@ def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Fo
 def converted(texts: pa.Array, kind: pa.DataType, forms: Forms = USUAL) -> pa.Array:
     """The values of a type that somebody declared: what Arrow can convert, without spaces around.  O(n).
 
+    A number may have a sign, zeros before and behind, and an exponent, if the type holds it; floats are the nearest.
     Raises `Misspelled` for a text of which it can make no value.
     """
-    return _cast(texts if is_text(kind) else forms.usual(pc.utf8_trim_whitespace(texts), kind), kind)
+    if is_text(kind):
+        return _cast(texts, kind)
+    texts = forms.usual(pc.utf8_trim_whitespace(texts), kind)
+    if is_number(kind):
+        _check(pc.match_substring_regex(texts, _DECLARED))
+        texts = pc.replace_substring_regex(texts, r"^\+", "")
+    return _cast(texts, kind)
 
 
 def _pattern(kind: pa.DataType) -> str | None:
@@ -140,8 +149,11 @@ def _check_exact(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
     size, limits = np.abs(np.asarray(found.fill_null(1.0))), np.finfo(np.float64)
     rows = np.flatnonzero(~((size >= limits.smallest_normal) & (size <= limits.max)))
     if len(rows):
-        meant = np.asarray(pc.match_substring_regex(texts.take(pa.array(rows)), _NOUGHT))
-        if len(rows := rows[~meant]):
+        some = texts.take(pa.array(rows))
+        shown = found.take(pa.array(rows)).cast(pa.string())
+        own = pc.equal(*(pc.utf8_rtrim(_digits(each), "0") for each in (some, shown)))  # of a small one
+        meant = pc.or_(pc.match_substring_regex(some, _NOUGHT), own)
+        if len(rows := rows[~np.asarray(meant)]):
             raise Misspelled(int(rows[0]))
 
 

@@ -15,14 +15,19 @@ ListType(list<item: string>)
 
 import base64
 import binascii
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.casts import decimals_of, floats_of
 from ddflow.columns.schema import is_text, is_word, normal_type
 from ddflow.connectors.files.kinds import is_json
+
+WIDE: Final = pa.decimal256(76, 38)
+_ANY: Final = 1 << 30
 
 
 def is_bytes(kind: pa.DataType) -> bool:
@@ -58,8 +63,16 @@ def wire(kind: pa.DataType) -> pa.DataType:
     if is_bytes(kind) or pat.is_null(kind) or is_text(kind) or pat.is_date(kind) or pat.is_time(kind):
         return pa.string()
     if pat.is_decimal(kind):
-        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 else kind
-    return pa.float32() if pat.is_float16(kind) else pa.int64() if pat.is_duration(kind) else kind
+        return WIDE if kind.precision <= 38 else kind
+    return pa.float64() if pat.is_floating(kind) else pa.int64() if pat.is_duration(kind) else kind
+
+
+def digits_within(kind: pa.DataType) -> int:
+    """How many digits a number may have for Arrow's reader of JSON, which drops bits of longer decimals within."""
+    if pat.is_struct(kind) or is_listed(kind):
+        inner = [field.type for field in (kind if pat.is_struct(kind) else [pa.field("", element(kind))])]
+        return min(map(digits_within, inner), default=_ANY)
+    return 76 - wire(kind).scale if pat.is_decimal(kind) else _ANY
 
 
 def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -82,8 +95,12 @@ def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
             return pc.binary_join_element_wise("1970-01-01", column, " ").cast(pa.timestamp(kind.unit)).cast(kind)
         if pat.is_null(kind) and column.null_count < len(column):
             raise ValueError("a value in a column of type null")
-        if pat.is_float16(kind) or pat.is_duration(kind):
-            return column.cast(pa.float32() if pat.is_float16(kind) else pa.int64()).cast(kind)
+        if pat.is_duration(kind):
+            return column.cast(pa.int64()).cast(kind)
+        if pat.is_decimal(kind):
+            return decimals_of(column, kind)
+    if pat.is_floating(kind):
+        return floats_of(column, kind)
     return pa.nulls(len(column)) if pat.is_null(kind) else column.cast(kind)
 
 

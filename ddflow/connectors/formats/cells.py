@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.casts import floats_of
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.decimals import BASE64, PRECISE, decimals, number_in, too_wide
 from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, base64_bytes, computed
@@ -127,13 +128,7 @@ def _read(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Array:
         return _nested(cells, kind, how)
     if _is_binary(kind):
         return _bytes(cells, how).cast(kind) if is_text(cells.type) else cells.cast(kind)
-    made = cells.cast(kind)
-    if pat.is_floating(kind) and pc.any(endless := pc.is_inf(made)).as_py():
-        some = cells.filter(endless)
-        said = pc.match_substring_regex(some, "(?i)inf") if is_text(some.type) else pc.is_inf(some)
-        if not pc.all(said).as_py():
-            raise ValueError(f"it is beyond {kind}")
-    return made
+    return floats_of(cells, kind) if pat.is_floating(kind) else cells.cast(kind)
 
 
 def _is_binary(kind: pa.DataType) -> bool:

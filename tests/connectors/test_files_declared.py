@@ -1,0 +1,122 @@
+"""Declared numbers in text files: one rule, from Python and on the shell."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import ddflow as dd
+from ddflow.cli import app
+from ddflow.columns.type_text import spelled_type
+
+TAKEN: list[tuple[str, pa.DataType, Any]] = [
+    ("007", pa.int64(), 7),
+    ("+7", pa.int64(), 7),
+    (" 7", pa.int64(), 7),
+    ("-0", pa.int64(), 0),
+    ("1.5000", pa.decimal128(5, 2), Decimal("1.50")),
+    ("15e-1", pa.decimal128(5, 2), Decimal("1.50")),
+    ("007", pa.decimal128(5, 2), Decimal("7.00")),
+    ("1000000000.00000001", pa.decimal128(20, 8), Decimal("1000000000.00000001")),
+    ("2.2250738585072014e-308", pa.float64(), 2.2250738585072014e-308),
+    ("1e-310", pa.float64(), 1e-310),
+    ("5e-324", pa.float64(), 5e-324),
+    ("0.30000000000000004", pa.float64(), 0.1 + 0.2),
+    ("1e308", pa.float64(), 1e308),
+]
+REFUSED: list[tuple[str, pa.DataType]] = [
+    ("0x10", pa.int64()),
+    ("1_000", pa.int64()),
+    ("1.5", pa.int64()),
+    ("9223372036854775808", pa.int64()),
+    ("0x10", pa.float64()),
+    ("1e400", pa.float64()),
+    ("1e300", pa.float32()),
+    ("1.505", pa.decimal128(5, 2)),
+    ("-4", pa.decimal128(38, 38)),
+    ("1e-400", pa.decimal128(5, 2)),
+    ("1e300", pa.decimal128(5, 2)),
+    ("32570277.00491839396e-400", pa.decimal128(5, 2)),
+]
+
+
+def read(path: Path, kind: pa.DataType) -> Any:
+    flow = dd.Flow()
+    flow.output("t", flow.upserts("t", {"id": pa.int64(), "v": kind}, dd.Upsert(key="id")))
+    with flow.open() as engine:
+        engine.step({"t": str(path)})
+        return engine.read("t")["v"][0].as_py()
+
+
+def written(folder: Path, text: str) -> list[Path]:
+    """The files that have a text for ``v``: CSV, JSON lines in quotes, and without where it is JSON."""
+    paths = {"a.csv": f"id,v\n1,{text}\n", "a.jsonl": f'{{"id": 1, "v": "{text}"}}\n'}
+    try:
+        json.loads(text)
+        paths["b.jsonl"] = f'{{"id": 1, "v": {text}}}\n'
+    except ValueError:
+        pass
+    for name, content in paths.items():
+        (folder / name).write_text(content)
+    return [folder / name for name in paths]
+
+
+@pytest.mark.parametrize(("text", "kind", "value"), TAKEN, ids=str)
+def test_a_declared_number_is_converted(text: str, kind: pa.DataType, value: Any, tmp_path: Path) -> None:
+    for path in written(tmp_path, text):
+        assert read(path, kind) == value
+        types = f"v={spelled_type(kind)}"
+        done = CliRunner().invoke(app, ["diff", str(path), "--key", "id", "--types", types])
+        shown = json.loads(done.stdout.splitlines()[0])["v"]
+        assert type(value)(shown) == value
+
+
+@pytest.mark.parametrize(("text", "kind"), REFUSED, ids=str)
+def test_a_text_that_is_no_number_of_the_declared_type_is_refused(text: str, kind: pa.DataType, tmp_path: Path) -> None:
+    for path in written(tmp_path, text):
+        with pytest.raises(dd.errors.SchemaMismatch, match="column 'v'"):
+            read(path, kind)
+        done = CliRunner().invoke(app, ["diff", str(path), "--key", "id", "--types", f"v={spelled_type(kind)}"])
+        assert done.exit_code == 1 and "'v'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("1000000000.00000001", pa.decimal128(20, 8), Decimal("1000000000.00000001")),
+        ("-4", pa.decimal128(38, 38), None),
+        ('"-4"', pa.decimal128(38, 38), None),
+        ("15e-1", pa.decimal128(5, 2), Decimal("1.5")),
+        ("1e300", pa.float32(), None),
+        (f"{'9' * 60}", pa.decimal128(38, 0), None),
+        (f"{'9' * 38}e9", pa.decimal128(38, 0), None),
+    ],
+)
+def test_numbers_within_lists_of_json_lines(text: str, kind: pa.DataType, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"id": 1, "v": [1, {text}]}}\n'.replace("[1, ", "[0, "))
+    if value is None:
+        with pytest.raises(dd.errors.SchemaMismatch, match="column 'v'"):
+            read(path, pa.list_(kind))
+    else:
+        assert read(path, pa.list_(kind)) == [0, value]
+
+
+def test_a_guessed_type_converts_nothing(tmp_path: Path) -> None:
+    """As ruled: what was guessed takes only what is written as it was guessed; small floats are written so."""
+    for text, kind in (
+        ("5e-324", "double"),
+        ("1e-310", "double"),
+        ("2.2250738585072014e-308", "string"),
+        ("007", "string"),
+    ):
+        (tmp_path / "a.csv").write_text(f"id,v\n1,{text}\n")
+        done = CliRunner().invoke(app, ["diff", str(tmp_path / "a.csv"), "--key", "id"])
+        value = json.loads(done.stdout.splitlines()[0])["v"]
+        assert isinstance(value, str if kind == "string" else float)
