@@ -71,6 +71,8 @@ class Polled(NamedTuple):
     """By input, the columns that stand beside those of these rows; of messages the format tells them."""
     spots: Mapping[str, Sequence[Spot]] = MappingProxyType({})
     """By input, where each batch stands, for errors; of messages each says it itself."""
+    orders: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+    """By input that is whole, the order of its deletions, by column; else it is the greatest one of its rows."""
 
 
 class OpenSource(ABC):

@@ -11,21 +11,33 @@ it, but not before that, and its changes are newer than the copy.
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from ddflow.connectors.attached import Beside, Polled
 from ddflow.connectors.formats.base import OWN
+from ddflow.connectors.formats.positions import POSITION, ROW
 from ddflow.connectors.formats.sql_types import of_sql
 from ddflow.connectors.postgres import driver
 from ddflow.connectors.postgres_catalog import LOG, SourceTable, cell, columns_of, literal, refuse_filtered
-from ddflow.connectors.postgres_stream import messages, streamed
+from ddflow.connectors.postgres_stream import messages, place, streamed
 from ddflow.errors import SourceFailed
 
 LEFT: Final = "a run before this one was to do so"
 """Why a table is copied again of which a position says that."""
+PATIENCE: Final = 5.0
+"""Seconds until a warning says for what a slot waits."""
+_NOW: Final = (
+    "select pg_current_wal_insert_lsn()::text, (txid_snapshot_xmax(txid_current_snapshot()) % (1::bigint << 32))::text"
+)
+_OPEN: Final = """
+    select distinct coalesce('PID ' || l.pid, 'prepared transaction ' || quote_literal(p.gid))
+    from pg_locks l left join pg_prepared_xacts p on p.transaction = l.transactionid
+    where l.locktype = 'transactionid' and l.granted and age(l.transactionid) >= age(%s::xid)"""
+"""Transactions that had begun before another one, of all databases."""
 
 
 class Begun(NamedTuple):
@@ -36,22 +48,46 @@ class Begun(NamedTuple):
     since: str
 
 
-def begun(connection: Any, holder: Any, slot: str, lasting: bool = True) -> Begun:
+def begun(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool = True) -> Begun:
     """Make a slot on a connection of replication, which then holds its snapshot.  Raises what psycopg raises.
 
-    ``lasting``: whether it stays when that connection ends.
+    ``asked``: for messages.  ``lasting``: whether it stays when that connection ends.
     """
     psycopg = driver()
-    (since,) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+    since, now = connection.execute(_NOW).fetchone()
     how = "LOGICAL" if lasting else "TEMPORARY LOGICAL"
     holder.pgconn.send_query(f'CREATE_REPLICATION_SLOT "{slot}" {how} wal2json EXPORT_SNAPSHOT'.encode())
-    (made,) = holder.wait(psycopg.generators.execute(holder.pgconn))  # in Python, where signals are heard
+    with _warned_of_waits(connection, asked, now):
+        (made,) = holder.wait(psycopg.generators.execute(holder.pgconn))  # in Python, where signals are heard
     if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
         raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
             made.error_message.decode()
         )
     lsn, snapshot = (made.get_value(0, n).decode() for n in (1, 2))
     return Begun(lsn, snapshot, since)
+
+
+@contextmanager
+def _warned_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
+    """Warn of transactions that a slot waits for, which had begun before ``now``: after 5 s, then once a minute."""
+    done = Event()
+
+    def warn() -> None:
+        pause = PATIENCE
+        while not done.wait(pause):
+            pause = 60.0
+            with suppress(driver().Error):  # whatever it is, the slot meets it, too
+                open_ = ", ".join(each for (each,) in connection.execute(_OPEN, [now]).fetchall())
+                remedy = "a copy begins when they end: see pg_stat_activity, or select pg_terminate_backend(PID)"
+                LOG.warning("%s: the slot waits for open transactions: %s; %s", asked, open_ or "new ones", remedy)
+
+    thread = Thread(target=warn, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextmanager
@@ -98,7 +134,8 @@ def copies(
         batches = (pa.record_batch({"value": made(messages(some.column("data")).column(0))}) for some in rows)
         if table.input in whole:
             every = [messages(pa.chunked_array([pa.array([], pa.string())])), *batches]
-            yield Polled({table.input: every}, None, frozenset([table.input]), dict(beside))
+            orders = {table.input: {POSITION: place(begins.since), ROW: 0}}
+            yield Polled({table.input: every}, None, frozenset([table.input]), dict(beside), orders=orders)
         for batch in batches:
             yield Polled({table.input: [batch]}, None, beside=dict(beside))
     run("commit")

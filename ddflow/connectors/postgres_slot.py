@@ -290,7 +290,7 @@ class Slot(OpenSource):
         began = time()
         self._own.make_way()
         self._holder = connect(self.of.url, self.asked, READS, replication="database")
-        begins = begun(self.connection, self._holder, self._own.copying)
+        begins = begun(self.connection, self._holder, self._own.copying, self.asked)
         self.at, self._copy = place(begins.lsn), self._copies(begins, began)
 
     def _copies(self, begins: Begun, began: float) -> Iterator[Polled]:
@@ -306,7 +306,7 @@ class Slot(OpenSource):
         unique = identified(self.connection, new, self._keys)
         began, why = time(), {each.full: self._why.get(each.full, LEFT) for each in new if each.full in self.copied}
         with again(self.asked, why):
-            begins = begun(self.connection, self._holder, self.of.slot + ADDING, lasting=False)
+            begins = begun(self.connection, self._holder, self.of.slot + ADDING, self.asked, lasting=False)
         self._copy = self._additions(begins, new, unique, began)
 
     def _additions(

@@ -33,11 +33,13 @@ from ddflow.storage.epochs import Attached
 
 class CallRows(NamedTuple):
     """Rows for one call of an engine.  ``spots``: where each batch stands, and how many rows it has, of files.
-    ``whole``: whether they are all that their only input holds."""
+    ``whole``: whether they are all that their only input holds; ``order``: of the deletions then, if the source says
+    it."""
 
     rows: dict[str, list[pa.RecordBatch]]
     spots: list[tuple[Spot, int]]
     whole: bool = False
+    order: Mapping[str, int] | None = None
 
 
 class Inlet:
@@ -227,7 +229,7 @@ class Inlet:
                 spots = [(spot, b.num_rows) for spot, b in zip(taken.spots.get(name, ()), batches, strict=False)]
                 if name in taken.whole:
                     yield from (ready,) if ready.rows else ()
-                    yield CallRows({name: list(batches)}, spots, whole=True)
+                    yield CallRows({name: list(batches)}, spots, whole=True, order=taken.orders.get(name))
                     ready = CallRows({}, [])
                     continue
                 for n, batch in enumerate(batches):

@@ -35,6 +35,7 @@ from ddflow.engine.deliveries import NAP, Deliveries, passed_over
 from ddflow.engine.delivery import Delivery
 from ddflow.engine.evolve import evolve
 from ddflow.engine.fed_by import taken_up
+from ddflow.engine.full_contents import ordered
 from ddflow.engine.inlet import CallRows, Inlet, found, refused
 from ddflow.engine.kept_epochs import EngineEpochs
 from ddflow.engine.run_done import RunDone
@@ -69,7 +70,14 @@ class Stepping(Protocol):
         """See `Engine.advance_to`."""
 
     def replace(
-        self, name: str, table: Any, /, *, max_absent: int | str | None = None, allow_empty: bool = False
+        self,
+        name: str,
+        table: Any,
+        /,
+        *,
+        order: Any = None,
+        max_absent: int | str | None = None,
+        allow_empty: bool = False,
     ) -> Step:
         """See `Engine.replace`."""
 
@@ -290,9 +298,10 @@ class RunLoop:
 
     def _replace(self, given: CallRows) -> Step:
         ((name, batches),) = given.rows.items()
-        schema = batches[0].schema if batches else self.dataflow.admissions[name].bound.schema
-        table = pa.Table.from_batches(batches, schema)
-        return self.engine.replace(name, table, max_absent=self.how.max_absent, allow_empty=True)
+        bound = self.dataflow.admissions[name].bound
+        table = pa.Table.from_batches(batches, batches[0].schema if batches else bound.schema)
+        order = given.order if {*ordered(bound.spec)} == {*(given.order or ())} else None
+        return self.engine.replace(name, table, order=order, max_absent=self.how.max_absent, allow_empty=True)
 
     def _step(self, given: CallRows) -> Step:
         call = self.engine.push if self.dataflow.holds_back else self.engine.step

@@ -110,6 +110,14 @@ CHANGED: dict[str, tuple[str, list[str]]] = {
         "its rows were rewritten",
         ["alter table t set unlogged", GONE, "alter table t set logged", "vacuum (full, freeze) t"],
     ),
+    "emptied": (
+        "its rows were rewritten",
+        ["alter table t set unlogged", "delete from t", "alter table t set logged"],
+    ),
+    "made anew": (
+        "it is another table",
+        ["drop table t", "create table t (id int primary key, other int unique not null, v int, e mood, p int)"],
+    ),
     "type": ("'v' has another type", ["alter table t alter v type text using 'x' || v"]),
     "type, same": ("its rows were rewritten", ["alter table t alter v type int using v * 2"]),
     "type, not rewritten": (

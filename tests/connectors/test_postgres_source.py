@@ -465,6 +465,36 @@ def test_what_was_written_while_the_slot_was_made_is_newer_than_the_copy(server:
         assert held(engine) == there(server) == [(1, 1, 1, "new")]
 
 
+def test_a_copy_that_waits_for_open_transactions_says_for_which(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is made again; a transaction that only reads is none."""
+    monkeypatch.setattr("ddflow.connectors.postgres_copy.PATIENCE", 0.2)
+    ask(server, ORDERS, "insert into orders values (1, 1, 1)", "create table other (id int)")
+
+    def end(*open_: Any) -> None:
+        ends = time.monotonic() + 30
+        while time.monotonic() < ends and "the slot waits" not in caplog.text:
+            time.sleep(0.02)
+        for each in open_:
+            each.close()
+
+    for _ in range(2):
+        caplog.clear()
+        writes, reads = (psycopg.connect(server.url) for _ in "12")
+        writes.execute("insert into other values (1)")
+        reads.execute("select * from other")
+        pid, thread = writes.info.backend_pid, threading.Thread(target=end, args=[writes, reads])
+        thread.start()
+        with flow().open(tmp_path / "state") as engine:
+            engine.run({"orders": source(server)})
+            thread.join()
+            assert held(engine) == there(server)
+        said = [each.message for each in caplog.records if "the slot waits" in each.message]
+        assert len(said) == 1 and f"waits for open transactions: PID {pid}; a copy begins when they end" in said[0]
+        ask(server, "alter table orders set unlogged", "delete from orders", "alter table orders set logged")
+
+
 def refused(server: Server, engine: Any, kind: type[Exception], says: str, **more: Any) -> None:
     with pytest.raises(kind, match=says):
         engine.run({"orders": source(server, **more)}, give_up_after="0s")
