@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from postgres_server import Server
 from test_postgres_source import FORMAT, ask, cluster, server
 
 import ddflow as dd
+from ddflow.errors import BadMessage
 
 __all__ = ["cluster", "server"]
 
@@ -214,3 +218,49 @@ def test_a_table_of_more_than_a_hundred_columns_is_copied(server: Server, tmp_pa
     with made.open(tmp_path / "state") as engine:
         engine.run({"t": dd.sources.postgres(server.url, "t", slot="shop")}, give_up_after="0s")
         assert engine.read("t").column("c0").to_pylist() == [7]
+
+
+BEYOND = {
+    "date": (pa.date32(), ("infinity", "-infinity", "0044-03-15 BC", "20240-01-01")),
+    "timestamp": (pa.timestamp("us"), ("infinity", "-infinity", "0044-03-15 01:00:00 BC", "20240-01-01 00:00:00")),
+    "timestamptz": (pa.timestamp("us", "UTC"), ("infinity", "0044-03-15 01:00:00+00 BC", "20240-01-01 00:00:00+00")),
+    "date ": (pa.timestamp("us"), ("infinity", "0044-03-15 BC")),
+    "timestamp(0)": (pa.timestamp("s"), ("-infinity", "0044-03-15 01:00:00 BC")),
+}
+
+
+@pytest.mark.parametrize("kind", BEYOND)
+def test_a_time_that_no_calendar_has_is_a_message_that_may_be_dropped(
+    server: Server, tmp_path: Path, kind: str
+) -> None:
+    """In copies and in changes: by value, with what to do; text holds all of them."""
+    declared, values = BEYOND[kind]
+    copied = "2024-02-29"
+    ask(server, f"create table t (id int primary key, at {kind})", f"insert into t values (0, '{copied}')")
+    source = {"t": dd.sources.postgres(server.url, "t", slot="shop")}
+
+    def run(state: str, **more: Any) -> int:
+        made, format = dd.Flow(), dd.formats.wal2json(unavailable=True, **more)
+        made.output("rows", made.upserts("t", {"id": int, "at": declared}, dd.Upsert(key="id"), format=format))
+        sinks = {"t.bad": dd.sinks.postgres(server.url, "bad", mode="updates")} if more else {}
+        with made.open(tmp_path / state) as engine:
+            engine.run(source, sinks)
+            return engine.read("rows").num_rows
+
+    remedy = r"dd\.evolve\(.*'at': 'string'" if pa.types.is_date(declared) else "declare 'at' as str, in a new state"
+    assert run("stops") == 1
+    for number, value in enumerate(values, 1):
+        ask(server, f"insert into t values ({number}, '{value}')")
+        for _ in range(2):
+            with pytest.raises(BadMessage, match=rf"column 'at' is '{re.escape(value)}', .* on_bad='drop'.*{remedy}"):
+                run("stops")
+        ask(server, f"delete from t where id = {number}", "select pg_drop_replication_slot('shop')")
+        shutil.rmtree(tmp_path / "stops")
+        assert run("stops") == 1
+    ask(server, "select pg_drop_replication_slot('shop')")
+    ask(server, *(f"insert into t values ({number}, '{value}')" for number, value in enumerate(values, 1)))
+    assert run("drops", on_bad="drop") == 1
+    ask(server, *(f"insert into t values ({number}, '{value}')" for number, value in enumerate(values, 10)))
+    assert run("drops", on_bad="drop") == 1
+    reasons = ask(server, "select reason from bad")
+    assert len(reasons) == 2 * len(values) and all(value in repr(reasons) for value in values)

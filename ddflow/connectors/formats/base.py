@@ -46,6 +46,8 @@ OWN: Final = (POSITION, ROW, DELETED, ABSENT, BAD)
 """The columns that a format adds."""
 BAD_TYPE: Final = pa.struct({"message": pa.binary(), "position": pa.string(), "reason": pa.string()})
 OnBad = Literal["stop", "drop"]
+_BEYOND: Final = re.compile(r"-?infinity|.* BC|[0-9]{5,}-.*")
+"""Moments of Postgres that no timestamp of Arrow has."""
 _FRACTION: Final = re.compile(r"[0-9][.eE]")
 
 
@@ -289,7 +291,7 @@ def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages:
     field, value = bad.narrow[row]
     wide = None if field.name in (*target.key, *target.deciding) else holding(field.type, value)
     if wide is None:
-        endless = pat.is_timestamp(field.type) and value in ("infinity", "-infinity")
+        endless = pat.is_timestamp(field.type) and _BEYOND.fullmatch(value)
         return f"; {value} is text only: declare {field.name!r} as str, in a new state" if endless else ""
     if pat.is_decimal(wide):
         alone = Messages(messages.table.slice(row, 1), messages.what, messages.first + row)
