@@ -89,6 +89,7 @@ class Job:
             keep=options.keep,
             checkpoint=options.checkpoint,
         )
+        self.flow = self.coordinator.flow
         self.store = self.coordinator.log.manifest_log.store.where
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from ddflow.engine.reads import Reading
 from ddflow.engine.replace import Allowed, replace
 from ddflow.engine.step_time import step_time
 from ddflow.engine.watching import Watching
+from ddflow.plan.join_sides import with_shared_sides
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
@@ -47,7 +48,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         flow = runnable(flow, options)
         self.durable = Commits.open(flow, options) if options.state is not None else None
         try:
-            flow = flow if self.durable is None else self.durable.log.flow
+            flow = with_shared_sides(flow) if self.durable is None else self.durable.log.flow
             super().__init__(new_dataflow(flow, options, self.durable))
             if self.durable is not None:
                 recover(self.durable, self.dataflow)

@@ -47,6 +47,7 @@ from ddflow.errors import (
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import PlanChange, caught_up, compare, offsets_kept, unsure
 from ddflow.plan.evolve import timed
+from ddflow.plan.join_sides import with_shared_sides
 from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import step_times
@@ -117,6 +118,7 @@ class EpochLog:
             if manifest is not None:
                 flow = offsets_kept(manifest.plan, flow, store.where)
                 flow, _ = timed(flow, step_times(manifest.plan, store.where))
+            flow = with_shared_sides(flow, None if manifest is None else manifest.plan)
             plan = describe(flow)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
             where = Outputs.open(outputs, store, manifest, schemas, trust)

@@ -117,13 +117,13 @@ class EpochDriver:
         )
         with on_failure(log.close):
             many, before = log.manifest_log.manifest.partitions > 1, log.change.before
-            if many and before is not None and (moved := regrouped(before, flow)):
+            if many and before is not None and (moved := regrouped(before, log.flow)):
                 raise PlanChanged(
                     f"open {log.manifest_log.store.where} with this plan",
                     f"{log.change.text}; rows of {moved} are told apart by it, and would be in other partitions",
                     "rewrite the state first: ddflow evolve, dd.evolve, or on Spark spark_bridge.evolve",
                 )
-            return cls(flow, log, wanted)
+            return cls(log.flow, log, wanted)
 
     @property
     def manifest(self) -> Manifest:

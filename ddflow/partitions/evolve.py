@@ -34,6 +34,7 @@ from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_task import task
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.plan.evolve import evolved_to, refuse_slips, timed
+from ddflow.plan.join_sides import with_shared_sides
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild, step_times
 from ddflow.storage.manifest import Manifest
@@ -97,6 +98,7 @@ class Evolution:
             plan = rebuild(manifest.plan, where)
         else:
             plan, _ = timed(self.flow.frozen(), step_times(manifest.plan, where))
+            plan = with_shared_sides(plan, manifest.plan)
         if self.types is not None:
             plan, _ = evolved_to(plan, self.types, f"evolve {where}")
         self.change = compare(manifest.plan, plan, where, rewriting=True)

@@ -37,6 +37,7 @@ from ddflow.plan.binding import Spec
 from ddflow.plan.codec import apart, describe, shown
 from ddflow.plan.evolve import evolved, timed, unlike
 from ddflow.plan.input import Input
+from ddflow.plan.join_sides import with_shared_sides
 from ddflow.plan.merge.absent import same_function
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import inputs, rebuild, step_times
@@ -102,6 +103,7 @@ def plan_of(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
     if flow is None:
         return rebuild(recorded, where)
     flow, _ = timed(caught_up(recorded, flow.frozen(), {}, where), step_times(recorded, where))
+    flow = with_shared_sides(flow, recorded)
     compare(recorded, flow, where)
     return flow
 

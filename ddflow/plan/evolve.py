@@ -17,7 +17,7 @@ and times never change, because they are in what was decided already. Which type
 []
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -127,10 +127,13 @@ def evolved(
     schemas: Mapping[str, pa.Schema],
     only: Container[str] | None = None,
     times: pa.DataType | None = None,
+    sides: Mapping[Collection, tuple[Collection, Sequence[str]]] | None = None,
 ) -> tuple[Plan, Nodes]:
     """The plan of inputs with other columns, and which collection became which.
 
     ``only``: the outputs that are wanted, by default all.  ``times``: the type of times, by default as before.
+    ``sides``: of arrangements that hold other columns, of which collection and which.
+
     O(nodes).  Raises what making a plan raises.
     """
     out, made, wanted = Plan(), Nodes(), set[Collection]()
@@ -144,7 +147,11 @@ def evolved(
         if node in inputs and (only is None or inputs[node].name in schemas):
             made[node] = out._input(_bound(inputs[node].bound, schemas, times))
         elif node in wanted:
-            made[node] = node.again([made[each] for each in node.inputs])
+            given = [made[each] for each in node.inputs]
+            if sides is not None and node in sides:
+                of, names = made[sides[node][0]], list(sides[node][1])
+                given = [of if names == of.schema.names else of.project(names)]
+            made[node] = node.again(given)
             made[node].proven = made[node].proven if node.proven is None else node.proven
     for name, node in plan.outputs.items():
         if node in wanted and (only is None or name in only):
