@@ -33,12 +33,10 @@ from ddflow.columns.names import DIFF
 from ddflow.columns.schema import empty
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Graph, Released, Stepped
-from ddflow.errors import ExpressionError
 from ddflow.operators.inputs import Outcome
-from ddflow.operators.netting import FAILURES, set_apart
+from ddflow.operators.netting import FAILURES
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
 from ddflow.operators.upsert.keyed import Seen
-from ddflow.plan.codec import behind
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.change import Change
@@ -74,36 +72,28 @@ class Computation:
                 times.append(each.times)
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[Collection, list[Updates]] = {}
-        self.suspects: dict[Collection, list[Updates]] = {}
-        """By operator, the rows for which an expression failed, until equal rows of all pieces are there."""
-        self.unfinished: Collection | None = None
-        """The collection in hand."""
+        self.deferred: dict[Collection, list[Updates]] = {}
+        """By operator, the pieces in which an expression failed, until equal rows of all pieces are there."""
         self.out = Stepped({}, {}, {}, {}, {})
         self.nodes, self.exchange, self.kept = graph.nodes, graph.exchange, graph.whole
 
     def run(self) -> Stepped:
         """The whole step.  O(events and updates).  Raises what operators raise; nothing has changed then."""
-        try:
-            for node in self.nodes:
-                self.unfinished = node
-                if node in self.exchange:
-                    self._compute(node)
-                elif node in self.graph.names:
-                    self._resolve(self.graph.names[node], node)
-            # An input whose columns nobody reads is resolved all the same.
-            for name in self.released:
-                if name not in self.out.changes:
-                    self._resolve(name, self.graph.plan.inputs[name])
-            self.unfinished = None
-            for name, node in self.outputs():
-                pieces = self._pieces(node) if node.consolidated else self._consolidated(node)
-                self.out.outputs[name] = self._table(node, pieces)
-                self._spent(node)
-        except Exception:
-            self._settle()  # an operator may object because rows are missing that failed
-            raise
-        if self.suspects:
-            self._settle()
+        for node in self.nodes:
+            if node in self.exchange:
+                self._compute(node)
+            elif node in self.graph.names:
+                self._resolve(self.graph.names[node], node)
+            if self.deferred:
+                self._catch_up()
+        # An input whose columns nobody reads is resolved all the same.
+        for name in self.released:
+            if name not in self.out.changes:
+                self._resolve(name, self.graph.plan.inputs[name])
+        for name, node in self.outputs():
+            pieces = self._pieces(node) if node.consolidated else self._consolidated(node)
+            self.out.outputs[name] = self._table(node, pieces)
+            self._spent(node)
         return self.out
 
     def _spent(self, node: Collection) -> None:
@@ -166,38 +156,16 @@ class Computation:
                 changes.append(running.outlives(change, self._kept) if self.many else change)
 
     def _compute_netted(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
-        """Compute an operator of net updates, after an expression failed.
+        """Compute an operator of net updates, after an expression failed.  Raises what fails then."""
+        net = [consolidated(each, self.graph.secret) for each in inputs]
+        return self.graph.running[node].compute(net, self.since)
 
-        Rows that fail then, and that rows of other pieces may cancel, are left out and kept until all pieces are there.
-        """
-        running, secret = self.graph.running[node], self.graph.secret
-        net = [consolidated(each, secret) for each in inputs]
-        if node in self.exchange or not self.is_pending(node):
-            return running.compute(net, self.since)
-        rows = net[0].rows.select(self.graph.needed[node.inputs[0]].names)
-        whole = consolidated(net[0]._replace(rows=rows), secret)
-        made, failing = set_apart(lambda part: running.compute([part], self.since)[0], whole)
-        if failing.size:
-            self.suspects.setdefault(node, []).append(self.buffer.keep(whole.picked(failing)))
-        return concat(made), None
-
-    def is_pending(self, node: Collection) -> bool:
-        """Say whether other pieces may cancel rows of an operator."""
-        return self.many and not node.inputs[0].consolidated
-
-    def is_complete(self, node: Collection) -> bool:
-        """Say whether all rows are known for which an operator failed."""
-        return self.unfinished is None or self.unfinished not in behind([node])
-
-    def _settle(self) -> None:
-        """Raise the error of a row for which an expression failed, unless it was cancelled."""
-        for node in filter(self.is_complete, self.suspects):
-            for (each,) in self._together([self.suspects[node]], [None]):
-                left = consolidated(each, self.graph.secret)
-                if left.diffs.size:
-                    self.graph.running[node].compute([left], self.since)
-                    found = "a function failed for a row, and did not when it was called again"
-                    raise ExpressionError(f"compute {node.verb}", found, "let it depend on the row only")
+    def _catch_up(self) -> None:
+        """Compute operators of the pieces that wait, which are all there now."""
+        for node in self.nodes:
+            if node in self.deferred:
+                for (each,) in self._together([self.deferred.pop(node)], [None]):
+                    self._propagate(node, self._compute_netted(node, [each])[0])
 
     def _met(self, node: Collection) -> Iterable[Sequence[Updates]]:
         """The updates of each input: together where equal rows must meet, else piece by piece."""
@@ -228,6 +196,9 @@ class Computation:
                 try:
                     fresh[each] = self.graph.running[each].compute(given, self.since)[0]
                 except FAILURES:
+                    if self.many and not each.inputs[0].consolidated:
+                        self.deferred.setdefault(each, []).append(self.buffer.keep(given[0]))
+                        continue
                     fresh[each] = self._compute_netted(each, given)[0]
                 self._spent(each)
         for each, made in fresh.items():

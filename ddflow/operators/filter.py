@@ -39,7 +39,7 @@ class Filter(Operator):
         names = of.schema.names if read is None else list(read) or of.schema.names[:1]
         self.read = pa.schema([of.schema.field(name) for name in names])
         super().__init__(of.flow, of.schema, [of], of.consolidated)
-        self.equal, self.fallible = of.equal, self.predicate.fallible
+        self.equal, self.fallible = of.equal, tuple(self.read.names) if self.predicate.fallible else ()
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """The condition."""

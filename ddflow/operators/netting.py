@@ -8,7 +8,7 @@ Guarantees: updates on which nothing fails are computed once and are not looked 
 Limits: equal rows that come in other pieces are not seen; `set_apart` finds the rows that must wait for these.
 
 >>> import pyarrow.compute as pc
->>> from ddflow.operators.updates import few
+>>> from ddflow.operators.updates import few, ints
 >>> updates = Updates(pa.table({"v": [0, 0, 2]}), few(0, 0, 0), ints(1, -1, 1), ints(3))
 >>> def tenth(of):
 ...     return pc.divide_checked(10, of.rows.column("v")).to_pylist()
@@ -19,11 +19,12 @@ Limits: equal rows that come in other pieces are not seen; `set_apart` finds the
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Secret
+from ddflow.columns.hashing import Ints, Secret, identities
 from ddflow.errors import AggregateFailed, ExpressionError, NotSingle
-from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.updates import Updates, consolidated
 
 Made = TypeVar("Made")
 FAILURES: Final = (ExpressionError, NotSingle, AggregateFailed, pa.ArrowException, ArithmeticError)
@@ -39,20 +40,26 @@ def compute_netted(compute: Callable[[Sequence[Updates]], Made], inputs: Sequenc
     return compute([consolidated(each, secret) for each in inputs])
 
 
-def set_apart(compute: Callable[[Updates], Updates], updates: Updates) -> tuple[list[Updates], Ints]:
-    """Compute a linear operator of all rows for which it succeeds.  Return the parts and the places of other rows.
+def set_apart(
+    compute: Callable[[Updates], Updates], updates: Updates, by: Sequence[str], secret: Secret
+) -> tuple[Updates, Ints]:
+    """Compute a linear operator of all rows for which it succeeds.  Return its output and the places of other rows.
 
-    O(log n) runs for each row that fails.
+    ``by``: the columns that decide whether it fails.  O(n), and O(log n) runs for each failing value of these.
     """
-    made, failing, ahead = list[Updates](), list[int](), [(0, updates.diffs.size)]
+    high, low = identities(updates.rows.select(list(by)), secret, updates.diffs.size)
+    _, first, number = np.unique(np.stack([high, low]), axis=1, return_index=True, return_inverse=True)
+    one_each, fails = updates.picked(first), np.zeros(first.size, bool)
+    ahead = [(0, first.size)]
     while ahead:
         begin, end = ahead.pop()
         try:
-            made.append(compute(updates.between(begin, end)))
+            compute(one_each.between(begin, end))
         except FAILURES:
-            if end - begin < 2:
-                failing.append(begin)
-                continue
             middle = (begin + end) // 2
-            ahead += [(middle, end), (begin, middle)]
-    return made or [compute(updates.between(0, 0))], ints(*failing)
+            if end - begin < 2:
+                fails[begin] = True
+            else:
+                ahead += [(begin, middle), (middle, end)]
+    failing = fails[number.ravel()]
+    return compute(updates.picked(np.flatnonzero(~failing))), np.flatnonzero(failing)

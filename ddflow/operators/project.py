@@ -62,7 +62,8 @@ class Project(Operator):
         schema = pa.schema(fields)
         kept = {c: field.name for c, field in zip(self.columns, schema, strict=True) if isinstance(c, str)}
         super().__init__(of.flow, schema, [of], of.consolidated and of.told_by(kept))
-        self.fallible = any(not isinstance(each, str) and each.fallible for each in self.columns)
+        failing = [each for each in self.columns if not isinstance(each, str) and each.fallible]
+        self.fallible = tuple(dict.fromkeys(name for each in failing for name in each.columns or of.schema.names))
         self.equal, self.grows = named_equal(of.equal, kept), bool(rests)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
@@ -136,7 +137,8 @@ class Project(Operator):
         """See `Collection.behind`: the rows that are mapped to these."""
         rows = given[0].drop_columns([DIFF])
         n = rows.num_rows
-        made = mapped(Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0)), self.schema, self.columns)
+        columns = [each if isinstance(each, str) else partial(_attempt, each) for each in self.columns]
+        made = mapped(Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0)), self.schema, columns)
         return [given[0].take(pa.array(np.flatnonzero(alike.which(made.rows, wanted, self.schema.names))))]
 
     def open(self, context: Context) -> Running:

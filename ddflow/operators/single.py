@@ -38,7 +38,7 @@ from ddflow.plan.record import Record
 class Single(Operator):
     """See `Collection.single`.  ``counts``: the column of counts.  ``keys``: what messages name."""
 
-    verb, fallible = "single", True
+    verb = "single"
 
     def __init__(self, of: Collection, count: str, keys: Sequence[str]) -> None:
         self.counts, self.keys = column_name(count, "single", "count"), list(keys)
@@ -50,6 +50,7 @@ class Single(Operator):
             raise SpecError("single", found, "name a column of counts, beside others")
         fields = [field for field in of.schema if field.name != self.counts]
         super().__init__(of.flow, pa.schema(fields), [of], of.consolidated)
+        self.fallible = (self.counts,)
         self.equal = named_equal(of.equal, {name: name for name in self.schema.names})
 
     def to_json(self, formulas: Any) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class GrowthComputation(StageComputation):
         self.of.sent = {}
         if self.last == NEVER:
             return self.out
+        for node, each in self.arrived_suspects.items():
+            self._settle(node, each)
         inputs, secret = {each for each in self.graph.names if self.of.stage == 0}, self.graph.secret
         for node in self.nodes:
             if node in self.new:
@@ -76,7 +78,7 @@ class GrowthComputation(StageComputation):
                 running = self.graph.running[node]
                 for given in self._met(node):
                     self._propagate(node, compute_netted(running.from_nothing, given, secret))
-        self._settle()
+            self._catch_up()
         for name, node in self.outputs():
             pieces = self._pieces(node) if node.consolidated else self.arrived(node, None)
             self.out.outputs[name] = self.buffer.table(self._shown(node, pieces))

@@ -19,6 +19,7 @@ is there to be looked into: it holds what that stage held, and takes no changes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,8 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.step import Computation, Observe
+from ddflow.errors import ExpressionError
+from ddflow.operators.netting import set_apart
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.partitions.stages import Exchange, Stages
 from ddflow.plan.collection import Collection, Columns
@@ -67,13 +70,17 @@ class StageComputation(Computation):
         self.of = graph
         cut, nodes = graph.cut, graph.plan.nodes
         self.nodes = [node for node in self.nodes if node in graph.here]
+        self.suspects: dict[Collection, list[Updates]] = {}
+        """By operator, the rows for which an expression failed here."""
+        self.arrived_suspects: dict[Collection, Updates] = {}
+        """The same, of all stages and partitions."""
         self.came: dict[tuple[Collection, Columns, bool], Updates] = {}
         for number, each in graph.came.items():
             met = cut.exchanges[number]
             if met.tests is None:
                 self.came[nodes[met.of], met.by, met.events] = each
             else:
-                self.suspects[nodes[met.tests]] = [each]
+                self.arrived_suspects[nodes[met.tests]] = each
         self.kept = self.kept | {nodes[each.of] for each in cut.sum_exchanges(graph.stage) if not each.events}
         self.tests = cut.test_exchanges(graph.stage)
         if self.came:
@@ -82,19 +89,33 @@ class StageComputation(Computation):
 
     def run(self) -> Stepped:
         """The step, and what it sends on.  O(events and updates)."""
+        for node, each in self.arrived_suspects.items():
+            self._settle(node, each)
         stepped, cut = super().run(), self.of.cut
         self.of.sent = {
             each.number: self._sum(each) for each in cut.sum_exchanges(self.of.stage)
         } | self._sum_suspects()
         return stepped
 
-    def is_pending(self, node: Collection) -> bool:
-        """Say whether other pieces, partitions or stages may cancel rows of an operator."""
-        return node in self.tests or super().is_pending(node)
+    def _settle(self, node: Collection, suspects: Updates) -> None:
+        """Raise the error of an expression unless the rows cancel for which it failed."""
+        left = consolidated(suspects, self.of.secret)
+        if left.diffs.size:
+            self.of.running[node].compute([left], self.since)
+            found = "a function failed for a row, and did not when it was called again"
+            raise ExpressionError(f"compute {node.verb}", found, "let it depend on the row only")
 
-    def is_complete(self, node: Collection) -> bool:
-        """Say whether all rows are known here for which an operator failed."""
-        return node not in self.tests and super().is_complete(node)
+    def _compute_netted(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
+        """Compute an operator of net updates; leave out rows that fail and may be cancelled elsewhere, to send them."""
+        if node not in self.tests:
+            return super()._compute_netted(node, inputs)
+        names = self.of.needed[node.inputs[0]].names
+        net = consolidated(inputs[0]._replace(rows=inputs[0].rows.select(names)), self.of.secret)
+        running, by = self.of.running[node], [name for name in names if name in node.fallible] or names
+        made, failing = set_apart(lambda part: running.compute([part], self.since)[0], net, by, self.of.secret)
+        if failing.size:
+            self.suspects.setdefault(node, []).append(self.buffer.keep(net.picked(failing)))
+        return made, None
 
     def _sum_suspects(self) -> dict[int, pa.Table]:
         """Sum the rows that failed and go to a later stage, by exchange."""

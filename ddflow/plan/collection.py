@@ -99,8 +99,8 @@ class Collection(
     bound: Any = None
     """Of an input: its spec joined with its schema."""
 
-    fallible: bool = False
-    """Whether it may fail for a row, as an expression does."""
+    fallible: Columns = ()
+    """The columns of its input that decide whether it fails for a row, as an expression may; none if it cannot."""
 
     transparent: ClassVar[bool] = False
     """Whether it is the same collection as its input, and so has no id of its own."""

@@ -241,3 +241,44 @@ def test_so_it_is_on_partitions(data: st.DataObject, partitions: int, seed: int)
     with ExitStack() as stack:
         stack.callback(hands.close)
         check(data, nodes, lambda given: hands.epoch(given[0]), lambda name: dd.read(hands.store.writer(), name))
+
+
+TIMED: Final = st.dictionaries(
+    st.tuples(st.sampled_from(NAMES), st.integers(1, 3), st.integers(1, 6)),
+    st.one_of(ROWS, ROWS, st.none()),
+    max_size=10,
+)
+"""Events by input, id and time."""
+
+
+@effort(60)
+@given(st.data(), TIMED, st.integers(2, 8))
+def test_held_back_times_before_the_first_that_fails_can_be_closed(
+    data: st.DataObject, events: dict[tuple[str, int, int], Any], frontier: int
+) -> None:
+    flow = dd.Flow()
+    nodes = draw_outputs(data, flow, time="t")
+    held: dict[int, Held] = {0: {name: {} for name in NAMES}}
+    for time in range(1, 8):
+        step: Held = {
+            name: {key: row for (of, key, t), row in events.items() if (of, t) == (name, time)} for name in NAMES
+        }
+        held[time] = after(held[time - 1], step)
+    failing = [time for time in range(1, frontier) if answers(nodes, held[time]) is None]
+    with flow.open() as engine:
+        for name in NAMES:
+            mine = [((key, time), row) for (of, key, time), row in events.items() if of == name]
+            rows = table({place: row for place, (_, row) in enumerate(mine)}).drop_columns(["id"])
+            columns = [pa.array([at[i] for at, _ in mine], pa.int64()) for i in (0, 1)]
+            engine.push({name: rows.append_column("id", columns[0]).append_column("t", columns[1])})
+        if failing:
+            event("fails")
+            first = failing[0]
+            with pytest.raises(
+                ExpressionError, match=f"at time {first}; .* {first} is the greatest frontier that succ"
+            ):
+                engine.advance_to(frontier)
+            frontier = first
+        engine.advance_to(frontier)
+        for place, rows in enumerate(answers(nodes, held[frontier - 1]) or []):
+            assert count_rows(engine.read(f"o{place}")) == rows

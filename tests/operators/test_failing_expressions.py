@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+import tight
+from parts_by_hand import Hands
 
 import ddflow as dd
+from ddflow.dataflow.step import Computation
 from ddflow.errors import ExpressionError, NotSingle
+from ddflow.storage.memory import MemoryStore
 
 Step = dict[str, dict[str, list[Any]]]
 WRONG: Step = {"b": {"id": [1], "k": [2], "v": [0], "t": ["x"]}}
@@ -156,6 +161,49 @@ def test_a_column_that_nobody_reads_is_not_computed_by_a_read_either() -> None:
     with flow.open() as engine:
         engine.step(WRONG)
         assert rows_of(engine) == [(1, 1)]
+        assert engine.why("out", {"id": 1}).rows["b"].num_rows == 1
+
+
+PADS = "select 10 / coalesce(b.v, 0) r from g left join b on g.k = b.k"
+
+
+@pytest.mark.parametrize("partitions", [None, 1, 3])
+def test_a_new_output_of_a_state_is_made_of_rows_that_are_there(partitions: int | None, tmp_path: Path) -> None:
+    store, read = MemoryStore(), pa.table({})
+    for flow in (flow_of(), flow_of(PADS)):
+        flow.output("first", flow.sql("select g.id, b.id c from g join b on g.k = b.k"))
+        if partitions is None:
+            with flow.open(str(tmp_path / "state")) as engine:
+                engine.step(RIGHT)
+                read = engine.read("out" if "out" in flow.outputs else "first")
+        else:
+            hands = Hands(flow, store.writer(), partitions, random.Random(7))
+            hands.epoch({name: pa.table(rows) for name, rows in RIGHT.items()})
+            hands.close()
+            read = dd.read(store.writer(), "out" if "out" in flow.outputs else "first")
+    assert read.to_pylist() == [{"r": 2.0, "_diff": 1}]
+
+
+def test_pads_of_a_step_in_pieces_cancel(tmp_path: Path) -> None:
+    n, seen = 60, list[str]()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tight.tiny(),
+        flow_of(PADS).open(memory=tight.MEMORY, spill=tmp_path) as engine,
+    ):
+        catch_up = Computation._catch_up
+        patch.setattr(Computation, "_catch_up", lambda own: (seen.append("waited"), catch_up(own)))
+        numbers = list(range(n))
+        for value in (1, 0, 2):
+            tight.tighten(engine, 0, 2)
+            b = {"id": numbers, "k": numbers, "v": [1] * (n - 1) + [value], "t": ["x"] * n}
+            step = {"g": {"id": numbers, "k": numbers}, "b": b}
+            if value:
+                engine.step(step)
+            else:
+                with pytest.raises(ExpressionError, match=r"divide by zero \(row \d+: v = 0\)"):
+                    engine.step(step)
+        assert seen and rows_of(engine) == [(10.0, n - 1), (5.0, 1)]
 
 
 def hold_back() -> dd.Flow:
