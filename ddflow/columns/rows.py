@@ -16,6 +16,7 @@ not known here.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -126,13 +127,16 @@ class RowPool:
             self.addresses[:, :, number] = rows.addresses
             self.holes |= rows.holes
 
+    def copy(self) -> RowPool:
+        """Return these as they are now; whatever is put later is not seen.  O(columns * batches)."""
+        out = copy(self)
+        out.rows, out.addresses = self.rows.copy(), self.addresses.copy()
+        return out
+
     def beside(self, events: Rows) -> RowPool:
         """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
-        out = object.__new__(RowPool)
-        out.schema, out.shape, out.at, out.threads = self.schema, self.shape, self.at, self.threads
-        out.rows, out.holes = [events, *self.rows[1:]], self.holes | events.holes
-        out.addresses = self.addresses.copy()
-        out.addresses[:, :, 0] = events.addresses
+        out = self.copy()
+        out.put(0, events)
         return out
 
 

@@ -1,25 +1,26 @@
-"""CallGuard: one call of an engine at a time, and none after its end.
+"""CallGuard: one writer of an engine at a time, readers in between, and nobody after its end.
 
 Invariant: between `use` and the end of its ``with`` no other thread is in a call, nor is a thread of the engine's own:
-those wait for a call, and a call for them. An engine that was closed, or whose step was interrupted while it changed
-the state, admits no further call. A forked child never makes a call: it has none of the threads, and a lock that was
-held at the fork is held for ever. The guard is its own context manager, because one made by a generator would take a
-tenth of the time of a step of one event.
+those wait for a call, and a call for them. A second writer does not wait; it is refused. A reader (`look`) waits for a
+call in hand, at most to its end, and holds the turn only while it takes what it will read. An engine that was closed,
+or whose step was interrupted while it changed the state, admits no further call. A forked child never makes a call: it
+has none of the threads, and a lock that was held at the fork is held for ever. The guard is its own context manager,
+because one made by a generator would take a tenth of the time of a step of one event.
 
 >>> turns = CallGuard()
 >>> with turns.use("step"):
-...     turns.use("read")
+...     turns.use("replace")
 Traceback (most recent call last):
     ...
-ddflow.errors.ConcurrentUse: read: another call is using this engine; give every thread its own, or a lock
+ddflow.errors.ConcurrentUse: replace: another call writes to this engine; give every thread its own, or a lock
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, cast
 
@@ -39,8 +40,10 @@ class CallGuard:
     """
 
     def __init__(self) -> None:
-        # Calls do not wait for each other. A call waits for a thread of the engine's own, and that thread for the call.
-        self._calls, self._turn = threading.Lock(), threading.Lock()
+        # Writers do not wait for each other. Everybody waits for the turn, and who waits holds the gate: a writer that
+        # makes call after call passes no reader by.
+        self._calls, self._turn, self._gate = threading.Lock(), threading.RLock(), threading.RLock()
+        self._runs, self._runner, self._owner = threading.Lock(), 0, 0
         self._process, self.state = os.getpid(), "open"
         self.commit = Commit(self)
         self.failure = self.untold = cast("BaseException | None", None)
@@ -55,44 +58,120 @@ class CallGuard:
         return self._take(what, self.here)
 
     def _take(self, what: str, here: bool) -> CallGuard:
+        if self._runner not in (0, threading.get_ident()):
+            raise ConcurrentUse(what, "a run on another thread writes to this engine", "end that first: engine.stop()")
         if not self._calls.acquire(blocking=False):
-            raise ConcurrentUse(what, "another call is using this engine", "give every thread its own, or a lock")
+            raise ConcurrentUse(what, "another call writes to this engine", "give every thread its own, or a lock")
         try:
-            self._turn.acquire(blocking=here)
+            self._enter(here)
         except BaseException:
-            self._calls.release()
+            self._release()
             raise
         return self
+
+    def _enter(self, here: bool = True) -> None:
+        """Wait for the turn; in a forked child, where it may be held for ever, only take it if it is free."""
+        if not here:
+            self._turn.acquire(blocking=False)
+            return
+        with self._gate:
+            self._turn.acquire()
+            self._owner = threading.get_ident()
 
     @contextmanager
     def own(self) -> Iterator[bool]:
         """The turn of a thread of the engine's own; whether the engine is open.  What is raised becomes ``untold``."""
-        with self._turn:
-            try:
-                yield self.state == "open"
-            except BaseException as error:
-                self.untold = error
+        self._enter()
+        try:
+            yield self.state == "open"
+        except BaseException as error:
+            self.untold = error
+        finally:
+            self._leave()
+
+    @contextmanager
+    def look(self, what: str, *, closed: bool = False) -> Iterator[None]:
+        """The turn of a reader, for as long as it takes references.  Raises `EngineClosed`, unless ``closed``.
+
+        Within a call of its own thread, as in a callback, it sees what the call has not changed yet; while the call
+        changes the state, as a signal's handler may find it, that is `ConcurrentUse`.
+        """
+        self._check_here(what)
+        nested = self._owner == threading.get_ident()
+        if nested and self.state == "interrupted":
+            raise ConcurrentUse(what, "a call of this thread is changing the state", "read when it has returned")
+        if not nested:
+            self._enter()
+        try:
+            if not closed:
+                self._check_open(what)
+            yield
+        finally:
+            if not nested:
+                self._leave()
+
+    @contextmanager
+    def claim_run(self) -> Iterator[None]:
+        """Let no other thread write until the block ends.  Raises `ConcurrentUse`, `EngineClosed`."""
+        if not self._runs.acquire(blocking=False):
+            raise ConcurrentUse("run", "another run works on this engine", "end that first: engine.stop()")
+        try:
+            with self.use("run"):
+                self._runner = threading.get_ident()
+            yield
+        finally:
+            self._runner = 0
+            self._runs.release()
+
+    @contextmanager
+    def idle(self, what: str, stop: Callable[[], None]) -> Iterator[None]:
+        """Wait for the end of a run, which ``stop`` ends, and let none begin.
+
+        Raises `ConcurrentUse` on the run's own thread.
+        """
+        if self._runner == threading.get_ident():
+            raise ConcurrentUse(what, "its run works on this thread", "call engine.stop() here, and this behind run()")
+        if not (taken := self._runs.acquire(blocking=False)):
+            stop()
+            taken = self._runs.acquire(blocking=self.here)
+        try:
+            yield
+        finally:
+            if taken:
+                self._runs.release()
 
     def use(self, what: str) -> CallGuard:
         """The turn, taken, of an open engine.  Raises `ConcurrentUse`, `EngineClosed`, there in a forked child too."""
+        self._check_here(what)
+        self._take(what, True)
+        if self.state != "open":
+            self.untold = None
+            self._release()
+            self._check_open(what)
+        return self
+
+    def _check_here(self, what: str) -> None:
         if not self.here:
             raise EngineClosed(
                 what,
                 f"it was opened by process {self._process}, before this one was forked from it",
                 "open it again in this process",
             )
-        self._take(what, True)
+
+    def _check_open(self, what: str) -> None:
         if self.state != "open":
-            self.untold = None
-            self._release()
             committed = "; durable state holds every epoch up to engine.epoch" * (self.state == "interrupted")
             raise EngineClosed(what, WHY[self.state], f"open a new engine{committed}") from self.failure
-        return self
 
     def _release(self) -> None:
-        if self._turn.locked():
-            self._turn.release()
+        self._leave()
         self._calls.release()
+
+    def _leave(self) -> None:
+        if self._owner == threading.get_ident():
+            self._owner = 0
+        with suppress(RuntimeError):  # it is not this thread's: in a forked child
+            self._turn.release()
 
     def __enter__(self) -> None:
         """It was taken already."""
@@ -101,12 +180,13 @@ class CallGuard:
         """Give the turn back; memory that a call could not have is an error of ours, which says what became of it."""
         self._release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
-            whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
-            raise OutOfMemory(
-                "a call",
-                str(error).strip() or "no more memory could be had",
-                f"give it smaller steps, or a budget with memory=; {whole}",
-            ) from error
+            raise self.out_of_memory(error) from error
+
+    def out_of_memory(self, error: MemoryError) -> OutOfMemory:
+        """The error for memory that a call could not have."""
+        whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
+        found = str(error).strip() or "no more memory could be had"
+        return OutOfMemory("a call", found, f"give it smaller steps, or a budget with memory=; {whole}")
 
 
 class Commit:

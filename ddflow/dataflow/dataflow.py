@@ -15,8 +15,11 @@ start and ends in a receipt. A snapshot is one that takes no steps.
 [{'id': 1, '_time': 7, '_diff': 1}, {'id': 2, '_time': 7, '_diff': 1}]
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from copy import copy
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +38,7 @@ from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.call_guard import CallGuard
 from ddflow.dataflow.graph import Graph, Released, Stepped
-from ddflow.dataflow.holds import Holds
+from ddflow.dataflow.holds import Holds, RecentSteps
 from ddflow.dataflow.inflow import Inflow, Look, add, flowing
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, verdict_rows
@@ -71,7 +74,8 @@ class Dataflow:
     """``graph``: of the plan.  ``lists``: whether verdicts are listed row by row.  ``retain``: times of history.
 
     ``step``: what computes a step.  ``frontier``: the least time that may still come: `NEVER` before the first step,
-    `CLOSED` when none can.  ``last``: the last closed one.  ``since``: reads at it and later are exact."""
+    `CLOSED` when none can.  ``last``: the last closed one; ``before``: the one before the call at hand, `CLOSED` where
+    its step also tells what came earlier.  ``since``: reads at it and later are exact."""
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class Dataflow:
         self.flow, self.graph, self.budget, self.threads, self.computation = flow, graph, budget, threads, step
         self.secret, self.lists, self.retain = graph.secret, lists, retain
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
-        self.guard, self.holds = CallGuard(), Holds()
+        self.guard, self.holds, self.recent = CallGuard(), Holds(), RecentSteps()
         self.taken = "open"
         """The guard's state after a step: where calls are recorded, it is open again when the step was."""
         self.admissions = {name: Admission(input.bound) for name, input in flow.inputs.items()}
@@ -95,7 +99,7 @@ class Dataflow:
         self.sides = flow.side_outputs()
         none = SideOutputs(self.sides, flow.time_type).tables()
         self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **none}
-        self.frontier = self.last = self.since = NEVER
+        self.frontier = self.last = self.since = self.before = NEVER
         self.totals: dict[str, int] = {}
         """Events by verdict, since the state began; and how many of them are `GONE`."""
         self.fed: Mapping[str, Fed] = {}
@@ -206,6 +210,23 @@ class Dataflow:
         self.graph, self.batchers = Graph(self.flow, Secret(0, 0)), {}
         self.threads.close()
         self.budget.close()
+        self.recent.end()
+
+    @contextmanager
+    def at_rest(self, what: str) -> Iterator[Dataflow]:
+        """What it holds after the last closed step, to be read on any thread while this one goes on.
+
+        Waits for a step in hand, and then for no other.  O(runs).  Raises `EngineClosed`.
+        """
+        try:
+            with self.guard.look(what):
+                out, graph, held = copy(self), self.graph, self.graph.freeze_state()
+                out.sources = dict(self.sources)
+                out.batchers = {name: each.copy() for name, each in self.batchers.items()}
+            with graph.beside(held) as out.graph:
+                yield out
+        except MemoryError as error:
+            raise error if isinstance(error, DdflowError) else self.guard.out_of_memory(error) from error
 
     def committed(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
         """The step of a call that was committed: its outputs that are not empty, its verdicts."""
@@ -265,6 +286,7 @@ class Dataflow:
             for batcher in self.batchers.values() if self.holds_back else ():
                 batcher.discard(frontier)
             self.graph.apply(computed.stepped, frontier, computed.since)
+            self.before = CLOSED if self.owed else self.last
             self.frontier, self.last, self.since = frontier, last, computed.since
         add(self.totals, counts)
         pending = self.pending if self.holds_back else 0

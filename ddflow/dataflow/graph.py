@@ -14,13 +14,17 @@ downstream reads are gathered at all.
 ['city']
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
@@ -38,6 +42,12 @@ from ddflow.trace.change import Change
 
 Keep = Callable[[Collection, Updates], Updates]
 """Some of a collection's rows."""
+
+
+Held = dict[Collection, tuple[Arrangement, ...]]
+"""The state of a graph."""
+Way = tuple[Collection, dict[str, str]]
+"""A collection on the way to rows that are looked up; and its columns that have a value, by their names at the end."""
 
 
 class Released(NamedTuple):
@@ -115,6 +125,9 @@ class Graph:
         """Nanoseconds that steps have computed each collection, and what an output of it takes."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
         """The columns of the tables of outputs."""
+        self._readers: list[Graph] = []
+        """Graphs of the same plan that nobody reads with now: operators' scratch memory is one thread's."""
+        self._ways: dict[tuple[Collection, frozenset[str]], list[Way] | None] = {}
 
     def _named(self) -> dict[str, Readable]:
         """What holds a state, by a name for people."""
@@ -203,6 +216,73 @@ class Graph:
             "make a new state of the log with dd.migrate; with keep=True this will not happen again",
         )
 
+    def freeze_state(self) -> Held:
+        """Return what is held now, by collection, for `beside`.  O(runs).  No step may be at work."""
+        return {node: tuple(a.freeze() for a in each.arrangements) for node, each in self.opened.items()}
+
+    @contextmanager
+    def beside(self, held: Held) -> Iterator[Graph]:
+        """A graph that reads what was held, on any thread, while this one goes on."""
+        graph = self._reader()
+        try:
+            for node, arrangements in held.items():
+                graph.opened[node].arrangements = arrangements
+            yield graph
+        finally:
+            for node in held:
+                graph.opened[node].arrangements = ()
+            self._readers.append(graph)
+
+    def _reader(self) -> Graph:
+        """A graph of the same plan that nobody reads with."""
+        try:
+            return self._readers.pop()
+        except IndexError:
+            return Graph(self.plan, self.secret)
+
+    def find_rows(self, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates | None:
+        """The rows of a collection that have some values, looked up; None where that takes more than look-ups.
+
+        ``given``: one value by column.  No step may be at work.  O(rows found) now, O(runs log rows) as of a time.
+        """
+        key = node, frozenset(given)
+        if key not in self._ways:
+            self._ways[key] = self._way(node, given)
+        if (way := self._ways[key]) is None:
+            return None
+        done, graph, exact = dict[Collection, Updates](), self._reader(), True
+        for each, told in way:
+            own = graph.opened[each]
+            own.arrangements = self.opened[each].arrangements
+            if own.arrangements:
+                asked = {name: told[name] for name in own.keys.names}
+                exact = exact and {*asked.values()} == given.keys()
+                values = _cast({name: given[here] for name, here in asked.items()}, each.schema)
+                # An identity of one word has no room for a null.
+                lost = values is None or (not own.keys.wide and values[0].null_count)
+                done[each] = _whole(() if lost or values is None else own.find_group(values, as_of), each.schema)
+            else:
+                done[each] = graph.running[each].read([done[of] for of in each.inputs], as_of)
+        self._readers.append(graph)
+        return done[node] if exact else alike_rows(done[node], given, self.secret)
+
+    def _way(self, node: Collection, names: Iterable[str]) -> list[Way] | None:
+        """What is read in which order to find rows by some columns, each with what the columns are called there."""
+        told, way = {node: {name: name for name in names}}, list[Way]()
+        for each in reversed([each for each in self.plan.nodes if each in self.opened]):
+            if each not in told:
+                continue
+            own, mine = self.opened[each], told[each]
+            way.insert(0, (each, mine))
+            if own.arrangements:
+                if not {*own.keys.names} <= mine.keys():
+                    return None
+                continue
+            for at, of in enumerate(each.inputs):
+                here = {column: mine[name] for column, name in each.commuting(at).items() if name in mine}
+                told[of] = here if of not in told else dict(told[of].items() & here.items())
+        return way
+
     def read(self, node: Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
 
@@ -253,8 +333,27 @@ class Graph:
 def _whole(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     """Pieces of what is held as one; the columns of ``schema``.  O(rows)."""
     every = list(pieces) or [once_each(empty(schema))]
+    if len(every) == 1 and every[0].rows.schema.names == schema.names:
+        return every[0]
     rows = pa.concat_tables([piece.rows.select(schema.names) for piece in every])
     return once_each(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
+
+
+def alike_rows(updates: Updates, given: Mapping[str, pa.Array], secret: Secret) -> Updates:
+    """Those of some updates that have some values.  ``given``: one by column.  O(n)."""
+    names, wanted = [*given], pa.Table.from_arrays([*given.values()], names=[*given])
+    return updates.picked(np.flatnonzero(Alike(secret).which(updates.rows.select(names), wanted, names)))
+
+
+def _cast(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.Array] | None:
+    """Values in the types of columns; None where a column can not have one."""
+    try:
+        kinds = [schema.field(name).type for name in given]
+        return [
+            each if each.type == kind else each.cast(kind) for each, kind in zip(given.values(), kinds, strict=True)
+        ]
+    except pa.ArrowInvalid:
+        return None
 
 
 def needed(plan: Plan) -> dict[Collection, pa.Schema]:

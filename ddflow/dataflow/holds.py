@@ -1,7 +1,8 @@
-"""Holds: the times that readers still want to read at, which history must not be forgotten past.
+"""Holds: the times that readers still want to read at, which history must not be forgotten past; and their steps.
 
 Invariant: `Holds.least` is the least time of all claims that were not given up. A claim is given up without a lock,
-because a finalizer may do it in the middle of anything.
+because a finalizer may do it in the middle of anything. `RecentSteps` has the last steps without a gap, as far as
+readers have not passed them and `MOST` bytes reach; older changes are in history.
 
 >>> holds = Holds()
 >>> first, second = holds.add(3), holds.add(5)
@@ -13,12 +14,19 @@ because a finalizer may do it in the middle of anything.
 import itertools
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import pyarrow as pa
 from sortedcontainers import SortedList
 
+from ddflow.dataflow.result import Step
 from ddflow.errors import TimeWentBack
 from ddflow.time import CLOSED, INT64, shown
+
+MOST: Final = 1 << 26
+"""Bytes of updates of steps that wait for readers; beyond it a reader that is behind gets them of history."""
 
 
 class Hold:
@@ -98,6 +106,81 @@ class Holds:
             # Ascending, so that the first is the least; and no claim stands twice.
             assert list(self._held) == sorted(self._held)
             assert len({number for _, number in self._held}) == len(self._held)
+
+
+class RecentSteps:
+    """The last steps of an engine that has readers.  ``nbytes``: of their updates.  ``count``: of all that were added.
+    ``ended``: whether none will come any more.
+
+    Safe to use from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int, Step, int]] = deque()
+        self.nbytes, self.count, self.ended = 0, 0, False
+        self.changed, self._wakers = threading.Condition(), set[Callable[[], object]]()
+
+    def add(self, before: int, last: int, step: Step, least: int) -> None:
+        """Take in a step that closed the times behind ``before`` up to ``last``, and wake whoever waits.
+
+        ``least``: the least time that a reader holds.  O(outputs).
+        """
+        with self.changed:
+            if least < last:
+                size = sum(table.nbytes for table in step.values())
+                self._steps.append((before, last, step, size))
+                self.nbytes += size
+            self._drop(least)
+            self._wake()
+
+    def size(self, least: int) -> int:
+        """Return the bytes of updates that wait for readers.  ``least``: their least time.  O(steps let go)."""
+        with self.changed:
+            self._drop(least)
+            return self.nbytes
+
+    def _drop(self, least: int) -> None:
+        """Let go of what readers have passed, and of what is too much."""
+        while self._steps and (self._steps[0][1] <= least or self.nbytes > MOST):
+            self.nbytes -= self._steps.popleft()[3]
+
+    def wait(self, count: int, seconds: float) -> None:
+        """Wait until another step than so many has come, or for so long."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.count != count, seconds)
+
+    def end(self) -> None:
+        """Note that no step will come any more, and wake whoever waits."""
+        with self.changed:
+            self.ended = True
+            self._wake()
+
+    @contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Have something called, by the writer's thread, at each step until the block ends."""
+        with self.changed:
+            self._wakers.add(wake)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._wakers.discard(wake)
+
+    def _wake(self) -> None:
+        self.count += 1
+        self.changed.notify_all()
+        for wake in self._wakers:
+            wake()
+
+    def after(self, time: int) -> tuple[int, Step] | None:
+        """The step that follows on a time, and its last time; None where it is not kept.  O(steps kept)."""
+        with self.changed:
+            return next(((last, step) for before, last, step, _ in self._steps if before <= time < last), None)
+
+    def before(self, time: int) -> int | None:
+        """The time from which on steps are kept, of those behind a time; None where none is.  O(steps kept)."""
+        with self.changed:
+            return next((before for before, _, _, _ in self._steps if before > time), None)
 
 
 def went_back(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:

@@ -10,8 +10,8 @@ never change afterwards and own their memory.
 (['v', '_time', '_diff'], 1, 5)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NoReturn, Self
 
 import pyarrow as pa
 
@@ -44,6 +44,28 @@ class Step(Mapping[str, pa.Table]):
         self._tables = tables
         self.verdicts, self.frontier = verdicts, frontier
         self.waits: tuple[Callable[[int, float | None], int], int] | None = None
+
+    @classmethod
+    def join(cls, steps: Sequence[Self]) -> Self:
+        """Make one of the steps of an epoch, one or more, in their order.
+
+        Parameters
+        ----------
+        steps : sequence of Step
+            Of one engine.
+
+        Returns
+        -------
+        Step
+            All their updates, their verdicts together, and the frontier of the last.
+        """
+        last = steps[-1]
+        if len(steps) == 1:
+            return last
+        tables = {name: pa.concat_tables([each[name] for each in steps if name in each]) for name in last}
+        out = cls(tables, Verdicts.add_up([each.verdicts for each in steps]), last.frontier)
+        out.waits = last.waits
+        return out
 
     def committed(self, timeout: float | None = None) -> int:
         """Wait until the call is committed.  Any thread may.

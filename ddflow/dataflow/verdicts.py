@@ -8,7 +8,7 @@ are looked at is that of ``NAMES``: an event that is bad is not also late.  See 
 ('applied 2, noop 1, pending 4', 3, 7)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -71,6 +71,29 @@ class Verdicts:
             With all eight counts.
         """
         return cls({name: int(counts.get(name, 0)) for name in SHOWN}, pending, rows, int(counts.get("absent", 0)))
+
+    @classmethod
+    def add_up(cls, parts: Sequence[Self]) -> Self:
+        """Make one of those of several calls, one or more, in their order.
+
+        Parameters
+        ----------
+        parts : sequence of Verdicts
+            Of one engine.
+
+        Returns
+        -------
+        Verdicts
+            With the sums of all counts; what is pending is so after the last.
+        """
+        counts = {name: sum(each[name] for each in parts) for name in (*SHOWN, "absent")}
+        rows = dict[str, list[pa.Table]]()
+        for each in parts:
+            for name, table in (each.rows or {}).items():
+                rows.setdefault(name, []).append(table)
+        listed = all(each.rows is not None for each in parts)
+        joined = {name: pa.concat_tables(tables) for name, tables in rows.items()}
+        return cls.of(counts, parts[-1].pending, joined if listed else None)
 
     @property
     def resolved(self) -> int:

@@ -1,4 +1,4 @@
-"""What an engine does with sources and sinks: `run`, `sync` and `detach`.  How is in ``run`` and ``deliveries``.
+"""What an engine does with sources and sinks: `run`, `stop`, `sync` and `detach`.  See ``run`` and ``deliveries``.
 
 Invariant: nothing of them is in the plan; a state's manifest says what is attached, and where each is.
 
@@ -13,10 +13,11 @@ ddflow.errors.SpecError: the source 'peple': there is no input 'peple'; ...
 """
 
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ddflow.connectors.attached import Source, TableSink
+from ddflow.dataflow.result import Step
 from ddflow.engine.calls import Calls
 from ddflow.engine.deliveries import detach, sync
 from ddflow.engine.differing import Synced
@@ -47,6 +48,7 @@ class Attaching(ABC):
         room: str | int = "64MB",
         evolve: Literal["add", "stop"] = "add",
         max_absent: int | str | None = None,
+        on_epoch: Callable[[Step], object] | None = None,
     ) -> RunDone:
         """Follow sources, commit what comes with their positions, and give each epoch to the sinks.
 
@@ -61,7 +63,7 @@ class Attaching(ABC):
         rows, room : int, and str or int
             After so many rows, or about so many bytes of them, an epoch ends before.
         until : str or datetime, optional
-            A span, or a time, to end at.  By default when all sources have, or, behind its epoch, at SIGTERM or SIGINT.
+            A span, or a time, to end at.  By default when all sources have, or behind an epoch at `stop` or a signal.
         lateness : int or str, optional
             Hold-back mode: how far behind the greatest time seen events may come, of inputs whose spec does not say so.
         idle : str, optional
@@ -74,6 +76,8 @@ class Attaching(ABC):
             What to do about a column that is new at a source: take it in behind an epoch, or end the run.
         max_absent : int or str, optional
             The most keys that full contents of a source may delete, 100 or ``"50%"``, as of `replace`.
+        on_epoch : callable, optional
+            Called with the `Step` of each epoch, on this thread, behind its commit.  What it raises ends the run.
 
         Returns
         -------
@@ -89,19 +93,24 @@ class Attaching(ABC):
         SourceFailed, SinkFailed
             For what failed for ``give_up_after``; the state is whole.
         SourceChanged, SchemaMismatch, DdflowError
-            For a source that is not as it was; for a column that is new, with ``evolve="stop"``, or wider; what `step`
-            and `evolve` raise.
+            For a source that is not as it was; for a column that is new or wider; what `step` and `evolve` raise.
 
         Notes
         -----
-        A state goes on keeping updates for a sink that is not given any more, until you `detach` it.  A flow need not
-        declare a column that a run took in, to open the state again.
+        A state keeps updates for a sink until you `detach` it.  You may open it without the columns that a run took in.
         """
-        options = RunOptions(
-            interval, rows, until, lateness, idle, sink_backlog, give_up_after, room, evolve, max_absent
-        )
+        waits = lateness, idle, sink_backlog, give_up_after
+        options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent)
         engine: Any = self
-        return RunLoop(engine, sources or {}, sinks or {}, options, shows=True).run()
+        return RunLoop(engine, sources or {}, sinks or {}, options, shows=True, on_epoch=on_epoch).run()
+
+    def stop(self) -> None:
+        """End the run in hand behind its epoch, which it commits; without one, the next run returns at once.
+
+        Any thread may, and a signal's handler: it does not wait.  `close` waits.
+        """
+        self.calls.stopping = True
+        self.calls.end_run()
 
     def sync(
         self,

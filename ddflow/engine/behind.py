@@ -30,6 +30,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import RESERVED, TIME, did_you_mean
 from ddflow.connectors.frames import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.graph import Keep, alike_rows
 from ddflow.engine.fed_by import feeding
 from ddflow.engine.logs import MARKS, parts_of
 from ddflow.engine.story import Origins, Story
@@ -61,12 +62,8 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None,
     given = _values(node, row, asked)
     told = narrowed(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
 
-    def keep(of: Collection, rows: Updates) -> Updates:
-        found = alike.which(rows.rows.select([*told[of]]), given, told[of]) if told[of] else None
-        return rows if found is None else rows.picked(np.flatnonzero(found))
-
     def held_at(time: int) -> dict[Collection, pa.Table]:
-        made = graph.contents(nodes, time, keep)
+        made = graph.contents(nodes, time, _keeping(given, told, alike))
         return {each: consolidated(made[each], graph.secret).to_table(each.schema, None) for each in nodes}
 
     held = held_at(as_of)
@@ -112,6 +109,24 @@ def _less(after: pa.Table, before: pa.Table, secret: Secret) -> pa.Table:
         for each in (after, before)
     )
     return consolidated(concat([now, negate(then)]), secret).to_table(after.schema.remove(len(after.schema) - 1), None)
+
+
+def rows_like(dataflow: Dataflow, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates:
+    """The rows of a collection that have some values.  O(rows of the collections that it is made of)."""
+    graph, alike, wanted = dataflow.graph, Alike(dataflow.graph.secret), pa.table(dict(given))
+    told = narrowed(above(dataflow, node), {name: name for name in given})
+    made = graph.contents([node], as_of, _keeping(wanted, told, alike))[node]
+    return alike_rows(made, given, graph.secret)
+
+
+def _keeping(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: Alike) -> Keep:
+    """What keeps of a collection's rows those that have the values of a row."""
+
+    def keep(of: Collection, rows: Updates) -> Updates:
+        found = alike.which(rows.rows.select([*told[of]]), given, told[of]) if told[of] else None
+        return rows if found is None else rows.picked(np.flatnonzero(found))
+
+    return keep
 
 
 def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:

@@ -50,6 +50,10 @@ class Calls:
         self.timer = CommitTimer(every, dataflow.guard, self.epoch)
         if durable is not None:
             dataflow.taken = "interrupted"
+        self.stopping = False
+        """Whether a run is to end, or the next one to end at once."""
+        self.end_run: Callable[[], None] = lambda: None
+        """Tells the run in hand that it is to end."""
         self.files: list[str] = []
         self.quiet = False
         """Whether columns that rows lack are nothing to warn of: sources may lack some."""
@@ -207,7 +211,7 @@ class Calls:
 
     def done(self, asked: Asked, digest: str, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
         """A call whose rows were ``taken`` in, by input, committed where that is asked for."""
-        epoch, began = self.epoch + 1, perf_counter()
+        epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
         self.dataflow.fed = fed_by(self.dataflow.fed, taken, way, epoch)
         if self.durable is not None:
             with self.dataflow.guard.commit:
@@ -216,6 +220,9 @@ class Calls:
                 step.waits = self.timer.wait, epoch
                 if self.timer.due(self.flush):
                     self.flush()
+        if dataflow.before < dataflow.last:
+            dataflow.recent.add(dataflow.before, dataflow.last, step, dataflow.holds.least())
+            dataflow.before = dataflow.last
         if self.listeners or LOG.isEnabledFor(DEBUG):
             self._publish(asked, step, {name: each.rows for name, each in taken.items()}, began)
         return step

@@ -3,7 +3,7 @@
 Invariant: a call either happens whole or not at all. Everything is computed before anything changes, so a refused step
 (a null key, a tie, an overflow) leaves the engine as it was, and events in = resolved + pending holds after every call.
 A step that is interrupted while it takes its changes in cannot be undone in memory; the engine then refuses to go on.
-One thread at a time. On durable state calls become epochs, published whole (``commits``).
+One thread at a time writes. On durable state calls become epochs, published whole (``commits``).
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -40,8 +40,8 @@ from ddflow.time import CLOSED, Time, advance, as_int64
 class Engine(Reading, Attaching, Watching, Closing):
     """Runs a flow.  `Flow.open` makes it and has its options; `Reading` has what you can read of it.
 
-    Use it in a ``with``, one call at a time.  After `close`, a failed commit or an interrupted step, calls raise
-    `EngineClosed`; a second thread gets `ConcurrentUse`.
+    Use it in a ``with``.  One thread at a time may write, another gets `ConcurrentUse`; any thread may read.  After
+    `close`, a failed commit or an interrupted step, calls raise `EngineClosed`.
     """
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
@@ -61,9 +61,10 @@ class Engine(Reading, Attaching, Watching, Closing):
     def close(self) -> None:
         """Free all state in memory.  A second call does nothing.
 
-        What waits for its ``commit_every="50ms"`` is committed before; under None, what was not committed is lost.
+        What waits for its ``commit_every="50ms"`` is committed before; under None, what was not committed is lost.  A
+        `run` that works on another thread is stopped, as by `stop`, and waited for.
         """
-        with self.dataflow.guard.alone("close"):
+        with self.dataflow.guard.idle("close", self.stop), self.dataflow.guard.alone("close"):
             self.calls.close()
 
     @property

@@ -138,8 +138,8 @@ class EngineEpochs(KeptEpochs):
 
     def held(self, name: str) -> pa.Table:
         """As the operators have it."""
-        dataflow = self.calls.dataflow
-        return dataflow.graph.output(dataflow.flow.outputs[name], dataflow.last)
+        with self.calls.dataflow.at_rest(f"read {name!r}") as still:
+            return still.graph.output(still.flow.outputs[name], still.last)
 
     def owes(self, name: str) -> bool:
         """Whether the next step gives it."""

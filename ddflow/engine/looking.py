@@ -49,7 +49,7 @@ class Looking(Explaining):
         return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
 
     def _explained(self, name: str | None, format: str) -> Explained | Picture:
-        with self.dataflow.guard.use("explain"):
+        with self.dataflow.guard.look("explain"):
             return shown_as(self.flow, name, format, plan_figures(self.dataflow.graph))
 
     def stats(self) -> Stats:
@@ -64,21 +64,26 @@ class Looking(Explaining):
         -----
         O(arrangements and their runs).
         """
-        arrangements = {name: Arranged.of(arranged) for name, arranged in self.dataflow.graph.arrangements.items()}
-        return Stats(
-            frontier=self.frontier,
-            since=self.since,
-            arrangements=arrangements,
-            pending=self.dataflow.pending,
-            bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
-            verdicts=self.verdicts.counts,
-            budget=self.dataflow.budget.memory,
-            bytes_pending_mapped=sum(b.mapped for b in self.dataflow.batchers.values()),
-            time_type=self.dataflow.time_type,
-        )
+        with self.dataflow.guard.look("stats", closed=True):
+            held = self.dataflow.graph.arrangements
+            return Stats(
+                frontier=self.frontier,
+                since=self.since,
+                arrangements={name: Arranged.of(arranged) for name, arranged in held.items()},
+                pending=self.dataflow.pending,
+                bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
+                verdicts=self.verdicts.counts,
+                budget=self.dataflow.budget.memory,
+                bytes_pending_mapped=sum(b.mapped for b in self.dataflow.batchers.values()),
+                time_type=self.dataflow.time_type,
+                pinned=self.dataflow.recent.size(self.dataflow.holds.least())
+                + sum(each.slots.bytes_pinned for arranged in held.values() for each in arranged.partitions),
+            )
 
     def _repr_html_(self) -> str:
         """The plan with its figures, and the sizes, for a notebook; after `close` only the plan."""
         if self.dataflow.guard.state != "open":
             return html(self.flow)
-        return html(self.flow, plan_figures(self.dataflow.graph)) + self.stats()._repr_html_()
+        with self.dataflow.guard.look("show"):
+            figures = plan_figures(self.dataflow.graph)
+        return html(self.flow, figures) + self.stats()._repr_html_()

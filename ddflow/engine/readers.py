@@ -18,16 +18,33 @@ readers hold compaction back by a frontier each, and downgrade it themselves.)
 (1, [{'id': 2, '_diff': 1}], 2)
 """
 
-import weakref
-from typing import Protocol
+from __future__ import annotations
 
+import importlib
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from math import inf
+from time import monotonic
+from typing import Any, Final, Protocol
+
+import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.names import DIFF, TIME
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back
+from ddflow.dataflow.result import Step
+from ddflow.dataflow.verdicts import Verdicts
+from ddflow.engine.history import changes
 from ddflow.errors import NotReadable
+from ddflow.operators.updates import time_column
+from ddflow.plan.collection import Collection
 from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, Time, as_int64, as_shown, shown
+
+PAUSE: Final = 1.0
+"""Seconds after which who waits for a step looks whether the engine still goes on."""
 
 
 class Followed(Protocol):
@@ -38,11 +55,17 @@ class Followed(Protocol):
     def read(self, name: str, as_of: Time | None = None) -> pa.Table:
         """A collection as of a time; raises `NotReadable`."""
 
+    def get_as_of(self, name: str, key: Mapping[str, Any], as_of: Time | None) -> dict[str, Any] | None:
+        """A row by its key; raises `NotReadable`, `SpecError`."""
+
     def changes(self, name: str, t1: Time, t2: Time) -> pa.Table:
         """The net changes of a collection from one time to another; raises `NotReadable`."""
 
-    def closed(self, asked: str, time: Time | None) -> int:
+    def closed(self, asked: str, time: Time | None, of: Dataflow | None = None) -> int:
         """A time that can be read, checked, within a turn; by default the last closed one.  Raises `NotReadable`."""
+
+    def node(self, name: str) -> Collection:
+        """A collection by name; raises `NotReadable`."""
 
 
 class Reader(Closing):
@@ -108,6 +131,31 @@ class Reader(Closing):
         self._must_be_open("read")
         return self._engine.read(self.name, self.time if as_of is None else as_of)
 
+    def get(self, /, **key: Any) -> dict[str, Any] | None:
+        """Look up the row of a key or a group at the reader's own time, as ``engine.get`` does.
+
+        Parameters
+        ----------
+        **key : scalar
+            A value for each column of a key.
+
+        Returns
+        -------
+        dict or None
+            The row by column; None where there is none.
+
+        Raises
+        ------
+        SpecError, NotReadable
+            As ``engine.get`` does; once the reader is closed.
+
+        Notes
+        -----
+        O(log n) for each run of what is kept.
+        """
+        self._must_be_open("get")
+        return self._engine.get_as_of(self.name, key, self.time)
+
     def advance_to(self, time: Time | None = None) -> None:
         """Go on to a closed time, and free the history before it.
 
@@ -128,7 +176,7 @@ class Reader(Closing):
         O(log r), for r readers.
         """
         self._must_be_open("advance")
-        with self._engine.dataflow.guard.use("advance a reader"):
+        with self._engine.dataflow.guard.look("advance a reader"):
             self._engine.dataflow.holds.advance(self._hold, self._to("advance", time))
 
     def changes_to(self, time: Time | None = None) -> pa.Table:
@@ -157,11 +205,65 @@ class Reader(Closing):
         The cost is that of ``engine.changes``.
         """
         self._must_be_open("changes")
-        with self._engine.dataflow.guard.use("changes of a reader"):
+        with self._engine.dataflow.guard.look("changes of a reader"):
             to = self._to("changes", time)
         out = self._engine.changes(self.name, self.time, to)
         self._engine.dataflow.holds.advance(self._hold, to)
         return out
+
+    def changes(self, *, timeout: float | None = None) -> FollowedSteps:
+        """Follow the collection: a `Step` for each step of the engine behind the reader's time, as it is closed.
+
+        Use it in a ``for`` or an ``async for``, on any thread but one that writes meanwhile.  With each step the reader
+        goes on to its last time; so who begins again misses none and has none twice.  It ends when the reader or the
+        engine is closed.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            It also ends when no step came for so many seconds; 0: with the last step that there is.
+
+        Returns
+        -------
+        FollowedSteps
+            An iterator.  Each step has the updates of this collection, under its name.
+
+        Raises
+        ------
+        EngineClosed
+            From the iterator, when the engine went no further, or was closed before a reader that is behind had all.
+
+        Notes
+        -----
+        A step may come before its commit; `Step.committed` waits for that.  Steps wait for readers in 64 MB of memory.
+        What a slower one has missed beyond these, what was before it was opened, and all steps of an input that is no
+        output come from history: the net changes since the reader's time as one step, stamped with the last time,
+        without verdicts; in O(n), for n rows of the inputs.
+        """
+        self._must_be_open("changes")
+        return FollowedSteps(self, timeout)
+
+    def _next(self) -> tuple[int, Step] | None:
+        """The step that follows on the reader's time, and its last time; None where there is none yet."""
+        dataflow, name = self._engine.dataflow, self.name
+        found = dataflow.recent.after(self.time)
+        # Upserts are no differences: what a reader gives of them comes from what is held.
+        if found is not None and name in found[1] and found[1][name].schema.names[-1] == DIFF:
+            last, step = found
+            out = Step({name: step[name]}, step.verdicts, step.frontier)
+            out.waits = step.waits
+            return last, out
+        if dataflow.last <= self.time:
+            return None
+        with dataflow.at_rest(f"changes of a reader of {name!r}") as still:
+            kept = dataflow.recent.before(self.time) if found is None else found[0]
+            node, last = self._engine.node(name), still.last if kept is None else min(kept, still.last)
+            net = changes(still.graph, node, self._engine.closed("changes of a reader", self.time, still), last)
+            stamps = time_column(np.full(net.num_rows, last), still.time_type)
+            *fields, diff = net.schema
+            schema = pa.schema([*fields, pa.field(TIME, still.time_type, nullable=False), diff])
+            table = pa.Table.from_arrays([*net.columns[:-1], stamps, net.columns[-1]], schema=schema)
+            return last, Step({name: table}, Verdicts.of({}, still.pending), still.frontier)
 
     def _to(self, what: str, time: Time | None) -> int:
         kind = self._engine.dataflow.time_type
@@ -170,6 +272,16 @@ class Reader(Closing):
         if to is not None and to < self.time:
             raise went_back(to, self.time, kind)
         return self._engine.closed(asked, to)
+
+    def _over(self) -> bool:
+        """Whether no step will come any more.  Raises `EngineClosed` where that is because something failed."""
+        dataflow = self._engine.dataflow
+        if self.closed or (dataflow.recent.ended and dataflow.last <= self.time):
+            return True
+        if dataflow.guard.state != "open":
+            with dataflow.guard.look(f"changes of a reader of {self.name!r} from {self._shown} on"):
+                """It was a step in hand."""
+        return False
 
     def _must_be_open(self, what: str) -> None:
         if self.closed:
@@ -185,3 +297,64 @@ class Reader(Closing):
 
     def __repr__(self) -> str:
         return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {self._shown})"
+
+
+class FollowedSteps:
+    """The steps that a reader follows: an iterator, for ``for`` and ``async for``.  `Reader.changes` makes it."""
+
+    def __init__(self, reader: Reader, timeout: float | None) -> None:
+        self._reader, self._timeout = reader, timeout
+        self._recent = reader._engine.dataflow.recent
+
+    def __iter__(self) -> FollowedSteps:
+        return self
+
+    def __aiter__(self) -> FollowedSteps:
+        return self
+
+    def __next__(self) -> Step:
+        ends = self._ends()
+        while True:
+            count = self._recent.count
+            found, over = self._look_again()
+            if found is not None:
+                return self._give(*found)
+            pause = min(ends - monotonic(), PAUSE)
+            if over or pause <= 0:
+                raise StopIteration
+            self._recent.wait(count, pause)
+
+    async def __anext__(self) -> Step:
+        asyncio: Any = importlib.import_module("asyncio")
+        loop, ends = asyncio.get_running_loop(), self._ends()
+        while True:
+            came = asyncio.Event()
+
+            def wake(came: Any = came) -> None:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(came.set)
+
+            with self._recent.waking(wake):
+                # What is cancelled here is found again: the reader goes on when its step is given.
+                found, over = await asyncio.to_thread(self._look_again)
+                if found is not None:
+                    return self._give(*found)
+                pause = min(ends - monotonic(), PAUSE)
+                if over or pause <= 0:
+                    raise StopAsyncIteration
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(came.wait(), pause)
+
+    def _ends(self) -> float:
+        """Until when the next step is waited for."""
+        return inf if self._timeout is None else monotonic() + self._timeout
+
+    def _look_again(self) -> tuple[tuple[int, Step] | None, bool]:
+        """The next step, where it is there, and else whether none will come."""
+        found = None if self._reader.closed else self._reader._next()
+        return found, found is None and self._reader._over()
+
+    def _give(self, last: int, step: Step) -> Step:
+        """The step, and the reader at its last time."""
+        self._reader._engine.dataflow.holds.advance(self._reader._hold, last)
+        return step

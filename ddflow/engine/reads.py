@@ -1,8 +1,9 @@
 """Reading: the questions that an engine answers without changing.
 
 Invariant: an answer is as of one time: the engine's last closed time, or one at or after `Reading.since`. A reader that
-is given out holds ``since`` back; no other question has an effect. `Reading` is a class of its own because an engine
-that takes steps and a snapshot (``snapshot``) answer the same questions.
+is given out holds ``since`` back; no other question has an effect. Any thread may ask: it takes references to what is
+held after the last closed step, and reads beside the writer. `Reading` is a class of its own because an engine that
+takes steps and a snapshot (``snapshot``) answer the same questions.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -14,20 +15,22 @@ that takes steps and a snapshot (``snapshot``) answer the same questions.
 (2, 1, 1)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
-from ddflow.engine.behind import behind
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.engine.behind import behind, rows_like
 from ddflow.engine.history import changes, check_readable
 from ddflow.engine.looking import Looking
 from ddflow.engine.readers import Reader
 from ddflow.engine.scd2 import scd2
 from ddflow.engine.story import Origins, Story
-from ddflow.engine.why import why
-from ddflow.errors import NotReadable, TimeWentBack
+from ddflow.engine.why import value_of, why
+from ddflow.errors import NotReadable, SpecError, TimeWentBack
+from ddflow.operators.updates import consolidated
 from ddflow.plan.collection import Collection
 from ddflow.plan.input import Input
 from ddflow.time import CLOSED, Time, as_int64, as_shown
@@ -91,11 +94,73 @@ class Reading(Looking):
         ...     engine.read("people").to_pylist()
         [{'id': 7, '_diff': 1}]
         """
-        with self.dataflow.guard.use("read"):
+        with self.dataflow.at_rest("read") as still:
             node = self.node(name)
             if as_of is not None:
-                as_of = self.closed(f"read {name!r} as of {self._shown(as_of)}", as_of)
-            return self.dataflow.graph.read(node, as_of)
+                as_of = self.closed(f"read {name!r} as of {self._shown(as_of)}", as_of, still)
+            return still.graph.read(node, as_of)
+
+    def get(self, name: str, /, **key: Any) -> dict[str, Any] | None:
+        """Look up the row of a key or a group, without reading the others.
+
+        Parameters
+        ----------
+        name : str
+            The output or input.
+        **key : scalar
+            A value for each column of its key: what the plan proves unique, such as the key of an upsert, the columns
+            of a group, or the key of ``to_upserts``.
+
+        Returns
+        -------
+        dict or None
+            The row by column; None where there is none.
+
+        Raises
+        ------
+        SpecError
+            For other columns than a key has, or where the plan proves none: `read` gives all rows.
+        NotReadable
+            For an unknown name, or a value that is none of its column.
+
+        Notes
+        -----
+        O(1) expected in memory, O(log n) for each run on disk.  O(n) where rows are not kept by these columns, as of a
+        join, or of a top by the key of its input.
+
+        Examples
+        --------
+        >>> import ddflow as dd
+        >>> flow = dd.Flow()
+        >>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
+        >>> _ = flow.output("by_city", people.count("city"))
+        >>> with flow.open() as engine:
+        ...     _ = engine.step({"people": {"id": [1, 2], "city": ["Bern", "Bern"]}})
+        ...     engine.get("by_city", city="Bern"), engine.get("by_city", city="Chur")
+        ({'city': 'Bern', 'count': 2}, None)
+        """
+        return self.get_as_of(name, key, None)
+
+    def get_as_of(self, name: str, key: Mapping[str, Any], as_of: Time | None) -> dict[str, Any] | None:
+        """`get` as of a time, by default the last closed one."""
+        dataflow, asked = self.dataflow, f"get {name!r} by {list(key)}"
+        node, time, found = self.node(name), None, None
+        if not any(key.keys() == {*each} for each in node.unique_by()):
+            raise SpecError(asked, *_no_key(node, name))
+        given = {column: value_of(node.schema.field(column), value, asked) for column, value in key.items()}
+        with dataflow.guard.look("get"):
+            if as_of is not None:
+                time = self.closed(f"{asked} as of {self._shown(as_of)}", as_of)
+            if node in dataflow.graph.opened:
+                found = dataflow.graph.find_rows(node, given, time)
+        if found is None:
+            with dataflow.at_rest("get") as still:
+                time = None if as_of is None else self.closed(asked, as_of, still)
+                found = rows_like(still, node, given, time)
+        if found.diffs.size > 1 or (found.diffs.size and found.diffs[0] != 1):
+            found = consolidated(found, dataflow.secret)
+        rows = found.rows
+        return {name: rows.column(name)[0].as_py() for name in node.schema.names} if found.diffs.size else None
 
     def changes(self, name: str, t1: Time, t2: Time | None = None) -> pa.Table:
         """The net differences of an output or an input from one time to another.
@@ -129,10 +194,10 @@ class Reading(Looking):
         -----
         O(n), for n rows of the inputs that it depends on.
         """
-        with self.dataflow.guard.use("changes"):
+        with self.dataflow.at_rest("changes") as still:
             node, until = self.node(name), "now" if t2 is None else self._shown(t2)
             asked = f"changes of {name!r} from {self._shown(t1)} to {until}"
-            return changes(self.dataflow.graph, node, self.closed(asked, t1), self.closed(asked, t2))
+            return changes(still.graph, node, self.closed(asked, t1, still), self.closed(asked, t2, still))
 
     def reader(self, name: str, at: Time | None = None) -> Reader:
         """Make a reader of an output or an input.  While it lives, it keeps `since` at or before its time.
@@ -158,7 +223,7 @@ class Reading(Looking):
         -----
         O(log r), for r readers.
         """
-        with self.dataflow.guard.use("reader"):
+        with self.dataflow.guard.look("reader"):
             self.node(name)
             return Reader(self, name, self.closed(f"a reader of {name!r} at {self._shown(at)}", at))
 
@@ -191,8 +256,8 @@ class Reading(Looking):
         -----
         O(v), for v versions.  See `ddflow.engine.scd2`.
         """
-        with self.dataflow.guard.use("scd2"):
-            return scd2(self.dataflow.graph, self.node(name), self.since, (valid_from, valid_to, current))
+        with self.dataflow.at_rest("scd2") as still:
+            return scd2(still.graph, self.node(name), still.since, (valid_from, valid_to, current))
 
     def why(
         self, name: str, key: Any, log: Any = None, as_of: Time | None = None, *, between: Sequence[Time] | None = None
@@ -251,31 +316,31 @@ class Reading(Looking):
         [{'id': 1, 'city': 'Bern', '_diff': 1}]
         [{'id': 1, 'city': 'Bern', '_diff': -1}]
         """
-        with self.dataflow.guard.use("why"):
+        with self.dataflow.at_rest("why") as still:
             if name in self.flow.outputs and name not in self.flow.inputs:
                 if between is not None:
-                    return self._why_between(name, key, between, beside=log is not None or as_of is not None)
-                time = self.closed(f"why of {name!r} as of {self._shown(as_of)}", as_of)
-                return behind(self.dataflow, name, key, time, log)
+                    return self._why_between(still, name, key, between, beside=log is not None or as_of is not None)
+                time = self.closed(f"why of {name!r} as of {self._shown(as_of)}", as_of, still)
+                return behind(still, name, key, time, log)
             if (as_of is not None or between is not None) and name in self.flow.inputs:
                 found = "the story of a key tells of all times that are kept"
                 remedy = f"leave {'between' if as_of is None else 'as_of'}= out, or name an output"
                 raise NotReadable(f"why {key!r} of the input {name!r}", found, remedy)
             if name not in self.flow.inputs and name in (sides := self.flow.side_outputs()):
                 raise told_only(f"why of {name!r}", name, sides[name][0])
-            return why(self.dataflow, name, key, log)
+            return why(still, name, key, log)
 
-    def _why_between(self, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
+    def _why_between(self, still: Dataflow, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
         """Tell why rows of an output changed.  ``beside``: whether there is another option.  As `why`."""
         asked = f"why of {name!r} between {between!r:.99}"
         if beside or not isinstance(between, tuple | list) or len(between) != 2:
             found = "it is no pair of times" if not beside else "log= and as_of= are of one time"
             raise NotReadable(asked, found, "give between=(t1, t2), two closed times, and neither log= nor as_of=")
         asked = f"why of {name!r} from {self._shown(between[0])} to {self._shown(between[1])}"
-        first, last = (self.closed(asked, time) for time in between)
+        first, last = (self.closed(asked, time, still) for time in between)
         if last < first:
             raise TimeWentBack(asked, "the second time is before the first", "give the earlier time first")
-        return behind(self.dataflow, name, key, last, after=first)
+        return behind(still, name, key, last, after=first)
 
     def node(self, name: str) -> Collection:
         """An output or an input by name.  Raises `NotReadable`."""
@@ -291,14 +356,23 @@ class Reading(Looking):
             raise NotReadable(f"read {name!r}", f"it is made of rows of the inputs {lost}, which are not kept", remedy)
         return node
 
-    def closed(self, asked: str, time: Any) -> int:
-        """A time that can be read; by default the last closed one."""
-        kind = self.dataflow.time_type
-        time = max(self.last, self.since) if time is None else as_int64(asked, time, CLOSED, kind)
-        return check_readable(asked, time, self.since, self.frontier, kind=kind)
+    def closed(self, asked: str, time: Any, of: Dataflow | None = None) -> int:
+        """A time that can be read, of a dataflow that is at rest; by default the last closed one."""
+        of = self.dataflow if of is None else of
+        time = max(of.last, of.since) if time is None else as_int64(asked, time, CLOSED, of.time_type)
+        return check_readable(asked, time, of.since, of.frontier, kind=of.time_type)
 
     def _shown(self, time: Any) -> str:
         return as_shown(time, self.dataflow.time_type)
+
+
+def _no_key(node: Collection, name: str) -> tuple[str, str]:
+    """What is found of a collection's keys by who asks by other columns, and what to do."""
+    keys = [list(each) for each in node.unique_by()]
+    remedy = f"engine.read({name!r}) gives all rows"
+    if not keys:
+        return "the plan proves no columns by which each row is another", remedy
+    return f"a row is known by {' or by '.join(map(str, keys))}", f"give exactly these; {remedy}"
 
 
 def told_only(asked: str, name: str, input: Input) -> NotReadable:

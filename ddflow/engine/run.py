@@ -3,8 +3,8 @@
 Invariant: an epoch's rows and the positions behind them are one commit, and a sink gets an epoch after its commit. So
 whatever dies, reading goes on behind the last commit, and a sink at the epoch that it says it has. What fails in a
 source or a sink is tried again with growing pauses for a while, and everything else goes on; an engine whose calls
-were not committed when something else failed goes no further. A first SIGTERM or SIGINT ends the run behind its epoch;
-a sink's write that lasts then is cancelled where it can be.
+were not committed when something else failed goes no further. `Engine.stop` and, on the main thread, a first SIGTERM or
+SIGINT end the run behind its epoch; a sink's write that lasts then is cancelled where it can be.
 
 >>> import ddflow as dd, pathlib, tempfile
 >>> flow = dd.Flow()
@@ -17,8 +17,8 @@ a sink's write that lasts then is cancelled where it can be.
 (1, 2, 'end', [{'city': 'Bern', 'count': 2, '_diff': 1}])
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any, Final, Literal, Protocol
 
@@ -92,6 +92,7 @@ class RunLoop:
         sinks: Mapping[str, TableSink],
         how: RunOptions,
         shows: bool,
+        on_epoch: Callable[[Step], object] | None = None,
     ) -> None:
         self.engine, self.calls, self.dataflow, self.how = engine, engine.calls, engine.calls.dataflow, how
         self.done, self._began = RunDone(), monotonic()
@@ -110,7 +111,9 @@ class RunLoop:
         self.report = RunReport(self.calls, self.inlets, self.outlets, shows)
         for name, delivery in each.items():
             delivery.look = self.report.writing(name)
-        self._stop: Literal["signal", "time"] | None = None
+        self._stop: Literal["signal", "stop", "time"] | None = None
+        self._on_epoch, self._steps = on_epoch, list[Step]()
+        """What is called behind each commit, and the steps of the epoch at hand for it."""
         self._called = 0
         """Calls of the engine so far."""
         self._evolved = False
@@ -125,15 +128,17 @@ class RunLoop:
         return Inlet(name, source, {each: known[each].bound for each in source.inputs(name)}, before, new)
 
     def run(self) -> RunDone:
-        """Go on until the end, a signal or a time."""
+        """Go on until the end, a stop, a signal or a time."""
         began, ends = monotonic(), self.how.ends()
         self._began = began
         with ExitStack() as stack:
+            stack.enter_context(self.dataflow.guard.claim_run())
             stack.enter_context(self._commits())
             cancels = zip((self._cancel_sources, self.outlets.cancel), GRACE, strict=True)
             cancel = [stack.enter_context(insisting(*each)) for each in cancels]
             stack.enter_context(insisting(self._remind, LASTS / 6, LASTS / 6))()
-            stack.enter_context(on_signal(lambda number: self._signalled(cancel)))
+            stack.enter_context(self._stops(cancel))
+            stack.enter_context(on_signal(lambda number: self._end("signal", cancel)))
             for close in (*(each.close for each in self.inlets), self.outlets.close):
                 stack.callback(close)
             stack.callback(self.report.close)
@@ -195,10 +200,24 @@ class RunLoop:
                 error.remedy = located(error.remedy, self.log.manifest_log.store.where, name, fixed)
             raise
 
-    def _signalled(self, cancel: Iterable[Callable[[], None]]) -> None:
-        self._stop = "signal"
-        for each in cancel:
-            each()
+    @contextmanager
+    def _stops(self, cancel: Sequence[Callable[[], None]]) -> Iterator[None]:
+        """Let `Engine.stop` end the run; one that was called before, too."""
+        self.calls.end_run = lambda: self._end("stop", cancel)
+        try:
+            if self.calls.stopping:
+                self.calls.end_run()
+            yield
+        finally:
+            self.calls.end_run, self.calls.stopping = lambda: None, False
+
+    def _end(self, why: Literal["signal", "stop"], cancel: Sequence[Callable[[], None]]) -> None:
+        """End behind the epoch at hand."""
+        if self._stop not in ("signal", "stop"):
+            self._stop = why
+            with suppress(RuntimeError):  # the other one was first
+                for each in cancel:
+                    each()
 
     def _cancel_sources(self) -> None:
         """Let calls of sources that last fail; what they were to give is read by the next run."""
@@ -219,7 +238,9 @@ class RunLoop:
             full = size >= self.how.bytes or rows >= (self.how.rows or 1 << 62)
             over = full or self._stop is not None or now >= until or any(each.news for each in self.inlets)
             # What no epoch may end behind, as a first copy, may take hours more; it is read again.
-            polled = [each for each in self.inlets if not over or (each.within and self._stop != "signal")]
+            polled = [
+                each for each in self.inlets if not over or (each.within and self._stop not in ("signal", "stop"))
+            ]
             if not polled:
                 return
             came = False
@@ -257,8 +278,7 @@ class RunLoop:
         for inlet in moved:
             self.dataflow.sources[inlet.name] = inlet.attached()
         if self.log is not None:
-            with self.dataflow.guard.use("run"):
-                self.calls.flush()
+            self._flush()
             self._acknowledge()  # a position behind which no row came is in no epoch
         for inlet in moved:
             inlet.commit()
@@ -271,6 +291,16 @@ class RunLoop:
             return
         self.done.epochs += 1
         self.report.epoch(moved, self.done.rows - rows, self.done.updates - updates, monotonic() - began)
+        steps, self._steps = self._steps, []
+        if self._on_epoch is not None:
+            self._on_epoch(Step.join(steps))
+            if self.calls.durable is not None and self.calls.durable.calls:  # which that has made
+                self._flush()
+
+    def _flush(self) -> None:
+        """Commit the calls since the last commit as one epoch."""
+        with self.dataflow.guard.use("run"):
+            self.calls.flush()
 
     def _evolve(self) -> None:
         """Take in columns that are new in sources, behind the epoch before them.  Raises `SchemaMismatch`."""
@@ -316,6 +346,8 @@ class RunLoop:
 
     def _count(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:
         self._called += 1
+        if self._on_epoch is not None:
+            self._steps.append(step)
         self.done.rows += sum(batch.num_rows for batch in batches)
         self.report.rows = self.done.rows
         self.done.updates += sum(table.num_rows for table in step.values())

@@ -22,7 +22,7 @@ class RunDone:
         has a time of its own.
     moved : int
         How often positions were committed without an epoch, because nothing before them was rows of an input.
-    stopped : {"end", "signal", "time"}
+    stopped : {"end", "signal", "stop", "time"}
         Why it ended.
     seconds : float
         How long it took.
@@ -36,7 +36,7 @@ class RunDone:
     rows: int = 0
     updates: int = 0
     moved: int = 0
-    stopped: Literal["end", "signal", "time"] = "end"
+    stopped: Literal["end", "signal", "stop", "time"] = "end"
     seconds: float = 0.0
     sinks: dict[str, int] = field(default_factory=dict)
     behind: dict[str, float | None] = field(default_factory=dict)

@@ -123,12 +123,15 @@ class Stats(Mapping[str, Any]):
         The budget in bytes; None without one.
     bytes_pending_mapped : int
         The bytes of pending events that are on disk.
+    pinned : int
+        The bytes of memory that only readers hold, of rows that were merged, spilled or deleted since: beside the
+        budget, and freed when they have read.
     time_type : pyarrow.DataType
         Of times, as the table shows them.
 
     Notes
     -----
-    Its keys are those names but the last two, and these totals over all arrangements:
+    Its keys are those names but ``bytes_pending_mapped`` and ``time_type``, and these totals over all arrangements:
 
     ``keys``, ``tombstones``, ``batches``, ``versions``, ``bytes_resident``
         Sums; see `Arranged`.
@@ -157,6 +160,7 @@ class Stats(Mapping[str, Any]):
         verdicts: Mapping[str, int],
         budget: int | None,
         bytes_pending_mapped: int = 0,
+        pinned: int = 0,
         time_type: pa.DataType = INT64,
     ) -> None:
         total = Arranged(*map(sum, zip(*arrangements.values(), strict=True))) if arrangements else Arranged(*[0] * 11)
@@ -178,6 +182,7 @@ class Stats(Mapping[str, Any]):
                 "write_amplification": (total.written + total.copied) / total.written if total.written else 1.0,
                 "effort_owed": total.owed,
                 "budget": budget,
+                "pinned": pinned,
                 "verdicts": MappingProxyType(dict(verdicts)),
                 "arrangements": MappingProxyType({n: MappingProxyType(a._asdict()) for n, a in arrangements.items()}),
             }
@@ -227,6 +232,8 @@ class Stats(Mapping[str, Any]):
         state.append(f"write amplification {self['write_amplification']:.2f}")
         state.append(f"{counted(owed, 'version')} owed to merges" if owed else "no merge in progress")
         waiting = f"pending {counted(pending, 'event')}, {shown_size(self['bytes_pending'])}"
+        if self["pinned"]:
+            waiting += f"; pinned by readers {shown_size(self['pinned'])}"
         if self["budget"] is None:
             room = "no budget"
         else:

@@ -66,12 +66,12 @@ class Watch:
         return self._html
 
     def _drawn(self) -> str:
-        dataflow = self._dataflow
-        if dataflow.last == NEVER:
+        if self._dataflow.last == NEVER:
             return f"<div>{escape(self._live.name)}: no time is closed yet</div>"
-        check_readable("watch", dataflow.last, dataflow.since, dataflow.frontier)
-        look = self._live.look(dataflow.graph.read(self._node, None))
-        return html(self._live.name, look, f"at {shown(dataflow.last, dataflow.time_type)}")
+        with self._dataflow.at_rest("watch") as still:
+            check_readable("watch", still.last, still.since, still.frontier)
+            look = self._live.look(still.graph.read(self._node, None))
+            return html(self._live.name, look, f"at {shown(still.last, still.time_type)}")
 
 
 def html(name: str, look: LiveLook, when: str) -> str:

@@ -169,7 +169,7 @@ class RunningAggregate(Running):
         self.schema, self.shown = pa.schema([*groups, *self.state]), shown(groups, aggregates)
         self.arrangements = (Arrangement(self.schema, is_wide(groups), 0),)
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
-        self.arena, self.hashes, self.values = Arena(), RowHashes(groups, secret), RowHashes(self.state, secret)
+        self.arena, self.keys, self.values = Arena(), RowHashes(groups, secret), RowHashes(self.state, secret)
         self.results = RowHashes(pa.schema([*self.shown][len(groups) :]), secret)
         self.identified = groups
 
@@ -191,7 +191,7 @@ class RunningAggregate(Running):
         self.given.put(0, Rows.of(columns, self.given.shape, n))
         arena.reset()
         empty = arena.room(n)
-        high, low = self.hashes.identities(columns, n)
+        high, low = self.keys.identities(columns, n)
         number, first = numbered(high, low, arena)
         by = sort(high.take(first), low.take(first) if low.size else low, arena)
         prior, m = self.arranged.seek(by.high, by.low, by.starts[:-1], arena), first.size
@@ -302,7 +302,7 @@ class RunningAggregate(Running):
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.rehashed`.  The hash is that of the states."""
-        return *self.hashes.of(rows), self._hashes(arrays(rows, self.state.names))
+        return *self.keys.of(rows), self._hashes(arrays(rows, self.state.names))
 
     def recast(self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
         """See `Running.recast`: sums are those of before, in other units, and results those of before, cast."""

@@ -15,12 +15,13 @@ gives. An operator without state gives a `Linear`.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, Secret, Words
+from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import filled
 from ddflow.kernels.resolve import LIVE, OCCUPIED
@@ -69,6 +70,9 @@ class Readable:
     identified: pa.Schema = pa.schema([])
     """The columns that versions of its arrangements are identified by."""
 
+    keys: RowHashes
+    """The columns that rows of its own output are found by, where it is arranged, and how they are hashed."""
+
     @property
     def nbytes(self) -> int:
         """Bytes in memory of all its state."""
@@ -95,6 +99,19 @@ class Readable:
         begins = np.concatenate([ints(0), np.cumsum(live)])
         references = prior.reference[live] & (LIVE - 1) & ~OCCUPIED
         return RowsByGroup(references, np.ones(references.size, np.int64), begins)
+
+    def find_group(self, columns: Sequence[pa.Array], as_of: int | None) -> Iterable[Updates]:
+        """What it holds of its own output as of a time, of one key, or of the group that it is found by.
+
+        ``columns``: one value each, those of `keys`.  O(rows of the group) now; O(runs log rows) at an older time.
+        """
+        arranged, (high, low) = self.arranged, self.keys.identities(columns, 1)
+        found = None
+        if arranged.is_searched and (as_of is None or as_of >= max(arranged.latest, arranged.since)):
+            found, as_of = self.look(high, low if low.size else np.zeros(1, np.uint64)).references, None
+        one = copy(self)
+        one.arrangements = (arranged.narrow(high, low, found, as_of), *self.arrangements[1:])
+        return one.pieces(as_of)
 
     def anew(self) -> None:
         """Hold nothing any more: as it was opened."""

@@ -113,7 +113,7 @@ class RunningCount(Running):
         self.groups, self.name, self.secret = groups, name, secret
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
         self.arrangements, self.arena = (Arrangement(self.schema, is_wide(groups), 0),), Arena()
-        self.tracked, self.hashes, self.identified = [name], RowHashes(groups, secret), groups
+        self.tracked, self.keys, self.identified = [name], RowHashes(groups, secret), groups
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
         """The groups of the updates at hand, as number 0, and their columns, in whose schema null may not be meant."""
 
@@ -125,7 +125,7 @@ class RunningCount(Running):
         self.given.put(0, Rows.of(groups, self.given.shape, n))
         arena.reset()
         empty = arena.room(n)
-        high, low = self.hashes.identities(groups, n)
+        high, low = self.keys.identities(groups, n)
         number, first = self._number(high, low, empty)
         by = sort(high.take(first), low.take(first) if low.size else low, arena)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
@@ -181,7 +181,7 @@ class RunningCount(Running):
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.rehashed`.  The hash is the count itself."""
-        return *self.hashes.of(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
+        return *self.keys.of(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
 
     def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
         """The groups of some rows, and their counts."""

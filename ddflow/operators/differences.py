@@ -74,7 +74,7 @@ class RunningDifferences(RunningThreshold):
 
     def __init__(self, bound: BoundDifferences, secret: Secret, threads: Threads = ALONE) -> None:
         super().__init__(bound.row_schema, lambda batch: batch.column("n"), secret)
-        self.bound, self.threads, self.keys = bound, threads, self.hashes
+        self.bound, self.threads = bound, threads
         self.arranged.share(threads)
 
     def keyed_for(self, asked: str, error: type[DdflowError] = SpecError) -> NoReturn:

@@ -233,7 +233,7 @@ class RunningJoin(Running):
     def __init__(self, node: Join, context: Context) -> None:
         self.node, self.sides, self.secret, self.arena = node, context.inputs, context.secret, Arena()
         loose = [[of.schema.field(name).with_nullable(True) for name in by or ()] for of, by in self._keyed(node)]
-        self.keys = [RowHashes(pa.schema(fields), context.secret) for fields in loose]
+        self.key_hashes = [RowHashes(pa.schema(fields), context.secret) for fields in loose]
         self.wanted = [column for column in node.columns if column[0] in context.wanted]
 
     @staticmethod
@@ -268,7 +268,7 @@ class RunningJoin(Running):
     def _met(self, inputs: Sequence[Updates]) -> tuple[list[MetUpdates], Words, Words]:
         """The updates of both sides by group, and the words of the groups, ascending."""
         words, some = [], []
-        for keys, each in zip(self.keys, inputs, strict=True):
+        for keys, each in zip(self.key_hashes, inputs, strict=True):
             columns, n = arrays(each.rows, keys.names), each.diffs.size
             there = np.ones(n, bool)
             for column in columns if not self.node.nulls else ():

@@ -21,9 +21,10 @@ index, then on disk from the newest run to the oldest. An arrangement does not r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -54,7 +55,8 @@ PIECE = 1 << 19
 class Arrangement:
     """``schema``: the columns of a version's payload.  ``wide``: identities of two words.  ``words``: order words an
     entry.  ``keeps``: whether the order of a deleted key must stay.  ``ordered``: identities have these words beyond
-    two, and a group of rows is a prefix of words (`ordered_index`)."""
+    two, and a group of rows is a prefix of words (`ordered_index`).  ``is_searched``: whether index and filters tell
+    where a key is; else it is only read.  ``found``: references to all that is read of it, None: it is read whole."""
 
     def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False, ordered: bool = False) -> None:
         self.schema, self.keeps, self.ordered, self.words = schema, keeps, ordered, words
@@ -64,6 +66,7 @@ class Arrangement:
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
         self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
         self.lapse: Lapse | None = None
+        self.is_searched, self.found = True, cast("Ints | None", None)
 
     def like(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
         """An empty arrangement whose versions are identified as here.  ``words``: where they are others."""
@@ -240,6 +243,41 @@ class Arrangement:
                 self.on_disk.append(run)
                 del self.spine.items[0]
 
+    def freeze(self) -> Arrangement:
+        """Return what is held now, for a reader of its own thread: batches by reference, and no index.
+
+        O(runs + columns * batches).  Its writer must not be in a call.
+        """
+        out = copy(self)
+        out.slots, out.spine, out.on_disk = self.slots.freeze(), self.spine.freeze(), self.on_disk.freeze()
+        out.is_searched = False
+        return out
+
+    def narrow(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
+        """Return one that reads the rows of one group, whose identity begins with these words, and no others.
+
+        ``found``: references to the live rows now, None where they are to be searched for in all runs.  It is good for
+        as long as this one does not change.  O(found), or O(runs log rows).
+        """
+        out = copy(self)
+        if found is None:
+            self.check_readable(as_of, "a read")
+            parts = [part for each in self.parts for part in self._within(each, high, low)]
+            found = self._live_at(parts, max(self.latest, self.since) if as_of is None else as_of)
+        out.found = found
+        return out
+
+    def _within(self, part: Part, high: Words, low: Words) -> list[Part]:
+        """The rows of a part whose identity begins with some words."""
+        batch, begin, end = self.slots[part.slot], part.begin, part.end
+        for column, word in ((batch.high, high), (batch.low, low)):
+            if column.size and word.size:
+                first, last = (
+                    int(np.searchsorted(column[begin:end], word[0], side=side)) for side in ("left", "right")
+                )
+                begin, end = begin + first, begin + last
+        return [Part(part.slot, begin, end)] if end > begin else []
+
     def check_readable(self, as_of: int | None, what: str) -> None:
         """Raise `NotReadable` unless ``as_of`` (None: now) is a time in [since, upper)."""
         if as_of is not None and not self.since <= as_of < max(self.upper, NEVER + 1):
@@ -266,7 +304,10 @@ class Arrangement:
     def live(self, as_of: int | None = None, what: str = "a read") -> Iterator[Ints]:
         """References to the rows of `pieces`, in the order of identities.  O(versions)."""
         self.check_readable(as_of, what)
-        if (as_of is None or as_of >= self.latest) and not self.lower:
+        if self.found is not None:
+            yield self.found
+            return
+        if (as_of is None or as_of >= self.latest) and self.is_searched and not self.lower:
             yield self.index.walk(live=True)[0]
             return
         # A merge stamps what it settles with a time up to since, which may be after the latest version's.

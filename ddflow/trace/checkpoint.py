@@ -144,7 +144,7 @@ def restore(
     held.reshape([*given.shapes])
     if (batches := sum(len(run.batches) for run in given.runs)) >= SLOTS:
         raise _wrong(what, f"it has {batches:,} batches")
-    searched = not indexed and sieved
+    searched, arranged.is_searched = not indexed and sieved, indexed or sieved
 
     def load(record: BatchRecord) -> tuple[Batch, Any]:
         return _load(record, shapes, batch_store, arranged, made, searched, home, what)

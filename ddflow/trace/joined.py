@@ -24,11 +24,12 @@ into each of `Arrangement.partitions`.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import partition_of
+from ddflow.columns.hashing import Ints, Words, partition_of
 from ddflow.trace.arrangement import Arrangement
 
 
@@ -39,6 +40,7 @@ class Joined(Arrangement):
         # Not that of an arrangement: what it would make is nobody's to look into.
         self._partitions = tuple(partitions)
         self.schema, self.keeps, self.lapse = partitions[0].schema, partitions[0].keeps, None
+        self.is_searched, self.found = False, None
         self.since, self.upper = since, upper
         for each in partitions:
             catch_up(each, since, upper)
@@ -50,6 +52,16 @@ class Joined(Arrangement):
     def partitions(self) -> Sequence[Arrangement]:
         """The arrangements of the partitions."""
         return self._partitions
+
+    def freeze(self) -> Arrangement:
+        """Return itself: nothing writes to it."""
+        return self
+
+    def narrow(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
+        """See `Arrangement.narrow`."""
+        out = copy(self)
+        out._partitions = tuple(each.narrow(high, low, found, as_of) for each in self._partitions)
+        return out
 
     def pieces(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
         """As `Arrangement.pieces`: of all partitions, one after the other."""

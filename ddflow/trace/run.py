@@ -14,15 +14,20 @@ versions are current; the index does.
 ([Part(slot=1, begin=0, end=2)], 1, [Part(slot=1, begin=2, end=3)], 0)
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Flags, Ints
 from ddflow.columns.rows import RowPool
+from ddflow.columns.threads import ALONE
 from ddflow.kernels.gather import SLOT
 from ddflow.time import Description
 from ddflow.trace.batch import Batch, ends
@@ -62,6 +67,7 @@ class Slots:
 
     ``lasting``: whether commits write them to files.  ``files``: by number, those of resident ones that were written.
     ``shapes``: the columns that payloads in files have or had; one is added where it is new, and none goes.
+    ``readers``: what `freeze` gave, as long as somebody holds it.
     """
 
     def __init__(self, schema: pa.Schema, ordered: bool = False) -> None:
@@ -74,6 +80,7 @@ class Slots:
         self.lasting = False
         self.files: dict[int, Any] = {}
         self.shapes: list[list[str]] = []
+        self.readers: WeakSet[Slots] = WeakSet()
 
     def __getitem__(self, slot: int) -> Batch:
         batch = self.by_slot[slot]
@@ -97,6 +104,21 @@ class Slots:
         self.pool.put(slot, batch.rows)
         self._weigh(batch, 1)
         return Part(slot, 0, batch.high.size)
+
+    def freeze(self) -> Slots:
+        """Return these as they are now, for a reader of its own thread.  O(columns * batches)."""
+        out = copy(self)
+        out.by_slot, out.pool = self.by_slot.copy(), self.pool.copy()
+        out.pool.threads = ALONE  # the others may end while it reads
+        self.readers.add(out)
+        return out
+
+    @property
+    def bytes_pinned(self) -> int:
+        """Bytes of memory of batches that only readers hold any more.  O(batches that readers hold)."""
+        here = {id(batch.rows) for batch in self.batches}
+        held = {id(batch.rows): batch for each in list(self.readers) for batch in each.batches if batch.mapped is None}
+        return sum(batch.nbytes for rows, batch in held.items() if rows not in here)
 
     def drop(self, slot: int) -> None:
         """Let a batch go: its memory when nobody looks at it any more, its file at once."""
@@ -144,6 +166,10 @@ class Run:
 
     def __len__(self) -> int:
         return self.size
+
+    def freeze(self) -> Run:
+        """Return this as it is now.  O(parts)."""
+        return Run(self.description, self.parts.copy())
 
     def add(self, part: Part) -> None:
         """Take in the next range of identities."""

@@ -17,7 +17,10 @@ True
 True
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from copy import copy
 from itertools import pairwise
 
 from ddflow.metrics import LOG
@@ -103,6 +106,12 @@ class Spine:
             return NEVER
         item = self.items[-1]
         return (item if isinstance(item, Run) else item.output).description.upper
+
+    def freeze(self) -> Spine:
+        """Return the runs there are now, those of merges too.  O(parts)."""
+        out = copy(self)
+        out.items = [run.freeze() for run in self.runs]
+        return out
 
     def append(self, run: Run) -> None:
         """Take in the newest run.  O(1)."""

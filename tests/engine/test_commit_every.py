@@ -199,19 +199,22 @@ def test_a_step_waits_for_the_thread_that_commits_and_another_thread_may_not_wai
         assert engine.read("by_city")["count"].to_pylist() == [2]
 
 
-def test_a_call_within_a_call_is_refused_also_while_the_thread_waits_for_its_turn(tmp_path: Path) -> None:
-    found = list[BaseException]()
+def test_within_a_call_a_read_sees_its_step_and_another_call_is_refused_also_while_the_thread_waits(
+    tmp_path: Path,
+) -> None:
+    refused, read = list[BaseException](), list[Any]()
 
     def within(_: Any) -> None:
         time.sleep(0.1)  # the thread's time has come, and it waits
+        read.append(engine.read("by_city")["count"].to_pylist())
         try:
-            engine.read("by_city")
+            engine.step(row(2))
         except ConcurrentUse as error:
-            found.append(error)
+            refused.append(error)
 
     with plan().open(tmp_path / "state", commit_every="10ms", metrics=within) as engine:
         engine.step(row(1))
-        assert len(found) == 1
+        assert len(refused) == 1 and read == [[1]]
 
 
 def test_a_call_given_again_is_looked_up_among_all_that_were_made(tmp_path: Path) -> None:

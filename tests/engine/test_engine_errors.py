@@ -340,7 +340,7 @@ def test_a_closed_engine_says_so() -> None:
     assert engine.verdicts["applied"] == 1
 
 
-def test_a_second_thread_is_refused_while_the_first_is_in_a_call_and_welcome_after_it() -> None:
+def test_a_second_writer_is_refused_while_the_first_is_in_a_call_and_welcome_after_it() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def slow(batch: pa.RecordBatch) -> pa.Array:
@@ -356,9 +356,9 @@ def test_a_second_thread_is_refused_while_the_first_is_in_a_call_and_welcome_aft
     worker.start()
     try:
         assert inside.wait(20)
-        for act in (lambda: engine.step({}, time=1), lambda: engine.read("rows"), engine.close):
+        for act in (lambda: engine.step({}, time=1), engine.compact, engine.close):
             with pytest.raises(
-                errors.ConcurrentUse, match="another call is using this engine; give every thread its own"
+                errors.ConcurrentUse, match="another call writes to this engine; give every thread its own"
             ):
                 act()
     finally:

@@ -60,9 +60,13 @@ class Batcher:
             self.runs.push(PendingRun.resident(run.in_order()))
             self.pending += run.times.size
 
+    def copy(self) -> Batcher:
+        """Return what waits now; runs are shared.  O(runs)."""
+        return Batcher(self.runs.copy(), self.pending)
+
     def with_run(self, run: Events) -> Batcher:
         """A batcher that also holds these events; this one is as before.  Runs are shared.  O(runs) more than `add`."""
-        both = Batcher(self.runs.copy(), self.pending)
+        both = self.copy()
         both.add(run)
         return both
 
