@@ -262,7 +262,8 @@ class Graph:
                 lost = values is None or (not own.keys.wide and values[0].null_count)
                 done[each] = _whole(() if lost or values is None else own.find_group(values, as_of), each.schema)
             else:
-                done[each] = graph.running[each].read([done[of] for of in each.inputs], as_of)
+                read = partial(graph.running[each].read, as_of=as_of)
+                done[each] = compute_netted(read, [done[of] for of in each.inputs], self.secret)
         self._readers.append(graph)
         return done[node] if exact else alike_rows(done[node], given, self.secret)
 
