@@ -90,16 +90,16 @@ class CallGuard:
             self._leave()
 
     @contextmanager
-    def look(self, what: str, *, closed: bool = False) -> Iterator[None]:
+    def look(self, what: str, *, closed: bool = False, nests: bool = True) -> Iterator[None]:
         """The turn of a reader, for as long as it takes references.  Raises `EngineClosed`, unless ``closed``.
 
         Within a call of its own thread, as in a callback, it sees what the call has not changed yet; while the call
-        changes the state, as a signal's handler may find it, that is `ConcurrentUse`.
+        changes the state, as a signal's handler may find it, that is `ConcurrentUse`, and always unless it ``nests``.
         """
         self._check_here(what)
         nested = self._owner == threading.get_ident()
-        if nested and self.state == "interrupted":
-            raise ConcurrentUse(what, "a call of this thread is changing the state", "read when it has returned")
+        if nested and (self.state == "interrupted" or not nests):
+            raise ConcurrentUse(what, "a call of this thread is at work", "do it when that has returned")
         if not nested:
             self._enter()
         try:
@@ -142,7 +142,8 @@ class CallGuard:
 
     def use(self, what: str) -> CallGuard:
         """The turn, taken, of an open engine.  Raises `ConcurrentUse`, `EngineClosed`, there in a forked child too."""
-        self._check_here(what)
+        if os.getpid() != self._process:
+            self._check_here(what)
         self._take(what, True)
         if self.state != "open":
             self.untold = None
@@ -178,7 +179,8 @@ class CallGuard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Give the turn back; memory that a call could not have is an error of ours, which says what became of it."""
-        self._release()
+        self._leave()
+        self._calls.release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
             raise self.out_of_memory(error) from error
 

@@ -100,6 +100,8 @@ class Dataflow:
         none = SideOutputs(self.sides, flow.time_type).tables()
         self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **none}
         self.frontier = self.last = self.since = self.before = NEVER
+        self.claimed = CLOSED
+        """The least time that readers held before the last step."""
         self.totals: dict[str, int] = {}
         """Events by verdict, since the state began; and how many of them are `GONE`."""
         self.fed: Mapping[str, Fed] = {}
@@ -235,7 +237,8 @@ class Dataflow:
     def since_after(self, last: int) -> int:
         """What ``since`` will be when ``last`` is closed."""
         since = last - self.retain if last > NEVER + self.retain else NEVER
-        return max(self.since, min(since, self.holds.least()))
+        self.claimed = self.holds.least()
+        return max(self.since, min(since, self.claimed))
 
     def compute(self, given: Mapping[str, Released], last: int) -> ComputedStep:
         """Compute a step; nothing changes.  ``last``: the last time that it closes."""

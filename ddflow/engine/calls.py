@@ -35,7 +35,7 @@ from ddflow.errors import SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish
 from ddflow.storage.address import public
 from ddflow.storage.feeding import EVENTS, Way, fed_by
-from ddflow.time import shown
+from ddflow.time import CLOSED, shown
 
 
 class Calls:
@@ -221,7 +221,8 @@ class Calls:
                 if self.timer.due(self.flush):
                     self.flush()
         if dataflow.before < dataflow.last:
-            dataflow.recent.add(dataflow.before, dataflow.last, step, dataflow.holds.least())
+            if dataflow.claimed < CLOSED or dataflow.recent.nbytes:
+                dataflow.recent.add(dataflow.before, dataflow.last, step, dataflow.claimed)
             dataflow.before = dataflow.last
         if self.listeners or LOG.isEnabledFor(DEBUG):
             self._publish(asked, step, {name: each.rows for name, each in taken.items()}, began)

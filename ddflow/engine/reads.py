@@ -223,7 +223,7 @@ class Reading(Looking):
         -----
         O(log r), for r readers.
         """
-        with self.dataflow.guard.look("reader"):
+        with self.dataflow.guard.look("reader", nests=False):
             self.node(name)
             return Reader(self, name, self.closed(f"a reader of {name!r} at {self._shown(at)}", at))
 

@@ -13,7 +13,7 @@ import pytest
 
 import ddflow as dd
 from ddflow.dataflow.spilling import make_room
-from ddflow.errors import EngineClosed, NotReadable, SpecError
+from ddflow.errors import ConcurrentUse, EngineClosed, NotReadable, SpecError
 
 CITIES = ["Bern", "Chur", "Zug", "Brig"]
 SCHEMA = {"id": int, "city": str, "n": int, "gone": bool}
@@ -391,3 +391,40 @@ def test_a_cancelled_wait_for_a_step_loses_none() -> None:
 
     with plan().open() as engine:
         assert asyncio.run(follow(engine)) == [1, 2, 3, 4, 5]
+
+
+def test_within_a_callback_of_a_call_one_may_read_and_not_open_a_reader() -> None:
+    found = list[Any]()
+
+    def positive(batch: pa.RecordBatch) -> pa.Array:
+        if batch.num_rows and len(found) < 2:
+            found.append(engine.read("people").num_rows)
+            with pytest.raises(ConcurrentUse, match="reader: a call of this thread is at work"):
+                engine.reader("people")
+            with pytest.raises(ConcurrentUse, match="step: another call writes"):
+                engine.step(one(9), 9)
+        return pa.array([True] * batch.num_rows, pa.bool_())
+
+    flow = dd.Flow()
+    people = flow.upserts("people", SCHEMA, dd.Upsert(key="id", delete=dd.tombstone("gone")))
+    flow.output("people", people)
+    flow.output("some", people.filter(positive))
+    with flow.open() as engine:
+        engine.step(one(1), 1)
+        engine.step(one(2), 2)
+    assert found[:2] == [0, 1]
+
+
+def test_readers_keep_what_they_hold_and_statistics_say_how_much() -> None:
+    with plan().open() as engine:
+        engine.step({"people": Twin(1, 9000).events(8000)}, 1)
+        before = engine.read("people")
+        with engine.dataflow.at_rest("read") as still:
+            for time in range(2, 12):
+                engine.step({"people": Twin(time, 9000).events(8000)}, time)
+            engine.compact()
+            assert engine.stats()["pinned"] > 100_000
+            assert "pinned by readers" in str(engine.stats())
+            node = engine.flow.outputs["people"]
+            assert still.graph.read(node, None).equals(before)
+        assert engine.stats()["pinned"] == 0
