@@ -133,8 +133,12 @@ def _cells(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
+EVERY = 0.2
+"""Seconds between two looks of a `Line`, at least."""
+
+
 class Line:
-    """A line on the terminal of stderr that is written anew, some five times a second.
+    """A line on the terminal of stderr that is written anew, `EVERY` so often.
 
     ``shows``: whether; never where that is no terminal.
     """
@@ -149,7 +153,7 @@ class Line:
 
     def show(self, text: str) -> None:
         """Write it, as wide as the terminal is."""
-        self._next = monotonic() + 0.2
+        self._next = monotonic() + EVERY
         width = shutil.get_terminal_size().columns - 1
         sys.stderr.write(f"\r\x1b[K{printable(text)[:width]}")
         sys.stderr.flush()

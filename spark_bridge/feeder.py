@@ -26,9 +26,10 @@ from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
 from spark_bridge.delivering import Outlets, SinkOptions
 from spark_bridge.errors import noted
-from spark_bridge.job import Job, context_of
+from spark_bridge.job import Job
 from spark_bridge.monitoring import ACCOUNTS, Account, report
 from spark_bridge.ran import ran
+from spark_bridge.session import context_of
 from spark_bridge.state_options import StateOptions
 from spark_bridge.stats import EpochStats
 

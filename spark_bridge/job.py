@@ -13,6 +13,7 @@ What it does not do: choose what an epoch is (``running`` and ``streaming`` do),
 'struct<to:int,what:int,origin:string,at:bigint,rows:bigint,digest:binary,payload:binary>'
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
@@ -48,6 +49,9 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.manifest import Epoch
 from spark_bridge.errors import translated
+from spark_bridge.monitoring import LOG, watching
+from spark_bridge.part_cache import AUTO, WATCH, CacheLimit
+from spark_bridge.session import context_of
 from spark_bridge.state_options import StateOptions
 from spark_bridge.tasks import EpochStage, Redigest, Route
 from spark_bridge.types import arrow_schema, in_spark, loose, restored, shapes, spark_schema
@@ -75,7 +79,7 @@ class Job:
 
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
         self.flow, self.options, self.shapes, self.columns = flow.frozen(), options, shapes(flow), columns
-        self.memory, self.part_cache = parse_size(options.memory), parse_size(options.part_cache) or 0
+        self.memory, self.part_cache = parse_size(options.memory), cache_limit(options.part_cache, session)
         self.stamp = _stamp(flow)
         self.name = options.name or ", ".join(flow.inputs)
         self.coordinator = EpochDriver.open(
@@ -128,6 +132,8 @@ class Job:
         committed = self.coordinator.finish(start, receipts, feed=feed)
         driver = {"begin": ready - began, "tasks": ran - ready, "commit": perf_counter_ns() - ran}
         more = {f"driver_{name}": each // 1000 for name, each in driver.items()}
+        if (said := WATCH(self.store, committed.figures, self.options.part_cache)) is not None:
+            LOG.warning("%s: %s", self.name, said)
         return committed._replace(figures={**committed.figures, **more})
 
     def _grow(self, session: Any) -> None:
@@ -194,7 +200,9 @@ class Job:
     @contextmanager
     def around(self, session: Any, what: str) -> Iterator[None]:
         """The settings and the description of a job of ours; errors of ddflow's come out as such."""
-        with settings(session, self.memory), described(session, f"ddflow {self.name}: {what}"), translated():
+        text = f"ddflow {self.name}: {what}"
+        watched = watching(session, text.partition(", stage")[0])  # ours are not Spark's, which are counted there
+        with settings(session, self.memory), described(session, text), watched, translated():
             yield
 
 
@@ -298,12 +306,29 @@ def described(session: Any, text: str) -> Iterator[None]:
         context.setLocalProperty(_DESCRIPTION, before)
 
 
-def context_of(session: Any) -> Any:
-    """The session's SparkContext; None on Spark Connect."""
-    try:
-        return session.sparkContext
-    except (PySparkException, AttributeError, ImportError):
-        return None
+def cache_limit(given: str | int | None, session: Any) -> CacheLimit:
+    """How much of the parts a worker keeps open: as given, or by what Spark grants workers.  Raises `SpecError`."""
+    if given != AUTO:
+        return CacheLimit(parse_size(given, "part_cache=") or 0)
+    master, context = str(session.conf.get("spark.master", "local")), context_of(session)
+    local = context is not None and master.startswith("local")
+    workers = context.defaultParallelism if local else session.conf.get("spark.executor.cores", None)
+    names = ("spark.executor.pyspark.memory", "spark.executor.memoryOverhead")
+    granted = next((size for name in names if (size := session.conf.get(name, None))), None)
+    if granted is None and master.startswith(("yarn", "k8s")):
+        granted = f"{max(_mebibytes(session.conf.get('spark.executor.memory', '1g')) // 10, 384)}m"
+    bytes = None if granted is None or local else _mebibytes(granted) << 20
+    return CacheLimit(None, max(int(workers or os.cpu_count() or 1), 1), bytes)
+
+
+def _mebibytes(size: str) -> int:
+    """A size as Spark's settings have it, in MiB if without a unit.
+
+    >>> [_mebibytes(each) for each in ("384", "512m", "4g", "2GB", "1048576k")]
+    [384, 512, 4096, 2048, 1024]
+    """
+    number = size.strip().lower().removesuffix("b")
+    return (int(number.rstrip("kmgt")) << {"k": 10, "g": 30, "t": 40}.get(number[-1], 20)) >> 20
 
 
 def _default(session: Any) -> int:

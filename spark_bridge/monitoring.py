@@ -15,12 +15,19 @@ query waits for it.
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+from time import monotonic
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from ddflow.dataflow.budget import shown_size
 from ddflow.metrics import Metrics, SinkLag, publish
+from ddflow.terminal import Line
+from spark_bridge.session import context_of
 from spark_bridge.stats import NOTHING, EpochStats, QueryStats, summed
 
 KEPT: Final = 100
@@ -28,6 +35,9 @@ KEPT: Final = 100
 QUERIES: Final = 64
 """Of how many queries a process keeps accounts for listeners."""
 LOG: Final = logging.getLogger("ddflow.spark")
+SILENT = 2.0
+"""Seconds that jobs take before a terminal shows how they go, and between two looks at them."""
+LOOK = 0.5
 Callback = Callable[[Any], Any]
 """Is called with a ``StreamingQueryProgress`` that has ``ddflow`` too."""
 
@@ -139,3 +149,97 @@ def report(name: str, batch: EpochStats, metrics: Metrics | None, sinks: Mapping
         publish([metrics], batch.call(sinks))
     if LOG.isEnabledFor(logging.INFO):
         LOG.info("%s: %s", name, batch, extra={"ddflow": {"name": name, **batch.progress()}})
+
+
+class StageProgress(NamedTuple):
+    """A stage of Spark's: its tasks, those that are done, and the rows or bytes that it read from a source."""
+
+    tasks: int
+    done: int
+    rows: int
+    nbytes: int = 0
+
+
+def progress_text(what: str, stages: Iterable[StageProgress], seconds: float) -> str:
+    """Return one line for a terminal.  Pure.
+
+    >>> stages = [StageProgress(12, 12, 900_000), StageProgress(20, 3, 0), StageProgress(20, 0, 0)]
+    >>> progress_text("ddflow orders: epoch 1", stages, 75.2)
+    'ddflow orders: epoch 1; 1 of 3 stages, 15 of 52 tasks, 900,000 rows read, 75 s'
+    >>> progress_text("ddflow orders: epoch 1", [], 75.2)
+    'ddflow orders: epoch 1; 75 s'
+    """
+    known = list(stages)
+    tasks, done, rows, nbytes = (sum(each[at] for each in known) for at in range(4))
+    parts = [f"{sum(each.done >= each.tasks for each in known)} of {len(known)} stages"] if known else []
+    parts += [f"{done:,} of {tasks:,} tasks"] if known else []
+    parts += [f"{rows:,} rows read"] if rows else [f"{shown_size(nbytes)} read"] if nbytes else []
+    return f"{what}; {', '.join([*parts, f'{seconds:,.0f} s'])}"
+
+
+@contextmanager
+def watching(session: Any, what: str) -> Iterator[None]:
+    """Show how the jobs of a block go, on a terminal only, once they take longer than `SILENT`.
+
+    It leaves the line to Spark if that shows its own.  On Spark Connect the server says what it knows.
+    """
+    line, began, ended = Line(True), monotonic(), Event()
+    of_spark = context_of(session) is not None and session.conf.get("spark.ui.showConsoleProgress", "false") == "true"
+    if not line.shows or of_spark:
+        yield
+        return
+
+    def look(stages: Callable[[], list[StageProgress]]) -> None:
+        while not ended.wait(LOOK):
+            show(stages)
+
+    def show(stages: Callable[[], list[StageProgress]]) -> None:
+        if monotonic() - began >= SILENT:
+            with suppress(Exception):  # of the session, which may be gone with the job
+                line.show(progress_text(what, stages(), monotonic() - began))
+
+    with _stages(session) as stages:
+        thread = Thread(target=look, args=(stages,), name="ddflow progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(5)
+            show(stages)
+            line.close()
+
+
+@contextmanager
+def _stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
+    """What tells of the stages of the jobs that this thread runs in a block."""
+    context, seen, tag = context_of(session), list[StageProgress](), f"ddflow-{uuid4().hex}"
+    if context is None:
+
+        def handle(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:
+            told = (StageProgress(each.num_tasks, each.num_completed_tasks, 0, each.num_bytes_read) for each in stages)
+            seen[:] = list(told) or seen
+
+        session.registerProgressHandler(handle)
+        try:
+            yield seen.copy
+        finally:
+            session.removeProgressHandler(handle)
+        return
+    spark = context._jsc.sc()
+
+    def ask() -> list[StageProgress]:
+        jobs = (spark.statusTracker().getJobInfo(each) for each in spark.statusTracker().getJobIdsForTag(tag))
+        found = list[StageProgress]()
+        for stage in sorted({stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}):
+            with suppress(Exception):  # of Spark, which forgets old ones
+                of = spark.statusStore().lastStageAttempt(stage)
+                if of.status().name() != "SKIPPED":  # its rows are those of a job before
+                    found.append(StageProgress(of.numTasks(), of.numCompleteTasks(), of.inputRecords()))
+        return found
+
+    context.addJobTag(tag)
+    try:
+        yield ask
+    finally:
+        context.removeJobTag(tag)

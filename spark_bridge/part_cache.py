@@ -4,36 +4,51 @@ Invariant: whether a part is found here changes nothing but the time that a task
 inventory that it holds, by name, and to one task at a time. Spark sends a partition to whichever worker is free, so
 another one may have gone on with it, and then the part here is behind, and whoever takes it brings it up to date; a
 task may be killed at any moment, so a part is put back only once its receipt was given; and parts of several states
-share a worker, whose memory is bounded. The cache is a process's own, and knows neither Spark nor what a part does.
+share a worker, whose memory is bounded. Every epoch asks for all parts in turn, so when they do not all fit, the cache
+keeps the parts that it has: dropping the oldest would find none. A part that nobody asked for in `ROUNDS` epochs makes
+way. The cache is a process's own, and knows neither Spark nor what a part does.
 
 >>> from types import SimpleNamespace
->>> closed = []
 >>> def part(name: str) -> StagePart:
-...     return SimpleNamespace(at=name, close=lambda: closed.append(name))
->>> cache = PartCache()
->>> cache.put(("state", 0, 0), part("first"), 10, most=100)
->>> cache.put(("state", 0, 1), part("second"), 95, most=100)
->>> cache.take(("state", 0, 1), ["second"]).at, cache.take(("state", 0, 0), ["first"]), closed
-('second', None, ['first'])
+...     return SimpleNamespace(at=name, close=lambda: None)
+>>> cache, found = PartCache(), []
+>>> for epoch in range(4):  # a scan of four parts, of which two fit
+...     for number in range(4):
+...         found.append(cache.take(("state", number), ["a"]) is not None)
+...         cache.put(("state", number), part("a"), 10, most=25, epoch=epoch)
+>>> sum(found), cache.nbytes
+(6, 20)
 """
 
+import os
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ddflow.dataflow.budget import shown_size
 from ddflow.errors import DdflowError
 from ddflow.partitions.stage_step import StagePart
 
+AUTO: Final = "auto"
+"""The size that is chosen from the memory of the executor."""
+ROUNDS: Final = 16
+"""Epochs, of all states of the worker, that a part waits for its next task, at most; a staler one is read anew."""
+SHARE: Final = 50
+"""Per cent of the time of tasks that parts take to open, before a warning."""
+COLD: Final = 3
+"""Epochs in a row, after the first one, that caches may miss most parts before a warning."""
 Key = tuple[Any, ...]
-"""Which part of which state, and whatever else it was opened by."""
+"""Which part of which state, and whatever else it was opened by.  The state comes first."""
 
 
 class CachedPart(NamedTuple):
-    """A part, and how many bytes it takes."""
+    """A part, how many bytes it takes, and the round in which it was put."""
 
     part: StagePart
     nbytes: int
+    round: int
 
 
 class PartCache:
@@ -41,6 +56,7 @@ class PartCache:
 
     def __init__(self) -> None:
         self._parts: OrderedDict[Key, CachedPart] = OrderedDict()
+        self._epochs, self._round = dict[Any, int](), 0
 
     @property
     def nbytes(self) -> int:
@@ -57,19 +73,121 @@ class PartCache:
         close(cached.part)
         return None
 
-    def put(self, key: Key, part: StagePart, nbytes: int, most: int) -> None:
-        """Keep a part; those used longest ago are closed until all take ``most`` bytes or less.  O(parts)."""
+    def put(self, key: Key, part: StagePart, nbytes: int, most: int, epoch: int) -> None:
+        """Keep a part, if it fits into ``most`` bytes beside those that are asked for.  O(parts).
+
+        Parts that were not used for `ROUNDS` epochs are closed first, then the part itself, then the newest others.
+        """
+        if self._epochs.get(key[0], -1) < epoch:
+            self._epochs[key[0]] = epoch
+            self._round += 1
         old = self._parts.pop(key, None)
         if old is not None:
             close(old.part)
-        self._parts[key] = CachedPart(part, nbytes)
+        self._parts[key] = CachedPart(part, nbytes, self._round)
         while self._parts and self.nbytes > most:
-            close(self._parts.popitem(last=False)[1].part)
+            stale = next(iter(self._parts.values())).round + ROUNDS < self._round
+            close(self._parts.popitem(last=not stale)[1].part)
 
     def clear(self) -> None:
         """Close all."""
         while self._parts:
             close(self._parts.popitem()[1].part)
+
+
+class Memory(NamedTuple):
+    """Bytes that this process may use, with others of its machine or container, and those that nobody uses yet."""
+
+    total: int
+    available: int
+
+
+class CacheLimit(NamedTuple):
+    """How many bytes of parts a worker keeps open.  ``fixed``: if the user chose.  ``workers``: of an executor, which
+    share its memory.  ``granted``: what Spark grants all workers of an executor beside its JVM, if that is limited."""
+
+    fixed: int | None
+    workers: int = 1
+    granted: int | None = None
+
+    def bytes(self, memory: Memory, cached: int) -> int:
+        """The limit now.  ``cached``: bytes that this worker's cache has already.  Pure.
+
+        Without a ``fixed`` one, the cache takes a quarter of the worker's share of the memory at most, and leaves an
+        eighth of the memory unused.
+
+        >>> CacheLimit(None, 2).bytes(Memory(16 << 30, 12 << 30), 0) >> 20  # a machine of 16 GB, two cores
+        2048
+        >>> CacheLimit(None, 2).bytes(Memory(16 << 30, 3 << 30), 100 << 20) >> 20  # others use most of it
+        612
+        >>> CacheLimit(None, 4, 1600 << 20).bytes(Memory(64 << 30, 50 << 30), 0) >> 20  # a container of Kubernetes
+        100
+        >>> CacheLimit(512 << 20).bytes(Memory(1 << 30, 0), 0) >> 20
+        512
+        """
+        if self.fixed is not None:
+            return self.fixed
+        total = memory.total if self.granted is None else min(memory.total, self.granted)
+        free = max(memory.available - memory.total // 8, 0) // self.workers
+        return min(total // 4 // self.workers, cached + free)
+
+
+def read_memory(root: Path = Path("/")) -> Memory:
+    """Read the memory of the machine, or of the container if that has less.  O(1)."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = total // 2
+    with suppress(OSError, ValueError, KeyError):
+        lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+        available = {name: int(size) << 10 for name, size, *_ in lines}["MemAvailable:"]
+    group, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+    if not (group / names[0]).exists():
+        group, names = (
+            group / "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        )
+    with suppress(OSError, ValueError):
+        most, used = (int((group / name).read_text()) for name in names[:2])
+        cache = dict(line.split() for line in (group / "memory.stat").read_text().splitlines()).get(names[2], 0)
+        if most < total:
+            total, available = most, min(available, most - used + int(cache))
+    return Memory(total, max(available, 0))
+
+
+class CacheWatch:
+    """Finds the first time that opening the parts of a state again takes most of the time of some epochs."""
+
+    def __init__(self) -> None:
+        self._epochs = dict[str, int]()
+
+    def __call__(self, state: str, figures: Mapping[str, int], given: str | int | None) -> str | None:
+        """Return a warning, once for a state; None otherwise.  ``given``: the option, as the user gave it.
+
+        >>> watch, figures = CacheWatch(), {"miss": 19, "hit": 1, "parts": 520_000_000, "part_cache": 128_000_000}
+        >>> said = [watch("state", figures | {"open": 91, "step": 9}, "auto") for _ in range(9)]
+        >>> [each is not None for each in said]
+        [False, False, False, True, False, False, False, False, False]
+        >>> print(*said[3].split("; "), sep=";\\n")
+        19 of 20 parts of the state were opened anew in each of the last 3 epochs, 91 % of the time of tasks;
+        they take 520.0 MB, and a worker keeps 128.0 MB open (part_cache='auto');
+        give part_cache='651MB' if each Python worker of an executor may take that, or more memory to executors
+        """
+        missed, size, most = (figures.get(name, 0) for name in ("miss", "parts", "part_cache"))
+        needed = missed + figures.get("hit", 0) + figures.get("behind", 0)
+        spent, opened = sum(figures.get(name, 0) for name in ("take", "open", "step", "write")), figures.get("open", 0)
+        poor = missed * 2 > needed and opened * 100 >= spent * SHARE
+        before = self._epochs.get(state, 0)
+        self._epochs[state] = before + 1 if before > COLD or poor else 0
+        if before != COLD or not poor:
+            return None
+        remedy = "see that workers live on: spark.python.worker.reuse, and the idle time-out of dynamic allocation"
+        if size > most:
+            wanted = f"part_cache='{size * 5 // 4 // 1_000_000 + 1}MB'"
+            remedy = f"give {wanted} if each Python worker of an executor may take that, or more memory to executors"
+        return (
+            f"{missed} of {needed} parts of the state were opened anew in each of the last {COLD} epochs, "
+            f"{opened * 100 // max(spent, 1)} % of the time of tasks; they take {shown_size(size)}, "
+            f"and a worker keeps {shown_size(most)} open (part_cache={given!r}); {remedy}"
+        )
 
 
 def close(part: StagePart) -> None:
@@ -80,3 +198,5 @@ def close(part: StagePart) -> None:
 
 PARTS: Final = PartCache()
 """Of this process."""
+WATCH: Final = CacheWatch()
+"""Of this process, which commits."""

@@ -53,7 +53,7 @@ def sql(
     close: bool = False,
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
-    part_cache: str | int | None = "512MB",
+    part_cache: str | int | None = "auto",
     keep: int = KEEP,
     sinks: Mapping[str, TableSink] | None = None,
     give_up_after: str | None = "10min",

@@ -32,9 +32,10 @@ from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.codec import behind
 from ddflow.plan.plan import Plan
 from spark_bridge.delivering import Outlets, SinkOptions
-from spark_bridge.job import ROWS, SHUFFLES, Job, checked, context_of, joined, mapped, routed, router
+from spark_bridge.job import ROWS, SHUFFLES, Job, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import report
 from spark_bridge.ran import Ran, ran
+from spark_bridge.session import context_of
 from spark_bridge.state_options import KEEP, StateOptions, check_address
 from spark_bridge.stats import EpochStats
 from spark_bridge.tasks import OnlyStage, RunStage
@@ -59,7 +60,7 @@ def run(
     close: bool = False,
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
-    part_cache: str | int | None = "512MB",
+    part_cache: str | int | None = "auto",
     keep: int = KEEP,
     sinks: Mapping[str, TableSink] | None = None,
     give_up_after: str | None = "10min",
@@ -77,7 +78,7 @@ def run(
     close: bool = False,
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
-    part_cache: str | int | None = "512MB",
+    part_cache: str | int | None = "auto",
     keep: int = KEEP,
     sinks: Mapping[str, TableSink] | None = None,
     give_up_after: str | None = "10min",

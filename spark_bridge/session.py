@@ -26,7 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from ddflow.errors import ConcurrentUse, MissingExtra
@@ -146,3 +146,11 @@ def local_session(name: str, cores: int | None = None, memory: str = "2g") -> It
             yield session
         finally:
             session.stop()
+
+
+def context_of(session: Any) -> Any:
+    """The session's SparkContext; None on Spark Connect."""
+    try:
+        return session.sparkContext
+    except (PySparkException, AttributeError, ImportError):
+        return None

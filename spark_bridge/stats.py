@@ -147,14 +147,14 @@ class EpochStats(NamedTuple):
 
     def __str__(self) -> str:
         """One line, as the log has it."""
-        what = "an epoch without a batch" if self.batch is None else f"batchId {self.batch}"
+        batch = "" if self.batch is None else f"batchId {self.batch}: "
         rows, updates = _by_name(self.rows), _by_name(self.updates)
         stages = self.stages
         driver = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in DRIVER if name in stages)
         tasks = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in TASKS if name in stages)
         cached = f"{self.cached[0]} of {self.cached[1]} parts cached"
         return (
-            f"{what}: epoch {self.epoch}{', committed before' if self.replayed else ''}; numInputRows {rows}; "
+            f"{batch}epoch {self.epoch}{', committed before' if self.replayed else ''}; numInputRows {rows}; "
             f"{Verdicts.of(self.counts, self.pending)}; numOutputRows {updates}, {shown_size(self.nbytes)}; "
             f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {cached}"
         )

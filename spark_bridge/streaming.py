@@ -30,9 +30,10 @@ from ddflow.storage.closing import on_failure
 from spark_bridge.delivering import SinkOptions
 from spark_bridge.errors import fail, translated
 from spark_bridge.feeder import Feeder, Then
-from spark_bridge.job import checked, context_of, settings
+from spark_bridge.job import checked, settings
 from spark_bridge.monitoring import ACCOUNTS
 from spark_bridge.running import session_of
+from spark_bridge.session import context_of
 from spark_bridge.state_options import KEEP, StateOptions, check_address
 from spark_bridge.stats import EpochStats, QueryStats
 from spark_bridge.triggers import check_trigger, until_the_end
@@ -53,7 +54,7 @@ def stream(
     memory: str | int | None = None,
     name: str | None = None,
     trust: Literal["owner", "group"] = "owner",
-    part_cache: str | int | None = "512MB",
+    part_cache: str | int | None = "auto",
     keep: int = KEEP,
     sinks: Mapping[str, TableSink] | None = None,
     sink_backlog: str | int = "1GB",

@@ -51,7 +51,7 @@ from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import noted
-from spark_bridge.part_cache import PARTS, close
+from spark_bridge.part_cache import PARTS, CacheLimit, close, read_memory
 from spark_bridge.types import carried, loose, restored
 
 Batches = Iterable[pa.RecordBatch]
@@ -107,7 +107,7 @@ class EpochStage:
     """One part's share of an epoch: chunks in, sums for later stages and receipts out.
 
     ``columns``: by input, those that the rows have.  ``stamp``: what parts have in common that may be kept open for
-    each other, beside state and place.  ``most``: bytes of parts that a worker may keep open.  O(rows and updates).
+    each other, beside state and place.  ``most``: how much of them a worker may keep open.  O(rows and updates).
     Raises what `Part` raises.
     """
 
@@ -116,7 +116,7 @@ class EpochStage:
     stage: int
     columns: Mapping[str, tuple[str, ...]]
     stamp: str
-    most: int
+    most: CacheLimit
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         with noted():
@@ -138,15 +138,19 @@ class EpochStage:
                 part, way = self._part(number)
                 with on_failure(close, part):  # half way through, or nobody wants the rest
                     done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests, shuffle.said)
+                    size = done.receipt.figures["memory"]
+                    most = self.most.bytes(read_memory(), PARTS.nbytes + (size if way != "miss" else 0))
                     figures = {
                         **done.receipt.figures,
                         "take": taken,
+                        "parts": size,
+                        "part_cache": most,
                         **{each: int(each == way) for each in WAYS},
                         "pending": part.dataflow.pending,
                     }
                     yield from packed_sums(done.sums, self.cut, start.partitions, Secret(*start.secret))
                     yield self._receipts(shuffle, replace(done.receipt, figures=figures), number)
-                PARTS.put(self._key(number), part, figures["memory"], self.most)
+                PARTS.put(self._key(number), part, size, most, start.epoch)
             else:
                 yield self._receipts(shuffle, receipt, number)
 

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ddflow.cli.say import say
 from ddflow.cli.welcome import TEXT
@@ -62,7 +62,27 @@ AGAIN: Final = 0.02
 """Seconds until a signal whose exception was lost comes again."""
 
 
-class Verbs(TyperGroup):
+class NoTypes:
+    """Keeps the types of flags and of named arguments out of the help: ``--version <bool>`` takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of a command."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in params:
+            if getattr(each, "is_flag", True):  # an argument has no such thing
+                each.display_type_rich = _no_type
+        return params
+
+
+def _no_type(ctx: Any) -> None:
+    return None
+
+
+class Verb(NoTypes, TyperCommand):
+    """One verb."""
+
+
+class Verbs(NoTypes, TyperGroup):
     """The group of all verbs: loads each from its file, and stands guard around it."""
 
     def __init__(self, **settings: Any) -> None:
@@ -77,7 +97,9 @@ class Verbs(TyperGroup):
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         verb = getattr(importlib.import_module(f"ddflow.cli.{cmd_name}"), cmd_name)
         alone.command(
-            cmd_name, no_args_is_help=cmd_name in ("diff", "count", "replace", "sql", "run", "sync", "compare", "watch")
+            cmd_name,
+            cls=Verb,
+            no_args_is_help=cmd_name in ("diff", "count", "replace", "sql", "run", "sync", "compare", "watch"),
         )(verb)
         command = typer.main.get_command(alone)
         VERB.set(command)

@@ -82,7 +82,7 @@ class Ask:
             "--by", "COLUMNS", _ROWS, "The groups to count by: city, or city,year. Without: one count of all rows."
         ),
     ] = None
-    name: Annotated[str, _option("--name", None, _ROWS, "What the column of counts is called.")] = "count"
+    name: Annotated[str, _option("--name", "NAME", _ROWS, "What the column of counts is called.")] = "count"
     net: Annotated[bool, _option("--net", None, _OUT, "Write the final counts instead of their differences.")] = False
     order_by: Annotated[
         list[str] | None,

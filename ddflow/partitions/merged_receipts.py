@@ -42,7 +42,7 @@ ROWS: Final = "rows of "
 """What an input's name follows, in the figures that a state keeps of an epoch."""
 OWED: Final = "held by new outputs"
 """Rows of an epoch that new outputs gave whole, among those figures."""
-_NOT_ADDED: Final = ("memory",)
+_NOT_ADDED: Final = ("memory", "part_cache")
 """Figures of which the greatest is told, and no sum."""
 
 

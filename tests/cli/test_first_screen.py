@@ -24,6 +24,13 @@ def test_alone_it_says_what_to_try() -> None:
     assert done.exit_code == 0 and done.output == TEXT + "\n"
 
 
+@pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)], ids=lambda words: " ".join(words) or "ddflow")
+def test_no_help_shows_a_type_of_python(words: list[str]) -> None:
+    done = CliRunner().invoke(app, [*words, "--help"])
+    assert done.exit_code == 0 and "--help" in done.output
+    assert re.findall(r"<[a-z\[\]]+>", done.output) == []
+
+
 def understood(command: str) -> None:
     """Raises for an unknown verb or option, or too few words."""
     _, verb, *words = shlex.split(command)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -31,8 +32,15 @@ flow.output("by_city", people.project(["city"]).count())
 state = os.path.join(place, "state")
 first = spark.createDataFrame([(1, "Bern"), (2, "Bern")], "id bigint, city string")
 sinks = {"by_city": dd.sinks.sqlite(os.path.join(place, "out.db"), "by_city")}
+import io
+from spark_bridge import monitoring
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+monitoring.SILENT, monitoring.LOOK, sys.stderr = 0, 0.05, Terminal()
 ran = spark_bridge.run(flow, {"people": first}, state=state, partitions=2, sinks=sinks)
-out = [["run", ran.epoch, ran["by_city"].toArrow().to_pylist()]]
+shown, sys.stderr = sys.stderr.getvalue(), sys.__stderr__
+out = [["shown", shown], ["run", ran.epoch, ran["by_city"].toArrow().to_pylist()]]
 pq.write_table(pa.table({"id": [1, 3], "city": ["Chur", "Bern"]}), os.path.join(place, "in", "1.parquet"))
 more = spark.readStream.schema("id bigint, city string").parquet(os.path.join(place, "in"))
 query = spark_bridge.stream(flow, {"people": more}, state=state, trigger={"availableNow": True}, sinks=sinks).start()
@@ -60,7 +68,10 @@ def test_runs_and_streams_go_through_a_server(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    run, stream, refused = json.loads(done.stdout.splitlines()[-1])
+    shown, run, stream, refused = json.loads(done.stdout.splitlines()[-1])
+    assert "ddflow people: epoch 1; " in shown[1]
+    # What the server says before the end depends on its speed; a line with the time is there always.
+    assert re.search(r"epoch 1; (\d+ of \d+ stages, \d+ of \d+ tasks, )?\d+ s", shown[1])
     assert run == ["run", 1, [{"city": "Bern", "count": 2, "_time": 1, "_diff": 1}]]
     assert stream[:2] == ["stream", 2]
     assert sorted(stream[2], key=str) == [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -36,8 +38,9 @@ from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.version import Version
 from ddflow.storage.memory import MemoryStore
-from spark_bridge import errors, rescaling
-from spark_bridge.part_cache import PARTS
+from spark_bridge import errors, job, part_cache, rescaling
+from spark_bridge.job import cache_limit
+from spark_bridge.part_cache import PARTS, CacheLimit, Memory, read_memory
 from spark_bridge.tasks import EpochStage, Route, look
 
 pytestmark = pytest.mark.together("spark")
@@ -387,7 +390,7 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part
             router = Partitioner(flow, "orders", 1, Secret(*coordinator.manifest.secret))
             chunks = list(Route(router, None, columns["orders"])(rows.to_batches()))
             start = coordinator.begin()
-            task = EpochStage(coordinator.cut, start, 0, columns, "a test", 1 << 30 if epoch < 4 else 0)
+            task = EpochStage(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30 if epoch < 4 else 0))
             left = task(iter(chunks))
             next(left)
             left.close()  # type: ignore[attr-defined]
@@ -401,19 +404,85 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part
     # Each epoch a cached part goes to the attempt that is left; those after it open the state anew, as it was.
     assert hits == [[0, 0]] * 4
     start = coordinator.begin()
-    task = EpochStage(coordinator.cut, start, 0, columns, "a test", 1 << 30)
+    task = EpochStage(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30))
     chunks = list(Route(router, None, columns["orders"])(orders_of(5, seed=9).to_batches()))
     coordinator.finish(start, receipts_of(list(task(iter(chunks)))))
     start = coordinator.begin()
-    task = EpochStage(coordinator.cut, start, 0, columns, "a test", 1 << 30)
+    task = EpochStage(coordinator.cut, start, 0, columns, "a test", CacheLimit(1 << 30))
     assert receipts_of(list(task(iter(chunks))))[0].figures["hit"] == 1 and PARTS.nbytes > 0
     bad = orders_of(5).set_column(0, "id", pa.nulls(5, pa.int64()))
     coordinator.finish(start, receipts_of(list(task(iter(chunks)))))
-    task = EpochStage(coordinator.cut, coordinator.begin(), 0, columns, "a test", 1 << 30)
+    task = EpochStage(coordinator.cut, coordinator.begin(), 0, columns, "a test", CacheLimit(1 << 30))
     with pytest.raises(NullKey):
         list(task(Route(router, None, columns["orders"])(bad.to_batches())))
     assert PARTS.nbytes == 0  # who failed is not kept
     coordinator.close()
+
+
+def test_a_cache_that_is_too_small_keeps_what_fits_and_says_so_once(
+    spark: SparkSession, state: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = dd.Flow()
+    flow.output("rows", flow.upserts("rows", {"id": int, "note": str}, dd.Upsert("id")))
+    everywhere = spark.range(2000).selectExpr("id", "repeat('x', 100) as note").coalesce(1)
+    size = spark_bridge.run(flow, {"rows": everywhere}, 20, state=state).figures["parts"]
+    monkeypatch.setattr(part_cache, "SHARE", 0)  # parts of a few rows are opened at once
+
+    def found(limit: str | int) -> int:
+        ran = [spark_bridge.run(flow, {"rows": everywhere}, state=state, part_cache=limit) for _ in range(8)]
+        assert all(each.figures["hit"] + each.figures["behind"] + each.figures["miss"] == 20 for each in ran)
+        return sum(20 - each.figures["miss"] for each in ran[1:])
+
+    assert found("auto") > 0
+    caplog.clear()
+    monkeypatch.setattr(job, "WATCH", part_cache.CacheWatch())
+    # The scan comes round: the part that was used longest ago is the next that is asked for.
+    assert found(size // 5) > 0
+    said = [each.getMessage() for each in caplog.records]
+    assert len(said) == 1, said
+    assert re.search(
+        r"^rows: \d+ of 20 parts of the state were opened anew in each of the last 3 epochs, \d+ % of the time of "
+        r"tasks; "
+        rf"they take .*, and a worker keeps .* open \(part_cache={size // 5}\); give part_cache='\d+MB' if ",
+        said[0],
+    )
+
+
+def test_the_limit_of_a_cache_follows_the_settings_of_spark() -> None:
+    def limit(given: str | int | None = "auto", **settings: str) -> CacheLimit:
+        known = {f"spark.{name.replace('_', '.')}": value for name, value in settings.items()}
+        return cache_limit(given, SimpleNamespace(conf=known, sparkContext=None))
+
+    assert limit("64MB", executor_cores="4") == CacheLimit(64_000_000)
+    assert limit(None) == CacheLimit(0)
+    assert limit(master="spark://host", executor_cores="4") == CacheLimit(None, 4)
+    assert limit(master="yarn", executor_cores="2") == CacheLimit(None, 2, 384 << 20)
+    assert limit(master="k8s://host", executor_cores="2", executor_memory="20g") == CacheLimit(None, 2, 2 << 30)
+    more = {"master": "yarn", "executor_cores": "2", "executor_memoryOverhead": "1g"}
+    assert limit(**more) == CacheLimit(None, 2, 1 << 30)
+    assert limit(**more, executor_pyspark_memory="3g") == CacheLimit(None, 2, 3 << 30)
+    with pytest.raises(SpecError):
+        limit("much")
+
+
+def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
+    def written(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert read_memory().total >= read_memory().available > 0
+    written("proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 2097152 kB\nHugePages_Total: 0\n")
+    assert read_memory(tmp_path).available == 2 << 30
+    for folder, names in (
+        ("memory/", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+        ("", ("memory.max", "memory.current", "inactive_file")),
+    ):
+        written(f"sys/fs/cgroup/{folder}{names[0]}", f"{1 << 30}\n")
+        written(f"sys/fs/cgroup/{folder}{names[1]}", f"{700 << 20}\n")
+        written(f"sys/fs/cgroup/{folder}memory.stat", f"anon 5\n{names[2]} {100 << 20}\n")
+        assert read_memory(tmp_path) == Memory(1 << 30, (1 << 30) - (600 << 20))
+    written("sys/fs/cgroup/memory.max", "max\n")
+    assert read_memory(tmp_path) == read_memory(tmp_path)._replace(available=2 << 30)
 
 
 def test_errors_come_back_as_what_they_were() -> None:

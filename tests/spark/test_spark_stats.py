@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -184,7 +187,44 @@ def test_a_batch_run_is_logged_too(spark: SparkSession, tmp_path: Path, caplog: 
     frame = spark.createDataFrame([(1, "Bern", 1)], "id long, city string, at long")
     with caplog.at_level(logging.INFO, logger="ddflow.spark"):
         spark_bridge.run(flow_of(), {"orders": frame}, state=str(tmp_path / "state"), partitions=1)
-    assert caplog.messages[0].startswith("orders: an epoch without a batch: epoch 1; numInputRows 1 (orders 1); ")
+    assert caplog.messages[0].startswith("orders: epoch 1; numInputRows 1 (orders 1); ")
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it is shown."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_the_stages_and_rows_of_a_first_load(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitoring, "SILENT", 0)
+    monkeypatch.setattr(monitoring, "LOOK", 0.01)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    spark.range(5000).selectExpr("id", "'Bern' city", "id at").write.parquet(str(tmp_path / "orders"))
+    frame = spark.read.parquet(str(tmp_path / "orders"))
+    spark_bridge.run(flow_of(), {"orders": frame}, state=str(tmp_path / "state"), partitions=3)
+    shown = terminal.getvalue().replace("\x1b[K", "").split("\r")
+    (last,) = re.findall(r"^ddflow orders: epoch 1; (\d+) of (\d+) stages, (\d+) of (\d+) tasks, (.*)", shown[-1])
+    assert last[0] == last[1] and last[2] == last[3] and int(last[3]) >= 4
+    assert re.fullmatch(r"5,000 rows read, \d+ s", last[4].strip()), last
+    assert shown[-1].endswith("\n")
+
+
+def test_a_short_job_and_what_is_no_terminal_stay_silent(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = spark.createDataFrame([(1, "Bern", 1)], "id long, city string, at long")
+    monkeypatch.setattr(monitoring, "SILENT", 3600)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    spark_bridge.run(flow_of(), {"orders": frame}, state=str(tmp_path / "state"), partitions=1)
+    monkeypatch.setattr(monitoring, "SILENT", 0)
+    monkeypatch.setattr(sys, "stderr", plain := io.StringIO())
+    spark_bridge.run(flow_of(), {"orders": frame}, state=str(tmp_path / "state"))
+    assert terminal.getvalue() == plain.getvalue() == ""
 
 
 def batch(number: int, **figures: int) -> EpochStats:

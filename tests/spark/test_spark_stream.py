@@ -20,8 +20,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.connectors.parquet.place import of
 from ddflow.errors import EpochSkipped, FeedChanged, NullKey, ReplayMismatch, SchemaMismatch, SpecError, WrongMode
-from spark_bridge.job import context_of
-from spark_bridge.session import SETTINGS, configure
+from spark_bridge.session import SETTINGS, configure, context_of
 
 pytestmark = pytest.mark.together("spark")
 

@@ -26,7 +26,7 @@ from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
 from spark_bridge import tasks
-from spark_bridge.part_cache import PartCache
+from spark_bridge.part_cache import CacheLimit, PartCache
 from spark_bridge.tasks import EpochStage, Route
 
 Chunks = list[pa.RecordBatch]
@@ -69,7 +69,7 @@ class Hands:
         columns = {name: tuple(input.bound.schema.names) for name, input in self.flow.inputs.items()}
         maps = [[chunk] for chunk in self._routed(inputs)]
         for stage in range(self.coordinator.cut.stages):
-            task = EpochStage(self.coordinator.cut, start, stage, columns, "a test", 1 << 30)
+            task = EpochStage(self.coordinator.cut, start, stage, columns, "a test", CacheLimit(1 << 30))
             told = [self.task(task, number, maps) for number in range(start.partitions)]
             maps = [[pa.Table.from_batches(each, PACKED) for each in attempts] for attempts in told]
         receipts = [
