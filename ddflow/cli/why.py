@@ -94,7 +94,7 @@ def why(
     where the state has days or moments the file's number.
 
     Of an output: its rows that have the values, 100 at most, and the rows of each input that make them, or their
-    changes `--between` two times. With an input's log (`--input`) also stories of its keys. A NAME is rather an input's.
+    changes `--between` two times. With an input's log (`--input`) also stories of its keys. A NAME is an input's first.
 
     Examples:
 

@@ -22,9 +22,11 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
-from ddflow.errors import SinkRefused, UnreadableInput
+from ddflow.columns.names import near
+from ddflow.errors import SinkRefused, SpecError, UnreadableInput
 from ddflow.metrics import Look
 
 Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
@@ -293,3 +295,57 @@ class TableSink(ABC):
     @abstractmethod
     def open(self, shape: TableShape) -> OpenSink:
         """Connect.  Nothing is made yet.  Raises `SinkFailed`, `SinkRefused`."""
+
+
+_TEXTS: Final[dict[type, dict[str, str]]] = {
+    Source: {"kind": "feed", "unit": "rows", "target": "https://example.org/orders"},
+    TableSink: {"kind": "shop", "mode": "upsert", "target": "shop.orders"},
+}
+"""What a declaration says as text, each with an example."""
+
+
+def check_declared(asked: str, given: Any, base: type[Source | TableSink]) -> None:
+    """Raise `SpecError` for what is no source or sink, and for one that lacks an attribute.  O(attributes)."""
+    if not isinstance(given, base):
+        functions = "dd.sources" if base is Source else "dd.sinks"
+        remedy = f"call one of {functions}, or give an object of your own class of {base.__name__}"
+        raise SpecError(asked, f"it is {given!r:.99}, which is no {base.__name__}", remedy)
+    known = {*vars(type(given)), *getattr(given, "__dict__", {})} - {*dir(base)}
+    for name, example in _TEXTS[base].items():
+        value = getattr(given, name, None)
+        if not isinstance(value, str) or not value:
+            found = f"its {name!r} is {value!r:.99}"
+            if value is None:
+                slip = near(name, known)
+                found = f"{type(given).__name__} has no {name!r}" + (f" but {slip!r}" if slip else "")
+            raise SpecError(asked, found, f"give it as text, as in {name} = {example!r}")
+    modes = getattr(given, "modes", ())
+    if isinstance(modes, str) or not {*modes} <= {*TableSink.modes}:
+        remedy = f"give a tuple of some of {list(TableSink.modes)}"
+        raise SpecError(asked, f"its 'modes' are {modes!r:.99}", remedy)
+
+
+def check_made(asked: str, call: str, made: Any, kind: type) -> None:
+    """Raise `SpecError` for what a source or sink made of another type than it must."""
+    if not isinstance(made, kind):
+        found = "None" if made is None else f"a {type(made).__name__}"
+        remedy = f"return an object of ddflow.connectors.attached.{kind.__name__}"
+        raise SpecError(asked, f"its {call}(...) returned {found}", remedy)
+
+
+def check_polled(asked: str, found: Polled, *, typed: bool) -> None:
+    """Raise `SpecError` for rows that are no batches, and for a position that is no JSON.  O(batches).
+
+    ``typed``: whether the source says of which type its positions are.
+    """
+    for name, batches in found.rows.items():
+        if not isinstance(batches, Sequence) or not all(isinstance(each, pa.RecordBatch) for each in batches):
+            parts = sorted({type(each).__name__ for each in batches}) if isinstance(batches, Sequence) else "none"
+            told = f"its poll(...) gave rows for {name!r} as a {type(batches).__name__} of {parts}"
+            raise SpecError(asked, told, "give a list of pyarrow.RecordBatch for each input")
+    try:
+        if not typed:
+            msgspec.json.encode(found.position)
+    except (TypeError, ValueError) as error:
+        told = f"its poll(...) gave the position {found.position!r:.99} ({error})"
+        raise SpecError(asked, told, "give what JSON can hold: numbers, texts, lists, objects") from None

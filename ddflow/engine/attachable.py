@@ -16,7 +16,7 @@ ddflow.errors.SpecError: the sink of 'peple': there is no such output; did you m
 from collections.abc import Mapping
 
 from ddflow.columns.names import DIFF, did_you_mean
-from ddflow.connectors.attached import Source, TableShape, TableSink
+from ddflow.connectors.attached import Source, TableShape, TableSink, check_declared
 from ddflow.connectors.modes import shaped
 from ddflow.engine.run_options import RunOptions
 from ddflow.errors import SpecError
@@ -38,6 +38,7 @@ def fed_by(plan: Plan, sources: Mapping[str, Source]) -> dict[str, str]:
     """
     fed = dict[str, str]()
     for name, source in sources.items():
+        check_declared(f"the source {name!r}", source, Source)
         for each in source.inputs(name):
             if each not in plan.inputs:
                 remedy = f"{did_you_mean(each, plan.inputs)}; a source of one table or topic has the name of its input"
@@ -55,7 +56,9 @@ def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | 
 
     Raises `SpecError`; `MissingExtra` for a library that the sink needs.
     """
-    asked, mode, updates = f"the sink of {name!r}", sink.mode, plan.updates_schema(name)
+    asked, updates = f"the sink of {name!r}", plan.updates_schema(name)
+    check_declared(asked, sink, TableSink)
+    mode = sink.mode
     outputs = {**plan.outputs, **plan.side_outputs()}
     if name not in outputs or updates is None:
         raise SpecError(asked, "there is no such output", did_you_mean(name, outputs))

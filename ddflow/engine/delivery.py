@@ -39,6 +39,7 @@ from ddflow.connectors.attached import (
     TableShape,
     TableSink,
     TargetRecord,
+    check_made,
 )
 from ddflow.connectors.modes import among, changes, folded, netted, shaped
 from ddflow.connectors.table_shape import OTHER_MODE, vanished
@@ -107,7 +108,9 @@ class Delivery:
     def table(self) -> OpenSink:
         """The target's, connected.  Raises `SinkFailed`."""
         if self._table is None:
-            self._table = self.sink.open(self.shape)
+            made = self.sink.open(self.shape)
+            check_made(f"the sink of {self.name!r}", "open", made, OpenSink)
+            self._table = made
             self._table.look = self.look
         return self._table
 

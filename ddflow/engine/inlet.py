@@ -22,7 +22,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import Beside, OpenSource, Polled, SourceNotLetIn, Spot
+from ddflow.connectors.attached import (
+    Beside,
+    OpenSource,
+    Polled,
+    SourceNotLetIn,
+    Spot,
+    check_made,
+    check_polled,
+)
 from ddflow.connectors.formats.base import Format, messages_of
 from ddflow.engine.trying import Trying
 from ddflow.errors import SchemaMismatch, SourceFailed
@@ -155,7 +163,9 @@ class Inlet:
         try:
             with self._asking():
                 if self._source is None:
-                    self._source = self.of.open(self.schemas, self.position)
+                    made = self.of.open(self.schemas, self.position)
+                    check_made(f"the source {self.name!r}", "open", made, OpenSource)
+                    self._source = made
                     self._source.declared(self.new)
                     self._source.keyed(self.keys, [name for name in self.keys if self.bounds[name].spec.time is None])
                     self.on_open()
@@ -168,7 +178,9 @@ class Inlet:
         # What no epoch may end behind is read again when the rest of it fails.
         self.trying.answered(now, whole=found is None or found.position is not None)
         if found is not None:
-            self.heard = now
+            asked, self.heard = f"the source {self.name!r}", now
+            check_made(asked, "poll", found, Polled)
+            check_polled(asked, found, typed=self.of.positions is not Any)
             self._look(found)
             if self.news:
                 self._drop()

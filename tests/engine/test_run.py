@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ddflow as dd
-from ddflow.connectors.attached import Polled
+from ddflow.connectors.attached import OpenSource, Polled
 from ddflow.connectors.sources import Source
 from ddflow.errors import (
     BadMessage,
@@ -479,11 +479,11 @@ def test_hold_back_needs_lateness_and_a_silent_source_is_left_out(tmp_path: Path
         assert engine.frontier == 15 and engine.read("a").num_rows == 1
 
 
-class Failing(Source):
+class Failing(Source, OpenSource):
     """A source that fails so many times before its rows."""
 
     kind = "failing"
-    waits = False
+    ended = waits = False
 
     def __init__(self, times: int) -> None:
         self.times = times
