@@ -54,8 +54,8 @@ class PlanChanged(DdflowError, ValueError):
     A state remembers its plan. Another key, order, type or formula would give its rows another meaning. New outputs,
     inputs and nullable columns are taken.
 
-    What to do: open it with its plan; or replay the log into a new state with ``ddflow migrate``; or, for wider types
-    and for outputs that you give up, ``ddflow evolve``.
+    What to do: open it with its plan; or add a changed query as a new output, and then drop the old one; or replay the
+    log into a new state with ``ddflow migrate``; or, for wider types and outputs that you give up, ``ddflow evolve``.
     """
 
 

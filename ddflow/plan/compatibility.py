@@ -24,6 +24,7 @@ open it with the plan that it was made by, or make a new state, of a log with dd
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import count
 from typing import Any, Final
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ from ddflow.columns.wider import rewriting, widening
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.bind import own_columns
 from ddflow.plan.binding import Spec
-from ddflow.plan.codec import apart, describe, shown
+from ddflow.plan.codec import apart, behind, describe, shown
 from ddflow.plan.evolve import evolved, timed, unlike
 from ddflow.plan.input import Input
 from ddflow.plan.join_sides import with_shared_sides
@@ -142,6 +143,9 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         stays = "which none can be taken out of (docs/guides/schema-changes.md, A column that goes)"
         remedy = f"declare the columns that the state has, {_lacking(before, flow)}, {stays}; or {remedy}"
     lost = [name for name in record.record("outputs").names() if name not in flow.outputs]
+    altered = [name for name, made in new["outputs"].items() if record.record("outputs").given.get(name, made) != made]
+    if altered and len(refused) == len(altered) + len(lost) and _is_kept(flow, altered):
+        remedy = f"{_beside(altered, flow, where)}; or {remedy}"
     without = [name for name in before if name not in flow.inputs]
     if lost or without:
         first = f"to give {[*lost, *without]} up, take them out first with {dropping(lost, without, where)}"
@@ -219,6 +223,21 @@ def unsure(change: PlanChange, flow: Plan) -> Iterator[str]:
                 f"the column {column!r} of input {name!r} is new in this state, which keeps it for good from the next "
                 "commit on; a row has null there until it comes again"
             )
+
+
+def _is_kept(flow: Plan, outputs: Sequence[str]) -> bool:
+    """Whether a state holds all rows that some outputs are made of.  O(nodes)."""
+    return all(each.bound is None or each.bound.kept for each in behind([flow.outputs[name] for name in outputs]))
+
+
+def _beside(altered: Sequence[str], flow: Plan, where: str) -> str:
+    """How to deploy a changed query.  ``altered``: the outputs that it changed."""
+    names = {name: next(n for n in (f"{name}_{i}" for i in count(2)) if n not in flow.outputs) for name in altered}
+    return (
+        f"keep {[*altered]} as before, and add what is changed as new outputs, {[*names.values()]}, which are filled "
+        f"from the state; move the sinks; then take the old ones out with {dropping(altered, (), where)} "
+        "(docs/guides/deploy-a-changed-query.md)"
+    )
 
 
 def dropping(outputs: Sequence[str], inputs: Sequence[str], where: str) -> str:

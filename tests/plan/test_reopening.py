@@ -61,8 +61,9 @@ def refused(old: dd.Flow, new: dd.Flow) -> str:
         lacks = re.escape(
             "to give ['others'] up, take them out first with dd.evolve('state/orders', drop_inputs=['others']); or "
         )
+    changed = r"(keep \['.*\(docs/guides/deploy-a-changed-query\.md\); or )?"
     assert re.fullmatch(
-        f"{lacks}open it with the plan that it was made by, or make a new state, of a log with dd.migrate, "
+        f"{lacks}{changed}open it with the plan that it was made by, or make a new state, of a log with dd.migrate, "
         "else by a new run",
         error.value.remedy,
     )
@@ -303,6 +304,42 @@ def test_outputs_that_differ_only_where_they_are_cut_are_told_by_their_ids() -> 
 
     found = refused(flow(outputs={"out": long(1000)}), flow(outputs={"out": long(1001)}))
     assert len(set(re.findall(r"\([0-9a-f]{32}\)", found))) == 2
+
+
+def test_a_changed_query_is_added_beside_the_old_one_and_the_error_says_so() -> None:
+    queries = {"a": "select v from orders", "a_2": "select id from orders", "b": "select count(*) n from orders"}
+
+    def queried(**changed: str) -> dd.Flow:
+        made = dd.Flow()
+        made.upserts("orders", {"id": int, "v": int}, dd.Upsert(key="id"))
+        for name, text in (queries | changed).items():
+            made.output(name, made.sql(text))
+        return made
+
+    def remedy(new: dd.Flow, old: dd.Flow) -> str:
+        with pytest.raises(PlanChanged) as error:
+            compare(stored(old), new, WHERE)
+        return error.value.remedy
+
+    assert remedy(queried(a="select v + 1 w from orders", b="select sum(v) n from orders"), queried()).startswith(
+        "keep ['a', 'b'] as before, and add what is changed as new outputs, ['a_3', 'b_2'], which are filled from the "
+        "state; move the sinks; then take the old ones out with dd.evolve('state/orders', drop_outputs=['a', 'b']) "
+        "(docs/guides/deploy-a-changed-query.md); or open it with the plan that it was made by"
+    )
+    # Not where the input is another one, or holds no rows.
+    other = dd.Flow()
+    other.upserts("orders", {"id": int, "v": int}, dd.Upsert(key="v"))
+    for name, text in (queries | {"a": "select v + 1 w from orders"}).items():
+        other.output(name, other.sql(text))
+    assert remedy(other, queried()).startswith("open it with the plan")
+
+    def logged(query: str) -> dd.Flow:
+        made = dd.Flow()
+        made.updates("orders", {"id": int})
+        made.output("a", made.sql(query))
+        return made
+
+    assert remedy(logged("select sum(id) n from orders"), logged("select max(id) n from orders")).startswith("open it")
 
 
 def test_an_input_that_is_gone_is_refused() -> None:
