@@ -124,10 +124,17 @@ def _is_otherwise_identified(text: pa.Array, key: Sequence[str]) -> bool:
     >>> [_is_otherwise_identified(pa.array([one]), key) for key in (["id"], ["id", "of"], [])]
     [False, True, False]
     """
-    some = text.filter(pc.match_substring(text, _IDENTITY))
-    names = (re.escape(f'"name":{json.dumps(name, ensure_ascii=False)},') for name in key)
-    forms = (f"{re.escape(_IDENTITY)}.*{name}" for name in names)
-    return any(not pc.all(pc.match_substring_regex(some, form)).as_py() for form in forms) if len(some) else False
+    for name in key:
+        cell = f'{{"name":{json.dumps(name, ensure_ascii=False)},'
+        # The first column is found without a search by pattern, which takes five times as long.
+        some = text.filter(pc.invert(pc.match_substring(text, _IDENTITY + cell)))
+        some = some.filter(pc.match_substring(some, _IDENTITY))
+        if (
+            len(some)
+            and not pc.all(pc.match_substring_regex(some, f"{re.escape(_IDENTITY)}.*{re.escape(cell)}")).as_py()
+        ):
+            return True
+    return False
 
 
 def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
