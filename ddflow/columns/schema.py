@@ -265,6 +265,8 @@ def conform(
     check_sound(table, what)
     if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
         return _without_nulls(_in_days(table), what)
+    if not table.num_columns and not table.num_rows:  # as {} is
+        return empty(schema)
     names = table.column_names
     undivided = len(names) == 1 and names[0] not in schema.names
     between = next((each for each in ";\t|" if undivided and each in names[0]), None)

@@ -125,8 +125,21 @@ def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
             found = f"the values of column {of['name']!r} of the {kind} are of several types, or of none of Arrow's"
             remedy = "make them of one type, in pandas with pandas.to_numeric or .astype('string')"
             raise NotArrow(asked, f"{found} ({of['why']})", remedy) from None
+        if odd := _without_arrow(given):
+            found = f"the columns {odd} of the {kind} are of types that Arrow does not have"
+            remedy = (
+                "cast them, in Polars with .cast(polars.Decimal(38, 0)), .cast(polars.Int64) or .cast(polars.String)"
+            )
+            raise NotArrow(asked, found, remedy) from None
         remedy = "give a table, record batches, or a reader of them; a column of one type each"
         raise NotArrow(asked, f"{kind} holds no rows ({reason})", remedy) from None
+
+
+def _without_arrow(given: Any) -> dict[str, str]:
+    """The columns of a frame of Polars whose types Arrow does not have, as integers of 128 bits, with their types."""
+    types = getattr(given, "schema", None)
+    types = types if isinstance(types, Mapping) else {}
+    return {str(name): str(kind) for name, kind in types.items() if re.search(r"\bU?Int128\b|\bObject\b", str(kind))}
 
 
 def _one_schema(parts: Sequence[pa.RecordBatch], what: str, schema: pa.Schema) -> pa.Table:

@@ -15,7 +15,7 @@ dataflow.
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import DEBUG
 from time import perf_counter
@@ -57,7 +57,7 @@ class Calls:
         self.files: list[str] = []
         self.quiet = False
         """Whether columns that rows lack are nothing to warn of: sources may lack some."""
-        self._warned: set[tuple[str, tuple[str, ...]]] = set()
+        self._warned: set[tuple[str, str]] = set()
         self.hashes: dict[str, RowHashes] = {}
         self.rehash()
 
@@ -129,19 +129,19 @@ class Calls:
         for name in inputs:
             admission = self.dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
-                self._warn_of_lacking(name, admission)
+                # Where events may delete, those that do need only their key.
+                lacking = admission.lacking if admission.bound.spec.delete is None else ()
+                self.warn_of_lacking(name, lacking, f"rows for {name!r}: they lack", "in all of them")
             if admission.unseen.looks:
                 warn_of_unseen(name, admission)
         return inflows, digest
 
-    def _warn_of_lacking(self, name: str, admission: Admission) -> None:
-        """Warn of columns that rows lack, once of the same ones: a stream of small steps lacks them in each."""
-        # Where events may delete, those that do need only their key.
-        lacking = admission.lacking if admission.bound.spec.delete is None else ()
-        if lacking and (name, lacking) not in self._warned:
-            self._warned.add((name, lacking))
-            found = f"they lack the columns {list(lacking)}, which are null in all of them"
-            warnings.warn(f"rows for {name!r}: {found}; later ones that lack the same are not named", stacklevel=4)
+    def warn_of_lacking(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:
+        """Warn of columns that rows lack, once of each: a stream of small steps lacks them in each."""
+        if fresh := [each for each in lacking if (name, each) not in self._warned]:
+            self._warned |= {(name, each) for each in fresh}
+            found = f"{found} the columns {fresh}, which are null {where}"
+            warnings.warn(f"{found}; later ones that lack the same are not named", stacklevel=4)
 
     def brought(self, words: str, digests: Mapping[str, Digest], inputs: Mapping[str, Any]) -> None:
         """What an epoch says of the rows of a call on durable state."""

@@ -20,7 +20,6 @@ is absent is found by ``full_contents``.
 import dataclasses
 import json
 import re
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -109,9 +108,8 @@ def replace(
         total = 0
         try:
             for each, contents in every.items():
-                if lacking := dataflow.admissions[each].lacking:
-                    found = f"it lacks the columns {list(lacking)}, which are null in all its rows"
-                    warnings.warn(f"{contents.asked}: {found}", stacklevel=3)
+                lacking = dataflow.admissions[each].lacking
+                calls.warn_of_lacking(each, lacking, f"{contents.asked}: it lacks", "in all its rows")
                 warn_of_unseen(each, dataflow.admissions[each])
                 full = dataflow.admissions[each].arrived + inflows[each].rows
                 try:

@@ -120,3 +120,17 @@ def test_a_guessed_type_converts_nothing(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["diff", str(tmp_path / "a.csv"), "--key", "id"])
         value = json.loads(done.stdout.splitlines()[0])["v"]
         assert isinstance(value, str if kind == "string" else float)
+
+
+def test_a_point_under_a_decimal_comma_names_the_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id;v\n1;0.552\n")
+    for kind in (pa.float64(), pa.decimal128(5, 3)):
+        flow = dd.Flow()
+        flow.output("t", flow.upserts("t", {"id": pa.int64(), "v": kind}, dd.Upsert(key="id")))
+        with flow.open() as engine, pytest.raises(dd.errors.SchemaMismatch) as caught:
+            engine.step({"t": dd.FilePath(str(path), delimiter=";", decimal=",")})
+        assert f"give dd.FilePath({str(path)!r}, delimiter=';', decimal='.')" in caught.value.remedy
+    words = ["--delimiter", ";", "--decimal", ",", "--types", "v=double"]
+    done = CliRunner().invoke(app, ["diff", str(path), "--key", "id", *words], env={"COLUMNS": "300"})
+    assert done.exit_code == 1 and "--decimal ." in done.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -210,3 +211,32 @@ def test_a_file_of_decimal_commas_is_asked_for_its_delimiter(tmp_path: Path) -> 
     (tmp_path / "a.csv").write_text("id;price\n1;5,50\n2;6,10\n")
     with pytest.raises(UnreadableInput, match=r"is the delimiter ';'\? give dd.FilePath\('.*a.csv', delimiter=';'\)"):
         dd.compare(tmp_path / "a.csv", tmp_path / "a.csv", key="id")
+
+
+@pytest.mark.parametrize("kind", ["Int128", "UInt128"])
+def test_a_type_of_polars_that_arrow_does_not_have_is_named(kind: str) -> None:
+    frame = pl.DataFrame({"id": [1], "n": [2]}).with_columns(pl.col("n").cast(getattr(pl, kind)))
+    with pytest.raises(NotArrow, match=rf"the columns {{'n': '{kind}'}} of the DataFrame are of types .*\.cast\("):
+        to_table(frame, "'t'", pa.schema([]))
+
+
+@pytest.mark.parametrize("format", [None, dd.formats.plain_json(), dd.formats.debezium()])
+@pytest.mark.parametrize("given", [[], {}, pa.table({})], ids=["list", "dict", "table"])
+def test_no_rows_are_no_rows_with_and_without_a_format(given: Any, format: Any) -> None:
+    flow, more = dd.Flow(), {} if format is None else {"format": format}
+    flow.output("t", flow.upserts("t", {"id": int}, dd.Upsert(key="id"), **more))
+    with flow.open() as engine:
+        step = engine.step({"t": given})
+        assert step["t"].num_rows == 0 and step.verdicts.resolved == 0
+
+
+def test_a_missing_column_is_named_once() -> None:
+    flow = dd.Flow()
+    flow.output("t", flow.upserts("t", {"id": int, "a": str, "b": str}, dd.Upsert(key="id")))
+    with flow.open() as engine, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for lacking in ({"id": [1]}, {"id": [1], "a": ["x"]}, {"id": [1], "b": ["x"]}, {"id": [1]}):
+            engine.step({"t": lacking})
+        engine.replace({"id": [1]})
+        engine.replace({"id": [1]})
+        assert [str(each.message).split(",")[0] for each in said] == ["rows for 't': they lack the columns ['a'"]

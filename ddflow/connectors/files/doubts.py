@@ -59,7 +59,7 @@ def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> str | None:
     for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
         if ways := others(dialect, texts, kind):
             shown = f"{brief(texts[0])} ({file.place.name}, {head.where(pc.index(column.texts, texts[0]).as_py())})"
-            calls = " or ".join(written(file.place.name, each) for each in ways)
+            calls = " or ".join(written(file.place.name, each, file.dialect) for each in ways)
             return f"{name!r} is text, because of {shown}: give {calls}, or declare {as_declared(name, 'string')}"
     return None
 

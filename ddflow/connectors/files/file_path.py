@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.files.forms import COMMA, GROUPS, likely
+from ddflow.connectors.files.forms import COMMA, GROUPS, POINT, likely
 from ddflow.connectors.files.kinds import PLAIN, Dialect, Kind, ending_of, named
 from ddflow.connectors.files.spelling import fits
 from ddflow.expressions.types import is_number
@@ -114,15 +114,15 @@ def delimited(path: str, dialect: Dialect, between: str) -> str:
     return f"is the delimiter {between!r}? give {written(path, dialect._replace(delimiter=between))}"
 
 
-def written(path: str, dialect: Dialect) -> str:
-    """A file with how it is written, as a call.
+def written(path: str, dialect: Dialect, now: Dialect = PLAIN) -> str:
+    """A file with how it is written, as a call.  ``now``: how it is read, since what differs is shown, too.
 
     >>> written("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso")))
     "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
     """
     said = [repr(path)]
-    for name, value, usual in zip(WRITING, dialect, PLAIN, strict=True):
-        if value != usual:
+    for name, value, usual, was in zip(WRITING, dialect, PLAIN, now, strict=True):
+        if value != usual or (value != was and value is not None):
             said.append(f"{name}={_shown(value)}")
     return f"dd.FilePath({', '.join(said)})"
 
@@ -151,15 +151,18 @@ def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> str |
     ("dd.FilePath('1.csv', decimal=',')", "dd.FilePath('1.csv', dates='%d.%m.%Y')")
     >>> reformed("1.csv", PLAIN, "1.250,00", pa.float64())
     "dd.FilePath('1.csv', decimal=',', thousands='.')"
+    >>> reformed("1.csv", Dialect(decimal=","), "0.552", pa.float64())
+    "dd.FilePath('1.csv', decimal='.')"
     """
-    return " or ".join(written(path, each) for each in others(dialect, [text], kind)) or None
+    return " or ".join(written(path, each, dialect) for each in others(dialect, [text], kind)) or None
 
 
 def others(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
     """How text is written too, if some texts are values of a type in another form than those said.  O(texts)."""
     given = pa.array(texts)
-    comma = dialect.decimal == "." and any(map(COMMA.fullmatch, texts))
-    found = [dialect._replace(decimal=",")] if comma else []
+    other, mark = (",", COMMA) if dialect.decimal == "." else (".", POINT)
+    between = None if dialect.thousands == other else dialect.thousands
+    found = [dialect._replace(decimal=other, thousands=between)] if any(map(mark.fullmatch, texts)) else []
     if is_number(kind):
         found += _grouped(dialect, given, kind)
     if pat.is_date(kind) or pat.is_timestamp(kind):

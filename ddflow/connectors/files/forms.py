@@ -63,6 +63,8 @@ _NEEDS: Final = {"f": "S", "S": "M", "M": "HI", "z": "HI", "I": "p", "p": "I"}
 """Which part has no meaning without which others, one of which must be there."""
 COMMA: Final = re.compile(r"[+-]?\d+,\d+")
 """A number with a decimal comma."""
+POINT: Final = re.compile(r"[+-]?\d+\.\d+")
+"""A number with a decimal point."""
 GROUPS: Final = (".", ",", " \u00a0\u202f", "'\u2019")
 """What may stand between groups of three digits; those in one text are taken for each other."""
 _DAYS: Final = (

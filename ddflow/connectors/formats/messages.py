@@ -41,6 +41,8 @@ class Messages:
 
     def __init__(self, given: pa.Table, what: str, first: int) -> None:
         self.table, self.what, self.first, self.rows = given, what, first, given.num_rows
+        if not given.num_columns and not given.num_rows:  # as [] and {} are
+            given = self.table = pa.table({VALUE: pa.nulls(0, pa.string())})
         names = given.column_names
         if VALUE not in names:
             remedy = f"messages have {', '.join(COLUMNS[:-1])} and {COLUMNS[-1]}; without format= give rows"
