@@ -30,7 +30,7 @@ _NAMES: Final = rf"drop_(output|input)s=\[((?:{_TEXT})(?:, (?:{_TEXT}))*)\]"
 _DROP: Final = re.compile(rf"dd\.evolve\((STATE|{_TEXT})((?:, {_NAMES})+)\)")
 _DECLARED: Final = re.compile(rf"(\bdeclar(?:e|ing)\b[^{{}};]*?)({_TYPES})")
 _OF_WHICH: Final = re.compile(rf"\{{({_TEXT}): \{{column: type\}}\}}")
-_OPTION: Final = re.compile(rf"(\w+)=((?:{_TEXT})|\[[^\[\]]*\])")
+_OPTION: Final = re.compile(rf"(\w+)=((?:{_TEXT})|\[[^\[\]]*\]|\{{[^{{}}]*\}})")
 _WRITTEN: Final = re.compile(rf"dd\.FilePath\((?:{_TEXT})((?:, {_OPTION.pattern})+)\)")
 _VALUE: Final = rf"{_TEXT}|\[[^\[\]]*\]|True|False|None|-?\d[\w.]*"
 _TOMBSTONE: Final = re.compile(rf"dd\.tombstone\(({_TEXT})(?:, ({_TEXT}))?\)")
@@ -102,7 +102,12 @@ def _behind(given: str) -> str:
 
 def _said(given: str) -> list[tuple[str, str]]:
     """The names of some options of Python with each of their values."""
-    return [(name, each[1:-1]) for name, value in _OPTION.findall(given) for each in re.findall(_TEXT, value)]
+    out = list[tuple[str, str]]()
+    for name, value in _OPTION.findall(given):
+        pairs = _pairs(value) if value.startswith("{") else {}
+        out += [(name, f"{old}={new}") for old, new in pairs.items()]
+        out += [(name, each[1:-1]) for each in re.findall(_TEXT, value) if not pairs]
+    return out
 
 
 def _deleting(found: re.Match[str]) -> str:

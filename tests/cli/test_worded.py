@@ -63,7 +63,7 @@ def test_the_same_mistake_is_worded_for_who_made_it() -> None:
     flow = dd.Flow()
     flow.output("rows", flow.upserts("rows", {"id": int, "n": int}, dd.Upsert(key="id")))
     with flow.open() as engine:
-        with pytest.raises(SchemaMismatch, match=r"row 3, column 'n': .* type that fits: \{'n': 'string'\}$"):
+        with pytest.raises(SchemaMismatch, match=r"row 3, column 'n': .* another type: \{'n': 'string'\}$"):
             engine.step("a.csv")
         with pytest.raises(ValueError, match="first in row 3; mend them, or choose null_key='drop' or"):
             engine.step("null.csv")

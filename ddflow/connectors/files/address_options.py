@@ -21,6 +21,7 @@ from ddflow.errors import SpecError
 
 FULL: Final = "full"
 _BEGINS: Final = re.compile(rf":(?={FULL}(?:$|:)|[a-z_-]+=)")
+RENAME: Final = "rename"
 _SEVERAL: Final = ("null", "dates")
 
 
@@ -41,6 +42,9 @@ def cut(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str,
 
 def writing(options: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Those of some options that say how text is written, by the names that a `FilePath` has."""
-    return {
+    given: dict[str, Any] = {
         name: tuple(values) if name in _SEVERAL else values[-1] for name, values in options.items() if name in WRITING
     }
+    if RENAME in given:  # no new name has a "=" in it
+        given[RENAME] = {old: new for old, _, new in (each.rpartition("=") for each in options[RENAME])}
+    return given

@@ -12,7 +12,7 @@ True
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,9 +23,10 @@ import pyarrow.types as pat
 from ddflow.connectors.files.forms import COMMA, GROUPS, POINT, likely
 from ddflow.connectors.files.kinds import PLAIN, Dialect, Kind, ending_of, named
 from ddflow.connectors.files.spelling import fits
+from ddflow.errors import SpecError
 from ddflow.expressions.types import is_number
 
-WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates", "thousands", "format")
+WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates", "thousands", "format", "rename")
 """What a `FilePath` says, by the names of its fields."""
 NO_VALUE: Final = frozenset(
     ("-", "--", "–", "—", "?", ".", "..", "#n/a", "k.a.", "missing", "n.a.", "n/a", "na", "nan", "nil", "none", "null")
@@ -63,6 +64,9 @@ class FilePath(os.PathLike[str]):
     thousands : str, optional
         What stands between groups of three digits of a number of CSV, where some do: ``"."``, ``","``, ``"'"``, or
         ``" "``, which is every kind of space.  Not the same as ``decimal``.  A number that has it elsewhere is none.
+    rename : {str: str}, optional
+        The names of columns in the files, of any kind, each with the name that it gets: ``{"Order ID": "id"}``.  A file
+        that has the new name and not the old one is taken, too; one that has neither, or both, is an error.
 
     Raises
     ------
@@ -70,6 +74,7 @@ class FilePath(os.PathLike[str]):
         For a format or an encoding that is not known, for a delimiter that is none, for a ``decimal`` that is neither
         a point nor a comma, for ``thousands`` that are none of those or the same, and for a form of dates that lacks
         its day, month or year, or has what is not known: ``%d %m %Y %y %b %B %H %I %p %M %S %f %z %%`` are.
+        For a ``rename`` by which two columns get one name.
 
     Examples
     --------
@@ -77,6 +82,7 @@ class FilePath(os.PathLike[str]):
     >>> FilePath("days/1.csv", delimiter=";", null="n/a").delimiter
     ';'
     >>> exported = FilePath("export.txt", format="csv")
+    >>> orders = FilePath("orders/*.csv", rename={"Order ID": "id", "Amt": "amount"})
     >>> beds = FilePath("beds.csv", delimiter=";", decimal=",", dates=["%d.%m.%Y", "%d.%m.%Y %H:%M"])
     """
 
@@ -88,6 +94,7 @@ class FilePath(os.PathLike[str]):
     decimal: str = "."
     dates: str | Sequence[str] = ()
     thousands: str | None = None
+    rename: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         dialect_of(self)
@@ -101,8 +108,15 @@ def dialect_of(given: Any) -> Dialect:
     if not isinstance(given, FilePath):
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
-    kind = None if given.format is None else named(given.format)
-    return Dialect(given.delimiter, nulls, given.encoding, given.decimal, dates, given.thousands, kind).checked()
+    kind, rename = None if given.format is None else named(given.format), given.rename or {}
+    if not isinstance(rename, Mapping) or not all(
+        isinstance(each, str) and each for pair in rename.items() for each in pair
+    ):
+        raise SpecError("dd.FilePath", f"rename={rename!r:.99}", 'give names by names: {"Order ID": "id"}')
+    how = Dialect(
+        given.delimiter, nulls, given.encoding, given.decimal, dates, given.thousands, kind, (*rename.items(),)
+    )
+    return how.checked()
 
 
 def delimited(path: str, dialect: Dialect, between: str) -> str:
@@ -131,6 +145,8 @@ def _shown(value: Any) -> str:
     """What a path is given for one of them."""
     if isinstance(value, Kind):
         return repr(ending_of(value))
+    if isinstance(value, tuple) and any(isinstance(each, tuple) for each in value):
+        return repr(dict(value))
     several = list(value) if isinstance(value, tuple) and len(value) > 1 else None
     return repr(several or (value[0] if isinstance(value, tuple) else value))
 

@@ -63,8 +63,8 @@ USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
 
 class Dialect(NamedTuple):
     """How files are written: what stands between values of CSV (None: as the kind says), what means null beside the
-    empty field, the encoding, the forms of numbers and of dates, as `Forms` has them, and their kind (None: as their
-    names say)."""
+    empty field, the encoding, the forms of numbers and of dates, as `Forms` has them, their kind (None: as their
+    names say), and the names of columns in them with those that they get."""
 
     delimiter: str | None = None
     nulls: tuple[str, ...] = ()
@@ -73,6 +73,7 @@ class Dialect(NamedTuple):
     dates: tuple[str, ...] = ()
     thousands: str | None = None
     kind: Kind | None = None
+    rename: tuple[tuple[str, str], ...] = ()
 
     @property
     def forms(self) -> Forms:
@@ -90,6 +91,9 @@ class Dialect(NamedTuple):
             found, remedy = "there is no such encoding", "give one that Python knows: latin-1, cp1252, utf-16"
             raise SpecError(f"the encoding {self.encoding!r}", found, remedy) from None
         self.forms.checked()
+        names = [new for _, new in self.rename]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SpecError("rename=", f"several columns become {twice}", "give each a name of its own")
         return self._replace(delimiter=delimiter)
 
 

@@ -21,11 +21,12 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.file_path import written
 from ddflow.connectors.files.guess import ANY, Possible
 from ddflow.connectors.files.kinds import PLAIN, Dialect, is_text_kind, is_utf8
 from ddflow.connectors.files.places import Place
-from ddflow.errors import DdflowError, UnreadableInput
+from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
 
 Types = Mapping[str, pa.DataType]
 ROWS = 1 << 16
@@ -41,6 +42,8 @@ class File(ABC):
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.plain: File = self
+        """The file with the names that it has itself."""
 
     @abstractmethod
     def columns(self) -> Mapping[str, pa.DataType | None]:
@@ -65,6 +68,57 @@ class File(ABC):
     def rows(self) -> int | None:
         """How many rows it has, where that can be told without reading them."""
         return None
+
+
+class Renamed(File):
+    """A file with other names of columns than it has itself.  ``names``: its own, each with the new one."""
+
+    def __init__(self, of: File, names: Mapping[str, str]) -> None:
+        super().__init__(of.place)
+        self.plain, self._new = of, dict(names)
+
+    def columns(self) -> Mapping[str, pa.DataType | None]:
+        """Those of the file.  Raises `SchemaMismatch` for names that it lacks, and for two that become one."""
+        there, asked = self.plain.columns(), f"{self.place.name}, rename="
+        for old, new in self._new.items() if there else ():
+            if old not in there and new not in there and self.plain.is_whole:
+                found = f"there is no column {old!r}, which would be {new!r}"
+                raise SchemaMismatch(asked, found, did_you_mean(old, there))
+        self._new = {old: new for old, new in self._new.items() if old in there or new not in there}
+        names = [self._new.get(name, name) for name in there]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            olds = [name for name in there if self._new.get(name, name) == twice[0]]
+            raise SchemaMismatch(asked, f"its columns {olds} would all be {twice[0]!r}", "give each a name of its own")
+        return dict(zip(names, there.values(), strict=True))
+
+    @property
+    def is_whole(self) -> bool:
+        """As the file."""
+        return self.plain.is_whole
+
+    def head(self, names: Collection[str]) -> Mapping[str, Possible]:
+        """As the file."""
+        found = self.plain.head([self._own(name) for name in names])
+        return {self._new.get(name, name): each for name, each in found.items()}
+
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        """As the file.  An error of its columns says what to declare by their new names."""
+        own = pa.schema([field.with_name(self._own(field.name)) for field in schema])
+        try:
+            for batch in self.plain.batches(own, {self._own(name) for name in converted}):
+                yield batch.rename_columns([self._new.get(name, name) for name in batch.schema.names])
+        except SchemaMismatch as error:
+            remedy = error.remedy
+            for old, new in self._new.items():
+                remedy = remedy.replace(f"{{{old!r}: ", f"{{{new!r}: ")
+            raise SchemaMismatch(error.asked, error.found, remedy) from None
+
+    def rows(self) -> int | None:
+        """As the file."""
+        return self.plain.rows()
+
+    def _own(self, name: str) -> str:
+        return next((old for old, new in self._new.items() if new == name), name)
 
 
 @contextmanager

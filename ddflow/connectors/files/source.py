@@ -54,7 +54,7 @@ from ddflow.connectors.files.read_csv import CsvFile, lacks
 from ddflow.connectors.files.read_json import JsonFile
 from ddflow.connectors.files.read_lines import LinesFile
 from ddflow.connectors.files.read_text import Declare, TextFile, declaring
-from ddflow.connectors.files.reading import File, Types, described, is_empty
+from ddflow.connectors.files.reading import File, Renamed, Types, described, is_empty
 from ddflow.connectors.files.wire import holds, restored
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
 
@@ -148,13 +148,15 @@ class FilesSource:
             self._there.append({})
             return
         name = place.kind.name
-        reader = _OTHERS[name](place) if name in _OTHERS else self._text(place)
+        reader: File = _OTHERS[name](place) if name in _OTHERS else self._text(place)
+        if (rename := self._how.dialect.rename) and name != MESSAGES.name:
+            reader = Renamed(reader, dict(rename))
         there = reader.columns()
         for column in self._required if there else ():
             if column not in there and reader.is_whole:
                 raise lacks(reader, column, there)
         for column, kind in self._declared.items():
-            if column in there and isinstance(reader, TextFile) and not holds(kind, name):
+            if column in there and isinstance(reader.plain, TextFile) and not holds(kind, name):
                 remedy = "declare another" if is_json(name) else "use Parquet, Arrow or JSON lines for nested values"
                 raise SpecError(f"type {kind} for {column!r}", f"a field of {place.name} cannot hold it", remedy)
         self._readers.append(reader)
@@ -261,7 +263,7 @@ class FilesSource:
 
     def number(self, position: FilePosition) -> int:
         """The row that is next, as its file's reader counts it."""
-        return position.rows + 1 + isinstance(self._of_file[position.file][0], CsvFile)
+        return position.rows + 1 + isinstance(self._of_file[position.file][0].plain, CsvFile)
 
     def close(self) -> None:
         """Let go of what was kept of the files.  Twice is harmless."""
