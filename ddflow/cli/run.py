@@ -49,8 +49,8 @@ From = Annotated[
         metavar="INPUT=KIND:WHERE",
         show_default=False,
         help="A source: files:PATTERN (of full files files:PATTERN:full; of another ending :format=csv; of text "
-        ":delimiter=;, :null=NA, :encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y behind it; of columns with "
-        "other names :rename=OLD=NEW), "
+        ":delimiter=;, :null=NA, :encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y behind it; of columns "
+        "with other names :rename=OLD=NEW), "
         "sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
         "postgres://HOST/DATABASE#TABLE. @FILE: the lines of a file. May be repeated.",
     ),
