@@ -175,12 +175,13 @@ class Inlet:
             self._drop()
             self.close()
             return None
+        if found is not None:
+            check_made(f"the source {self.name!r}", "poll", found, Polled)
+            check_polled(f"the source {self.name!r}", found, typed=self.of.positions is not Any)
         # What no epoch may end behind is read again when the rest of it fails.
         self.trying.answered(now, whole=found is None or found.position is not None)
         if found is not None:
-            asked, self.heard = f"the source {self.name!r}", now
-            check_made(asked, "poll", found, Polled)
-            check_polled(asked, found, typed=self.of.positions is not Any)
+            self.heard = now
             self._look(found)
             if self.news:
                 self._drop()
