@@ -311,7 +311,7 @@ def test_an_unlogged_table_is_refused_and_copied_again_once_it_is_logged(
         assert held(engine) == there(server) and len(copies(caplog)) == 1
 
 
-@pytest.mark.parametrize("kind", ["mood[]", "moods", "moodrange", "moodrange[]", "box_", "box_[]"])
+@pytest.mark.parametrize("kind", ["mood[]", "moods", "moodrange", "moodrange[]", "moodmultirange", "box_", "box_[]"])
 def test_a_label_that_is_renamed_is_found_within_other_types(server: Server, tmp_path: Path, kind: str) -> None:
     ask(
         server,
@@ -321,9 +321,13 @@ def test_a_label_that_is_renamed_is_found_within_other_types(server: Server, tmp
         "create type box_ as (n int, mood moods)",
         f"create table t (id int primary key, v {kind})",
     )
-    value = {"mood": "'sad'", "moods": "'sad'", "moodrange": "'[sad,sad]'", "box_": "'(1,sad)'"}[
-        kind.removesuffix("[]")
-    ]
+    value = {
+        "mood": "'sad'",
+        "moods": "'sad'",
+        "moodrange": "'[sad,sad]'",
+        "moodmultirange": "'{[sad,sad]}'",
+        "box_": "'(1,sad)'",
+    }[kind.removesuffix("[]")]
     value = f"array[{value}]::{kind}" if kind.endswith("[]") else value
     ask(server, f"insert into t values (1, {value})")
     made = dd.Flow()
