@@ -46,7 +46,8 @@ LABELS: Final = """
         select unnest(%s::bigint[])::oid union
         select p.type from parts o join pg_type t on t.oid = o.type cross join lateral (
             select t.typelem union select t.typbasetype
-            union select rngsubtype from pg_range r where t.oid::text in (rngtypid::text, to_jsonb(r) ->> 'rngmultitypid')
+            union select rngsubtype from pg_range r
+                where t.oid::text in (rngtypid::text, to_jsonb(r) ->> 'rngmultitypid')
             union select atttypid from pg_attribute where attrelid = t.typrelid and attnum > 0 and not attisdropped
         ) p(type) where p.type >= 16384)
     select e.oid::text, e.enumlabel::text from parts join pg_enum e on e.enumtypid = type
