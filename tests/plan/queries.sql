@@ -76,6 +76,11 @@ select o.id, c.name from o join c on o.c = c.id and o.id = c.id
 select o.id, v.word from o join (values (1, 'one'), (2, 'two'), (2, 'zwei')) as v(n, word) on o.n = v.n
 
 -- subqueries
+select id, (select coalesce(sum(c.n), -amount) from c where c.n = o.n) k from o
+select id, (select count(*) + o.n from c where c.id = o.c) k from o
+select id from o where exists (select 1 from c where c.id = o.c having count(*) + o.n > 1)
+select id from o where id in (select coalesce(max(c.id), o.id) from c where c.id = o.c)
+select id, (select case when count(*) = 0 then o.status else max(name) end from c where c.id = o.c and c.n > o.n) k from o
 select id from o where 2 in (select n from c where c.id = o.c)
 select id, 2 in (select n from c where c.id = o.c) e from o
 select id from o where 2 not in (select n from c where c.id = o.c)

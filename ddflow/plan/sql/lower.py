@@ -166,7 +166,12 @@ class QueryLowering:
     def whole(self, query: SelectQuery, carry: Carry, keys: Sequence[Made]) -> Grouped:
         """An aggregate without groups, by ``keys``: no row where there are no rows."""
         used = self.refs(*query.late(), *(each.tree for each in keys))
-        return self._grouped(self._rows(query, carry, {}, used), query, keys)
+        found = self._grouped(self._rows(query, carry, {}, used), query, keys)
+        if carry.domain is None:
+            return found
+        # A column of the query around is that row's, which is there also where there are no rows.
+        outer = {text(column(name)) for name in carry.domain.names}
+        return found._replace(known={told: each for told, each in found.known.items() if told not in outer})
 
     def _grouped(self, rows: Relation, query: SelectQuery, keys: Sequence[Made]) -> Grouped:
         """The groups, with subqueries in aggregates computed before."""
