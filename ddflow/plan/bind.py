@@ -16,6 +16,7 @@ follows from all of them. It reads batches, keeps none, and resolves nothing.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -30,7 +31,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
 from ddflow.columns.type_text import as_declared
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Target
-from ddflow.errors import NullKey, SpecError
+from ddflow.errors import ExpressionError, NullKey, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.merge.bound import Merging, event_schema, merged_row, plan
@@ -170,8 +171,12 @@ class Bound:
     def deletes(self, batch: pa.RecordBatch) -> Flags:
         """uint8[n]: 1 where an event deletes: its tombstone says so, or it fails ``where=``.  O(n)."""
         out = self._condition(batch)
-        if self.where is not None:
-            out |= np.uint8(1) - flags(self.where(batch))
+        if self.where is None:
+            return out
+        with suppress(ExpressionError):
+            return out | (np.uint8(1) - flags(self.where(batch)))
+        others = np.flatnonzero(out == 0)  # the payload of a delete is filler, for which it may fail
+        out[others] = np.uint8(1) - flags(self.where(batch.take(pa.array(others))))
         return out
 
     def _condition(self, batch: pa.RecordBatch) -> Flags:

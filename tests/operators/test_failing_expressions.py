@@ -298,3 +298,29 @@ def test_a_row_that_is_there_less_than_never_counts() -> None:
         engine.step({"n": {"v": [0, 0], "n": [1, -1]}})
         with pytest.raises(ExpressionError, match="divide by zero"):
             engine.step({"n": {"v": [0], "n": [-1]}})
+
+
+def test_a_derived_column_counts_for_rows_that_are_there() -> None:
+    flow = dd.Flow()
+    spec = dd.Upsert(
+        key="id", merge=dd.Merge({"n": dd.sum()}), derive={"r": "10 / coalesce(n, 0)"}, delete=dd.tombstone("gone")
+    )
+    flow.output("out", flow.upserts("m", {"id": int, "n": int, "r": float, "gone": bool}, spec).project(["id", "r"]))
+    with flow.open() as engine:
+        engine.step({"m": {"id": [1, 2], "n": [5, 2], "gone": [False, False]}})
+        engine.step({"m": {"id": [1, 2, 2], "n": [0, -2, 1], "gone": [True, False, False]}})
+        assert rows_of(engine) == [(2, 10.0, 1)]
+        with pytest.raises(ExpressionError, match="divide by zero"):
+            engine.step({"m": {"id": [2], "n": [-1], "gone": [False]}})
+
+
+def test_a_condition_on_events_is_not_applied_to_the_filler_of_deletes() -> None:
+    flow = dd.Flow()
+    spec = dd.Upsert(key="id", delete=dd.tombstone("gone"), where="10 / v > 1")
+    flow.output("out", flow.upserts("m", {"id": int, "v": int, "gone": bool}, spec).project(["id", "v"]))
+    with flow.open() as engine:
+        engine.step({"m": {"id": [1, 2, 3], "v": [5, 2, 20], "gone": [False, False, False]}})
+        engine.step({"m": {"id": [1, 4], "v": [0, 3], "gone": [True, False]}})
+        assert rows_of(engine) == [(2, 2, 1), (4, 3, 1)]
+        with pytest.raises(ExpressionError, match="divide by zero"):
+            engine.step({"m": {"id": [1], "v": [0], "gone": [False]}})

@@ -31,6 +31,8 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Flags, Ints, Words, validity
 from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import Sorted
+from ddflow.errors import ExpressionError
+from ddflow.expressions import Expression
 from ddflow.kernels import walk_cells
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.fold import NOTHING, choose
@@ -76,11 +78,20 @@ class MergedRows(Walking):
             columns[field.name] = pa.nulls(first.size, field.type)
         for field, expression in merging.derived:
             batch = pa.RecordBatch.from_arrays([columns[name] for name in row.names], schema=row)
-            columns[field.name] = derived_column(expression(batch), field)
+            columns[field.name] = derived_column(self._derive(expression, batch), field)
         self.made = pa.RecordBatch.from_arrays(
             [columns[name] for name in arranged.schema.names], schema=arranged.schema
         )
         self.value = self.upsert.values.values(self.made.select(self.upsert.bound.tracked).columns, self.made.num_rows)
+
+    def _derive(self, expression: Expression, batch: pa.RecordBatch) -> pa.Array:
+        """Compute an expression over the rows that are made; a row of a deleted key does not fail."""
+        try:
+            return expression(batch)
+        except ExpressionError:
+            live = self.taken.live[self.places] != 0
+        values: pa.Array = expression(batch.filter(pa.array(live)))
+        return values.take(pa.array(np.cumsum(live) - 1, mask=~live))
 
     def _let_go(self) -> bool:
         """Skip the first time of each key at which its row is a no-op: the next one folds over what is stored.
