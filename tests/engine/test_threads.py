@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import every_operator
 import pyarrow as pa
 import pytest
 
@@ -428,3 +429,48 @@ def test_readers_keep_what_they_hold_and_statistics_say_how_much() -> None:
             node = engine.flow.outputs["people"]
             assert still.graph.read(node, None).equals(before)
         assert engine.stats()["pinned"] == 0
+
+
+def test_a_look_up_gives_what_a_read_gives_of_every_operator(tmp_path: Path) -> None:
+    rng, flow = random.Random(5), every_operator.plan(every_operator.NARROW)
+    looked_up = set[str]()
+    with flow.open(tmp_path / "state", retain=3) as engine:
+        for time in range(1, 6):
+            n = len(ids := rng.sample(range(30), 12))
+            columns = {
+                "id": ids,
+                "city": rng.choices(["Bern", "Zug", None, "Chur"], k=n),
+                "n": pa.array(rng.choices([1, 2, 3, None], k=n), pa.int32()),
+                "tags": [[each] for each in rng.choices("ab", k=n)],
+                "day": pa.array(rng.choices([1, 2, None], k=n), pa.int32()).cast(pa.date32()),
+            }
+            engine.step({"a": pa.table(columns)}, time)
+        snapshot = dd.Snapshot.open(tmp_path / "state")
+        for name, node in {**flow.outputs, **flow.inputs}.items():
+            for key in node.unique_by():
+                for which, as_of in [(engine, None), (engine, 3), (snapshot, None), (snapshot, 3)]:
+                    rows = which.read(name, as_of).drop_columns(["_diff"]).to_pylist()
+                    for row in rows:
+                        found = which.get_as_of(name, {column: row[column] for column in key}, as_of)
+                        assert (name, key, as_of, found) == (name, key, as_of, row)
+                if engine.dataflow.graph._ways[node, frozenset(key)] is not None:
+                    looked_up.add(name)
+        snapshot.close()
+    assert {"rows", "filter", "count", "agg", "ordered_agg", "versions", "to_upserts", "filtered", "a"} <= looked_up
+
+
+def test_readers_follow_a_hold_back_flow_whose_calls_close_several_times_or_none() -> None:
+    flow = dd.Flow()
+    rows = flow.upserts("rows", {"id": int, "at": int, "city": str}, dd.Upsert(key="id", time="at"))
+    flow.output("rows", rows)
+    with flow.open() as engine, engine.reader("rows") as reader:
+        engine.push({"rows": {"id": [1, 2, 1], "at": [1, 2, 5], "city": ["Bern", "Zug", "Chur"]}})
+        assert list(reader.changes(timeout=0)) == []
+        engine.advance_to(3)
+        engine.push({"rows": {"id": [3], "at": [9], "city": ["Bern"]}})
+        assert engine.why("rows", 3).table["what"].to_pylist() == ["pending"]
+        engine.advance_to(3)
+        engine.advance_to(10)
+        steps = list(reader.changes(timeout=0))
+        assert [step["rows"]["_time"].to_pylist() for step in steps] == [[1, 2], [5, 5, 9]]
+        assert reader.time == 9 and engine.get("rows", id=1) == {"id": 1, "city": "Chur"}
