@@ -37,17 +37,21 @@ def without_colours(shown: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
 
 
-def on_a_terminal(*words: str) -> tuple[int, str]:
-    """The exit code of a command in this folder, and what it showed, without colours."""
-    code, shown = sent(*words)
+def on_a_terminal(*words: str, every: float | None = None) -> tuple[int, str]:
+    """The exit code of a command in this folder, and what it showed, without colours.
+
+    ``every``: seconds between two looks of a line that tells how far a run is; 0 shows each.
+    """
+    code, shown = sent(*words, every=every)
     return code, without_colours(shown)
 
 
-def sent(*words: str, term: str = "xterm", columns: int = 120) -> tuple[int, str]:
+def sent(*words: str, term: str = "xterm", columns: int = 120, every: float | None = None) -> tuple[int, str]:
     """The exit code, and all that was sent to a terminal of a kind that is so wide."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
-    told = {"folder": os.getcwd(), "words": words, "environment": {"TERM": term, "COLUMNS": str(columns)}}
+    environment = {"TERM": term, "COLUMNS": str(columns)}
+    told = {"folder": os.getcwd(), "words": words, "environment": environment, "every": every}
     print(json.dumps(told), file=server.stdin, flush=True)
     code, shown = json.loads(server.stdout.readline())
     return code, shown
@@ -68,7 +72,7 @@ def _serve() -> None:
 
     from lives import warm
 
-    from ddflow import cli
+    from ddflow import cli, terminal
 
     for verb in cli.VERBS:
         importlib.import_module(f"ddflow.cli.{verb}")
@@ -77,13 +81,15 @@ def _serve() -> None:
     gc.freeze()
     for line in sys.stdin:
         told = json.loads(line)
-        child, terminal = pty.fork()
+        child, other = pty.fork()
         if not child:
             os.chdir(told["folder"])
             os.environ |= told["environment"]
+            if told["every"] is not None:
+                terminal.EVERY = told["every"]
             sys.argv = ["ddflow", *told["words"]]
             sys.exit(cli.main())
-        got = until_closed(terminal)
+        got = until_closed(other)
         print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), got]), flush=True)
 
 

@@ -161,7 +161,7 @@ def test_a_run_that_is_killed_is_run_again_and_nothing_is_lost_or_twice(tmp_path
     program = Path(sys.executable).parent / "ddflow"
     for _ in range(3):
         child = subprocess.Popen([program, *words], stderr=subprocess.DEVNULL, env=os.environ)
-        deadline, before = time.monotonic() + 60, _manifests()
+        deadline, before = time.monotonic() + 120, _manifests()
         while _manifests() <= before + 1 and child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         child.send_signal(signal.SIGKILL)

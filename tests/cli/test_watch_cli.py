@@ -77,12 +77,12 @@ def test_a_terminal_sees_each_new_epoch(state: Path) -> None:
         assert "at epoch 2" in until(ours, "Chur")
     finally:
         child.terminate()
-        child.wait(10)
+        child.wait(120)
         os.close(ours)
 
 
 def until(terminal: int, word: str) -> str:
-    seen, ends = "", time.monotonic() + 60
+    seen, ends = "", time.monotonic() + 120
     while word not in seen and time.monotonic() < ends:
         if select.select([terminal], [], [], 0.5)[0]:
             seen += os.read(terminal, 1 << 16).decode(errors="replace")

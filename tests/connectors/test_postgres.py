@@ -298,7 +298,7 @@ def test_a_write_that_lasts_is_cancelled_behind_a_signal_and_done_by_the_next_ru
     land(tmp_path / "in", "1.csv", FIRST)
 
     def stop() -> None:
-        ends, asked = time.monotonic() + 60, "select 1 from pg_stat_activity where wait_event = 'PgSleep'"
+        ends, asked = time.monotonic() + 120, "select 1 from pg_stat_activity where wait_event = 'PgSleep'"
         while time.monotonic() < ends and not ask(server, asked):
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -66,7 +66,7 @@ def waited_for(state: Path, rows: int) -> Callable[[], None]:
     """Wait until a state has so many rows."""
 
     def wait() -> None:
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 120
         while time.monotonic() < ends:
             try:
                 if dd.read(state, "rows").num_rows >= rows:
@@ -168,7 +168,7 @@ def test_a_role_that_may_not_log_in_any_more_is_an_outage(
 
     def said(text: str, times: int) -> Callable[[], None]:
         def wait() -> None:
-            ends = time.monotonic() + 30
+            ends = time.monotonic() + 120
             while time.monotonic() < ends and sum(text in each.message for each in caplog.records) < times:
                 time.sleep(0.02)
 

@@ -46,10 +46,12 @@ def test_a_call_that_comes_after_the_span_commits_all_even_where_the_thread_is_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading.Timer, "start", lambda self: None)
+    now = [0.0]
+    monkeypatch.setattr("ddflow.engine.commit_timer.monotonic", lambda: now[0])
     with plan().open(tmp_path / "state", commit_every="20ms") as engine:
         first, second = engine.step(row(1)), engine.step(row(2))
         assert engine.epoch == 0
-        time.sleep(0.03)
+        now[0] = 0.03
         third = engine.step(row(3))
         assert [step.committed(0) for step in (first, second, third)] == [1, 1, 1]
 
@@ -179,13 +181,13 @@ def test_a_step_waits_for_the_thread_that_commits_and_another_thread_may_not_wai
     def slow(self: EpochLog, *given: Any, **named: Any) -> None:
         if threading.current_thread().name == "ddflow-commit":
             inside.set()
-            assert go_on.wait(30)
+            assert go_on.wait(120)
         publish(self, *given, **named)
 
     monkeypatch.setattr(EpochLog, "publish", slow)
     with plan().open(tmp_path / "state", commit_every="20ms") as engine:
         first, steps = engine.step(row(1)), list[dd.Step]()
-        assert inside.wait(30)
+        assert inside.wait(120)
         waits = threading.Thread(target=lambda: steps.append(engine.step(row(2))))
         waits.start()
         while not engine.dataflow.guard._calls.locked():

@@ -346,7 +346,7 @@ def test_a_second_writer_is_refused_while_the_first_is_in_a_call_and_welcome_aft
     def slow(batch: pa.RecordBatch) -> pa.Array:
         if threading.current_thread() is not threading.main_thread() and batch.num_rows:
             inside.set()
-            assert go_on.wait(20)
+            assert go_on.wait(120)
         return pa.array([True] * batch.num_rows, pa.bool_())
 
     flow = dd.Flow()
@@ -355,7 +355,7 @@ def test_a_second_writer_is_refused_while_the_first_is_in_a_call_and_welcome_aft
     worker = threading.Thread(target=lambda: engine.step({"s": rows((1, "x", 1))}, time=1))
     worker.start()
     try:
-        assert inside.wait(20)
+        assert inside.wait(120)
         for act in (lambda: engine.step({}, time=1), engine.compact, engine.close):
             with pytest.raises(
                 errors.ConcurrentUse, match="another call writes to this engine; give every thread its own"
@@ -363,7 +363,7 @@ def test_a_second_writer_is_refused_while_the_first_is_in_a_call_and_welcome_aft
                 act()
     finally:
         go_on.set()
-        worker.join(20)
+        worker.join(120)
     assert engine.read("rows").to_pylist() == [{"id": 1, "city": "x", "at": 1, "_diff": 1}]
     engine.close()
 

@@ -415,7 +415,7 @@ def test_a_reader_waits_for_a_step_of_another_thread_and_may_always_be_closed() 
     def slow(batch: pa.RecordBatch) -> pa.Array:
         if threading.current_thread() is not threading.main_thread() and batch.num_rows:
             inside.set()
-            assert go_on.wait(20)
+            assert go_on.wait(120)
         return pa.array([True] * batch.num_rows, pa.bool_())
 
     flow = dd.Flow()
@@ -428,14 +428,14 @@ def test_a_reader_waits_for_a_step_of_another_thread_and_may_always_be_closed() 
         read = list[object]()
         waits = threading.Thread(target=lambda: read.append(bag(engine.read("rows"))))
         try:
-            assert inside.wait(20)
+            assert inside.wait(120)
             waits.start()
             reader.close()
             assert not read
         finally:
             go_on.set()
-            worker.join(20)
-            waits.join(20)
+            worker.join(120)
+            waits.join(120)
         assert read == [{(1, "Chur"): 1}]
         assert (other.time, engine.since) == (1, 1)
         assert bag(other.changes_to()) == {(1, "Bern"): -1, (1, "Chur"): 1}

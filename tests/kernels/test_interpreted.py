@@ -153,7 +153,7 @@ def test_the_process_that_fills_the_cache_is_niced_and_ends_with_its_parent_howe
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         (helper,) = json.loads(parent.stdout.readline())["helpers"]
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while not [*tmp_path.rglob("*.kernel")]:
             assert alive(helper) and time.monotonic() < until
             time.sleep(0.1)

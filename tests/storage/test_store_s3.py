@@ -136,7 +136,7 @@ def test_a_refusal_is_known_not_to_have_happened(moto: Moto, proxy: Proxy, store
 
 
 def test_an_answer_that_takes_too_long_is_a_lost_one(moto: Moto, proxy: Proxy, tmp_path: Path) -> None:
-    patient = options(proxy.url, client_options={"timeout": "200ms"})
+    patient = options(proxy.url, client_options={"timeout": "2s"})
     store = S3Store(f"s3://{moto.bucket()}", cache=tmp_path, options=patient)
     proxy.fail(1, 1.0, "slow", times=1)
     began = time.monotonic()
