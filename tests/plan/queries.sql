@@ -76,6 +76,8 @@ select o.id, c.name from o join c on o.c = c.id and o.id = c.id
 select o.id, v.word from o join (values (1, 'one'), (2, 'two'), (2, 'zwei')) as v(n, word) on o.n = v.n
 
 -- subqueries
+select id, 0 as e, not n in (select n from c) as f from o
+select 1 as x, y.* from (select id as `1`, n as `2` from o) y where `2` > 1
 select id, (select coalesce(sum(c.n), -amount) from c where c.n = o.n) k from o
 select id, (select count(*) + o.n from c where c.id = o.c) k from o
 select id from o where exists (select 1 from c where c.id = o.c having count(*) + o.n > 1)

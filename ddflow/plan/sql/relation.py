@@ -79,7 +79,9 @@ class Relation:
             name = self.name(node)
             return exp.Column(this=exp.Identifier(this=name, quoted=quoted(name) != name))
 
-        return text(replaced(tree, change))
+        told = text(replaced(tree, change))
+        # The verbs would take a text that is the name of a column, as 0 may be, for that column.
+        return f"({told})" if not isinstance(tree, exp.Column) and told in self.of.schema.names else told
 
     def can_fail(self, tree: Tree) -> bool:
         """Whether a tree over it may fail for a row."""
