@@ -126,6 +126,7 @@ def _sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
     kept = [*Backlog(store).receipts(manifest.backlog), *manifest.receipts] if manifest.sinks else []
     return {
         name: to_builtins(sink)
+        | {"columns": list(sink.columns)}
         | {
             "waiting": manifest.epoch - sink.epoch,
             "waiting_bytes": sum(receipt.size(name) for receipt in kept if receipt.epoch > sink.epoch),

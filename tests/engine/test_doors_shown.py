@@ -145,14 +145,17 @@ def test_counts_of_verdicts_are_had_as_they_are_printed_and_a_wrong_name_says_wh
         dd.Upsert(key="id", ignore="city")  # type: ignore[call-arg]  # as a user of compare writes it
 
 
-def test_what_an_engine_gives_is_compared_without_its_own_columns() -> None:
+def test_the_columns_of_an_engine_are_compared_unless_they_are_ignored() -> None:
     flow = dd.Flow()
     flow.output("rows", flow.upserts("rows", {"id": int, "city": str}, dd.Upsert(key="id")))
     with flow.open() as engine:
         step = engine.step({"id": [1], "city": ["Bern"]})
-        (row,) = dd.compare(engine.read("rows"), {"id": [1], "city": ["Zug"]}, key="id").to_pylist()
+        other = {"id": [1], "city": ["Zug"]}
+        (row,) = dd.compare(engine.read("rows"), other, key="id").to_pylist()
+        assert row["_changed"] == ["city", "_diff"]
+        (row,) = dd.compare(engine.read("rows"), other, key="id", ignore="_diff").to_pylist()
         assert row["_changed"] == ["city"] and "_diff_before" not in row
-        assert not dd.compare(engine.read("rows"), step["rows"], key="id").num_rows
+        assert not dd.compare(engine.read("rows"), step["rows"], key="id", ignore="_time").num_rows
 
 
 def test_a_mark_of_a_log_is_no_rows_of_a_step() -> None:
