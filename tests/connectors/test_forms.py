@@ -128,7 +128,7 @@ def test_declared_types_are_read_by_the_forms(tmp_path: Path) -> None:
     ("kind", "text", "dialect", "remedy"),
     [
         ("float64", "12,50", Dialect(";"), "give dd.FilePath('{}', delimiter=';', decimal=','), mend it"),
-        ("float64", "12.50", GERMAN, "mend it"),
+        ("float64", "12.50", GERMAN, "give dd.FilePath('{}', delimiter=';', decimal='.', dates="),
         (
             "float64",
             "1.250,00",
