@@ -32,13 +32,35 @@ def row(id: int, city: str = "Bern") -> pa.Table:
     return pa.table({"id": [id], "city": [city]})
 
 
-def test_many_calls_become_one_epoch_without_another_call(tmp_path: Path) -> None:
+class Spans:
+    """Spans of `commit_every` that begin when a test says so, however slow the machine is."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._start, self._timers = threading.Timer.start, list[threading.Timer]()
+        patch.setattr(threading.Timer, "start", lambda timer: self._timers.append(timer))
+        patch.setattr("ddflow.engine.commit_timer.monotonic", lambda: 0.0)
+
+    def begin(self) -> None:
+        """Let those that were asked for begin."""
+        while self._timers:
+            self._start(self._timers.pop())
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
+    return Spans(monkeypatch)
+
+
+def test_many_calls_become_one_epoch_without_another_call(tmp_path: Path, spans: Spans) -> None:
     with plan().open(tmp_path / "state", commit_every="200ms") as engine:
         steps = [engine.step(row(i)) for i in range(5)]
         assert engine.epoch == 0
+        spans.begin()
         assert [step.committed(30) for step in steps] == [1] * 5 and engine.epoch == 1
         assert dd.read(tmp_path / "state", "by_city").to_pylist() == [{"city": "Bern", "count": 5, "_diff": 1}]
-        assert engine.step(row(9)).committed() == 2
+        last = engine.step(row(9))
+        spans.begin()
+        assert last.committed() == 2
     assert not [each for each in threading.enumerate() if each.name == "ddflow-commit"]
 
 
@@ -101,11 +123,12 @@ def test_closing_commits_what_waits_for_its_span_and_loses_what_nobody_asked_for
             assert engine.read("by_city").num_rows == rows, name
 
 
-def test_a_commit_that_fails_is_told_to_whoever_waits_and_ends_the_engine(tmp_path: Path) -> None:
+def test_a_commit_that_fails_is_told_to_whoever_waits_and_ends_the_engine(tmp_path: Path, spans: Spans) -> None:
     engine = plan().open(tmp_path / "state", commit_every="300ms")
     step = engine.step(row(1))
     with plan().open(tmp_path / "state") as other:
         other.step(row(2))
+        spans.begin()
         with pytest.raises(Fenced):
             step.committed(30)
     with pytest.raises(EngineClosed, match="a commit failed") as found:
@@ -163,12 +186,15 @@ def test_closing_says_what_a_thread_could_not_commit_unless_somebody_was_told(
     engine.close()
 
 
-def test_whoever_waits_is_told_of_a_step_that_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_waits_is_told_of_a_step_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: Spans
+) -> None:
     with plan().open(tmp_path / "state", commit_every="100ms") as engine:
         step = engine.step(row(1))
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(engine.dataflow.graph, "apply", broken(KeyboardInterrupt()))
             engine.step(row(2))
+        spans.begin()
         with pytest.raises(EngineClosed, match="a step was interrupted"):
             step.committed(30)
 
@@ -238,7 +264,7 @@ def test_a_call_given_again_is_looked_up_among_all_that_were_made(tmp_path: Path
 
 
 def test_a_commit_that_happened_and_was_not_acknowledged_counts_once_when_its_calls_come_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: Spans
 ) -> None:
     publish = EpochLog.publish
 
@@ -250,6 +276,7 @@ def test_a_commit_that_happened_and_was_not_acknowledged_counts_once_when_its_ca
     with monkeypatch.context() as patch:
         patch.setattr(EpochLog, "publish", lost)
         steps = [engine.step(row(id), id) for id in (1, 2)]
+        spans.begin()
         with pytest.raises(OutcomeUnknown):
             steps[1].committed(30)
     engine.close()
@@ -257,6 +284,7 @@ def test_a_commit_that_happened_and_was_not_acknowledged_counts_once_when_its_ca
         assert engine.epoch == 1
         again = [engine.step(row(id), id) for id in (1, 2, 3)]
         assert [step["by_city"] == found["by_city"] for step, found in zip(steps, again, strict=False)] == [True] * 2
+        spans.begin()
         assert [step.committed() for step in again] == [1, 1, 2]
         assert engine.read("by_city")["count"].to_pylist() == [3]
 
