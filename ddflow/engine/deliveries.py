@@ -122,10 +122,10 @@ def sync(
     with ExitStack() as stack:
         each = {name: stack.enter_context(closing(Delivery(epochs, name, sink, look))) for name, sink in sinks.items()}
         for delivery in each.values():
-            delivery.claim(adopt, dry=dry)
+            delivery.claim(adopt)
         for delivery in each.values():
             if not (dry and delivery.table.missing()):
-                delivery.prepare()
+                delivery.prepare(dry=dry)
         found = {name: delivery.difference() for name, delivery in each.items()}
         if not dry:
             _give({name: (delivery, found[name][0]) for name, delivery in each.items()})

@@ -28,6 +28,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
@@ -158,6 +159,8 @@ class Delivery:
         self._sizes, self._size, self._counted = deque(), 0, 0
         manifest, known = self.epochs.manifest, self._known()
         self._check_mode(known)
+        if known is not None and known.syncing:
+            raise self._refused("a sync that added columns to it did not end", SYNC)
         there = self.table.written()
         if there is not None and not self._mine(there) and self.table.missing():
             there = None  # it told of a table of another state, or output, which was dropped
@@ -351,14 +354,11 @@ class Delivery:
             made = made._replace(rows=ours.filter(pa.array(again, pa.bool_())).select(names).cast(made.rows.schema))
         return made, told(made, both, self.key, epochs.secret)
 
-    def claim(self, adopt: bool, *, dry: bool) -> None:
+    def claim(self, adopt: bool) -> None:
         """See whether `give` may be called.  Nothing is changed.  Raises `SinkRefused`, `SinkFailed`.
 
-        ``adopt``: whether the table may be another's.  ``dry``: whether `give` is not called, so that a column that
-        others dropped would come back without its values.
+        ``adopt``: whether the table may be another's.
         """
-        if not dry:
-            self.shape = self.shape._replace(had=frozenset())
         self._check_mode(self._known())
         there, state = self.table.written(), self.epochs.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
@@ -367,9 +367,23 @@ class Delivery:
             remedy = "give another table, or take it over with --adopt, which lists what that deletes"
             raise self._refused(f"it has rows, written by {found}", remedy)
 
-    def prepare(self) -> None:
-        """Make the table fit for a difference.  Raises `SinkRefused`, `SinkFailed`."""
-        self.table.prepare()
+    def prepare(self, *, dry: bool) -> None:
+        """Make the table fit for a difference.  Raises `SinkRefused`, `SinkFailed`.
+
+        A column that others dropped comes back, unless the call is ``dry``.  The state says so first: if the sync dies
+        before `give`, the column has no values, and `resume` refuses the table.
+        """
+        try:
+            self.table.prepare()
+        except SinkRefused:
+            known = self._known()
+            if dry or known is None:
+                raise
+            self.close()
+            self.epochs.log.sinks[self.name] = replace(known, syncing=True)
+            self.epochs.acknowledge()
+            self.shape = self.shape._replace(had=frozenset())
+            self.table.prepare()
         self.before = self.table.written()
 
     def give(self, made: TableChanges) -> None:

@@ -126,3 +126,24 @@ def test_a_new_output_that_was_not_given_yet_holds_up_neither_sync_nor_detach(tm
     with flow("a", "b").open(state) as engine:
         assert engine.step({})["b"].num_rows == 21
     assert dd.fsck(state).ok
+
+
+def test_a_sync_that_died_before_it_filled_a_column_is_not_taken_for_whole(engine: Engine, tmp_path: Path) -> None:
+    """The column is back then, without its values, so only the state knows that they are missing."""
+    out = tmp_path / "out.db"
+    sinks = {"a": dd.sinks.sqlite(out, "a")}
+    engine.run({}, sinks)
+    sql(out, "alter table a drop column f")
+
+    def die(rows: int) -> None:
+        if ("f",) in sql(out, "select name from pragma_table_info('a')"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.sync(sinks, look=die)
+    assert sql(out, "select id, f from a") == [(n, None) for n in range(1, 6)]
+    with pytest.raises(SinkRefused, match="a sync that added columns to it did not end; ddflow sync gives it"):
+        engine.run({}, sinks)
+    assert engine.sync(sinks)["a"][:3] == (0, 5, 0)
+    engine.run({}, sinks)
+    assert sql(out, "select id, f from a") == [(n, n) for n in range(1, 6)]
