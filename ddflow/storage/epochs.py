@@ -108,10 +108,13 @@ class Attached(Strict, frozen=True):
 
 
 class Delivered(Strict, frozen=True):
-    """A sink of a state.  ``kind``, ``target``: as of `Attached`.  ``mode``: how rows are written there.  ``epoch``:
-    the last that needs nothing more to be written.  ``written``: the last that had rows for it, with the ``digest`` of
-    its manifest: what the target itself says.  ``columns``: those that the table was given.  ``syncing``: whether a sync
-    adds columns to the table, and has not filled them yet."""
+    """A sink of a state.
+
+    ``kind``, ``target``: as of `Attached`.  ``mode``: how rows are written there.  ``epoch``: the last that needs
+    nothing more to be written.  ``written``: the last that had rows for it, with the ``digest`` of its manifest: what
+    the target itself says.  ``columns``: those that the table was given.  ``syncing``: whether a sync adds columns to
+    the table, and has not filled them yet.
+    """
 
     kind: Name
     target: Path
