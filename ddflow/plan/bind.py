@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, flags, validity
-from ddflow.columns.names import did_you_mean
+from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
 from ddflow.columns.type_text import as_declared
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Target
@@ -40,30 +40,85 @@ from ddflow.plan.merge.strategy import last
 from ddflow.plan.spec import Tombstone, Upsert
 
 
-@dataclass(frozen=True)
-class Bound:
-    """What `bind` made; see the header.  ``key_schema``'s fields are not null unless null keys are kept."""
+@dataclass(frozen=True, kw_only=True)
+class BoundInput:
+    """The columns and the spec of an input of any kind, and the answers that all kinds share."""
 
     name: str
     schema: pa.Schema
-    spec: Upsert
+    spec: Any
     row_schema: pa.Schema
+    time_type: pa.DataType
+    format: Format | None = None
+    """How its messages are read; None where rows are given."""
+
+    side: ClassVar[Any] = None
+    unique: ClassVar[bool]
+    """Whether rows differ from each other, and each is there once."""
+
+    @cached_property
+    def target(self) -> Target:
+        """What its messages become: the newest row of each key, or every row of a history."""
+        spec, schema, format = self.spec, self.schema, self.format
+        assert format is not None
+        own = own_columns(format)
+        columns = pa.schema([field for field in schema if field.name not in own])
+        deciding = [*spec.order_by, spec.time, spec.seq, *(name for order, _ in spec.grouped for name in order)]
+        named = tuple(name for name in deciding if name in columns.names and name not in spec.key)
+        ordered = bool(format.order) and format.order[0][0] in schema.names
+        keyed, history = spec.null_key == "error", not self.unique
+        return Target(repr(self.name), columns, tuple(spec.key), named, ordered, schema, keyed, history=history)
+
+    @property
+    def marks_bad(self) -> bool:
+        """Whether a column of its events says which are bad."""
+        return self.format is not None and self.format.on_bad == "drop"
+
+    @property
+    def sides(self) -> dict[str, pa.Schema]:
+        """The outputs that it adds: their names, and their rows' columns."""
+        out = {} if self.side is None else dict([self.side])
+        if self.marks_bad:
+            out[f"{self.name}.bad"] = pa.schema(list(self.schema.field(BAD).type))
+        return out
+
+    @property
+    def decides(self) -> dict[str, Sequence[str | None]]:
+        """The columns that decide, by option: their types never change."""
+        return {"time": [self.spec.time]}
+
+    @property
+    def fixed(self) -> frozenset[str]:
+        """The columns that decide."""
+        return frozenset(name for names in self.decides.values() for name in names if name is not None)
+
+    def keyless(self, batch: pa.RecordBatch) -> Flags:
+        """uint8[n]: 1 where a key column is null, or the diff of an input without a key.  O(n) only where one is."""
+        out = np.zeros(batch.num_rows, np.uint8)
+        for name in self.spec.key or [DIFF]:
+            present = validity(batch.column(name))
+            if present.size:
+                out |= np.uint8(1) - present
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound(BoundInput):
+    """What `bind` made; see the header.  ``key_schema``'s fields are not null unless null keys are kept."""
+
+    spec: Upsert
     key_schema: pa.Schema
     tracked: list[str]
     """The row's columns that count in "did it change": those of ``track``, or all but the key and ``noop_ignore``."""
-    time_type: pa.DataType
     tombstone: pa.Scalar | None
     condition: Expression | None
     where: Expression | None
     merging: Merging | None = None
     """How events are folded; None where they replace the row."""
-    format: Format | None = None
-    """How its messages are read; None where rows are given."""
 
     kept: ClassVar[bool] = True
     """Whether its rows are held."""
     unique: ClassVar[bool] = True
-    """Whether rows differ from each other, and each is there once: one a key."""
     null_error: ClassVar[type[NullKey]] = NullKey
 
     @property
@@ -107,25 +162,6 @@ class Bound:
         machine = self.merging.machine if self.merging is not None else None
         return self.row_schema.names if machine is None else machine.told
 
-    @cached_property
-    def target(self) -> Target:
-        """What its messages become."""
-        assert self.format is not None
-        return target_of(self.name, self.schema, self.spec, self.format)
-
-    @property
-    def marks_bad(self) -> bool:
-        """Whether a column of its events says which are bad."""
-        return self.format is not None and self.format.on_bad == "drop"
-
-    @property
-    def sides(self) -> dict[str, pa.Schema]:
-        """The outputs that it adds: their names, and their rows' columns."""
-        out = {} if self.side is None else dict([self.side])
-        if self.marks_bad:
-            out[f"{self.name}.bad"] = pa.schema(list(self.schema.field(BAD).type))
-        return out
-
     @property
     def side(self) -> tuple[str, pa.Schema] | None:
         """The output that ``stale=`` adds: its name and its rows' columns, as events have them."""
@@ -150,23 +186,9 @@ class Bound:
         return self.merging.noted(events, names, events.column(ABSENT) if lacks else None)
 
     @property
-    def fixed(self) -> frozenset[str]:
-        """The columns that decide."""
-        return frozenset(name for names in self.decides.values() for name in names if name is not None)
-
-    @property
     def required(self) -> list[str]:
         """The columns that no batch may lack."""
         return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]
-
-    def keyless(self, batch: pa.RecordBatch) -> Flags:
-        """uint8[n]: 1 where a key column is null.  O(n) only where one is."""
-        out = np.zeros(batch.num_rows, np.uint8)
-        for name in self.spec.key:
-            present = validity(batch.column(name))
-            if present.size:
-                out |= np.uint8(1) - present
-        return out
 
     def deletes(self, batch: pa.RecordBatch) -> Flags:
         """uint8[n]: 1 where an event deletes: its tombstone says so, or it fails ``where=``.  O(n)."""
@@ -198,16 +220,6 @@ def own_columns(format: Format | None) -> set[str]:
     return set() if format is None else {*(name for name, _ in format.order), DELETED, ABSENT, BAD}
 
 
-def target_of(name: str, schema: pa.Schema, spec: Any, format: Format) -> Target:
-    """Describe what the messages of an input become.  ``schema``: the columns of its events.  O(columns)."""
-    own = own_columns(format)
-    columns = pa.schema([field for field in schema if field.name not in own])
-    deciding = [*spec.order_by, spec.time, spec.seq, *(name for order, _ in spec.grouped for name in order)]
-    named = tuple(name for name in deciding if name in columns.names and name not in spec.key)
-    ordered = bool(format.order) and format.order[0][0] in schema.names
-    return Target(repr(name), columns, tuple(spec.key), named, ordered, schema, spec.null_key == "error")
-
-
 def bind(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = None) -> Bound:
     """Join an input's schema and its spec.  ``format``: what gave the schema its last columns.  O(columns).
 
@@ -215,8 +227,7 @@ def bind(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = Non
     """
     check_given(name, spec)
     own = own_columns(format)
-    _check_columns(name, schema, spec)
-    _check_types(name, schema, spec, own)
+    check_columns(name, schema, spec, own)
     dropped = {spec.time, spec.seq, spec.delete.column if isinstance(spec.delete, Tombstone) else None} | own
     if spec.value is None:
         wanted = [f.name for f in schema if f.name not in dropped or f.name in spec.key]
@@ -259,7 +270,8 @@ def _compiled(text: str | None, schema: pa.Schema, what: str) -> Expression | No
     return compile_expression(text, schema, boolean=True, what=what)
 
 
-def _check_columns(name: str, schema: pa.Schema, spec: Upsert) -> None:
+def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None:
+    """Refuse columns that are missing or of a wrong type.  ``own``: those of its format.  Raises `SpecError`."""
     tombstone = [spec.delete.column] if isinstance(spec.delete, Tombstone) else []
     named = {
         "key": spec.key,
@@ -284,9 +296,10 @@ def _check_columns(name: str, schema: pa.Schema, spec: Upsert) -> None:
                 raise SpecError(
                     f"{option}= of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
                 )
+    _check_types(name, schema, spec, own)
 
 
-def _check_types(name: str, schema: pa.Schema, spec: Upsert, own: set[str]) -> None:
+def _check_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None:
     def refuse(option: str, column: str, why: str, remedy: str) -> None:
         raise SpecError(f"{option}= of {name!r}", f"{column!r} is {schema.field(column).type}, {why}", remedy)
 

@@ -42,8 +42,6 @@ def bound_to(
     made: Binding
     if machine is not None:
         made = bind_machine(name, schema, given, machine)
-    elif format is not None:
-        made = (bind if isinstance(spec, Upsert) else bind_differences)(name, schema, given, format)
     else:
-        made = _BIND[type(given)](name, schema, given)
+        made = _BIND[type(given)](name, schema, given, format)
     return made if spec.holds_back or times == made.time_type else replace(made, time_type=times)

@@ -24,14 +24,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Flags, validity
-from ddflow.columns.names import DIFF, TIMES, check_names, column_name, column_names, did_you_mean
-from ddflow.columns.schema import is_key, is_time
-from ddflow.connectors.formats.base import BAD, BAD_TYPE, Format, Target
+from ddflow.columns.names import DIFF, TIMES, check_names, column_name, column_names
+from ddflow.connectors.formats.base import BAD, Format
 from ddflow.errors import ExpressionError, NullKey, SchemaMismatch, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
-from ddflow.plan.bind import own_columns, target_of
+from ddflow.plan.bind import BoundInput, check_columns, own_columns
 from ddflow.plan.spec import Late
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
@@ -143,42 +141,18 @@ class Differences:
             raise SpecError("differences from JSON", str(error), "give what to_json() wrote") from None
 
 
-@dataclass(frozen=True)
-class BoundDifferences:
+@dataclass(frozen=True, kw_only=True)
+class BoundDifferences(BoundInput):
     """What `bind_differences` made; see the header.  ``diff``: the column or the expression; None where all are 1."""
 
-    name: str
-    schema: pa.Schema
     spec: Differences
-    row_schema: pa.Schema
-    time_type: pa.DataType
     diff: Expression | None
-    format: Format | None = None
-    """How its messages are read; None where rows are given."""
 
     merging: ClassVar[None] = None
-    side: ClassVar[None] = None
     tracked: ClassVar[list[str]] = [TIMES]
     """Of what is held: what counts in "did it change"."""
     replaces: ClassVar[None] = None
     unique: ClassVar[bool] = False
-    """Whether rows differ from each other, and each is there once."""
-
-    @cached_property
-    def target(self) -> Target:
-        """What its messages become: rows of a history, which nothing but another row ends."""
-        assert self.format is not None
-        return target_of(self.name, self.schema, self.spec, self.format)._replace(history=True)
-
-    @property
-    def marks_bad(self) -> bool:
-        """Whether a column of its events says which are bad."""
-        return self.format is not None and self.format.on_bad == "drop"
-
-    @property
-    def sides(self) -> dict[str, pa.Schema]:
-        """The output of bad messages, where there is one."""
-        return {f"{self.name}.bad": pa.schema(list(BAD_TYPE))} if self.marks_bad else {}
 
     @property
     def null_error(self) -> type[SchemaMismatch | NullKey]:
@@ -220,11 +194,6 @@ class BoundDifferences:
         return pa.RecordBatch.from_arrays([*columns, diffs], schema=self.event_schema)
 
     @property
-    def fixed(self) -> frozenset[str]:
-        """The columns that decide."""
-        return frozenset(name for names in self.decides.values() for name in names if name is not None)
-
-    @property
     def required(self) -> list[str]:
         """The columns that no batch may lack: the time, and what the diff reads."""
         read = () if self.diff is None else self.diff.columns or ()
@@ -243,24 +212,10 @@ class BoundDifferences:
             return f"the key {list(self.spec.key)}"
         return f"the diff {given.sql if isinstance(given, ChangeFeed) else given!r}"
 
-    def keyless(self, batch: pa.RecordBatch) -> Flags:
-        """uint8[n]: 1 where the diff, or a column of the key, is null.  O(n)."""
-        out = np.zeros(batch.num_rows, np.uint8)
-        for name in self.spec.key or [DIFF]:
-            present = validity(batch.column(name))
-            if present.size:
-                out |= np.uint8(1) - present
-        return out
-
     @property
     def formulas(self) -> dict[str, Expression]:
         """What is computed of events, by option."""
         return {} if self.diff is None or self.spec.diff in self.schema.names else {"diff": self.diff}
-
-    @property
-    def decides(self) -> dict[str, Sequence[str | None]]:
-        """The columns that decide, by option: their types never change."""
-        return {"time": [self.spec.time]}
 
 
 def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Format | None = None) -> BoundDifferences:
@@ -273,26 +228,10 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
             "an input of a flow", f"it is given the name {name!r:.200}", "give a name as text, and a schema"
         )
     check_names(schema.names, f"the schema of {name!r}")
-    if nulls := [field.name for field in schema if pat.is_null(field.type)]:
-        found = f"the columns {nulls} are of the type null: no value fits"
-        raise SpecError(f"the schema of {name!r}", found, "declare what their values will be")
     if bool(spec.key) != (format is not None):
         found = "it has no format=, and rows have no key" if spec.key else "messages name rows by their key"
         raise SpecError(f"key= of {name!r}", found, "leave key= out" if spec.key else "give key=, as in key='id'")
-    named = {"time": [spec.time] if spec.time else [], "value": spec.value or (), "key": spec.key}
-    for option, columns in named.items():
-        for column in columns:
-            if column not in schema.names:
-                raise SpecError(
-                    f"{option}= of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
-                )
-    if spec.time is not None and not is_time(schema.field(spec.time).type):
-        found = f"{spec.time!r} is {schema.field(spec.time).type}, which is no time"
-        raise SpecError(f"time= of {name!r}", found, "use int64, a timestamp or a date; cast it first")
-    for column in spec.key:
-        if not is_key(schema.field(column).type):
-            found = f"{column!r} is {schema.field(column).type}, which cannot be a key"
-            raise SpecError(f"key= of {name!r}", found, "use numbers, text, binary, dates, UUIDs, ...")
+    check_columns(name, schema, spec, own_columns(format))
     if format is not None and spec.diff is not None:
         raise SpecError(f"diff= of {name!r}", "messages say themselves what they do", "leave diff= out")
     diff, drops = None, [spec.time, BAD] if format is not None else [spec.time]
@@ -305,8 +244,15 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
     if not wanted:
         raise SpecError(f"the schema of {name!r}", f"of {schema.names} none is of the row", "name some with value=")
     check_names([field.name for field in wanted] + [TIMES] * spec.keep, f"the rows of {name!r}")
-    kind = schema.field(spec.time).type if spec.time else pa.int64()
-    return BoundDifferences(name, schema, spec, pa.schema(wanted), kind, diff, format)
+    return BoundDifferences(
+        name=name,
+        schema=schema,
+        spec=spec,
+        row_schema=pa.schema(wanted),
+        time_type=schema.field(spec.time).type if spec.time else pa.int64(),
+        diff=diff,
+        format=format,
+    )
 
 
 def _compiled(name: str, sql: str, schema: pa.Schema) -> Expression:

@@ -89,9 +89,8 @@ class Plan(Nodes):
         Input(id int64, city string, at timestamp[us])
         """
         columns = to_schema(schema, f"the schema of {name!r}")
-        if format is not None:
-            return self._input(bind_format(name, columns, spec, format))
-        return self._input(bind(name, columns, spec))
+        bound = bind(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
+        return self._input(bound)
 
     def machine(self, name: str, schema: Any, spec: Upsert, machine: Machine) -> Collection:
         """Add an input whose events drive a `ddflow.Machine`.
@@ -183,9 +182,8 @@ class Plan(Nodes):
         """
         spec = Differences(diff, time, keep, late, lateness, null_key, value, key)
         columns = to_schema(schema, f"the schema of {name!r}")
-        if format is not None:
-            return self._input(bind_format(name, columns, spec, format))
-        return self._input(bind_differences(name, columns, spec))
+        bound = bind_differences(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
+        return self._input(bound)
 
     def sql(self, text: str, **collections: Collection) -> Collection:
         """The collection that a query says, in Spark's SQL.
