@@ -6,7 +6,7 @@ row. A message that cannot be read fails the job, unless the format drops such. 
 stays one.
 
 >>> import ddflow as dd
->>> names = decoded_schema(dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")).names
+>>> names = _bound(dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")).schema.names
 >>> names
 ['id', 'city', '_position', '_row', '_deleted']
 """
@@ -121,11 +121,6 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     numbered = frame.toDF(*(f"c{i}" for i in range(len(given))))  # Spark minds case, dots and quotes
     task = Decode(bound.format, bound.target._replace(history=True), tuple(given.names), tuple(keep))
     return mapped(numbered, task, columns)
-
-
-def decoded_schema(format: Format, schema: Any, spec: Upsert) -> pa.Schema:
-    """The columns that rows of messages have, without those to keep.  Raises `SpecError`."""
-    return _bound(format, schema, spec).schema
 
 
 def _bound(format: Any, schema: Any, spec: Any) -> Bound:

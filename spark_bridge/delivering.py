@@ -30,8 +30,6 @@ from spark_bridge.job import Job
 from spark_bridge.state_options import check_address
 from spark_bridge.tasks import MakeOfFiles, ReadFiles
 
-Make = Callable[[pa.Table], bytes]
-
 
 class SinkOptions(NamedTuple):
     """``sinks``: by output.  ``how``: what may wait for them, and for how long one may fail."""

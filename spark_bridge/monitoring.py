@@ -171,8 +171,8 @@ def progress_text(what: str, stages: Iterable[StageProgress], seconds: float) ->
     """
     known = list(stages)
     tasks, done, rows, nbytes = (sum(each[at] for each in known) for at in range(4))
-    parts = [f"{sum(each.done >= each.tasks for each in known)} of {len(known)} stages"] if known else []
-    parts += [f"{done:,} of {tasks:,} tasks"] if known else []
+    ended = sum(each.done >= each.tasks for each in known)
+    parts = [f"{ended} of {len(known)} stages", f"{done:,} of {tasks:,} tasks"] if known else []
     parts += [f"{rows:,} rows read"] if rows else [f"{shown_size(nbytes)} read"] if nbytes else []
     return f"{what}; {', '.join([*parts, f'{seconds:,.0f} s'])}"
 
@@ -190,13 +190,12 @@ def watching(session: Any, what: str) -> Iterator[None]:
         return
 
     def look(stages: Callable[[], list[StageProgress]]) -> None:
-        while not ended.wait(LOOK):
-            show(stages)
-
-    def show(stages: Callable[[], list[StageProgress]]) -> None:
-        if monotonic() - began >= SILENT:
-            with suppress(Exception):  # of the session, which may be gone with the job
-                line.show(progress_text(what, stages(), monotonic() - began))
+        last = False
+        while not last:
+            last = ended.wait(LOOK)
+            if monotonic() - began >= SILENT:
+                with suppress(Exception):  # of the session, which may be gone with the job
+                    line.show(progress_text(what, stages(), monotonic() - began))
 
     with _stages(session) as stages:
         thread = Thread(target=look, args=(stages,), name="ddflow progress", daemon=True)
@@ -206,7 +205,6 @@ def watching(session: Any, what: str) -> Iterator[None]:
         finally:
             ended.set()
             thread.join(5)
-            show(stages)
             line.close()
 
 

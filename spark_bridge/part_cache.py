@@ -43,6 +43,13 @@ Key = tuple[Any, ...]
 """Which part of which state, and whatever else it was opened by.  The state comes first."""
 
 
+_GROUPS: Final = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Where control groups, of versions 2 and 1, say how much memory there is, and how much is in use."""
+
+
 class CachedPart(NamedTuple):
     """A part, how many bytes it takes, and the round in which it was put."""
 
@@ -81,9 +88,7 @@ class PartCache:
         if self._epochs.get(key[0], -1) < epoch:
             self._epochs[key[0]] = epoch
             self._round += 1
-        old = self._parts.pop(key, None)
-        if old is not None:
-            close(old.part)
+        self.take(key, ())
         self._parts[key] = CachedPart(part, nbytes, self._round)
         while self._parts and self.nbytes > most:
             stale = next(iter(self._parts.values())).round + ROUNDS < self._round
@@ -139,17 +144,12 @@ def read_memory(root: Path = Path("/")) -> Memory:
     with suppress(OSError, ValueError, KeyError):
         lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
         available = {name: int(size) << 10 for name, size, *_ in lines}["MemAvailable:"]
-    group, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-    if not (group / names[0]).exists():
-        group, names = (
-            group / "memory",
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        )
+    group, *names = next((each for each in _GROUPS if (root / each[0] / each[1]).exists()), _GROUPS[0])
     with suppress(OSError, ValueError):
-        most, used = (int((group / name).read_text()) for name in names[:2])
-        cache = dict(line.split() for line in (group / "memory.stat").read_text().splitlines()).get(names[2], 0)
+        most, used = (int((root / group / name).read_text()) for name in names[:2])
+        cache = dict(line.split() for line in (root / group / "memory.stat").read_text().splitlines())
         if most < total:
-            total, available = most, min(available, most - used + int(cache))
+            total, available = most, min(available, most - used + int(cache.get(names[2], 0)))
     return Memory(total, max(available, 0))
 
 

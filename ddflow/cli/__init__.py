@@ -70,12 +70,8 @@ class NoTypes:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for each in params:
             if getattr(each, "is_flag", True):  # an argument has no such thing
-                each.display_type_rich = _no_type
+                each.display_type_rich = lambda ctx: None
         return params
-
-
-def _no_type(ctx: Any) -> None:
-    return None
 
 
 class Verb(NoTypes, TyperCommand):
