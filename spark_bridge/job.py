@@ -307,7 +307,7 @@ def described(session: Any, text: str) -> Iterator[None]:
 
 
 def cache_limit(given: str | int | None, session: Any) -> CacheLimit:
-    """How much of the parts a worker keeps open: as given, or by what Spark grants workers.  Raises `SpecError`."""
+    """How much of the parts a worker keeps open: as given, or by Spark's memory of workers.  Raises `SpecError`."""
     if given != AUTO:
         return CacheLimit(parse_size(given, "part_cache=") or 0)
     master, context = str(session.conf.get("spark.master", "local")), context_of(session)

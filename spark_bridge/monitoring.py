@@ -226,7 +226,7 @@ def _stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
         return
     spark = context._jsc.sc()
 
-    def ask() -> list[StageProgress]:
+    def find_stages() -> list[StageProgress]:
         jobs = (spark.statusTracker().getJobInfo(each) for each in spark.statusTracker().getJobIdsForTag(tag))
         found = list[StageProgress]()
         for stage in sorted({stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}):
@@ -238,6 +238,6 @@ def _stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
 
     context.addJobTag(tag)
     try:
-        yield ask
+        yield find_stages
     finally:
         context.removeJobTag(tag)

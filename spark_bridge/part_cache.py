@@ -51,7 +51,7 @@ _GROUPS: Final = (
 
 
 class CachedPart(NamedTuple):
-    """A part, how many bytes it takes, and the round in which it was put."""
+    """A part, how many bytes it takes, and the round that put it."""
 
     part: StagePart
     nbytes: int

@@ -305,7 +305,7 @@ _TEXTS: Final[dict[type, dict[str, str]]] = {
 
 
 def check_declared(asked: str, given: Any, base: type[Source | TableSink]) -> None:
-    """Raise `SpecError` for what is no source or sink, and for one that lacks an attribute.  O(attributes)."""
+    """Raise `SpecError` unless it is a source or sink with every attribute.  O(attributes)."""
     if not isinstance(given, base):
         functions = "dd.sources" if base is Source else "dd.sinks"
         remedy = f"call one of {functions}, or give an object of your own class of {base.__name__}"
@@ -326,7 +326,7 @@ def check_declared(asked: str, given: Any, base: type[Source | TableSink]) -> No
 
 
 def check_made(asked: str, call: str, made: Any, kind: type) -> None:
-    """Raise `SpecError` for what a source or sink made of another type than it must."""
+    """Raise `SpecError` if a source or sink made something of a wrong type."""
     if not isinstance(made, kind):
         found = "None" if made is None else f"a {type(made).__name__}"
         remedy = f"return an object of ddflow.connectors.attached.{kind.__name__}"
@@ -334,9 +334,9 @@ def check_made(asked: str, call: str, made: Any, kind: type) -> None:
 
 
 def check_polled(asked: str, found: Polled, *, typed: bool) -> None:
-    """Raise `SpecError` for rows that are no batches, and for a position that is no JSON.  O(batches).
+    """Raise `SpecError` for rows instead of batches, and for a position that is no JSON.  O(batches).
 
-    ``typed``: whether the source says of which type its positions are.
+    ``typed``: whether the source tells the type of its positions.
     """
     for name, batches in found.rows.items():
         if not isinstance(batches, Sequence) or not all(isinstance(each, pa.RecordBatch) for each in batches):

@@ -86,7 +86,7 @@ SESSION: Final = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-"""Settings of every session, whatever role and database say: the form of texts, and time for what lasts."""
+"""Settings of every session, whatever role and database say: the form of texts, and time for long work."""
 READS: Final = {"lock_timeout": "0", "search_path": "public", "client_min_messages": "warning"}
 """Those of a session that reads, too: a slot waits for the transactions that are open, and wal2json warns of changes
 that it leaves out."""

@@ -225,7 +225,7 @@ def refuse_filtered(asked: str, found: Sequence[Any]) -> None:
 
 
 def refuse_children(looked: Mapping[SourceTable, Looked], named: Collection[str]) -> None:
-    """Refuse a table from which others inherit that are not ``named``: its rows would lack theirs."""
+    """Refuse a table if others inherit it and are not ``named``: its rows would lack theirs."""
     for table, each in looked.items():
         if others := [child for child in each.children if child not in named]:
             found = f"{', '.join(others)} inherit from it, whose rows and changes are not its own"

@@ -24,7 +24,7 @@ from ddflow.connectors.postgres_numbers import Numbers
 from ddflow.connectors.postgres_stream import messages, streamed
 
 _IDENTITY: Final = '"identity":['
-"""What is in front of the columns that tell which row was changed."""
+"""The name in front of the columns that identify the changed row."""
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 """A string of JSON."""
 

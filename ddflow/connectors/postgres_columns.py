@@ -96,7 +96,7 @@ def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied)
 
 
 def warn_of_alterations(table: SourceTable, why: Sequence[str]) -> None:
-    """Warn of what was found to be altered, if the table is not read again for it."""
+    """Warn of an alteration, if the table is not read again for it."""
     for each in why:
         text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
         warnings.warn(f"{table.full}: {each}: {text}", stacklevel=2)

@@ -29,7 +29,7 @@ from ddflow.errors import SourceFailed
 LEFT: Final = "a run before this one was to do so"
 """Why a table is copied again of which a position says that."""
 PATIENCE: Final = 5.0
-"""Seconds until a warning says for what a slot waits."""
+"""Seconds until a warning says why a slot waits."""
 _NOW: Final = (
     "select pg_current_wal_insert_lsn()::text, (txid_snapshot_xmax(txid_current_snapshot()) % (1::bigint << 32))::text"
 )

@@ -198,7 +198,7 @@ class Slot(OpenSource):
             self._looked()
 
     def _compare(self, table: SourceTable, was: Copied, now: Copied) -> None:
-        """Let a table be copied again if its rows hold what no change says, else warn of that."""
+        """Let a table be copied again if no change has all of its rows' values, else warn."""
         if was["oid"] != now["oid"]:
             self._again(table, exchanged(table, was["oid"], now["oid"], table.input in self._whole))
             return

@@ -83,10 +83,10 @@ class Admission:
         doubted = [at for at, field in enumerate(bound.schema) if bound.format is None and has_unsound(field.type)]
         self.texts = [at for at in doubted if is_text(bound.schema.field(at).type)]
         self.doubted = [at for at in doubted if at not in self.texts]
-        """The columns, but for `texts`, that may have values which their types do not have."""
+        """The columns, but for `texts`, that may have values beyond their types."""
         self.certain = [field.name for field in bound.schema if not field.nullable]
         self.spelled = INTERVAL in bound.schema.types
-        """Whether values of a column may be written in several ways, of which one is kept."""
+        """Whether values of a column may be written in several ways; the column keeps one."""
         self.key = [name for name in bound.indispensable if name not in self.certain]
         """The columns in which null makes an event bad."""
         self.words = None if bound.spec.time is None else word_reader(bound.time_type)

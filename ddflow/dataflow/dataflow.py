@@ -187,7 +187,7 @@ class Dataflow:
     def _earliest(
         self, batchers: Mapping[str, Batcher], times: Ints, error: ExpressionError | NotSingle
     ) -> ExpressionError | NotSingle:
-        """Name the earliest time at which an expression fails; return the error of that time.
+        """Name the earliest time that an expression fails; return the error of that time.
 
         ``times``: those that were to be closed.  ``error``: that of all of them.  O(log times) computations.
         """
@@ -212,7 +212,7 @@ class Dataflow:
         self.graph, self.batchers = Graph(self.flow, Secret(0, 0)), {}
         self.threads.close()
         self.budget.close()
-        self.recent.end()
+        self.recent.end_steps()
 
     @contextmanager
     def at_rest(self, what: str) -> Iterator[Dataflow]:

@@ -222,7 +222,7 @@ class Graph:
 
     @contextmanager
     def beside(self, held: Held) -> Iterator[Graph]:
-        """A graph that reads what was held, on any thread, while this one goes on."""
+        """A graph that reads the rows held now, on any thread, while this one takes steps."""
         graph = self._reader()
         try:
             for node, arrangements in held.items():
@@ -257,7 +257,7 @@ class Graph:
             if own.arrangements:
                 asked = {name: told[name] for name in own.keys.names}
                 exact = exact and {*asked.values()} == given.keys()
-                values = _cast({name: given[here] for name, here in asked.items()}, each.schema)
+                values = _cast_columns({name: given[here] for name, here in asked.items()}, each.schema)
                 # An identity of one word has no room for a null.
                 lost = values is None or (not own.keys.wide and values[0].null_count)
                 done[each] = _whole(() if lost or values is None else own.find_group(values, as_of), each.schema)
@@ -268,7 +268,7 @@ class Graph:
         return done[node] if exact else alike_rows(done[node], given, self.secret)
 
     def _way(self, node: Collection, names: Iterable[str]) -> list[Way] | None:
-        """What is read in which order to find rows by some columns, each with what the columns are called there."""
+        """The collections to read, in order, to find rows by some columns, each with its names of the columns."""
         told, way = {node: {name: name for name in names}}, list[Way]()
         for each in reversed([each for each in self.plan.nodes if each in self.opened]):
             if each not in told:
@@ -346,7 +346,7 @@ def alike_rows(updates: Updates, given: Mapping[str, pa.Array], secret: Secret) 
     return updates.picked(np.flatnonzero(Alike(secret).which(updates.rows.select(names), wanted, names)))
 
 
-def _cast(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.Array] | None:
+def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.Array] | None:
     """Values in the types of columns; None where a column can not have one."""
     try:
         kinds = [schema.field(name).type for name in given]

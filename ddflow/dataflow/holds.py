@@ -1,4 +1,4 @@
-"""Holds: the times that readers still want to read at, which history must not be forgotten past; and their steps.
+"""Holds: the times that readers still want to read at, so history is kept from there on; and their steps.
 
 Invariant: `Holds.least` is the least time of all claims that were not given up. A claim is given up without a lock,
 because a finalizer may do it in the middle of anything. `RecentSteps` has the last steps without a gap, as far as
@@ -140,7 +140,7 @@ class RecentSteps:
             return self.nbytes
 
     def _drop(self, least: int) -> None:
-        """Let go of what readers have passed, and of what is too much."""
+        """Let go of the steps that readers have passed, and of too many."""
         while self._steps and (self._steps[0][1] <= least or self.nbytes > MOST):
             self.nbytes -= self._steps.popleft()[3]
 
@@ -149,7 +149,7 @@ class RecentSteps:
         with self.changed:
             self.changed.wait_for(lambda: self.count != count, seconds)
 
-    def end(self) -> None:
+    def end_steps(self) -> None:
         """Note that no step will come any more, and wake whoever waits."""
         with self.changed:
             self.ended = True
@@ -178,7 +178,7 @@ class RecentSteps:
             return next(((last, step) for before, last, step, _ in self._steps if before <= time < last), None)
 
     def before(self, time: int) -> int | None:
-        """The time from which on steps are kept, of those behind a time; None where none is.  O(steps kept)."""
+        """The earliest time whose later steps are kept, of those behind a time; None if none is.  O(steps kept)."""
         with self.changed:
             return next((before for before, _, _, _ in self._steps if before > time), None)
 

@@ -73,7 +73,7 @@ class Computation:
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[Collection, list[Updates]] = {}
         self.deferred: dict[Collection, list[Updates]] = {}
-        """By operator, the pieces in which an expression failed, until equal rows of all pieces are there."""
+        """By operator, the pieces whose expression failed, until equal rows of all pieces are there."""
         self.out = Stepped({}, {}, {}, {}, {})
         self.nodes, self.exchange, self.kept = graph.nodes, graph.exchange, graph.whole
 
@@ -161,7 +161,7 @@ class Computation:
         return self.graph.running[node].compute(net, self.since)
 
     def _catch_up(self) -> None:
-        """Compute operators of the pieces that wait, which are all there now."""
+        """Compute operators of the pieces that wait, when all are there."""
         for node in self.nodes:
             if node in self.deferred:
                 for (each,) in self._together([self.deferred.pop(node)], [None]):

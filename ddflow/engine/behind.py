@@ -87,7 +87,7 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None,
 def _wanted(
     nodes: Sequence[Collection], given: pa.Table, held: Mapping[Collection, pa.Table], alike: Alike, asked: str
 ) -> dict[Collection, pa.Table]:
-    """The rows of each collection that make those of the last that have some values.  Raises `NotReadable`."""
+    """The rows of each collection that make the last one's rows with some values.  Raises `NotReadable`."""
     node = nodes[-1]
     wanted = {node: alike.rows(held[node], given, given.schema.names)}
     if (rows := wanted[node].num_rows) > MOST:

@@ -151,7 +151,7 @@ class Reader(Closing):
 
         Notes
         -----
-        O(log n) for each run of what is kept.
+        O(log n) for each run that is kept.
         """
         self._must_be_open("get")
         return self._engine.get_as_of(self.name, key, self.time)
@@ -247,7 +247,7 @@ class Reader(Closing):
         """The step that follows on the reader's time, and its last time; None where there is none yet."""
         dataflow, name = self._engine.dataflow, self.name
         found = dataflow.recent.after(self.time)
-        # Upserts are no differences: what a reader gives of them comes from what is held.
+        # Upserts are no differences: a reader makes them from the rows that are held.
         if found is not None and name in found[1] and found[1][name].schema.names[-1] == DIFF:
             last, step = found
             out = Step({name: step[name]}, step.verdicts, step.frontier)

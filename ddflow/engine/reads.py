@@ -1,7 +1,7 @@
 """Reading: the questions that an engine answers without changing.
 
 Invariant: an answer is as of one time: the engine's last closed time, or one at or after `Reading.since`. A reader that
-is given out holds ``since`` back; no other question has an effect. Any thread may ask: it takes references to what is
+is given out holds ``since`` back; no other question has an effect. Any thread may ask: it takes references to the rows
 held after the last closed step, and reads beside the writer. `Reading` is a class of its own because an engine that
 takes steps and a snapshot (``snapshot``) answer the same questions.
 

@@ -138,7 +138,7 @@ class RunLoop:
             cancel = [stack.enter_context(insisting(*each)) for each in cancels]
             stack.enter_context(insisting(self._remind, LASTS / 6, LASTS / 6))()
             stack.enter_context(self._stops(cancel))
-            stack.enter_context(on_signal(lambda number: self._end("signal", cancel)))
+            stack.enter_context(on_signal(lambda number: self._end_run("signal", cancel)))
             for close in (*(each.close for each in self.inlets), self.outlets.close):
                 stack.callback(close)
             stack.callback(self.report.close)
@@ -203,7 +203,7 @@ class RunLoop:
     @contextmanager
     def _stops(self, cancel: Sequence[Callable[[], None]]) -> Iterator[None]:
         """Let `Engine.stop` end the run; one that was called before, too."""
-        self.calls.end_run = lambda: self._end("stop", cancel)
+        self.calls.end_run = lambda: self._end_run("stop", cancel)
         try:
             if self.calls.stopping:
                 self.calls.end_run()
@@ -211,7 +211,7 @@ class RunLoop:
         finally:
             self.calls.end_run, self.calls.stopping = lambda: None, False
 
-    def _end(self, why: Literal["signal", "stop"], cancel: Sequence[Callable[[], None]]) -> None:
+    def _end_run(self, why: Literal["signal", "stop"], cancel: Sequence[Callable[[], None]]) -> None:
         """End behind the epoch at hand."""
         if self._stop not in ("signal", "stop"):
             self._stop = why

@@ -142,7 +142,7 @@ def fill_version(
     partitions: int = 1,
 ) -> None:
     """Fill a new dataflow with what inventories of a version say, for reading.  ``partitions``: see `recovery.fill`."""
-    dataflow.recent.end()
+    dataflow.recent.end_steps()
     dataflow.fed, dataflow.sources = manifest.fed, dict(manifest.sources)
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
     recovery.fill(dataflow, inventories, batch_store, indexed=False, sieved=False, partitions=partitions)

@@ -64,7 +64,7 @@ class Trying:
         self._since = self._again = self._pause = self._said = self._silence = 0.0
 
     def due(self, now: float) -> bool:
-        """Whether it is not to wait; of what was cancelled never."""
+        """Whether it is not to wait; never after a cancel."""
         return not self._cancelled and (self.failing is None or now >= self._again)
 
     def said(self, now: float) -> str:

@@ -4,7 +4,7 @@ An expression may fail only for a row that is present at the end of a time. Upda
 each other, such as pairs of a join. So an operator is first computed on the updates as they come; if an expression
 fails, `compute_netted` adds up the diffs of equal rows and computes it again.
 
-Guarantees: updates on which nothing fails are computed once and are not looked at.
+Guarantees: updates that fail nowhere are computed once and are not looked at.
 Limits: equal rows that come in other pieces are not seen; `set_apart` finds the rows that must wait for these.
 
 >>> import pyarrow.compute as pc
@@ -43,7 +43,7 @@ def compute_netted(compute: Callable[[Sequence[Updates]], Made], inputs: Sequenc
 def set_apart(
     compute: Callable[[Updates], Updates], updates: Updates, by: Sequence[str], secret: Secret
 ) -> tuple[Updates, Ints]:
-    """Compute a linear operator of all rows for which it succeeds.  Return its output and the places of other rows.
+    """Compute a linear operator of all rows that it succeeds for.  Return its output and the places of other rows.
 
     ``by``: the columns that decide whether it fails.  O(n), and O(log n) runs for each failing value of these.
     """

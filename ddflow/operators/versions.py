@@ -185,7 +185,7 @@ def _order(record: Record) -> str | list[str]:
 
 
 def _check_history(of: Collection, made: AsVersions, *, ends: bool) -> str | None:
-    """Refuse an input that has no versions, and orders that end rows lack.  Raises `SpecError`.
+    """Refuse an input without versions, and orders that end rows lack.  Raises `SpecError`.
 
     ``ends``: whether there is a delete=.  Return the input whose messages must say their place, if there is one.
     """

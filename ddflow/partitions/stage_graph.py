@@ -71,7 +71,7 @@ class StageComputation(Computation):
         cut, nodes = graph.cut, graph.plan.nodes
         self.nodes = [node for node in self.nodes if node in graph.here]
         self.suspects: dict[Collection, list[Updates]] = {}
-        """By operator, the rows for which an expression failed here."""
+        """By operator, the rows that an expression failed for here."""
         self.arrived_suspects: dict[Collection, Updates] = {}
         """The same, of all stages and partitions."""
         self.came: dict[tuple[Collection, Columns, bool], Updates] = {}
@@ -98,7 +98,7 @@ class StageComputation(Computation):
         return stepped
 
     def _settle(self, node: Collection, suspects: Updates) -> None:
-        """Raise the error of an expression unless the rows cancel for which it failed."""
+        """Raise the error of an expression unless the rows that it failed for cancel."""
         left = consolidated(suspects, self.of.secret)
         if left.diffs.size:
             self.of.running[node].compute([left], self.since)

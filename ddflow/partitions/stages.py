@@ -92,7 +92,7 @@ class Stages:
         return [each for each in self.sent(stage) if each.tests is None]
 
     def test_exchanges(self, stage: int) -> dict[Collection, Exchange]:
-        """Return, by operator, the exchanges to which a stage may send rows that failed."""
+        """Return, by operator, the exchanges that may take failed rows of a stage."""
         return {self.flow.nodes[each.tests]: each for each in self.sent(stage) if each.tests is not None}
 
     def lent(self, stage: int) -> dict[int, list[Collection]]:

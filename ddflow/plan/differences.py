@@ -68,7 +68,7 @@ class Differences:
     null_key: Literal["error", "drop"] = "error"
     value: Sequence[str] | None = None
     key: Sequence[str] = ()
-    """Of messages: the columns that tell which row a delete ends."""
+    """Of messages: the columns that identify the row of a delete."""
 
     # What upserts say, and differences have no use for.
     order_by: ClassVar[tuple[str, ...]] = ()
@@ -156,7 +156,7 @@ class BoundDifferences(BoundInput):
 
     @property
     def null_error(self) -> type[SchemaMismatch | NullKey]:
-        """The error for a row that lacks what `keyed_by` says."""
+        """The error for a row without the columns of `keyed_by`."""
         return NullKey if self.spec.key else SchemaMismatch
 
     @property

@@ -132,7 +132,7 @@ def evolved(
     """The plan of inputs with other columns, and which collection became which.
 
     ``only``: the outputs that are wanted, by default all.  ``times``: the type of times, by default as before.
-    ``sides``: of arrangements that hold other columns, of which collection and which.
+    ``sides``: by arrangement that is to hold other columns: their collection, and their names.
 
     O(nodes).  Raises what making a plan raises.
     """

@@ -308,7 +308,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         return self._then("to_upserts", key, on_conflict)
 
     def single(self, count: str, keys: Sequence[str] = ()) -> Made:
-        """Refuse a step after which a row is there whose count is above one, as of a scalar subquery.
+        """Refuse a step that leaves a row with a count above one, as of a scalar subquery.
 
         Parameters
         ----------

@@ -3,7 +3,7 @@
 A join arranges a side with the columns that it needs. Another join of the same side by the same key needs others, so
 the side would be held twice. `with_shared_sides` gives both one arrangement with the columns of both.
 
-Guarantees: a plan with one join of a side stays as it is. Outputs that a state has keep the arrangements that it holds,
+Guarantees: a plan with one join of a side stays as it is. A state's outputs keep the arrangements that it holds,
 and new outputs use one of these if it has their columns. Limits: a join that shows all columns of a side is left alone.
 
 >>> import ddflow as dd

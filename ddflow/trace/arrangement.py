@@ -254,7 +254,7 @@ class Arrangement:
         return out
 
     def narrow(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
-        """Return one that reads the rows of one group, whose identity begins with these words, and no others.
+        """Return one that reads only the rows of one group: their identity begins with these words.
 
         ``found``: references to the live rows now, None where they are to be searched for in all runs.  It is good for
         as long as this one does not change.  O(found), or O(runs log rows).

@@ -78,7 +78,7 @@ class Renamed(File):
         self.plain, self._new = of, dict(names)
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """Those of the file.  Raises `SchemaMismatch` for names that it lacks, and for two that become one."""
+        """Those of the file.  Raises `SchemaMismatch` for unknown names, and for two that become one."""
         there, asked = self.plain.columns(), f"{self.place.name}, rename="
         for old, new in self._new.items() if there else ():
             if old not in there and new not in there and self.plain.is_whole:

@@ -129,7 +129,7 @@ class Debezium(Enveloped):
         return Envelopes(inside, codes, ("after",), ("before",), found, np.arange(messages.rows), fresh=fresh)
 
     def _shape(self, target: Target) -> dict[str, Any]:
-        """The shape of rows, in which an object may be a placeholder: one with that member."""
+        """The shape of rows; an object with that member may be a placeholder."""
         rows = {field.name: shape_of(field.type) for field in target.columns}
         return {
             name: shape | {self.placeholder: TEXT} if isinstance(shape, dict) else shape for name, shape in rows.items()

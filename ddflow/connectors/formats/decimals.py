@@ -2,7 +2,7 @@
 
 Invariant: what comes out is the number that was written, or an error: bytes are the unscaled number, two's complement,
 greatest byte first, whose scale the message's schema or the declared type has; text, and a number that stands bare in
-JSON, keep every digit. A double that is no text counts as the shortest text that is its own. Nothing loops over
+JSON, keep every digit. A double counts as its shortest text. Nothing loops over
 numbers of usual length.
 
 >>> decimals(pa.array(["AMg=", "nA==", None]), pa.decimal128(6, 2)).to_pylist()

@@ -34,7 +34,7 @@ TEXT: Final = "VARCHAR"
 WORDS: Final = "STRING"
 """The shape of a scalar that stays text: its text, to the last digit.  DuckDB takes it for `TEXT`."""
 QUOTED: Final = "JSON"
-"""The shape of what tells strings, in their quotes, from numbers, which keep all digits."""
+"""The shape that tells strings, in their quotes, from numbers with all their digits."""
 LOOSE: Final = "json"
 """The same, if digits beyond a double's are not needed."""
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -78,7 +78,7 @@ def exactly(text: pa.Array, sql: str) -> pa.Array:
 
 
 def _mark_fractions(text: pa.Array) -> pa.Array:
-    """JSON texts whose fractions, and -0, are strings that begin with the mark.  O(bytes)."""
+    """JSON texts with fractions, and -0, as strings that begin with the mark.  O(bytes)."""
     there = text.is_valid()
     text = pc.binary_join_element_wise(text.fill_null(""), "", "\n").cast(pa.large_string())  # numbers end with it
     ends = np.frombuffer(text.buffers()[1], np.int64)[text.offset : text.offset + len(text) + 1]

@@ -65,7 +65,7 @@ _CODES: Final = {
 }
 _VALUE: Final = r'[^{}]*"value"\s*:\s*'
 _OTHER: Final = r'"columnvalues"|"value"\s*:[^{}]*"name"'
-"""Of a message in which a value may be elsewhere: of version 1, or in another order."""
+"""Of a message whose values may be elsewhere: of version 1, or in another order."""
 _CELL: Final = {"name": TEXT, "value": LOOSE}
 _CHANGE: Final = {
     **{"kind": TEXT, "schema": TEXT, "table": TEXT, "columnnames": [TEXT], "columnvalues": [LOOSE]},

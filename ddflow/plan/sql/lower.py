@@ -169,7 +169,7 @@ class QueryLowering:
         found = self._grouped(self._rows(query, carry, {}, used), query, keys)
         if carry.domain is None:
             return found
-        # A column of the query around is that row's, which is there also where there are no rows.
+        # A column of the query around has its value also if there are no rows here.
         outer = {text(column(name)) for name in carry.domain.names}
         return found._replace(known={told: each for told, each in found.known.items() if told not in outer})
 

@@ -80,7 +80,7 @@ class Relation:
             return exp.Column(this=exp.Identifier(this=name, quoted=quoted(name) != name))
 
         told = text(replaced(tree, change))
-        # The verbs would take a text that is the name of a column, as 0 may be, for that column.
+        # The verbs would take a column's name, as 0 may be one, for that column.
         return f"({told})" if not isinstance(tree, exp.Column) and told in self.of.schema.names else told
 
     def can_fail(self, tree: Tree) -> bool:

@@ -5,7 +5,7 @@ Invariant: a row of the outer query stays one row. What a subquery asks of the o
 - EXISTS and IN as conditions are semi and anti joins; elsewhere left joins with a mark that says whether a row was met.
 - NOT IN knows nulls: no row is met, none of the subquery's is null, and where the outer value is null there is no row.
 - An aggregate without groups has one row: grouped by the keys, joined from the left, its counts zero where nothing was.
-- Another scalar subquery has one row a key at most: `Collection.single` holds the rows that met it to that.
+- Another scalar subquery has one row a key at most: `Collection.single` refuses more.
 
 Where a subquery asks more of the outer query than equalities in its WHERE, it is computed for the distinct values that
 the outer query has (its *domain*), and joined on these, a null being equal to a null.

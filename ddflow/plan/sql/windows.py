@@ -29,7 +29,7 @@ def instead(window: Tree) -> str:
     query, named = window.find_ancestor(exp.Select), dict[str, Tree]()
 
     def change(node: Tree) -> Tree | None:
-        call = node.this if isinstance(node, exp.Filter) else node
+        call = node.this if node.key == "filter" else node
         name = CALLED.get(call.name.lower(), call.name.lower()) if isinstance(call, exp.Anonymous) else ""
         if name not in NAMES or (isinstance(node.parent, exp.Window) and node.arg_key == "this"):
             return None
