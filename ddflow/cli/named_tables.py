@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import typer
 
 from ddflow.cli.reading import kind_told
-from ddflow.connectors.files.address_options import FULL, cut, writing
+from ddflow.connectors.files.address_options import FULL, RENAME, cut, writing
 from ddflow.connectors.files.file_path import WRITING
 from ddflow.errors import SpecError
 
@@ -76,6 +76,8 @@ def options_of(name: str, parts: Sequence[NamedTable]) -> Options:
 def written(options: Options, of_all: "FileOptions") -> "FileOptions":
     """How the files of a table are written: as all are, but for what stands behind its own.  Raises `SpecError`."""
     said: dict[str, Any] = {{"null": "nulls"}.get(name, name): value for name, value in writing(options).items()}
+    if RENAME in said:
+        said[RENAME] = tuple(said[RENAME].items())
     if "format" in said:
         said["kind"] = kind_told(said.pop("format"))
     return replace(of_all, dialect=of_all.dialect._replace(**said))

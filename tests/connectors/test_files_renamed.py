@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ def write(path: Path, table: pa.Table = OWN) -> str:
     elif path.suffix == ".arrow":
         pa.feather.write_feather(table, path)
     elif path.suffix == ".jsonl":
-        import json
-
         path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
     else:
         lines = [",".join("" if each is None else str(each) for each in row.values()) for row in table.to_pylist()]
@@ -114,3 +113,23 @@ def test_on_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0, done.output
     rows = dd.read("state", "t").sort_by("id").select(["id", "amount", "city"]).to_pylist()
     assert rows == ROWS
+
+
+def test_named_tables_of_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.csv")
+    write(tmp_path / "b.parquet", pa.table({"Customer": [1, 2], "name": ["x", "y"]}))
+    query = "select name, amount from orders join people on orders.id = people.id"
+    orders, people = "orders=a.csv:key=id:rename=Order ID=id:rename=Amt=amount", "people=b.parquet:rename=Customer=id"
+    done = CliRunner().invoke(app, ["sql", query, orders, f"{people}:key=id"])
+    assert done.exit_code == 0, done.output
+    found = sorted((row["name"], row["amount"]) for row in map(json.loads, done.stdout.splitlines()[:2]))
+    assert found == [("x", 1.5), ("y", 2.5)]
+    for wrong, said in (
+        ("rename=Customr=id", "b.parquet, rename=: there is no column 'Customr', which would be 'id'; did you mean"),
+        ("rename=Customer=name", "b.parquet, rename=: its columns ['Customer', 'name'] would all be 'name'"),
+        ("rename=Customer", "rename="),
+    ):
+        table = f"people=b.parquet:{wrong}:key=id"
+        refused = CliRunner().invoke(app, ["sql", query, orders, table], env={"COLUMNS": "300"})
+        assert refused.exit_code and said in refused.output, refused.output

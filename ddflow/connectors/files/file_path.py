@@ -109,9 +109,7 @@ def dialect_of(given: Any) -> Dialect:
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
     kind, rename = None if given.format is None else named(given.format), given.rename or {}
-    if not isinstance(rename, Mapping) or not all(
-        isinstance(each, str) and each for pair in rename.items() for each in pair
-    ):
+    if not isinstance(rename, Mapping) or not all(isinstance(each, str) for pair in rename.items() for each in pair):
         raise SpecError("dd.FilePath", f"rename={rename!r:.99}", 'give names by names: {"Order ID": "id"}')
     how = Dialect(
         given.delimiter, nulls, given.encoding, given.decimal, dates, given.thousands, kind, (*rename.items(),)

@@ -91,6 +91,8 @@ class Dialect(NamedTuple):
             found, remedy = "there is no such encoding", "give one that Python knows: latin-1, cp1252, utf-16"
             raise SpecError(f"the encoding {self.encoding!r}", found, remedy) from None
         self.forms.checked()
+        if any("" in pair for pair in self.rename):
+            raise SpecError("rename=", "a name is empty", "give the old name and the new one: Order ID=id")
         names = [new for _, new in self.rename]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise SpecError("rename=", f"several columns become {twice}", "give each a name of its own")
