@@ -106,6 +106,12 @@ class OpenSource(ABC):
         Called once, ahead of the first poll.  Raises `UnreadableInput` for one that a table does not have.
         """
 
+    def note_guesses(self, columns: Mapping[str, Collection[str]]) -> None:  # noqa: B027 - most sources have types
+        """By input, columns that a run took in and the flow does not declare: their types are not wishes to convert.
+
+        Called once, ahead of the first poll.
+        """
+
     @property
     @abstractmethod
     def ended(self) -> bool:

@@ -25,7 +25,7 @@ import datetime
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,21 +44,22 @@ _OF_COLUMN: Final = re.compile(r"(?P<why>.*) Conversion failed for column (?P<na
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 
 
-def to_table(given: Any, what: str, schema: pa.Schema) -> pa.Table:
+def to_table(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> pa.Table:
     """Rows as one table.  Copies nothing that is Arrow already; O(batches), and O(rows) for Python's values.
 
     As `arrow`.
     """
-    rows = arrow(given, what, schema)
+    rows = arrow(given, what, schema, guessed)
     if isinstance(rows, pa.RecordBatchReader):
         return rows.read_all()
     return rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
 
 
-def arrow(given: Any, what: str, schema: pa.Schema) -> Rows:
+def arrow(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> Rows:
     """Rows as a table, a batch, or a reader of batches, where they need not be in memory whole.
 
-    ``schema``: the declared columns; no columns where nothing is declared.  Raises `NotArrow` for what holds no rows,
+    ``schema``: the declared columns; no columns where nothing is declared.  ``guessed``: those of them that no flow
+    declares; text of files is not converted to these.  Raises `NotArrow` for what holds no rows,
     `SchemaMismatch` when the batches of a sequence or the lengths of columns differ, and what reading a file raises.
     """
     if isinstance(given, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
@@ -70,7 +71,8 @@ def arrow(given: Any, what: str, schema: pa.Schema) -> Rows:
         )
         from ddflow.connectors.files.file_path import dialect_of
 
-        known, how = schema if len(schema) else None, FileOptions(dialect=dialect_of(given), converts=True)
+        known = schema if len(schema) else None
+        how = FileOptions(dialect=dialect_of(given), converts={*schema.names} - {*guessed})
         return of_files(open_files([os.fspath(given)], known=known, how=how))
     if hasattr(given, "collect_schema") and hasattr(given, "lazy") and not hasattr(given, "__arrow_c_stream__"):
         given = given.collect()

@@ -22,7 +22,7 @@ pattern, so that a landing folder may be moved.
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from math import inf
@@ -136,6 +136,7 @@ class FollowedFiles(OpenSource):
         self._ready: list[str] = []
         self._looked, self._first = -inf, True
         self._there = landing(of.pattern)
+        self._guessed: Collection[str] = ()
 
     @property
     def ended(self) -> bool:
@@ -228,8 +229,8 @@ class FollowedFiles(OpenSource):
         if not stamp.size:
             return iter(())
         place = self._there.place(file, stamp, self.of.dialect.kind)
-        # A column that the run took in was guessed, so nothing is converted.
-        how = FileOptions(dialect=self.of.dialect, empty=True, declare=rewritten)
+        declared = {*self.schema.names} - {*self._guessed}
+        how = FileOptions(dialect=self.of.dialect, empty=True, declare=rewritten, converts=declared)
         source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
         self._beside = {
@@ -266,6 +267,10 @@ class FollowedFiles(OpenSource):
                 del self._seen[file]
         self._seen = {file: each for file, each in self._seen.items() if file in there}
         self._first = False
+
+    def note_guesses(self, columns: Mapping[str, Collection[str]]) -> None:
+        """See `OpenSource.note_guesses`."""
+        self._guessed = columns[self.name]
 
     def _path(self, file: str) -> str:
         """What a file is called."""

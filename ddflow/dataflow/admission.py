@@ -172,7 +172,7 @@ class Admission:
         Raises `NotArrow`, `SchemaMismatch`.
         """
         schema = self.bound.schema
-        table = given if isinstance(given, pa.Table) else to_table(given, self.what, schema)
+        table = given if isinstance(given, pa.Table) else to_table(given, self.what, schema, self.bound.guessed)
         self.columns = table.column_names
         batches = table.to_batches() if table.schema.equals(schema) and not self.spelled else []
         if len(batches) == 1 and not [x for x in self.certain if batches[0].column(x).null_count]:

@@ -11,7 +11,7 @@ spilled on the way.
 [4, 4, 2]
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +98,9 @@ def flowing(
     """
     most = budget.piece // 2 if budget.spills else None
     inflow, came = Inflow(batcher), Came(admission.table)
-    for part in (given,) if most is None else portions(given, admission.what, admission.given, most):
+    for part in (
+        (given,) if most is None else portions(given, admission.what, admission.given, most, admission.bound.guessed)
+    ):
         whole = admission.format is None
         cut = ((part, look, None),) if whole else _cut_up(part, admission, came, inflow, look, truncated)
         for rows, seen, where in cut:
@@ -182,13 +184,13 @@ def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str,
     return to
 
 
-def portions(given: Any, what: str, schema: pa.Schema, most: int) -> Iterator[pa.Table]:
+def portions(given: Any, what: str, schema: pa.Schema, most: int, guessed: Collection[str] = ()) -> Iterator[pa.Table]:
     """Rows as tables of at most ``most`` bytes; at least one, so that its columns are looked at.
 
     A reader, or whatever gives one, is read as it goes.  Raises what `arrow` raises, and `BudgetExceeded` for a row
     that is larger than that.
     """
-    given = arrow(given, what, schema)
+    given = arrow(given, what, schema, guessed)
     if not isinstance(given, pa.RecordBatchReader):
         yield from _cut(to_table(given, what, schema), what, most)
         return

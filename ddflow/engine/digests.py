@@ -104,7 +104,7 @@ def digest_of(
         admission = admissions[name]
         schema = admission.bound.schema
         came = Came(admission.table)
-        for part in portions(given, repr(name), admission.given, MOST):
+        for part in portions(given, repr(name), admission.given, MOST, admission.bound.guessed):
             for rows, *_ in admission.parts(part, came):
                 digests[name].update(admission.events(narrowed(rows, schema)))
     return combined(kind, time, digests)

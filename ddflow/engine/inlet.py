@@ -167,6 +167,7 @@ class Inlet:
                     check_made(f"the source {self.name!r}", "open", made, OpenSource)
                     self._source = made
                     self._source.declared(self.new)
+                    self._source.note_guesses({name: bound.guessed for name, bound in self.bounds.items()})
                     self._source.keyed(self.keys, [name for name in self.keys if self.bounds[name].spec.time is None])
                     self.on_open()
                 found = self._source.poll(room)

@@ -244,7 +244,7 @@ def batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.
     that need a cast, else O(1) a batch.  Raises `NotArrow`, `SchemaMismatch`.
     """
     what, admission = repr(bound.name), Admission(bound)
-    part = arrow(part, what, admission.given)
+    part = arrow(part, what, admission.given, bound.guessed)
     for rows in _events(part, admission, Came(table)):
         given = fitted(to_table(rows, what, bound.schema), bound.schema, what)
         fit = conform(given, bound.schema, what, bound.required)

@@ -51,6 +51,8 @@ class BoundInput:
     time_type: pa.DataType
     format: Format | None = None
     """How its messages are read; None where rows are given."""
+    guessed: frozenset[str] = frozenset()
+    """The columns that a run or `evolve` took in, and the flow does not declare."""
 
     side: ClassVar[Any] = None
     unique: ClassVar[bool]

@@ -18,6 +18,7 @@ and times never change, because they are in what was decided already. Which type
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -170,7 +171,8 @@ def _bound(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.DataType 
     schema = schemas.get(bound.name, bound.schema)
     machine = None if bound.merging is None else bound.merging.machine
     kind = bound.time_type if times is None else times
-    return bound_to(bound.name, schema, bound.spec, None if machine is None else machine.machine, bound.format, kind)
+    made = bound_to(bound.name, schema, bound.spec, None if machine is None else machine.machine, bound.format, kind)
+    return replace(made, guessed=bound.guessed | ({*schema.names} - {*bound.schema.names}))
 
 
 def unlike(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:

@@ -112,10 +112,10 @@ def folded(
 
     ``format``: of messages that were decoded to rows of a history.
     """
-    parts, first = _parts(log)
-    if schema is None and first is None:
+    parts, first = _parts(log) if schema is None else (parts_of(log, repr(LOG)), schema)
+    if first is None:
         raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=")
-    declared = to_schema(first if schema is None else schema, f"the schema of {LOG!r}")
+    declared = to_schema(first, f"the schema of {LOG!r}")
     flow = Flow()
     # What stale= adds is no part of the collection.
     alone = replace(spec, stale="drop", expiry=None) if isinstance(spec, Upsert) else spec

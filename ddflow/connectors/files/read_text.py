@@ -225,8 +225,9 @@ class TextFile(File):
             give = f"{as_null(self.place.name, dialect, text)}, "
         if declared:
             zoned = pat.is_timestamp(kind) and fits(pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.forms)
-            other = as_declared(name, "timestamptz" if zoned else "string")
-            return f"{shown} is no {kind}", f"{give}mend it, or declare another type: {other}"
+            other = pa.timestamp("us", "UTC") if zoned else pa.string()
+            declare = self._declare.get(name, declaring)(name, kind, other)
+            return f"{shown} is no {kind}", f"{give}mend it, or declare another type: {declare}"
         fit = self._fitting(column, text, kind)
         remedy = f"{give}mend it, or declare the type that fits: {self._declare.get(name, declaring)(name, kind, fit)}"
         with suppress(Misspelled):

@@ -19,7 +19,7 @@ days, and the one that differs is the one whose rows would be wrong.  What a row
 [[{'id': 2, 'city': None, 'tag': 'x'}], []]
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +88,7 @@ class FileOptions:
     declare
         What to write to declare types of columns that are known.
     converts
-        Whether the known types were declared, so that text is converted to them; else they were guessed.
+        The known columns whose types were declared, so that text is converted to them; the others were guessed.
     """
 
     dialect: Dialect = PLAIN
@@ -96,7 +96,7 @@ class FileOptions:
     empty: bool = False
     skip: Callable[[str, DdflowError], None] | None = None
     declare: Declare = declaring
-    converts: bool = False
+    converts: Collection[str] = ()
 
 
 AS_USUAL: Final = FileOptions()
@@ -271,8 +271,7 @@ class FilesSource:
             reader.place.close()
 
     def _rows(self, reader: File) -> Iterator[pa.RecordBatch]:
-        declared = self._known.names if self._how.converts and self._known is not None else ()
-        for batch in reader.batches(self.columns(reader.place.name), {*self._declared, *declared}):
+        for batch in reader.batches(self.columns(reader.place.name), {*self._declared, *self._how.converts}):
             if batch.num_rows:
                 table = self._cast(reader.place.name, pa.Table.from_batches([batch]))
                 yield from conform(table, self.schema, reader.place.name).to_batches()
