@@ -4,7 +4,7 @@ Invariant: the flow is that of the file, a state is its memory, and what is atta
 Ctrl-C end it behind the epoch that is being made, with exit code 0: nothing is lost.
 
 >>> paired(["orders=files:landing/*.csv"], "--from")
-{'orders': 'files:landing/*.csv'}
+{'orders': ['files:landing/*.csv']}
 """
 
 import json
@@ -50,7 +50,7 @@ From = Annotated[
         show_default=False,
         help="A source: files:PATTERN (of full files files:PATTERN:full; of another ending :format=csv; of text "
         ":delimiter=;, :null=NA, :encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y behind it; of columns "
-        "with other names :rename=OLD=NEW), "
+        "with other names :rename=OLD=NEW; given again for an input, it is a further pattern), "
         "sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
         "postgres://HOST/DATABASE#TABLE. @FILE: the lines of a file. May be repeated.",
     ),
@@ -183,7 +183,7 @@ def run(
 
     _log(verbose)
     spelled = paired(from_, "--from").items()
-    sources = {name: spelled_source(text, name, follow=follow, lines=lines) for name, text in spelled}
+    sources = {name: spelled_source(first, name, *more, follow=follow, lines=lines) for name, (first, *more) in spelled}
     targets, given = sinks(to, mode), loaded(flow)
     how: dict[str, Any] = {
         "interval": interval,
@@ -257,28 +257,28 @@ def sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, Ta
     """The sinks of a command line.  Raises `typer.BadParameter`, `SpecError`."""
     from ddflow.connectors.spelled import spelled_sink
 
-    modes: dict[str, Any] = paired(mode, "--mode")
+    modes: dict[str, list[Any]] = paired(mode, "--mode")
     targets = paired(to, "--to")
-    for name, each in modes.items():
+    for name, (each,) in modes.items():
         if name not in targets:
             raise typer.BadParameter(f"--mode {name}={each}: there is no --to {name}=...")
-    return {name: spelled_sink(text, name, modes.get(name)) for name, text in targets.items()}
+    return {name: spelled_sink(text, name, *modes.get(name, [None])) for name, (text,) in targets.items()}
 
 
-def paired(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    """``NAME=REST`` by name; of ``@FILE`` its lines.  Raises `typer.BadParameter`."""
+def paired(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
+    """``NAME=REST`` by name, of ``--from`` maybe several; of ``@FILE`` its lines.  Raises `typer.BadParameter`."""
     from ddflow.storage.address import public
 
-    found = dict[str, str]()
+    found = dict[str, list[str]]()
     for text in chain.from_iterable(map(_expand_file, given or ())):
         name, equals, rest = text.partition("=")
         # An address without its name may have a "=", too.
         if not equals or not name or not rest or ":" in name or "@" in name:
             raise typer.BadParameter(f"{option} {public(text)}: write NAME=...")
-        if name in found:
+        if name in found and option != "--from":
             two = "; give it a second name in the flow: flow.output(...)" if option == "--to" else ""
             raise typer.BadParameter(f"{option} {name}=...: it is given twice{two}")
-        found[name] = rest
+        found.setdefault(name, []).append(rest)
     return found
 
 

@@ -10,12 +10,12 @@ is one that comes behind a later name.
 
 The position: ``{"done": {name: [size, mtime]}, "at": None or [name, size, mtime, rows], "before": rows}``, the last of
 all finished files, so that the offsets of messages ascend over files; names are relative to the folder in front of the
-pattern, so that a landing folder may be moved.
+first pattern, so that a landing folder may be moved.  Each pattern has a dialect of its own.
 
 >>> import pathlib, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     _ = (pathlib.Path(folder) / "1.csv").write_text("id,city\\n1,Bern\\n")
-...     opened = LandedFiles(f"{folder}/*.csv").open({"people": pa.schema({"id": pa.int64()})}, None)
+...     opened = LandedFiles(((f"{folder}/*.csv", PLAIN),)).open({"people": pa.schema({"id": pa.int64()})}, None)
 ...     taken = opened.poll(1 << 20)
 ...     [batch.to_pylist() for batch in taken.rows["people"]], list(taken.position["done"]), opened.ended
 ([[{'id': 1}]], ['1.csv'], True)
@@ -39,7 +39,7 @@ from ddflow.connectors.files.numbered import warn_of_numbers
 from ddflow.connectors.files.read_lines import blocks, filled
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.formats.base import DELETED
-from ddflow.connectors.landing import Stamp, landing
+from ddflow.connectors.landing import Landing, Stamp, landing
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
 
@@ -65,14 +65,13 @@ class FileRows(NamedTuple):
 class LandedFiles(Source):
     """See `dd.sources.files`."""
 
-    pattern: str
+    patterns: tuple[tuple[str, Dialect], ...]
     follow: bool = False
     settle: float = 1.0
     lines: bool = False
     tables: Mapping[str, str] | None = None
     others: Others = "error"
     full: bool = False
-    dialect: Dialect = PLAIN
     kind: ClassVar[str] = "files"
     unit: ClassVar[str] = "files"
     positions: ClassVar[Any] = FilesPosition
@@ -82,18 +81,28 @@ class LandedFiles(Source):
         if self.tables is not None and not self.lines:
             found = "tables= is of messages, and these are files of rows"
             raise SpecError("dd.sources.files", found, "give lines=True, or a source for each input")
-        if self.lines and self.dialect != PLAIN:
+        if self.lines and any(dialect != PLAIN for _, dialect in self.patterns):
             found = "lines=True is of messages in UTF-8, which no dd.FilePath says more of"
             raise SpecError("dd.sources.files", found, "give the pattern alone, or leave out lines=True")
         if self.full and self.lines:
             remedy = "leave one of them out"
             raise SpecError("dd.sources.files", "lines=True is of messages, which are no full contents", remedy)
-        landing(self.pattern)
+        if not self.patterns:
+            raise SpecError("dd.sources.files", "there is no pattern", "give one or more")
+        places = {each.target.partition("://")[2].partition("/")[0] for each, _ in self.landings}
+        if len(places) > 1:
+            found = f"the patterns {self.target} are of several places"
+            raise SpecError("dd.sources.files", found, "give those of this machine, or of one bucket, an input each")
+
+    @property
+    def landings(self) -> list[tuple[Landing, Dialect]]:
+        """The place of each pattern, and how its files are written."""
+        return [(landing(pattern), dialect) for pattern, dialect in self.patterns]
 
     @property
     def target(self) -> str:
-        """The pattern."""
-        return landing(self.pattern).target
+        """The patterns."""
+        return ", ".join(each.target for each, _ in self.landings)
 
     @classmethod
     def said(cls, position: Any) -> str:
@@ -108,7 +117,7 @@ class LandedFiles(Source):
 
     def needs(self) -> None:
         """That of its place."""
-        landing(self.pattern).needs()
+        self.landings[0][0].needs()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "FollowedFiles":
         """Begin to read."""
@@ -135,7 +144,9 @@ class FollowedFiles(OpenSource):
         self._seen: dict[str, tuple[Stamp, float]] = {}
         self._ready: list[str] = []
         self._looked, self._first = -inf, True
-        self._there = landing(of.pattern)
+        self._landings, self._there = of.landings, of.landings[0][0]
+        self._written: dict[str, Dialect] = {}
+        """How the files are written that were listed."""
         self._guessed: Collection[str] = ()
 
     @property
@@ -228,9 +239,12 @@ class FollowedFiles(OpenSource):
             return (piece._replace(rows=piece.rows.select(["value", "offset"])) for piece in read)
         if not stamp.size:
             return iter(())
-        place = self._there.place(file, stamp, self.of.dialect.kind)
-        declared = {*self.schema.names} - {*self._guessed}
-        how = FileOptions(dialect=self.of.dialect, empty=True, declare=rewritten, converts=declared)
+        if file not in self._written and file not in self._list_files():
+            found, remedy = f"it was read up to row {rows:,}, and no pattern has it", "give the pattern that it was of"
+            raise SourceChanged(f"read {self._path(file)}", found, remedy)
+        dialect, declared = self._written[file], {*self.schema.names} - {*self._guessed}
+        place = self._there.place(file, stamp, dialect.kind)
+        how = FileOptions(dialect=dialect, empty=True, declare=rewritten, converts=declared)
         source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
         self._beside = {
@@ -244,16 +258,17 @@ class FollowedFiles(OpenSource):
         """What is there and settled, that is not finished yet.  Raises `SourceChanged` for what was."""
         if monotonic() - self._looked < self._there.every:
             return
-        self._looked, now, there = monotonic(), time(), self._there.listed()
+        self._looked, now, there = monotonic(), time(), self._list_files()
         for file, stamp in there.items():
             if not self.of.lines:
-                kind_of(self._path(file), self.of.dialect.kind)
+                kind_of(self._path(file), self._written[file].kind)
             if file in self.done and self.done[file] != stamp:
                 raise self._changed(file, self.done[file], stamp, done=True)
         self.done = {file: stamp for file, stamp in self.done.items() if file in there}
-        warn_of_numbers(new := sorted(there.keys() - self.done.keys()))
+        warn_of_numbers(new := sorted(there.keys() - self.done.keys(), key=self._path))
+        last = max(self.done, key=self._path, default=None) if self.of.full and new else None
         for file in new:
-            if self.of.full and self.done and file < (last := max(self.done)):
+            if last is not None and self._path(file) < self._path(last):
                 found = f"full contents come in the order of names, and {last!r} was read before it"
                 remedy = "move it away, because newer contents are there; or give it a later name"
                 raise SourceChanged(f"read {self._path(file)}", found, remedy)
@@ -267,6 +282,15 @@ class FollowedFiles(OpenSource):
                 del self._seen[file]
         self._seen = {file: each for file, each in self._seen.items() if file in there}
         self._first = False
+
+    def _list_files(self) -> dict[str, Stamp]:
+        """The files that are there, by their names here.  A file that several patterns match is of the first."""
+        there, self._written = dict[str, Stamp](), {}
+        for each, dialect in reversed(self._landings):
+            found = {self._there.name_here(each, file): stamp for file, stamp in each.listed().items()}
+            there |= found
+            self._written |= dict.fromkeys(found, dialect)
+        return there
 
     def note_guesses(self, columns: Mapping[str, Collection[str]]) -> None:
         """See `OpenSource.note_guesses`."""

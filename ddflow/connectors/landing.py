@@ -69,6 +69,16 @@ class Landing(ABC):
     def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
         """A file, to be read."""
 
+    def name_here(self, other: "Landing", file: str) -> str:
+        """A file of another pattern of this machine, or of this bucket, by its name here.
+
+        >>> landing("/in/a/*.csv").name_here(landing("/in/b/*.tsv"), "1.tsv")
+        '../b/1.tsv'
+        """
+        if other is self or other.folder == self.folder:
+            return file
+        return os.path.relpath(os.path.join("/", other.folder, file), os.path.join("/", self.folder))
+
     def needs(self) -> None:  # noqa: B027 - a folder needs no library
         """Raise `MissingExtra` where a library is not installed."""
 
@@ -109,12 +119,23 @@ class FolderLanding(Landing):
 
     def stamp(self, file: str) -> Stamp:
         """As the file system says."""
-        stat = os.stat(os.path.join(self.folder, file))
+        stat = os.stat(self._path(file))
         return Stamp(stat.st_size, stat.st_mtime_ns)
 
     def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
         """The file."""
-        return Local(os.path.join(self.folder, file), kind)
+        return Local(self._path(file), kind)
+
+    def name_here(self, other: Landing, file: str) -> str:
+        """See `Landing.name_here`.  Raises `UnreadableInput` while it is not known whether this is a file or a folder."""
+        if other is not self and not _WILD.search(self.target) and not os.path.exists(self.target):
+            found = "there is no such file or folder, and the names of all files are relative to it"
+            raise UnreadableInput(self.target, found, "make it, or give a pattern with * in its place")
+        return super().name_here(other, file)
+
+    def _path(self, file: str) -> str:
+        # A folder may be a link, so only the text can say what is beside it.
+        return os.path.normpath(os.path.join(self.folder, file))
 
 
 class BucketLanding(Landing):
@@ -161,6 +182,8 @@ class BucketLanding(Landing):
         return InBucket(self._bucket, self._key(file), stamp.size, kind, self._fetched)
 
     def _key(self, file: str) -> str:
+        if file.startswith("../"):
+            return os.path.relpath(os.path.join("/", self.folder, file), "/")
         return f"{self.folder}/{file}" if self.folder else file
 
     def _fetched(self, address: str, ask: Callable[..., Any], *given: Any) -> Any:

@@ -10,7 +10,7 @@ of all, in ``attached``. A library that one needs is imported when it is opened.
 'Expected `str`, got `int` - at `$.lsn`'
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from os import PathLike, fspath
 from typing import Any
@@ -32,7 +32,7 @@ __all__ = ["Source", "delta", "duckdb", "files", "kafka", "postgres", "sqlite"]
 
 
 def files(
-    pattern: str | PathLike[str],
+    pattern: str | PathLike[str] | Sequence[str | PathLike[str]],
     *,
     follow: bool = False,
     settle: str = "1s",
@@ -45,10 +45,11 @@ def files(
 
     Parameters
     ----------
-    pattern : str or path
+    pattern : str or path, or a sequence of these
         A file, a folder, or a pattern such as ``"landing/*.csv"`` or ``"s3://bucket/landing/**/*.json.gz"``.  Keys of
         a bucket come from the environment.  A `ddflow.FilePath` of one says what the files hold, and how
-        their text is written.
+        their text is written.  Several are of one machine or of one bucket, and each may say something else.  A file
+        that several match is of the first of them.
     follow : bool
         Whether to go on with files that come later.  By default the files that are there are all.
     settle : str
@@ -70,12 +71,12 @@ def files(
     Raises
     ------
     SpecError
-        For an address that is not of S3, for what is no span, for ``tables`` without ``lines``, and for ``full`` or a
-        `ddflow.FilePath` with them.
+        For an address that is not of S3, for what is no span, for ``tables`` without ``lines``, for ``full`` or a
+        `ddflow.FilePath` with them, for no pattern, and for patterns of several places.
 
     Notes
     -----
-    Files that are there together are taken in the order of their names, and one that comes late is taken whatever its
+    Files that are there together are taken in the order of their paths, and one that comes late is taken whatever its
     name, but a full one, which is
     `SourceChanged`: name these by their day.  They are read into memory.  A file that changes after it was read is
     `SourceChanged`.  The position has some 40 bytes for each file that
@@ -85,9 +86,12 @@ def files(
     --------
     >>> files("landing/*.parquet", follow=True).kind
     'files'
+    >>> import ddflow as dd
+    >>> shops = files([dd.FilePath("a/*.csv", delimiter=";"), dd.FilePath("b/*.tsv", rename={"ID": "id"})])
     """
-    how = dialect_of(pattern)
-    return LandedFiles(fspath(pattern), follow, seconds(settle, "settle="), lines, tables, others, full, how)
+    several = [pattern] if isinstance(pattern, str | PathLike) else pattern
+    patterns = tuple((fspath(each), dialect_of(each)) for each in several)
+    return LandedFiles(patterns, follow, seconds(settle, "settle="), lines, tables, others, full)
 
 
 def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:

@@ -15,6 +15,7 @@ ddflow.errors.SpecError: oracle:shop: there is no such kind; write KIND:WHERE wi
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from ddflow.columns.names import split_qualified
@@ -23,6 +24,7 @@ from ddflow.connectors.attached import Mode, Source, TableSink
 from ddflow.connectors.files.address_options import FULL, cut, writing
 from ddflow.connectors.files.file_path import WRITING, FilePath
 from ddflow.connectors.kafka import CONFIG
+from ddflow.connectors.landed import LandedFiles
 from ddflow.errors import SpecError
 from ddflow.storage.address import check_encoded, public, refuse_secret
 
@@ -45,10 +47,17 @@ SINKS: Final[dict[str, Callable[..., TableSink]]] = {
 }
 
 
-def spelled_source(text: str, name: str, *, follow: bool, lines: bool) -> Source:
-    """A source for the input ``name``.  Raises `SpecError`."""
+def spelled_source(text: str, name: str, *more: str, follow: bool, lines: bool) -> Source:
+    """A source for the input ``name``.  ``more``: of further patterns of files.  Raises `SpecError`."""
     kind, where = _cut(text, SOURCES)
-    return SOURCES[kind](where, name, follow, lines)
+    made = SOURCES[kind](where, name, follow, lines)
+    for each in more:
+        other = spelled_source(each, name, follow=follow, lines=lines)
+        if not isinstance(made, LandedFiles) or not isinstance(other, LandedFiles) or made.full != other.full:
+            found = "only patterns of files are given several times, each with :full or none"
+            raise SpecError(f"{name}={public(each)}", f"{name!r} is given twice, and {found}", "give one source")
+        made = replace(made, patterns=(*made.patterns, *other.patterns))
+    return made
 
 
 def spelled_sink(text: str, name: str, mode: Mode | None) -> TableSink:
