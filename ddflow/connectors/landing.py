@@ -127,7 +127,7 @@ class FolderLanding(Landing):
         return Local(self._path(file), kind)
 
     def name_here(self, other: Landing, file: str) -> str:
-        """See `Landing.name_here`.  Raises `UnreadableInput` while it is not known whether this is a file or a folder."""
+        """See `Landing.name_here`.  Raises `UnreadableInput` if it is not clear whether this is a folder."""
         if other is not self and not _WILD.search(self.target) and not os.path.exists(self.target):
             found = "there is no such file or folder, and the names of all files are relative to it"
             raise UnreadableInput(self.target, found, "make it, or give a pattern with * in its place")
