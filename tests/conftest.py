@@ -10,6 +10,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -44,6 +45,8 @@ settings.load_profile("ours")
 settings.register_profile("share", effort(50))  # of a property that names no number
 settings.load_profile("share")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has its jobs in the background, and what those start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.options())
 # Else processes that tests start would fill the cache of kernels in the background, each anew until it is full.
 os.environ.setdefault("DDFLOW_BACKGROUND", "0")
