@@ -32,5 +32,5 @@ def lacking() -> dict[str, str]:
 class Server(LocalPostgres):
     """A cluster that is started and stopped at will."""
 
-    def __init__(self, port: int | None = None) -> None:
-        super().__init__(port, "-c fsync=off")
+    def __init__(self, *, tcp: bool = False) -> None:
+        super().__init__("-c fsync=off", tcp=tcp)

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import psycopg
 import shop
-from local_postgres import INSTALL, LocalPostgres, free_port, missing
+from local_postgres import INSTALL, LocalPostgres, missing
 
 HERE: Final = Path(__file__).parent
 DDFLOW: Final = Path(sys.executable).parent / "ddflow"
@@ -137,7 +137,7 @@ def main() -> int:
     if lacks := missing():
         print(f"{lacks}: {INSTALL}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as place, LocalPostgres(free_port()) as server:
+    with tempfile.TemporaryDirectory() as place, LocalPostgres(tcp=True) as server:
         os.environ["PGPASSWORD"] = server.password
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(shop.TABLES)

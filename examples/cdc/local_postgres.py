@@ -1,7 +1,7 @@
 """A Postgres of one's own for a while: a fresh cluster in a temporary folder, with logical decoding.
 
-Invariant: it listens on a socket in a folder that only its user can enter, and with a ``port`` on 127.0.0.1 too, where
-it asks for its password.  Debian's programs are taken, or those on PATH.  Postgres does not run as root: the user
+Invariant: it listens on a socket in a folder that only its user can enter, and with ``tcp`` on a port of 127.0.0.1 too,
+where it asks for its password.  Debian's programs are taken, or those on PATH.  Postgres does not run as root: the user
 ``postgres`` then runs it.  Nothing is left behind after `close`, also where it was stopped as if it had died.
 """
 
@@ -44,13 +44,14 @@ def free_port() -> int:
 
 
 class LocalPostgres:
-    """A cluster that is started and stopped at will.  ``port``: None for the socket only."""
+    """A cluster that is started and stopped at will.  ``tcp``: whether it has a port, too."""
 
-    def __init__(self, port: int | None = None, *options: str) -> None:
+    def __init__(self, *options: str, tcp: bool = False) -> None:
         where = programs()
         assert where is not None, INSTALL
         self.bin, self.place = where, Path(tempfile.mkdtemp(prefix="pg"))
-        self.port, self.password, self.options = port, secrets.token_hex(16), options
+        self.port: int | None = None
+        self.password, self.options = secrets.token_hex(16), options
         secret = self.place / "password"
         secret.write_text(self.password)
         self._as: list[str] = []
@@ -60,7 +61,15 @@ class LocalPostgres:
                 shutil.chown(each, "postgres")
         how = ["--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={secret}", "--no-sync", "-E", "UTF8"]
         self._call("initdb", "-D", str(self.place / "data"), "-U", "postgres", *how)
-        self.start()
+        while True:
+            self.port = free_port() if tcp else None
+            try:
+                self.start()
+                return
+            except AssertionError:  # another program may have taken the port meanwhile
+                if not tcp or "Address already in use" not in (self.place / "log").read_text():
+                    raise
+                (self.place / "log").unlink()
 
     def _call(self, program: str, *given: str) -> None:
         done = subprocess.run(

@@ -38,7 +38,7 @@ CDC: Final = HERE.parent / "cdc"
 sys.path.append(str(CDC))
 
 import shop  # noqa: E402 - they lie beside this folder
-from local_postgres import INSTALL, LocalPostgres, free_port, programs  # noqa: E402
+from local_postgres import INSTALL, LocalPostgres, programs  # noqa: E402
 
 DDFLOW: Final = Path(sys.executable).parent / "ddflow"
 TABLES: Final = {"orders": "select id, customer, amount from orders", "by_city": shop.QUERY}
@@ -162,7 +162,7 @@ def main() -> int:
     if lacks := lacking():
         print(lacks, file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as place, LocalPostgres(free_port()) as server:
+    with tempfile.TemporaryDirectory() as place, LocalPostgres(tcp=True) as server:
         os.environ["PGPASSWORD"] = server.password
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(shop.TABLES)

@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from ports import listening_ports
 from terminals import on_a_terminal
 from test_cli import DDFLOW, refused, run
 from typer.testing import CliRunner
@@ -329,17 +330,16 @@ def test_a_terminal_sees_the_progress_of_sync_and_of_gc() -> None:
 
 
 def test_metrics_are_served_while_it_runs() -> None:
-    port = free_port()
-    words = ["--to", "by_city=sqlite:shop.db", "--follow", "--interval", "20ms", "--metrics", str(port)]
+    words = ["--to", "by_city=sqlite:shop.db", "--follow", "--interval", "20ms", "--metrics", "0"]
     child = subprocess.Popen([DDFLOW, *WORDS, *words], stderr=subprocess.DEVNULL)
     try:
         page, wanted = "", 'ddflow_sink_lag_epochs{flow="flow",output="by_city"} 0.0'
-        for _ in range(600):
-            if wanted in page and 'ddflow_epoch{flow="flow"} 1.0' in page:
-                break
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (wanted in page and 'ddflow_epoch{flow="flow"} 1.0' in page):
             time.sleep(0.1)
-            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-                page = answer.read().decode()
+            for port in listening_ports(child.pid):
+                with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                    page = answer.read().decode()
         assert wanted in page and 'ddflow_source_lag{flow="flow",source="orders",unit="files"} 0.0' in page
         assert 'ddflow_rows_total{flow="flow",input="orders"}' in page
     finally:
@@ -347,10 +347,10 @@ def test_metrics_are_served_while_it_runs() -> None:
     assert child.wait(120) == 0
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+def test_a_port_of_metrics_that_is_taken_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = refused(*WORDS, "--metrics", str(taken.getsockname()[1]))
+    assert "Address already in use" in said and "give a free port" in said
 
 
 def test_full_files_delete_the_keys_that_they_do_not_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,11 +20,19 @@ from postgres_server import Server
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with Server(local_postgres.free_port()) as made:
+    with Server(tcp=True) as made:
         monkeypatch.setenv("PGPASSWORD", made.password)
         with psycopg.connect(made.url, autocommit=True) as connection:
             connection.execute(shop.TABLES)
         yield made
+
+
+def test_a_port_that_another_took_meanwhile_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [local_postgres.free_port(), taken.getsockname()[1]]
+        monkeypatch.setattr(local_postgres, "free_port", ports.pop)
+        with Server(tcp=True) as server:
+            assert not ports and server.port != taken.getsockname()[1]
 
 
 def test_a_view_is_right_at_every_transaction_over_a_kill(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import live_debezium
-import local_postgres
 import psycopg
 import pytest
 import shop
@@ -17,7 +16,7 @@ def test_the_lake_has_what_postgres_has_over_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(live_debezium.find_java().home))
-    with Server(local_postgres.free_port()) as server:
+    with Server(tcp=True) as server:
         monkeypatch.setenv("PGPASSWORD", server.password)
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(shop.TABLES)

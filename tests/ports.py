@@ -1,0 +1,11 @@
+"""The ports that a process has chosen itself, so that nobody takes one between a question and its use."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Return the TCP ports that a process listens on."""
+    found = psutil.Process(pid).net_connections("tcp")
+    return sorted(each.laddr.port for each in found if each.status == psutil.CONN_LISTEN)
