@@ -123,12 +123,15 @@ def test_brokers_that_cannot_be_reached_are_waited_for(broker: Broker, topic: st
         time.sleep(0.7)
         broker.proxy.refuses = False
         produced(broker.servers, topic, *(row(n, "Chur") for n in range(5, 20)), partition=0)
+        until(lambda: state_rows(tmp_path) == 20)
+        engine.stop()
 
-    thread = threading.Thread(target=away)
-    thread.start()
     with flow().open(tmp_path / "state") as engine:
-        engine.run({"rows": source}, sinks, interval="20ms", until="3s")
+        thread = threading.Thread(target=away)
+        thread.start()
+        done = engine.run({"rows": source}, sinks, interval="20ms", until="5min")
         thread.join()
+        assert done.stopped == "stop"
         engine.run({"rows": dd.sources.kafka(broker.servers, topic)}, sinks)
         assert held(engine, "by_city") == [("Bern", 5), ("Chur", 15)]
         assert engine.sync(sinks, dry=True)["by_city"][:3] == (0, 0, 0)
@@ -172,7 +175,7 @@ def test_a_cluster_that_forgets_under_a_run_ends_it(broker: Broker, topic: str, 
     source = dd.sources.kafka(broker.servers, topic, follow=True, config={"reconnect.backoff.max.ms": 200})
     with flow().open(tmp_path / "state") as engine:
         with pytest.raises((SourceChanged, UnreadableInput), match=r"another topic of this name|no such topic"):
-            engine.run({"rows": source}, interval="20ms", until="30s")
+            engine.run({"rows": source}, interval="20ms", until="5min")
         thread.join()
         assert engine.epoch == 1 and len(held(engine)) == 10
 

@@ -252,7 +252,7 @@ def test_an_epoch_is_taken_once_and_a_second_writer_is_found(server: Server) -> 
     two.close()
 
 
-def test_a_server_that_dies_is_waited_for(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_dies_is_waited_for(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sinks = {"orders": dd.sinks.postgres(server.url, "orders")}
     land(tmp_path / "in", "1.csv", FIRST)
     with flow().open(tmp_path / "state") as engine:
@@ -262,7 +262,14 @@ def test_a_server_that_dies_is_waited_for(server: Server, tmp_path: Path) -> Non
             with pytest.raises(SinkFailed, match="connect"):
                 dd.sinks.postgres(server.url, "orders").open(TableShape("t", pa.schema({"id": pa.int64()}), None))
             land(tmp_path / "in", "2.csv", SECOND)
-            again = threading.Thread(target=lambda: (time.sleep(1), server.start()))
+
+            def starts() -> None:
+                ends = time.monotonic() + 120
+                while time.monotonic() < ends and "is tried again" not in caplog.text:
+                    time.sleep(0.02)
+                server.start()
+
+            again = threading.Thread(target=starts)
             again.start()
             engine.run(landing(tmp_path), sinks)
         finally:
@@ -275,14 +282,20 @@ def test_a_table_that_others_lock_is_a_sink_that_fails_until_they_do_not(
 ) -> None:
     seen, url = list[Any](), f"{server.url}&options=-c%20lock_timeout%3D100"
     land(tmp_path / "in", "1.csv", FIRST)
-    with flow().open(tmp_path / "state", metrics=seen.append) as engine:
+
+    def look(call: Any) -> None:
+        seen.append(call)
+        if call.kind == "run" and call.sinks["orders"].failing:
+            engine.stop()
+
+    with flow().open(tmp_path / "state", metrics=look) as engine:
         engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(server.url, "orders")})
         land(tmp_path / "in", "2.csv", SECOND)
         with psycopg.connect(server.url) as other:
             other.execute("lock table orders")
             seen.clear()
-            done = engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(url, "orders")}, until="1s")
-        assert (done.stopped, done.sinks, engine.epoch) == ("time", {"orders": 1}, 2)
+            done = engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(url, "orders")}, until="5min")
+        assert (done.stopped, done.sinks, engine.epoch) == ("stop", {"orders": 1}, 2)
         lags = [call.sinks["orders"] for call in seen if call.kind == "run"]
         assert (lags[-1].epochs, lags[-1].failing) == (1, True)
         engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(url, "orders")})

@@ -199,6 +199,10 @@ def test_it_is_copied_again_within_a_run(server: Server, tmp_path: Path, caplog:
     make(server, "narrow")
     state, ends = tmp_path / "state", list[Any]()
 
+    def committed() -> list[Any]:
+        with dd.Snapshot.open(state) as snapshot:
+            return held(snapshot)
+
     def act() -> None:
         waited_for(state, 5)()
         for name in ("unlogged", "nothing", "label"):
@@ -212,12 +216,17 @@ def test_it_is_copied_again_within_a_run(server: Server, tmp_path: Path, caplog:
             ends.append(time.monotonic() + 120)
             while time.monotonic() < ends[-1] and len(copies(caplog)) == before:
                 time.sleep(0.02)
+        ask(server, "insert into t (id, other) values (90, 90)")  # which no snapshot of a copy has
+        while time.monotonic() < ends[-1] and committed() != there(server):
+            time.sleep(0.02)
+        engine.stop()
 
-    thread = threading.Thread(target=act)
-    thread.start()
     with flow().open(state) as engine:
-        engine.run(source(server, follow=True), interval="10ms", until="6s")
+        thread = threading.Thread(target=act)
+        thread.start()
+        done = engine.run(source(server, follow=True), interval="10ms", until="8min")
         thread.join()
+        assert done.stopped == "stop"
         engine.run(source(server))
         assert held(engine) == there(server) and len(copies(caplog)) == 3
 

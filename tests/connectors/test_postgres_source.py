@@ -54,7 +54,7 @@ def server(cluster: Server) -> Iterator[Server]:
     for slot, used, lasting in ask(cluster, slots):  # one that is not goes with its session
         if used:
             ask(cluster, f"select pg_terminate_backend({used})")
-            time.sleep(0.2)
+            until_none(cluster, f"select 1 from pg_replication_slots where slot_name = '{slot}' and active")
         if lasting:
             ask(cluster, f"select pg_drop_replication_slot('{slot}')")
 
@@ -85,6 +85,22 @@ def there(server: Server) -> list[tuple[Any, ...]]:
 
 def source(server: Server, **more: Any) -> Any:
     return dd.sources.postgres(server.url, "orders", slot="shop", **more)
+
+
+def until_none(server: Server, query: str) -> None:
+    """Wait until a query finds nothing."""
+    ends = time.monotonic() + 120
+    while (found := ask(server, query)) and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert found == []
+
+
+def holding(server: Server) -> Any:
+    """A connection that has the slot."""
+    made = psycopg.connect(server.url, autocommit=True, replication="database")
+    made.pgconn.send_query(b'START_REPLICATION SLOT "shop" LOGICAL 0/0')
+    until_none(server, "select 1 where not exists (select from pg_replication_slots where active)")
+    return made
 
 
 def test_what_waits_in_the_log_is_a_figure_before_it_is_read(server: Server, tmp_path: Path) -> None:
@@ -137,7 +153,7 @@ def test_a_copy_and_every_kind_of_change(server: Server, tmp_path: Path) -> None
         assert (done.epochs, done.rows, held(engine)) == (1, 3, there(server))
         ask(server, "update orders set amount = 9 where id = 1", "update orders set id = 20 where id = 2")
         ask(server, "delete from orders where id = 3", "insert into orders values (4, 8, -1, 'a ''quote'' \"\\ \n')")
-        done = engine.run({"orders": source(server)}, interval="1h", until="1min")
+        done = engine.run({"orders": source(server)}, interval="1h", until="30min")
         assert done.stopped == "end"  # an epoch does not wait for what cannot come
         assert held(engine) == there(server) and len(held(engine)) == 3
         ask(
@@ -386,10 +402,8 @@ def test_a_slot_that_cannot_be_made_leaves_no_connection(server: Server) -> None
     source = dd.sources.postgres(server.url, "orders")
     with pytest.raises(UnreadableInput, match="raise max_replication_slots") as caught:
         source.open({"orders": flow().inputs["orders"].bound.schema}, None)
-    ends, senders = time.monotonic() + 5, "select pid from pg_stat_activity where backend_type = 'walsender'"
-    while ask(server, senders) and time.monotonic() < ends:
-        time.sleep(0.05)
-    assert ask(server, senders) == [], caught.value  # which holds what raised it
+    until_none(server, "select pid from pg_stat_activity where backend_type = 'walsender'")
+    assert caught.value  # which holds what raised it
 
 
 def test_large_rows_are_given_as_there_is_room(server: Server) -> None:
@@ -545,9 +559,9 @@ def test_who_is_not_let_in_is_told_at_once(server: Server, tmp_path: Path) -> No
             (f"postgresql://nobody@{to}/postgres", "mend the address"),
         ):
             with pytest.raises(UnreadableInput, match=remedy):
-                engine.run({"orders": dd.sources.postgres(url, "orders")}, until="20s")
+                engine.run({"orders": dd.sources.postgres(url, "orders")}, until="5min")
         with pytest.raises(SinkRefused, match="mend the address"):
-            engine.run({}, {"rows": dd.sinks.postgres(f"postgresql://reader@{to}/shpo", "copy")}, until="20s")
+            engine.run({}, {"rows": dd.sinks.postgres(f"postgresql://reader@{to}/shpo", "copy")}, until="5min")
     ask(server, "drop owned by reader", "drop role reader")
 
 
@@ -590,9 +604,7 @@ def test_a_slot_in_use_is_waited_for_and_an_identity_that_changes_is_found(serve
         ask(server, "insert into orders values (1, 5, 1, 1, '')", "delete from orders")
         refused(server, engine, UnreadableInput, r"tells a row by \['other'\]")
         ask(server, "alter table orders replica identity default")
-    holder = psycopg.connect(server.url, autocommit=True, replication="database")
-    holder.pgconn.send_query(b'START_REPLICATION SLOT "shop" LOGICAL 0/0')
-    time.sleep(0.3)
+    holder = holding(server)
     with flow().open(tmp_path / "a") as engine:
         refused(server, engine, SourceFailed, "is active for PID")
     holder.close()
