@@ -56,7 +56,7 @@ def test_many_calls_become_one_epoch_without_another_call(tmp_path: Path, spans:
         steps = [engine.step(row(i)) for i in range(5)]
         assert engine.epoch == 0
         spans.begin()
-        assert [step.committed(30) for step in steps] == [1] * 5 and engine.epoch == 1
+        assert [step.committed(120) for step in steps] == [1] * 5 and engine.epoch == 1
         assert dd.read(tmp_path / "state", "by_city").to_pylist() == [{"city": "Bern", "count": 5, "_diff": 1}]
         last = engine.step(row(9))
         spans.begin()
@@ -130,7 +130,7 @@ def test_a_commit_that_fails_is_told_to_whoever_waits_and_ends_the_engine(tmp_pa
         other.step(row(2))
         spans.begin()
         with pytest.raises(Fenced):
-            step.committed(30)
+            step.committed(120)
     with pytest.raises(EngineClosed, match="a commit failed") as found:
         engine.step(row(3))
     assert isinstance(found.value.__cause__, Fenced)
@@ -196,7 +196,7 @@ def test_whoever_waits_is_told_of_a_step_that_was_interrupted(
             engine.step(row(2))
         spans.begin()
         with pytest.raises(EngineClosed, match="a step was interrupted"):
-            step.committed(30)
+            step.committed(120)
 
 
 def test_a_step_waits_for_the_thread_that_commits_and_another_thread_may_not_wait_with_it(
@@ -278,7 +278,7 @@ def test_a_commit_that_happened_and_was_not_acknowledged_counts_once_when_its_ca
         steps = [engine.step(row(id), id) for id in (1, 2)]
         spans.begin()
         with pytest.raises(OutcomeUnknown):
-            steps[1].committed(30)
+            steps[1].committed(120)
     engine.close()
     with plan().open(tmp_path / "state", commit_every="20ms") as engine:
         assert engine.epoch == 1

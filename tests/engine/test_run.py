@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -441,12 +441,18 @@ def test_followed_files_and_a_signal(tmp_path: Path) -> None:
     land(tmp_path / "in", "1.csv", FIRST)
     sinks = {"orders": dd.sinks.sqlite(tmp_path / "out.db", "orders")}
 
-    def later() -> None:
-        time.sleep(0.5)
-        land(tmp_path / "in", "0.csv", SECOND)
+    def written(rows: int) -> None:
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and len(of_sqlite(tmp_path / "out.db", "orders")) < 4:
+        while time.monotonic() < deadline:
+            with suppress(sqlite3.OperationalError):  # there is no table yet
+                if len(of_sqlite(tmp_path / "out.db", "orders")) >= rows:
+                    return
             time.sleep(0.05)
+
+    def later() -> None:
+        written(3)
+        land(tmp_path / "in", "0.csv", SECOND)
+        written(4)
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
@@ -475,7 +481,13 @@ def test_hold_back_needs_lateness_and_a_silent_source_is_left_out(tmp_path: Path
             engine.run(sources, lateness="1s")
         engine.run(sources, lateness=5, until="300ms", interval="10ms")
         assert engine.frontier == dd.NEVER  # b was never heard of
-        engine.run(sources, lateness=5, until="2s", interval="10ms", idle="100ms")
+
+        def stop(step: dd.Step) -> None:
+            if engine.frontier == 15:
+                engine.stop()
+
+        done = engine.run(sources, lateness=5, until="2min", interval="10ms", idle="100ms", on_epoch=stop)
+        assert done.stopped == "stop"
         assert engine.frontier == 15 and engine.read("a").num_rows == 1
 
 

@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ import pytest
 
 import ddflow as dd
 from ddflow.connectors.attached import OpenSource, Polled, Source
-from ddflow.engine.signals import insisting
 from ddflow.engine.trying import Trying
 from ddflow.errors import SourceFailed
 from ddflow.exporters.figures import FIGURES
@@ -260,14 +261,18 @@ def test_an_epoch_is_shown_as_waiting_while_a_sink_takes_it(tmp_path: Path) -> N
 
 
 def test_the_log_says_that_a_write_lasts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddflow.engine.trying.LASTS", 0.05)
+    now = [0.0]
+    monkeypatch.setattr("ddflow.engine.trying.monotonic", lambda: now[0])
     trying = Trying("the sink of 'rows'")
-    with insisting(trying.remind, 0.05, 0.05) as begin, trying.lasting("has been writing epoch 7"):
-        begin()
-        time.sleep(0.5)
+    with trying.lasting("has been writing epoch 7"):
+        assert trying._asked is not None
+        trying._asked.began = 0.0
+        for second in range(300):
+            now[0] = float(second)
+            trying.remind()
+    trying.remind()
     said = [each.getMessage() for each in caplog.records]
-    assert said and all(re.fullmatch(r"the sink of 'rows' has been writing epoch 7 for \d s", each) for each in said)
-    assert len(said) < 6
+    assert said == [f"the sink of 'rows' has been writing epoch 7 for {lasted} s" for lasted in (30, 60, 120, 240)]
 
 
 class Times(Numbers):
@@ -286,16 +291,29 @@ def test_the_line_says_how_far_all_are(tmp_path: Path, monkeypatch: pytest.Monke
     sources = {"a": Times(1), "b": dd.sources.files(tmp_path / "*.csv", follow=True, settle="0s")}
     leader, follower = pty.openpty()
     monkeypatch.setenv("COLUMNS", "200")
-    with open(follower, "w") as terminal, made.open(tmp_path / "state") as engine:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        engine.run(sources, {"b": dd.sinks.sqlite(tmp_path / "out.db", "b")}, interval="50ms", until="2s")
-        monkeypatch.undo()
-        text = os.read(leader, 1 << 16).decode()
+    wanted, shown = b", a: 7 batches, frontier 4, held by b, b has ", bytearray()
+
+    def look() -> None:
+        with suppress(OSError):  # the terminal is closed behind the run
+            while block := os.read(leader, 4096):
+                shown.extend(block)
+                if wanted in shown:
+                    engine.stop()
+
+    with made.open(tmp_path / "state") as engine:
+        looks = threading.Thread(target=look)
+        with open(follower, "w") as terminal:
+            monkeypatch.setattr(sys, "stderr", terminal)
+            looks.start()
+            done = engine.run(sources, {"b": dd.sinks.sqlite(tmp_path / "out.db", "b")}, interval="50ms", until="2min")
+            monkeypatch.undo()
+        looks.join(120)
     os.close(leader)
+    text = shown.decode()
+    assert done.stopped == "stop", text
     lines = text.strip().split("\r\x1b[K")[1:]
     parts = (
         r"epoch ([\d,]+), ([\d,]+) rows, ([\d,]+) rows/s(, (reading|writing) [ab]: [\d,]+ rows, [\d,]+ rows/s)?"
         r"(, a: 7 batches)?(, frontier \S+, held by [ab])?, b has ([\d,]+)"
     )
     assert all(re.fullmatch(parts, line) for line in lines), text
-    assert ", a: 7 batches, frontier 4, held by b, b has " in text

@@ -116,17 +116,17 @@ def test_closing_ends_a_run_behind_its_epoch_and_waits_for_it(tmp_path: Path) ->
 
     def slow(step: dd.Step) -> None:
         inside.set()
-        assert go_on.wait(60)
+        assert go_on.wait(120)
 
     engine = plan().open(tmp_path / "state")
     with working(engine, landing, on_epoch=slow) as ended:
-        assert inside.wait(60)
+        assert inside.wait(120)
         closes = threading.Thread(target=engine.close)
         closes.start()
         until(lambda: engine.calls.stopping)
         assert closes.is_alive() and not ended
         go_on.set()
-        closes.join(60)
+        closes.join(120)
         assert not closes.is_alive() and ended[0].stopped == "stop" and ended[0].epochs == 1
     with pytest.raises(EngineClosed):
         engine.read("people")

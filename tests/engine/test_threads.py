@@ -357,7 +357,7 @@ def test_who_waits_for_steps_is_told_when_the_engine_ends(tmp_path: Path) -> Non
             assert list(reader.changes()) == []
 
         with threads(follow):
-            assert waits.wait(60)
+            assert waits.wait(120)
             engine.close()
     with plan().open() as engine:
         reader = engine.reader("people")

@@ -60,11 +60,10 @@ def listening(spark: SparkSession) -> Iterator[Callable[[Any], Any]]:
 
 def until(holds: Callable[[], bool]) -> None:
     """Progress comes from a thread of Spark's, some time after the batch."""
-    for _ in range(600):
-        if holds():
-            return
+    ends = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < ends, "that did not come"
         time.sleep(0.05)
-    raise AssertionError("that did not come")
 
 
 def descriptions(spark: SparkSession) -> list[str]:

@@ -313,7 +313,7 @@ def test_what_a_killed_engine_left_is_gone_at_the_next_open_and_nothing_else(tmp
         def slowly():
             yield kept.batch
             print("ready", flush=True)
-            time.sleep(60)
+            time.sleep(600)
 
         folder.mapped(slowly(), kept.batch.schema)
         """,

@@ -439,7 +439,7 @@ assert os.wait()[1] == 0
 assert os.path.isdir(scratch.where)
 store.put("arrow", lambda sink: sink.write(b"parent"))
 """
-    subprocess.run([sys.executable, "-c", code, place], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, place], check=True, timeout=300)
     assert len(os.listdir(place / "blobs")) == 1 and os.listdir(place / "spill") == []
 
 
@@ -471,7 +471,7 @@ scratch = store.scratch()
 mapped = BatchStore(scratch).write(pa.record_batch({"n": [1]}))
 other = store.scratch()
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", code, place], stdout=subprocess.PIPE, text=True) as child:
         try:
