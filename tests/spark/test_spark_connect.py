@@ -43,7 +43,14 @@ shown, sys.stderr = sys.stderr.getvalue(), sys.__stderr__
 out = [["shown", shown], ["run", ran.epoch, ran["by_city"].toArrow().to_pylist()]]
 pq.write_table(pa.table({"id": [1, 3], "city": ["Chur", "Bern"]}), os.path.join(place, "in", "1.parquet"))
 more = spark.readStream.schema("id bigint, city string").parquet(os.path.join(place, "in"))
-query = spark_bridge.stream(flow, {"people": more}, state=state, trigger={"availableNow": True}, sinks=sinks).start()
+stream = spark_bridge.stream(flow, {"people": more}, state=state, trigger={"availableNow": True}, sinks=sinks)
+while True:  # Spark gives the process of foreachBatch ten seconds to begin, which a busy machine may need for it
+    try:
+        query = stream.start()
+        break
+    except Exception as error:
+        if "Timed out while waiting for the Python worker to connect back" not in str(error):
+            raise
 query.awaitTermination()
 out.append(["stream", dd.Snapshot.open(state).epoch, dd.read(state, "by_city").to_pylist()])
 bad = spark.createDataFrame([(None, "Chur")], "id bigint, city string")
@@ -58,12 +65,13 @@ spark.stop()
 
 def test_runs_and_streams_go_through_a_server(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    # With SPARK_TESTING the server takes a free port, else a fixed one, which another run of tests may have.
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_TESTING": "1"}
     done = subprocess.run(
         [sys.executable, "-c", CLIENT, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         env=environment,
         cwd=tmp_path,
     )
