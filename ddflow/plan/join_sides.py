@@ -44,14 +44,12 @@ def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> 
     for nodes in groups.values():
         kept = [held.get(each, each.schema.names) for each in nodes if each in held or each not in free]
         kept.sort(key=lambda names: (len(names), names))
-        rest = list[Collection]()
-        for node in (each for each in nodes if each in free):
-            wanted = node.schema.names
-            found = [held[node]] if node in held else [each for each in kept if set(wanted) <= set(each)]
+        movable = [each for each in nodes if each in free]
+        for node in movable:
+            found = [held[node]] if node in held else [each for each in kept if set(node.schema.names) <= set(each)]
             if found:
                 wider[node] = found[0]
-            else:
-                rest.append(node)
+        rest = [each for each in movable if each not in wider]
         union = set[str]().union(*(each.schema.names for each in rest))
         wider |= {each: [name for name in side_of(each).schema.names if name in union] for each in rest}
     sides = {node: (side_of(node), names) for node, names in wider.items() if names != node.schema.names}

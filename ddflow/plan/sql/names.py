@@ -107,8 +107,7 @@ class Names:
 
     def _hides(self, parts: Sequence[str]) -> bool:
         """Whether a name means a column of a query around that cannot be asked for."""
-        here: Names = self
-        beyond = False
+        here, beyond = self, False
         while (around := here.around or here.hidden) is not None:
             here, beyond = around, beyond or here.around is None
             found = len(parts) > 1 and _qualified(here, parts, None)

@@ -201,8 +201,7 @@ class Subqueries:
         pairs = [(outer, column(each.logical)) for (outer, _), each in zip(met.keys, keys, strict=True)]
         told = [one.name if isinstance(one, exp.Column) else other.name for one, other in pairs]
         used = {*rows.names, *told, value.logical, count}
-        how = "inner" if rejects else "left"
-        made = self.steps.joined(rows, counted, pairs, how, used=used)
+        made = self.steps.joined(rows, counted, pairs, "inner" if rejects else "left", used=used)
         return self._refuse_several(made, count, [made.names[each] for each in told]), column(value.logical)
 
     def _count_rows(self, rows: Relation, by: list[str], value: Made, count: str) -> Relation:
