@@ -31,7 +31,7 @@ from ddflow.connectors.attached import TableSink
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.stages import cut
-from ddflow.plan.codec import behind
+from ddflow.plan.collection import walk_inputs
 from ddflow.plan.explain import Explained
 from ddflow.plan.keyed_frame import KeyedFrame
 from spark_bridge.running import run
@@ -149,7 +149,7 @@ def planned(query: str, frames: Any) -> tuple[Flow, dict[str, Any]]:
         else:
             flow.updates(name, schema)
     answer = flow.sql(query)
-    asked = behind([answer])
+    asked = walk_inputs([answer])
     unasked = [name for name, input in flow.inputs.items() if input not in asked]
     if unasked:
         raise SpecError("a query on Spark", f"it asks nothing of {unasked}", "leave these frames out")

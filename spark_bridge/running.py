@@ -29,7 +29,7 @@ from ddflow.dataflow.result import no_output
 from ddflow.engine.flow import Flow
 from ddflow.errors import SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.stages import Stages, cut
-from ddflow.plan.codec import behind
+from ddflow.plan.collection import walk_inputs
 from ddflow.plan.plan import Plan
 from spark_bridge.delivering import Outlets, SinkOptions
 from spark_bridge.job import ROWS, SHUFFLES, Job, checked, joined, mapped, routed, router
@@ -257,7 +257,7 @@ def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None)
 
 def _read_by(flow: Plan, name: str) -> tuple[Any, ...]:
     """The names of the inputs that an output depends on."""
-    read = behind([flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]])
+    read = walk_inputs([flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]])
     return tuple(name for name, input in flow.inputs.items() if input in read)
 
 

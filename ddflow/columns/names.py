@@ -87,6 +87,14 @@ def check_names(names: Sequence[str], what: str) -> None:
         )
 
 
+def check_known(names: Iterable[str], known: Sequence[str], asked: str, option: str = "") -> None:
+    """Refuse names of columns that there are not.  ``option``: that holds them.  Raises `SpecError`."""
+    for name in names:
+        if name not in known:
+            found = f"{option}= holds {name!r}: there is no such column" if option else f"there is no column {name!r}"
+            raise SpecError(asked, found, did_you_mean(name, known))
+
+
 def check_apart(left: Sequence[str], right: Sequence[str], there: Sequence[str], asked: str) -> None:
     """Refuse columns that both sides of a join show.  ``there``: all of the right.  Raises `SpecError`."""
     if both := [name for name in right if name in left]:

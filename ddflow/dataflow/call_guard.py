@@ -81,13 +81,11 @@ class CallGuard:
     @contextmanager
     def own(self) -> Iterator[bool]:
         """The turn of a thread of the engine's own; whether the engine is open.  What is raised becomes ``untold``."""
-        self._enter()
         try:
-            yield self.state == "open"
+            with self.look("commit", closed=True):
+                yield self.state == "open"
         except BaseException as error:
             self.untold = error
-        finally:
-            self._leave()
 
     @contextmanager
     def look(self, what: str, *, closed: bool = False, nests: bool = True) -> Iterator[None]:

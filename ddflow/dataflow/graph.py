@@ -16,7 +16,7 @@ downstream reads are gathered at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -35,7 +35,7 @@ from ddflow.operators.netting import compute_netted
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.keyed import Seen
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.change import Change
@@ -46,8 +46,8 @@ Keep = Callable[[Collection, Updates], Updates]
 
 Held = dict[Collection, tuple[Arrangement, ...]]
 """The state of a graph."""
-Way = tuple[Collection, dict[str, str]]
-"""A collection on the way to rows that are looked up; and its columns that have a value, by their names at the end."""
+Names = dict[Collection, dict[str, str]]
+"""By collection, each behind its inputs: columns that have a value, and what they are called at the end."""
 
 
 class Released(NamedTuple):
@@ -127,7 +127,7 @@ class Graph:
         """The columns of the tables of outputs."""
         self._readers: list[Graph] = []
         """Graphs of the same plan that nobody reads with now: operators' scratch memory is one thread's."""
-        self._ways: dict[tuple[Collection, frozenset[str]], list[Way] | None] = {}
+        self._ways: dict[tuple[Collection, frozenset[str]], Names | None] = {}
 
     def _named(self) -> dict[str, Readable]:
         """What holds a state, by a name for people."""
@@ -192,12 +192,7 @@ class Graph:
 
     def unkept(self, *nodes: Collection) -> list[str]:
         """The inputs that are not kept and whose rows would be read, to read some collections.  O(nodes)."""
-        walk, seen = list(nodes), set[Collection]()
-        while walk:
-            each = walk.pop()
-            if each not in seen:
-                seen.add(each)
-                walk += () if self.opened[each].arrangements else each.inputs
+        seen = self._read_for(nodes)
         return [name for name, each in self.inputs.items() if not each.bound.kept and self.plan.inputs[name] in seen]
 
     def owed(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
@@ -206,6 +201,11 @@ class Graph:
             if lost := [each for each in self.unkept(self.plan.outputs[name]) if not self.inputs[each].unfed]:
                 raise self.gone(f"output {name!r}", lost)
         return {name: self.output(self.plan.outputs[name], time) for name in names}
+
+    def _read_for(self, nodes: Iterable[Collection]) -> list[Collection]:
+        """Return what is read to read some collections, each behind its inputs."""
+        found = walk_inputs(nodes, lambda node: () if self.opened[node].arrangements else node.inputs)
+        return [node for node in self.plan.nodes if node in found]
 
     @staticmethod
     def gone(what: str, lost: Sequence[str]) -> PlanChanged:
@@ -223,7 +223,10 @@ class Graph:
     @contextmanager
     def beside(self, held: Held) -> Iterator[Graph]:
         """A graph that reads the rows held now, on any thread, while this one takes steps."""
-        graph = self._reader()
+        try:
+            graph = self._readers.pop()
+        except IndexError:
+            graph = Graph(self.plan, self.secret)
         try:
             for node, arrangements in held.items():
                 graph.opened[node].arrangements = arrangements
@@ -232,13 +235,6 @@ class Graph:
             for node in held:
                 graph.opened[node].arrangements = ()
             self._readers.append(graph)
-
-    def _reader(self) -> Graph:
-        """A graph of the same plan that nobody reads with."""
-        try:
-            return self._readers.pop()
-        except IndexError:
-            return Graph(self.plan, self.secret)
 
     def find_rows(self, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates | None:
         """The rows of a collection that have some values, looked up; None where that takes more than look-ups.
@@ -250,39 +246,35 @@ class Graph:
             self._ways[key] = self._way(node, given)
         if (way := self._ways[key]) is None:
             return None
-        done, graph, exact = dict[Collection, Updates](), self._reader(), True
-        for each, told in way:
-            own = graph.opened[each]
-            own.arrangements = self.opened[each].arrangements
-            if own.arrangements:
-                asked = {name: told[name] for name in own.keys.names}
-                exact = exact and {*asked.values()} == given.keys()
-                values = _cast_columns({name: given[here] for name, here in asked.items()}, each.schema)
-                # An identity of one word has no room for a null.
-                lost = values is None or (not own.keys.wide and values[0].null_count)
-                done[each] = _whole(() if lost or values is None else own.find_group(values, as_of), each.schema)
-            else:
-                read = partial(graph.running[each].read, as_of=as_of)
-                done[each] = compute_netted(read, [done[of] for of in each.inputs], self.secret)
-        self._readers.append(graph)
-        return done[node] if exact else alike_rows(done[node], given, self.secret)
+        done, exact = dict[Collection, Updates](), True
+        with self.beside({each: self.opened[each].arrangements for each in way}) as graph:
+            for each, told in way.items():
+                own = graph.opened[each]
+                if own.arrangements:
+                    asked = {name: told[name] for name in own.keys.names}
+                    exact = exact and {*asked.values()} == given.keys()
+                    values = _cast_columns({name: given[here] for name, here in asked.items()}, each.schema)
+                    # An identity of one word has no room for a null.
+                    lost = values is None or (not own.keys.wide and values[0].null_count)
+                    done[each] = _whole(() if lost or values is None else own.find_group(values, as_of), each.schema)
+                else:
+                    done[each] = graph._compute_rows(each, done, as_of)
+        if exact:
+            return done[node]
+        return pick_alike(done[node], pa.table(dict(given)), {name: name for name in given}, Alike(self.secret))
 
-    def _way(self, node: Collection, names: Iterable[str]) -> list[Way] | None:
-        """The collections to read, in order, to find rows by some columns, each with its names of the columns."""
-        told, way = {node: {name: name for name in names}}, list[Way]()
-        for each in reversed([each for each in self.plan.nodes if each in self.opened]):
-            if each not in told:
-                continue
-            own, mine = self.opened[each], told[each]
-            way.insert(0, (each, mine))
-            if own.arrangements:
-                if not {*own.keys.names} <= mine.keys():
-                    return None
-                continue
-            for at, of in enumerate(each.inputs):
-                here = {column: mine[name] for column, name in each.commuting(at).items() if name in mine}
-                told[of] = here if of not in told else dict(told[of].items() & here.items())
-        return way
+    def _way(self, node: Collection, names: Iterable[str]) -> Names | None:
+        """What is read to find rows by some columns, each with what these are called there; None if that is no way."""
+        nodes = self._read_for([node])
+        kept = [each for each in nodes if self.opened[each].arrangements]
+        told = trace_names(nodes, {name: name for name in names}, kept)
+        found = all({*self.opened[each].keys.names} <= told[each].keys() for each in reversed(kept))
+        return told if found else None
+
+    def _compute_rows(self, node: Collection, done: Mapping[Collection, Updates], as_of: int | None) -> Updates:
+        """The rows of a collection that keeps none, of those of its inputs."""
+        read = partial(self.running[node].read, as_of=as_of)
+        return compute_netted(read, [done[of] for of in node.inputs], self.secret)
 
     def read(self, node: Collection, as_of: int | None) -> pa.Table:
         """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
@@ -306,24 +298,13 @@ class Graph:
         """The rows of some collections, and of those that are read for them, as of a time.  O(rows of the inputs).
 
         ``keep``: of each piece of a collection's rows, those that are kept; what is read is never there at once."""
-        walk, wanted = list(nodes), set[Collection]()
-        while walk:
-            each = walk.pop()
-            if each not in wanted:
-                wanted.add(each)
-                walk += () if self.opened[each].arrangements else each.inputs
         done: dict[Collection, Updates] = {}
-        for each in self.plan.nodes:  # a collection stands behind what it is made of
-            if each in wanted:
-                own = self.opened[each]
-                if own.arrangements:
-                    pieces = own.pieces(as_of)
-                else:
-                    read = partial(self.running[each].read, as_of=as_of)
-                    pieces = iter([compute_netted(read, [done[of] for of in each.inputs], self.secret)])
-                if keep is not None:
-                    pieces = (keep(each, piece) for piece in pieces)
-                done[each] = _whole(pieces, each.schema) if own.arrangements else next(iter(pieces))
+        keeps = keep or (lambda _, rows: rows)
+        for each in self._read_for(nodes):
+            if (own := self.opened[each]).arrangements:
+                done[each] = _whole((keeps(each, piece) for piece in own.pieces(as_of)), each.schema)
+            else:
+                done[each] = keeps(each, self._compute_rows(each, done, as_of))
         return done
 
     def _check(self) -> None:
@@ -340,10 +321,24 @@ def _whole(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     return once_each(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
 
 
-def alike_rows(updates: Updates, given: Mapping[str, pa.Array], secret: Secret) -> Updates:
-    """Those of some updates that have some values.  ``given``: one by column.  O(n)."""
-    names, wanted = [*given], pa.Table.from_arrays([*given.values()], names=[*given])
-    return updates.picked(np.flatnonzero(Alike(secret).which(updates.rows.select(names), wanted, names)))
+def pick_alike(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: Alike) -> Updates:
+    """Return those of some updates that have the values of a row.  ``names``: the columns, as it calls them.  O(n)."""
+    return updates.picked(np.flatnonzero(alike.which(updates.rows.select([*names]), given, names)))
+
+
+def trace_names(nodes: Sequence[Collection], asked: Mapping[str, str], kept: Container[Collection] = ()) -> Names:
+    """For each collection the columns whose values are told where those of the last are: what they are called there.
+
+    ``nodes``: the last, and all that it is made of, each behind its inputs; those ``kept`` are read, and not made. Of a
+    collection's rows only those with these values are of interest: see `Collection.commuting`.  O(nodes * columns).
+    """
+    told: Names = {nodes[-1]: dict(asked)}
+    for node in reversed(nodes):
+        for at, of in enumerate(() if node in kept else node.inputs):
+            here = node.commuting(at).items()
+            mine = {column: told[node][name] for column, name in here if name in told[node]}
+            told[of] = mine if of not in told else dict(told[of].items() & mine.items())
+    return {node: told[node] for node in nodes}
 
 
 def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.Array] | None:

@@ -109,23 +109,23 @@ class Holds:
 
 
 class RecentSteps:
-    """The last steps of an engine that has readers.  ``nbytes``: of their updates.  ``count``: of all that were added.
-    ``ended``: whether none will come any more.
+    """The last steps of an engine that has readers.  ``nbytes``: of their updates.  ``ended``: whether none will
+    come any more.
 
     Safe to use from any thread.
     """
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, int, Step, int]] = deque()
-        self.nbytes, self.count, self.ended = 0, 0, False
-        self.changed, self._wakers = threading.Condition(), set[Callable[[], object]]()
+        self.nbytes, self.ended = 0, False
+        self._lock, self._wakers = threading.Lock(), set[Callable[[], object]]()
 
     def add(self, before: int, last: int, step: Step, least: int) -> None:
         """Take in a step that closed the times behind ``before`` up to ``last``, and wake whoever waits.
 
         ``least``: the least time that a reader holds.  O(outputs).
         """
-        with self.changed:
+        with self._lock:
             if least < last:
                 size = sum(table.nbytes for table in step.values())
                 self._steps.append((before, last, step, size))
@@ -135,7 +135,7 @@ class RecentSteps:
 
     def size(self, least: int) -> int:
         """Return the bytes of updates that wait for readers.  ``least``: their least time.  O(steps let go)."""
-        with self.changed:
+        with self._lock:
             self._drop(least)
             return self.nbytes
 
@@ -144,42 +144,35 @@ class RecentSteps:
         while self._steps and (self._steps[0][1] <= least or self.nbytes > MOST):
             self.nbytes -= self._steps.popleft()[3]
 
-    def wait(self, count: int, seconds: float) -> None:
-        """Wait until another step than so many has come, or for so long."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.count != count, seconds)
-
     def end_steps(self) -> None:
         """Note that no step will come any more, and wake whoever waits."""
-        with self.changed:
+        with self._lock:
             self.ended = True
             self._wake()
 
     @contextmanager
     def waking(self, wake: Callable[[], object]) -> Iterator[None]:
         """Have something called, by the writer's thread, at each step until the block ends."""
-        with self.changed:
+        with self._lock:
             self._wakers.add(wake)
         try:
             yield
         finally:
-            with self.changed:
+            with self._lock:
                 self._wakers.discard(wake)
 
     def _wake(self) -> None:
-        self.count += 1
-        self.changed.notify_all()
         for wake in self._wakers:
             wake()
 
     def after(self, time: int) -> tuple[int, Step] | None:
         """The step that follows on a time, and its last time; None where it is not kept.  O(steps kept)."""
-        with self.changed:
+        with self._lock:
             return next(((last, step) for before, last, step, _ in self._steps if before <= time < last), None)
 
     def before(self, time: int) -> int | None:
         """The earliest time whose later steps are kept, of those behind a time; None if none is.  O(steps kept)."""
-        with self.changed:
+        with self._lock:
             return next((before for before, _, _, _ in self._steps if before > time), None)
 
 

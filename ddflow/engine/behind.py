@@ -27,18 +27,19 @@ import pyarrow as pa
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret
-from ddflow.columns.names import RESERVED, TIME, did_you_mean
+from ddflow.columns.names import RESERVED, did_you_mean
 from ddflow.connectors.frames import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.graph import Keep, alike_rows
+from ddflow.dataflow.graph import Keep, pick_alike, trace_names
 from ddflow.engine.fed_by import feeding
+from ddflow.engine.history import subtract
 from ddflow.engine.logs import MARKS, parts_of
 from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import value_of, why
 from ddflow.errors import NotReadable
 from ddflow.operators.row_order import RowOrder
-from ddflow.operators.updates import INT64, Updates, concat, consolidated, negate
-from ddflow.plan.collection import Collection
+from ddflow.operators.updates import Updates, consolidated
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.spec import Upsert
 
 MOST: Final = 100
@@ -60,18 +61,17 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None,
         found = f"it is made of rows of the inputs {lost}, which are not kept"
         raise NotReadable(asked, found, "give keep=True to flow.updates to have them kept")
     given = _values(node, row, asked)
-    told = narrowed(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
+    told = trace_names(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
 
-    def held_at(time: int) -> dict[Collection, pa.Table]:
-        made = graph.contents(nodes, time, _keeping(given, told, alike))
-        return {each: consolidated(made[each], graph.secret).to_table(each.schema, None) for each in nodes}
-
-    held = held_at(as_of)
+    keep = _keeping(given, told, alike)
+    made = graph.contents(nodes, as_of, keep)
+    held = _as_tables(made, graph.secret)
     wanted = _wanted(nodes, given, held, alike, asked)
     if after is not None:
-        before = held_at(after)
-        earlier = _wanted(nodes, given, before, alike, asked)
-        held = {each: _less(held[each], before[each], graph.secret) for each in nodes}
+        before = graph.contents(nodes, after, keep)
+        earlier = _wanted(nodes, given, _as_tables(before, graph.secret), alike, asked)
+        net = {each: subtract(made[each], before[each], graph.secret) for each in nodes}
+        held = _as_tables(net, graph.secret)
         both = {each: pa.concat_tables([wanted[each], earlier[each]]) for each in nodes}
         wanted = {each: alike.rows(held[each], both[each], each.schema.names) for each in nodes}
     rows_of = {of: _sorted(wanted[each], each, graph.secret) for of, each in inputs.items()}
@@ -102,31 +102,21 @@ def _wanted(
     return wanted
 
 
-def _less(after: pa.Table, before: pa.Table, secret: Secret) -> pa.Table:
-    """The net changes from some rows with ``_diff`` to others.  O(rows)."""
-    now, then = (
-        Updates.from_table(each.append_column(TIME, pa.nulls(len(each), INT64).fill_null(0)))
-        for each in (after, before)
-    )
-    return consolidated(concat([now, negate(then)]), secret).to_table(after.schema.remove(len(after.schema) - 1), None)
+def _as_tables(made: Mapping[Collection, Updates], secret: Secret) -> dict[Collection, pa.Table]:
+    """Return the rows of each collection and ``_diff``, consolidated."""
+    return {each: consolidated(rows, secret).to_table(each.schema, None) for each, rows in made.items()}
 
 
 def rows_like(dataflow: Dataflow, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates:
     """The rows of a collection that have some values.  O(rows of the collections that it is made of)."""
-    graph, alike, wanted = dataflow.graph, Alike(dataflow.graph.secret), pa.table(dict(given))
-    told = narrowed(above(dataflow, node), {name: name for name in given})
-    made = graph.contents([node], as_of, _keeping(wanted, told, alike))[node]
-    return alike_rows(made, given, graph.secret)
+    told = trace_names(above(dataflow, node), {name: name for name in given})
+    keep = _keeping(pa.table(dict(given)), told, Alike(dataflow.secret))
+    return dataflow.graph.contents([node], as_of, keep)[node]
 
 
 def _keeping(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: Alike) -> Keep:
     """What keeps of a collection's rows those that have the values of a row."""
-
-    def keep(of: Collection, rows: Updates) -> Updates:
-        found = alike.which(rows.rows.select([*told[of]]), given, told[of]) if told[of] else None
-        return rows if found is None else rows.picked(np.flatnonzero(found))
-
-    return keep
+    return lambda of, rows: pick_alike(rows, given, told[of], alike) if told[of] else rows
 
 
 def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
@@ -137,28 +127,8 @@ def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
 
 def above(dataflow: Dataflow, node: Collection) -> list[Collection]:
     """A collection and all that it is made of, each behind its inputs."""
-    walk, found = [node], set[Collection]()
-    while walk:
-        each = walk.pop()
-        if each not in found:
-            found.add(each)
-            walk += each.inputs
+    found = walk_inputs([node])
     return [each for each in dataflow.flow.nodes if each in found]
-
-
-def narrowed(nodes: Sequence[Collection], asked: Mapping[str, str]) -> dict[Collection, dict[str, str]]:
-    """For each collection the columns whose values are told where those of the last are: what they are called there.
-
-    ``nodes``: the last, and all that it is made of, each behind its inputs. Of a collection's rows only those with
-    these values are of interest: see `Collection.commuting`.  O(nodes * columns).
-    """
-    told: dict[Collection, dict[str, str]] = {nodes[-1]: dict(asked)}
-    for node in reversed(nodes):
-        for at, of in enumerate(node.inputs):
-            here = node.commuting(at).items()
-            mine = {column: told[node][name] for column, name in here if name in told[node]}
-            told[of] = mine if of not in told else dict(told[of].items() & mine.items())
-    return told
 
 
 def _values(node: Collection, row: Any, asked: str) -> pa.Table:

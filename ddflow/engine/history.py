@@ -24,11 +24,12 @@ from typing import Final
 
 import pyarrow as pa
 
+from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
 from ddflow.columns.schema import empty
 from ddflow.dataflow.graph import Graph
 from ddflow.errors import NotReadable, TimeWentBack
-from ddflow.operators.updates import concat, consolidated, negate
+from ddflow.operators.updates import Updates, concat, consolidated, negate
 from ddflow.plan.collection import Collection
 from ddflow.time import INT64, NEVER, shown
 
@@ -69,5 +70,10 @@ def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
         )
     if t1 == t2:
         return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
-    after, before = graph.accumulated(node, t2), graph.accumulated(node, t1)
-    return consolidated(concat([after, negate(before)]), graph.secret).to_table(node.schema, None)
+    net = subtract(graph.accumulated(node, t2), graph.accumulated(node, t1), graph.secret)
+    return net.to_table(node.schema, None)
+
+
+def subtract(after: Updates, before: Updates, secret: Secret) -> Updates:
+    """Return the net changes from some rows to others.  O(rows)."""
+    return consolidated(concat([after, negate(before)]), secret)

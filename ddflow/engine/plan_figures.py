@@ -19,7 +19,7 @@ from __future__ import annotations
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.stats import Arranged
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.terminal import counted
 
 
@@ -30,7 +30,7 @@ def plan_figures(graph: Graph) -> dict[Collection, list[str]]:
         for of in node.inputs if node.looks else ():
             lookers[of] = lookers.get(of, 0) + 1
     for name, output in graph.plan.outputs.items():
-        for node in behind(output):
+        for node in walk_inputs([output]):
             outputs.setdefault(node, []).append(name)
     out: dict[Collection, list[str]] = {}
     for node in graph.nodes:
@@ -46,17 +46,6 @@ def plan_figures(graph: Graph) -> dict[Collection, list[str]]:
         if node in graph.spent:
             notes.append(shown_time(graph.spent[node]))
     return out
-
-
-def behind(output: Collection) -> set[Collection]:
-    """All that a collection is made of, and itself.  O(nodes)."""
-    found, ahead = set[Collection](), [output]
-    while ahead:
-        node = ahead.pop()
-        if node not in found:
-            found.add(node)
-            ahead += node.inputs
-    return found
 
 
 def shown_time(nanoseconds: int) -> str:

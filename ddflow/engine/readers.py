@@ -25,20 +25,20 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
+from threading import Event
 from time import monotonic
 from typing import Any, Final, Protocol
 
-import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.names import DIFF, TIME
+from ddflow.columns.names import DIFF
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.engine.history import changes
+from ddflow.engine.history import subtract
 from ddflow.errors import NotReadable
-from ddflow.operators.updates import time_column
+from ddflow.operators.updates import ints
 from ddflow.plan.collection import Collection
 from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, Time, as_int64, as_shown, shown
@@ -258,11 +258,9 @@ class Reader(Closing):
         with dataflow.at_rest(f"changes of a reader of {name!r}") as still:
             kept = dataflow.recent.before(self.time) if found is None else found[0]
             node, last = self._engine.node(name), still.last if kept is None else min(kept, still.last)
-            net = changes(still.graph, node, self._engine.closed("changes of a reader", self.time, still), last)
-            stamps = time_column(np.full(net.num_rows, last), still.time_type)
-            *fields, diff = net.schema
-            schema = pa.schema([*fields, pa.field(TIME, still.time_type, nullable=False), diff])
-            table = pa.Table.from_arrays([*net.columns[:-1], stamps, net.columns[-1]], schema=schema)
+            graph, first = still.graph, self._engine.closed("changes of a reader", self.time, still)
+            net = subtract(graph.accumulated(node, last), graph.accumulated(node, first), still.secret)
+            table = net._replace(times=ints(last)).to_table(node.schema, still.time_type)
             return last, Step({name: table}, Verdicts.of({}, still.pending), still.frontier)
 
     def _to(self, what: str, time: Time | None) -> int:
@@ -313,28 +311,29 @@ class FollowedSteps:
         return self
 
     def __next__(self) -> Step:
-        ends = self._ends()
-        while True:
-            count = self._recent.count
-            found, over = self._look_again()
-            if found is not None:
-                return self._give(*found)
-            pause = min(ends - monotonic(), PAUSE)
-            if over or pause <= 0:
-                raise StopIteration
-            self._recent.wait(count, pause)
+        ends, came = self._ends(), Event()
+        with self._recent.waking(came.set):
+            while True:
+                came.clear()
+                found, over = self._look_again()
+                if found is not None:
+                    return self._give(*found)
+                pause = min(ends - monotonic(), PAUSE)
+                if over or pause <= 0:
+                    raise StopIteration
+                came.wait(pause)
 
     async def __anext__(self) -> Step:
         asyncio: Any = importlib.import_module("asyncio")
-        loop, ends = asyncio.get_running_loop(), self._ends()
-        while True:
-            came = asyncio.Event()
+        loop, ends, came = asyncio.get_running_loop(), self._ends(), asyncio.Event()
 
-            def wake(came: Any = came) -> None:
-                with suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(came.set)
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(came.set)
 
-            with self._recent.waking(wake):
+        with self._recent.waking(wake):
+            while True:
+                came.clear()
                 # What is cancelled here is found again: the reader goes on when its step is given.
                 found, over = await asyncio.to_thread(self._look_again)
                 if found is not None:

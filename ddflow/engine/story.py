@@ -213,10 +213,10 @@ class Origins:
             when = f"as of {time_shown(self.as_of, self.time_type)}"
         if not self.shown.num_rows:
             return "\n".join([f"no row of {self.output!r} has these values {when}", *self._nearly()])
-        lines = [f"{_rows(self.shown)} of {self.output!r} {when}", *_listed(self.shown)]
+        lines = [f"{counted(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_listed(self.shown)]
         made = "is made of" if self.shown.num_rows == 1 else "are made of"
         for i, (name, table) in enumerate(self.rows.items()):
-            lines.append(f"{'and' if i else made} {_rows(table)} of {name!r}")
+            lines.append(f"{'and' if i else made} {counted(table.num_rows, 'row')} of {name!r}")
             lines += _listed(table)
         lines += [f"{name!r} is fed by {source}" for name, source in self.sources.items()]
         return "\n".join([*lines, *map(str, self.stories)])
@@ -225,28 +225,24 @@ class Origins:
         """Tell what was added and taken away."""
         ends = ("the beginning" if t == NEVER else time_shown(t, self.time_type) for t in (after, self.as_of))
         times = " up to ".join(ends)
-        yield f"{_rows(self.shown, 'change')} of {self.output!r} with these values after {times}"
+        yield f"{counted(self.shown.num_rows, 'change')} of {self.output!r} with these values after {times}"
         yield from _listed(self.shown, signed=True)
         for what, tables in (("", self.rows), (" with these values", self.near)):
             for name, table in tables.items():
                 if table.num_rows:
-                    yield f"{_rows(table, 'change')} of the input {name!r}{what}"
+                    yield f"{counted(table.num_rows, 'change')} of the input {name!r}{what}"
                     yield from _listed(table, signed=True)
         yield from (f"{name!r} is fed by {source}" for name, source in self.sources.items())
 
     def _nearly(self) -> Iterator[str]:
         """What inputs have where the output has nothing, and where to look further."""
         for name, table in self.near.items():
-            yield f"{_rows(table)} of input {name!r} {'has' if table.num_rows == 1 else 'have'} them"
+            yield f"{counted(table.num_rows, 'row')} of input {name!r} {'has' if table.num_rows == 1 else 'have'} them"
             yield from _listed(table)
             if table.num_rows:
                 yield f"  a filter or a join behind {name!r} leaves out what is not shown: explain({self.output!r})"
             else:
                 yield f"  why({name!r}, key) tells what a key of it held"
-
-
-def _rows(table: pa.Table, what: str = "row") -> str:
-    return counted(table.num_rows, what)
 
 
 def _plain(table: pa.Table) -> list[dict[str, Any]]:

@@ -182,17 +182,11 @@ class _Telling:
     def versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
         """Tell what the key held, older before newer; what it holds now."""
         (high, low), now = identities(self.row, upsert.secret, 1), None
-        for arranged, part in ((each, part) for each in upsert.arranged.partitions for part in each.parts):
+        for arranged, part in (
+            (each, part) for each in upsert.arranged.partitions for part in each.find_group(high, low)
+        ):
             batch = arranged.slots[part.slot]
-            first, last = (
-                int(np.searchsorted(batch.high[part.begin : part.end], high[0], side=side)) + part.begin
-                for side in ("left", "right")
-            )
-            at = np.arange(first, last)
-            if low.size:
-                at = at[batch.low[first:last] == low[0]]
-            if not at.size:
-                continue
+            at = np.arange(part.begin, part.end)
             live, rows = batch.live[at] != 0, pa.table(batch.rows.table).take(pa.array(at))
             # A deletion's row is filler; the key is its own.
             own = self.row.schema.names
@@ -200,13 +194,13 @@ class _Telling:
                 pa.repeat(self.row.column(n)[0], at.size) if n in own else _masked(rows.column(n), live)
                 for n in rows.schema.names
             ]
-            mask_secrets = pa.table(columns, names=rows.schema.names)
+            shown = pa.table(columns, names=rows.schema.names)
             order = upsert.order
             kept = order.keeps and bool(order.fields)
             winners = order.values(batch.order[at], rows if order.hidden else None) if kept else None
-            self._tell([HELD[bool(each)] for each in live], batch.time[at], mask_secrets, winners)
+            self._tell([HELD[bool(each)] for each in live], batch.time[at], shown, winners)
             self.settled += int((batch.time[at] <= since).sum())
-            there = mask_secrets.select([n for n in mask_secrets.schema.names if n in self.bound.row_schema.names])
+            there = shown.select([n for n in shown.schema.names if n in self.bound.row_schema.names])
             now = shown_row(there, at.size - 1) if live[-1] else None
         return now
 

@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, is_wide
 from ddflow.columns.layout import Column, arrayed
@@ -40,11 +39,11 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.aggregates.own import OwnAggregate
 from ddflow.operators.aggregates.parts import BYTES, Beyond, Folding, StatePart, Tally
 from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, aggregate_of
-from ddflow.operators.base import Context, Hashes, Operator, Running, once_each, register
+from ddflow.operators.base import Context, GroupOperator, Hashes, Running, once_each, register
 from ddflow.operators.ordered_rows import numbered
 from ddflow.operators.updates import Updates
 from ddflow.plan.aggregate_parts import checked_groups
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection
 from ddflow.plan.formulas import changed_by
 from ddflow.plan.own_aggregate import AppliedAggregate
 from ddflow.plan.record import Record
@@ -57,8 +56,8 @@ TALLY: Final = "_rows"
 
 
 @register
-class Agg(Operator):
-    """See `Grouping.agg`.  ``by``: the group columns.  ``aggregates``: in the order of their columns."""
+class Agg(GroupOperator):
+    """See `GroupOperator.agg`.  ``by``: the group columns.  ``aggregates``: in the order of their columns."""
 
     verb, keeps = "agg", True
 
@@ -106,18 +105,6 @@ class Agg(Operator):
             for each in aggregate.arguments.values():
                 read |= set(self.inputs[0].schema.names if each.columns is None else each.columns)
         return [read]
-
-    def exchange(self) -> list[Columns | None]:
-        """The groups."""
-        return [tuple(self.by)]
-
-    def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the groups."""
-        return [tuple(self.by)]
-
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """See `Collection.behind`: all rows of their groups."""
-        return [alike.rows(given[0], wanted, self.by)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

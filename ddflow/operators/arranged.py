@@ -13,37 +13,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from ddflow.columns.alike import Alike
-from ddflow.columns.names import TIMES, check_names, column_names, did_you_mean
+from ddflow.columns.names import TIMES, check_known, check_names, column_names
 from ddflow.columns.rows import shown_row
-from ddflow.errors import NegativeMultiplicity, SpecError
-from ddflow.operators.base import Context, Operator, Running, register
+from ddflow.errors import NegativeMultiplicity
+from ddflow.operators.base import Context, Running, SameRows, register
 from ddflow.operators.ordered_rows import Folded, OrderedRows
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.record import Record
 from ddflow.trace.change import Change
 
 
 @register
-class Arrange(Operator):
+class Arrange(SameRows):
     """See `Collection.arrange`.  ``by``: the columns.  ``refuses``: what cannot do with less than zero, "" for none."""
 
     verb, keeps = "arrange", True
 
     def __init__(self, of: Collection, by: str | Sequence[str], refuses: str = "") -> None:
         self.by, self.refuses = column_names(by, self.verb, "by"), refuses
-        for name in self.by:
-            if name not in of.schema.names:
-                found = f"there is no column {name!r}"
-                raise SpecError(f"arrange({list(self.by)})", found, did_you_mean(name, of.schema.names))
+        check_known(self.by, of.schema.names, f"arrange({list(self.by)})")
         check_names(self.by, self.verb)
         check_names([*of.schema.names, TIMES], self.verb)
-        if of.forgetting:
-            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would stay for ever"
-            raise SpecError(f"arrange({list(self.by)})", found, "leave on_expire='forget' out there")
+        refuse_forgetting(f"arrange({list(self.by)})", "they would stay for ever", of)
         super().__init__(of.flow, of.schema, [of], of.consolidated)
         self.unique, self.positive = of.unique, of.positive or bool(refuses)
 
@@ -76,10 +69,6 @@ class Arrange(Operator):
     def unique_by(self) -> list[Columns]:
         """See `Collection.unique_by`: those of its input."""
         return self.inputs[0].unique_by()
-
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """See `Collection.behind`: the same rows."""
-        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

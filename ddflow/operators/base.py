@@ -21,14 +21,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words
+from ddflow.columns.layout import Column, Laid
+from ddflow.columns.rows import RowPool, Rows, laid
+from ddflow.columns.sorting import Sorted
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import filled
-from ddflow.kernels.resolve import LIVE, OCCUPIED
+from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
+from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, consolidated, few, ints
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.registry import register
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Batch
+from ddflow.trace.change import Change
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 __all__ = ["Context", "Linear", "Operator", "Running", "few", "ints", "register"]
@@ -179,6 +186,72 @@ class Operator(Collection):
     @abstractmethod
     def open(self, context: Context) -> Running:
         """Its state, new, and its step."""
+
+
+class SameRows(Operator):
+    """An operator whose rows are rows of its inputs, with the same values in the columns that it has."""
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: the same rows, of each input those that it has."""
+        return [alike.rows(each, wanted, self.schema.names) for each in given]
+
+
+class GroupOperator(Operator):
+    """An operator that has a row for each group.  ``by``: the columns of groups."""
+
+    by: Sequence[str]
+
+    def exchange(self) -> list[Columns | None]:
+        """See `Collection.exchange`: the groups."""
+        return [tuple(self.by)]
+
+    def unique_by(self) -> list[Columns]:
+        """See `Collection.unique_by`: the groups."""
+        return [tuple(self.by)]
+
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+        """See `Collection.behind`: all rows of their groups."""
+        return [alike.rows(given[0], wanted, self.by)]
+
+
+class SteppedRows(Running):
+    """What keeps rows of a step with numbers, such as counts.  ``given``: holds the columns of the updates at hand, as
+    number 0; ``fields``: their fields, in whose schema null may not be meant."""
+
+    given: RowPool
+    fields: list[pa.Field]
+
+    def _change(
+        self, updates: Updates, by: Sorted, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
+    ) -> Change:
+        """The versions, in the order of identities, then times, and which are the last of theirs.
+
+        ``order``: the other words of identities, None where they have none.  ``place``: by number, where it is in
+        ``by``.
+        """
+        ranks, rows, values, numbers = versions
+        at = place.take(numbers).astype(np.int32, copy=False)
+        sorting = np.empty(at.size, np.int64)
+        order_by_rank(at, np.empty(0, np.int64), np.int64(place.size), sorting)
+        at, values = at.take(sorting), values.take(sorting)
+        last = np.full(place.size, -1)
+        last[at] = np.arange(at.size)
+        batch = Batch(
+            by.high.take(at),
+            by.low.take(at) if by.low.size else by.low,
+            updates.times.take(ranks.take(sorting)),
+            (values != 0).astype(np.uint8),
+            NONE,
+            np.empty((at.size, 0), np.int64) if order is None else order.take(at, 0),
+            Rows.of(self._columns(rows.take(sorting), values), self.arranged.slots.pool.shape, at.size),
+            ordered=order is not None,
+        )
+        return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
+
+    def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
+        """Some rows of the step, and their numbers."""
+        column = Laid(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
+        return [*laid(self.given, rows, self.fields), column]
 
 
 class Linear(Running):

@@ -1,18 +1,15 @@
 """Concat: the rows of several collections, multiplicities added."""
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
-from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.base import Context, Linear, Running, SameRows, register
 from ddflow.operators.updates import Updates, concat
 from ddflow.plan.collection import Collection
 from ddflow.plan.set_verbs import check_sides
 
 
 @register
-class Concat(Operator):
+class Concat(SameRows):
     """See `Collection.concat`."""
 
     verb = "concat"
@@ -22,10 +19,6 @@ class Concat(Operator):
         check_sides("concat", parts)
         fields = [f.with_nullable(any(p.schema.field(f.name).nullable for p in parts)) for f in first.schema]
         super().__init__(first.flow, pa.schema(fields), parts, False)
-
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """See `Collection.behind`: what each has of these rows."""
-        return [alike.rows(each, wanted, self.schema.names) for each in given]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -16,48 +16,40 @@ the stored ones by canonical equality. (McSherry, "Upserts in differential dataf
 [{'v': 'a', 'count': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'count': 1, '_time': 6, '_diff': 1}]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.arena import Arena
-from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words, is_wide
-from ddflow.columns.layout import Column, Laid, arrayed
-from ddflow.columns.names import check_names, column_names, did_you_mean
-from ddflow.columns.rows import RowPool, Rows, laid
+from ddflow.columns.hashing import Ints, RowHashes, Secret, is_wide
+from ddflow.columns.layout import arrayed
+from ddflow.columns.names import check_known, check_names, column_names
+from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.schema import arrays
-from ddflow.columns.sorting import Sorted, sort
+from ddflow.columns.sorting import sort
 from ddflow.errors import SpecError
 from ddflow.kernels import accumulate as kernels
-from ddflow.kernels.group import group
-from ddflow.kernels.resolve import LIVE, Prior
-from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.base import Context, Hashes, Operator, Running, register
+from ddflow.kernels.resolve import LIVE
+from ddflow.operators.base import Context, GroupOperator, Hashes, Running, SteppedRows, register
+from ddflow.operators.ordered_rows import KINDS, numbered
 from ddflow.operators.updates import Updates, overflow
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
 from ddflow.trace.change import Change
-
-KINDS = np.int32, np.int64, np.int64, np.int64
-"""Of updates and of versions: ranks, rows, counts, and diffs or groups."""
 
 
 @register
-class Count(Operator):
+class Count(GroupOperator):
     """See `Collection.count`.  ``by``: the group columns."""
 
     verb, keeps = "count", True
 
     def __init__(self, of: Collection, by: str | Sequence[str] | None = None, name: str = "count") -> None:
         self.by = list(of.schema.names if by is None else column_names(by, "count", "by"))
-        for column in self.by:
-            if column not in of.schema.names:
-                raise SpecError("count by", f"there is no column {column!r}", did_you_mean(column, of.schema.names))
+        check_known(self.by, of.schema.names, "count by")
         if name in self.by:
             raise SpecError("count", f"a group column is called {name!r} already", "choose another with name=")
         check_names([*self.by, name], "count")
@@ -85,28 +77,16 @@ class Count(Operator):
         """The groups."""
         return [set(self.by)]
 
-    def exchange(self) -> list[Columns | None]:
-        """The groups."""
-        return [tuple(self.by)]
-
     def found_by(self) -> Columns | None:
         """See `Collection.found_by`: the groups."""
         return tuple(self.by)
-
-    def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the groups."""
-        return [tuple(self.by)]
-
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """See `Collection.behind`: all rows of their groups."""
-        return [alike.rows(given[0], wanted, self.by)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
         return RunningCount(self.groups, self.name, context.secret)
 
 
-class RunningCount(Running):
+class RunningCount(SteppedRows):
     """``groups``: the group columns, possibly none.  ``name``: of the count's column.  State: one row a group."""
 
     def __init__(self, groups: pa.Schema, name: str, secret: Secret) -> None:
@@ -126,7 +106,7 @@ class RunningCount(Running):
         arena.reset()
         empty = arena.room(n)
         high, low = self.keys.identities(groups, n)
-        number, first = self._number(high, low, empty)
+        number, first = numbered(high, low, arena)
         by = sort(high.take(first), low.take(first) if low.size else low, arena)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         m = first.size
@@ -144,46 +124,12 @@ class RunningCount(Running):
         ranks, rows, values, diffs = [column[:changed] for column in up]
         made = pa.Table.from_arrays(arrayed(self._columns(rows, values)), schema=self.schema)
         out = Updates(made, ranks, diffs.copy(), updates.times)
-        change = self._change(updates, by, prior, [column[:versions] for column in down])
+        place = empty(m, np.int32)
+        place[by.permutation] = np.arange(m, dtype=np.int32)
+        change = self._change(updates, by, None, prior, place, [column[:versions] for column in down])
         self.given.put(0, None)
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
-
-    def _number(self, high: Words, low: Words, empty: Callable[..., Any]) -> tuple[Narrow, Ints]:
-        """The dense number of each row's group, and the first row of each group.  O(n) expected."""
-        n = high.size
-        bits = max(n.bit_length() + 1, 2)
-        table, number, first = empty(1 << bits, np.int32), empty(n, np.int32), empty(n, np.int64)
-        table[:] = -1
-        m = group(high, low, np.int64(bits), table, number, first)
-        return number, first[:m]
-
-    def _change(self, updates: Updates, by: Sorted, prior: Prior, versions: list[Any]) -> Change:
-        """The versions, in the order of identities, then times, and which are their groups' last."""
-        ranks, rows, values, numbers = versions
-        place = self.arena.empty(by.permutation.size, np.int32)
-        place[by.permutation] = np.arange(place.size, dtype=np.int32)
-        at = place.take(numbers)
-        order = np.empty(at.size, np.int64)
-        order_by_rank(at, np.empty(0, np.int64), np.int64(place.size), order)
-        at, values = at.take(order), values.take(order)
-        last = np.full(place.size, -1)
-        last[at] = np.arange(at.size)
-        batch = Batch(
-            by.high.take(at),
-            by.low.take(at) if by.low.size else by.low,
-            updates.times.take(ranks.take(order)),
-            (values != 0).astype(np.uint8),
-            NONE,
-            np.empty((at.size, 0), np.int64),
-            Rows.of(self._columns(rows.take(order), values), self.arranged.slots.pool.shape, at.size),
-        )
-        return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.rehashed`.  The hash is the count itself."""
         return *self.keys.of(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
-
-    def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """The groups of some rows, and their counts."""
-        column = Laid(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
-        return [*laid(self.given, rows, self.fields), column]

@@ -14,11 +14,10 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import flags
 from ddflow.columns.schema import arrays
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.base import Context, Linear, Running, SameRows, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.formulas import changed_by, shown_formula
@@ -27,7 +26,7 @@ from ddflow.plan.row_verbs import Formula
 
 
 @register
-class Filter(Operator):
+class Filter(SameRows):
     """See `Collection.filter`.  ``predicate``: compiled."""
 
     verb = "filter"
@@ -70,10 +69,6 @@ class Filter(Operator):
     def unique_by(self) -> list[Columns]:
         """See `Collection.unique_by`: those of its input."""
         return self.inputs[0].unique_by()
-
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """See `Collection.behind`: the same rows."""
-        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

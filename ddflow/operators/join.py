@@ -32,13 +32,13 @@ from ddflow.columns.paired import Chosen, Paired
 from ddflow.columns.rows import RowPool, Rows, View, shown_row
 from ddflow.columns.schema import arrays, one_chunk
 from ddflow.columns.sorting import sort
-from ddflow.errors import CountOverflow, SpecError
+from ddflow.errors import CountOverflow
 from ddflow.kernels.pair import pair
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Operator, Readable, Running, register
 from ddflow.operators.ordered_rows import numbered, stepped_pool
 from ddflow.operators.updates import Updates, few, ints, netted, retracting_first
-from ddflow.plan.collection import Collection, Columns, named_equal
+from ddflow.plan.collection import Collection, Columns, named_equal, refuse_forgetting
 from ddflow.plan.record import Record
 from ddflow.trace.ordered_index import RowsByGroup
 
@@ -70,9 +70,7 @@ class Join(Operator):
         shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
         check_apart([*shown[0].values()], [*shown[1].values()], right.schema.names, self.verb)
         check_names([name for name, _, _ in self.columns], self.verb)
-        if forgetting := left.forgetting | right.forgetting:
-            found = f"the inputs {sorted(forgetting)} forget rows without a retraction: their pairs would stay for ever"
-            raise SpecError(self.verb, found, "leave on_expire='forget' out there")
+        refuse_forgetting(self.verb, "their pairs would stay for ever", left, right)
         met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
         # No two pairs are one row.
         whole_rows = all(of.told_by({*shown[at], *met[at]}) for at, of in enumerate(sides))

@@ -31,14 +31,14 @@ from ddflow.columns.layout import Column
 from ddflow.columns.names import TIMES, check_apart, check_names
 from ddflow.columns.rows import RowPool, Rows, gather, gathered, shown_row
 from ddflow.columns.schema import arrays, empty
-from ddflow.errors import NotUnique, SpecError
+from ddflow.errors import NotUnique
 from ddflow.kernels.single import find_single
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
 from ddflow.operators.ordered_rows import Folded, OrderedRows, numbered, stepped_pool
-from ddflow.operators.updates import Updates, few, ints
-from ddflow.plan.collection import Collection, Columns
+from ddflow.operators.updates import Updates, few, ints, retracting_first
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import starts
@@ -69,9 +69,7 @@ class LookUp(Operator):
         self.on, self.how, self.shown, self.without = [(str(a), str(b)) for a, b in on], how, shown, list(without)
         every = {name: name for name in right.schema.names if name not in without}
         self.columns = list((every if shown is None else shown).items())
-        if forgetting := left.forgetting | right.forgetting:
-            found = f"the inputs {sorted(forgetting)} forget rows without a retraction: what was found would stay"
-            raise SpecError(self.verb, found, "leave on_expire='forget' out there")
+        refuse_forgetting(self.verb, "what was found would stay", left, right)
         fields = [right.schema.field(of).with_name(name) for name, of in self.columns]
         self.found = pa.schema([field.with_nullable(field.nullable or how == "left") for field in fields])
         schema = pa.schema([*left.schema, *self.found])
@@ -172,9 +170,7 @@ class RunningLookup(OrderedRows):
         shown = np.arange(diffs.size)
         if self.node.how == "inner":
             shown = np.flatnonzero(flags(given.found.column(FOUND).combine_chunks()))
-        order = np.empty(shown.size, np.int64)
-        order_by_rank(ranks[shown], (diffs[shown] > 0).astype(np.int64), np.int64(left.times.size), order)
-        shown = shown[order]
+        shown = shown[retracting_first(ranks[shown], diffs[shown], left.times.size)]
         places, mine = pa.array(shown), pa.array(rows[shown])
         columns = [
             given.found.column(field.name).take(places)
@@ -202,7 +198,7 @@ class RunningLookup(OrderedRows):
         return once_each(rows)._replace(diffs=times.to_numpy())
 
     def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """See `OrderedRows._columns`; what is found is put in later."""
+        """See `SteppedRows._columns`; what is found is put in later."""
         *mine, times = super()._columns(rows, counts)
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 

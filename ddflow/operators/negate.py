@@ -1,17 +1,12 @@
 """Negate: the same rows with multiplicities negated."""
 
-from collections.abc import Sequence
-
-import pyarrow as pa
-
-from ddflow.columns.alike import Alike
-from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.base import Context, Linear, Running, SameRows, register
 from ddflow.operators.updates import negate
 from ddflow.plan.collection import Collection
 
 
 @register
-class Negate(Operator):
+class Negate(SameRows):
     """See `Collection.negate`."""
 
     verb = "negate"
@@ -23,10 +18,6 @@ class Negate(Operator):
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """What is wanted."""
         return [wanted]
-
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """See `Collection.behind`: the same rows."""
-        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -26,22 +26,21 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Flags, Ints, RowHashes
 from ddflow.columns.names import TIMES, check_names
 from ddflow.columns.rows import RowPool, gather, gather_column
 from ddflow.columns.schema import arrays
-from ddflow.errors import SpecError, TooLarge
+from ddflow.errors import TooLarge
 from ddflow.kernels.cells import differences
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.standing import standing
 from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.base import Context, GroupOperator, Running, once_each, register
 from ddflow.operators.first_rows import FirstRows, first_rows
-from ddflow.operators.ordered_rows import Folded, OrderedRows
+from ddflow.operators.ordered_rows import Folded, OrderedGroups
 from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, refuse_forgetting
 from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import starts
@@ -56,7 +55,7 @@ MOST_VALUES: Final = 2**31 - 1
 
 
 @register
-class OrderedAgg(Operator):
+class OrderedAgg(GroupOperator):
     """Results of each group, in an order of its rows.
 
     ``by``: the group columns.  ``order``: as of `Collection.top`.  ``results``: name, one of `WAYS`, and the column.
@@ -70,9 +69,7 @@ class OrderedAgg(Operator):
     ) -> None:
         self.by, self.order, self.skips = tuple(by), ordered_by(order, of.schema, "agg"), skips
         self.results = [(str(name), str(way), str(column)) for name, way, column in results]
-        if of.forgetting:
-            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would stay for ever"
-            raise SpecError("agg", found, "leave on_expire='forget' out there")
+        refuse_forgetting("agg", "they would stay for ever", of)
         fields = [of.schema.field(name) for name in self.by]
         check_names([*of.schema.names, TIMES], "agg")
         check_names([*self.by, *(name for name, _, _ in self.results)], "agg")
@@ -105,18 +102,6 @@ class OrderedAgg(Operator):
         told = [f"by={record.texts('by')}", f"order={record.texts('order')}"]
         return ", ".join([*told, *(f"{name}={way} {column}" for name, way, column in record.list("results"))])
 
-    def exchange(self) -> list[Columns | None]:
-        """The groups."""
-        return [self.by]
-
-    def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the groups."""
-        return [self.by]
-
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """See `Collection.behind`: all rows of their groups."""
-        return [alike.rows(given[0], wanted, self.by)]
-
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
         return RunningOrderedAgg(self, context)
@@ -141,7 +126,7 @@ class GroupCells(NamedTuple):
         return np.concatenate([self.cells[:-1] + np.arange(groups), np.arange(of.size) + of + 1])
 
 
-class RunningOrderedAgg(OrderedRows):
+class RunningOrderedAgg(OrderedGroups):
     """State: all rows of the input, by group and order."""
 
     def __init__(self, node: OrderedAgg, context: Context) -> None:
@@ -164,12 +149,6 @@ class RunningOrderedAgg(OrderedRows):
             return self._moved(folded, updates, pool), folded.change
         finally:
             pool.put(0, None)
-
-    def pieces(self, as_of: int | None) -> Iterator[Updates]:
-        """See `Readable.pieces`.  O(rows held)."""
-        for arranged in self.arranged.partitions:
-            for references in arranged.live(as_of):
-                yield self._shown(arranged, references)
 
     def _moved(self, folded: Folded, updates: Updates, pool: RowPool) -> Updates:
         """The updates of the output."""
@@ -242,7 +221,7 @@ class RunningOrderedAgg(OrderedRows):
                 columns.append(values.take(pa.array(begins, mask=none)))
         return there[order], columns
 
-    def _shown(self, arranged: Arrangement, references: Ints) -> Updates:
+    def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
         """The results of rows in the order of identities, all of some groups."""
         pool = arranged.slots.pool
         high, low, order = identified(arranged, references)

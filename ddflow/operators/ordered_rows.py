@@ -17,7 +17,8 @@ and extremes read them from the front.
 ([{'city': 'Bern', 'id': 3}, {'city': 'Bern', 'id': 7}], [2, 1])
 """
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,21 +26,18 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.arena import Arena
-from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words
-from ddflow.columns.layout import Column, Laid
+from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, Words
 from ddflow.columns.names import TIMES
 from ddflow.columns.order_words import OrderColumn, order_words, word_count
-from ddflow.columns.rows import RowPool, Rows, gather, laid
+from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, in_order
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.group import group
-from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
-from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.base import Hashes, Running, once_each
+from ddflow.kernels.resolve import LIVE, OCCUPIED
+from ddflow.operators.base import Hashes, SteppedRows, once_each
 from ddflow.operators.updates import Updates, overflow
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
 from ddflow.trace.change import Change
 from ddflow.trace.group_rows import group_rows
 from ddflow.trace.ordered_index import ALL, RowsByGroup
@@ -72,7 +70,7 @@ class Folded(NamedTuple):
     """int64[m]: where the rows are that were there before."""
 
 
-class OrderedRows(Running):
+class OrderedRows(SteppedRows):
     """``row``: the columns, of which ``by`` are the group's, possibly none.  ``order``: what decides within a group.
 
     ``whole``: whether no two rows of a group have the words of one order.
@@ -181,33 +179,19 @@ class OrderedRows(Running):
         words = words.take(by.permutation, 0)
         return by._replace(permutation=before.take(by.permutation).astype(np.int32)), words
 
-    def _change(
-        self, updates: Updates, by: Sorted, order: Ints, prior: Prior, place: Ints, versions: list[Any]
-    ) -> Change:
-        """The versions, in the order of identities, then times, and which are their rows' last."""
-        ranks, rows, values, numbers = versions
-        at = place.take(numbers).astype(np.int32)
-        sorting = np.empty(at.size, np.int64)
-        order_by_rank(at, np.empty(0, np.int64), np.int64(place.size), sorting)
-        at, values = at.take(sorting), values.take(sorting)
-        last = np.full(place.size, -1)
-        last[at] = np.arange(at.size)
-        batch = Batch(
-            by.high.take(at),
-            by.low.take(at),
-            updates.times.take(ranks.take(sorting)),
-            (values != 0).astype(np.uint8),
-            NONE,
-            order.take(at, 0),
-            Rows.of(self._columns(rows.take(sorting), values), self.arranged.slots.pool.shape, at.size),
-            ordered=True,
-        )
-        return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
 
-    def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """Some rows of the step, and multiplicities."""
-        column = Laid(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
-        return [*laid(self.given, rows, self.fields), column]
+class OrderedGroups(OrderedRows):
+    """What shows something else of groups than the rows that it holds."""
+
+    def pieces(self, as_of: int | None) -> Iterator[Updates]:
+        """See `Readable.pieces`.  O(rows held)."""
+        for arranged in self.arranged.partitions:
+            for references in arranged.live(as_of):
+                yield self._show_groups(arranged, references)
+
+    @abstractmethod
+    def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
+        """What is shown of rows in the order of identities, all of some groups."""
 
 
 def numbered(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:

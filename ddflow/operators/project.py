@@ -20,8 +20,8 @@ from ddflow.columns.schema import one_batch
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import Expression, refuse_foreign
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Linear, Operator, Running, register
-from ddflow.operators.updates import Updates, ints
+from ddflow.operators.base import Context, Linear, Operator, Running, once_each, register
+from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.formulas import changed_by, shown_formula
 from ddflow.plan.later import Rest, expanded, read_rests
@@ -135,10 +135,8 @@ class Project(Operator):
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the rows that are mapped to these."""
-        rows = given[0].drop_columns([DIFF])
-        n = rows.num_rows
         columns = [each if isinstance(each, str) else partial(_attempt, each) for each in self.columns]
-        made = mapped(Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0)), self.schema, columns)
+        made = mapped(once_each(given[0].drop_columns([DIFF])), self.schema, columns)
         return [given[0].take(pa.array(np.flatnonzero(alike.which(made.rows, wanted, self.schema.names))))]
 
     def open(self, context: Context) -> Running:

@@ -23,28 +23,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.alike import Alike
-from ddflow.columns.names import column_name, did_you_mean
+from ddflow.columns.names import check_known, column_name
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import arrays
 from ddflow.errors import NotSingle, SpecError
-from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.base import Context, Linear, Running, SameRows, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.record import Record
 
 
 @register
-class Single(Operator):
+class Single(SameRows):
     """See `Collection.single`.  ``counts``: the column of counts.  ``keys``: what messages name."""
 
     verb = "single"
 
     def __init__(self, of: Collection, count: str, keys: Sequence[str]) -> None:
         self.counts, self.keys = column_name(count, "single", "count"), list(keys)
-        for name in [self.counts, *self.keys]:
-            if name not in of.schema.names:
-                raise SpecError("single", f"there is no column {name!r}", did_you_mean(name, of.schema.names))
+        check_known([self.counts, *self.keys], of.schema.names, "single")
         if not pat.is_integer(of.schema.field(self.counts).type) or len(of.schema) < 2:
             found = f"{self.counts!r} is {of.schema.field(self.counts).type}, of {len(of.schema)} columns"
             raise SpecError("single", found, "name a column of counts, beside others")
@@ -78,10 +75,6 @@ class Single(Operator):
     def unique_by(self) -> list[Columns]:
         """See `Collection.unique_by`: those of its input that are here."""
         return [each for each in self.inputs[0].unique_by() if self.counts not in each]
-
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """See `Collection.behind`: the same rows."""
-        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

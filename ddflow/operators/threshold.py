@@ -21,17 +21,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.names import TIMES, check_names
 from ddflow.columns.schema import arrays
-from ddflow.errors import ExpressionError, SpecError
+from ddflow.errors import ExpressionError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Operator, Running, register
+from ddflow.operators.base import Context, Running, SameRows, register
 from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates, consolidated, overflow
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.formulas import shown_formula
 from ddflow.plan.record import Record
 from ddflow.plan.row_verbs import Formula
@@ -44,16 +43,14 @@ LEAST: Final = np.iinfo(np.int64).min
 
 
 @register
-class Threshold(Operator):
+class Threshold(SameRows):
     """See `Collection.threshold`.  ``formula``: compiled over `GIVEN`."""
 
     verb, keeps = "threshold", True
 
     def __init__(self, of: Collection, formula: Formula) -> None:
         self.formula = _compiled(formula)
-        if of.forgetting:
-            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would be counted again"
-            raise SpecError(self.verb, found, "leave on_expire='forget' out there")
+        refuse_forgetting(self.verb, "they would be counted again", of)
         check_names([*of.schema.names, TIMES], self.verb)
         super().__init__(of.flow, of.schema, [of], True)
         self.unique = False
@@ -80,10 +77,6 @@ class Threshold(Operator):
     def exchange(self) -> list[Columns | None]:
         """Equal rows."""
         return [tuple(self.schema.names)]
-
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """See `Collection.behind`: the same rows."""
-        return [alike.rows(given[0], wanted, self.schema.names)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret, identities, is_wide, value_hashes
-from ddflow.columns.names import DELETED, TIMES, check_names, did_you_mean
+from ddflow.columns.names import DELETED, TIMES, check_known, check_names
 from ddflow.columns.schema import arrays, conform, updates_schema
 from ddflow.columns.sorting import sort
 from ddflow.columns.wider import differing, keeps_order
@@ -35,7 +35,7 @@ from ddflow.operators.ordered_rows import OrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import Conflicts
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.record import Record
 from ddflow.trace.change import Change
 
@@ -51,19 +51,8 @@ class AsUpserts(Operator):
 
     def __init__(self, of: Collection, key: str | Sequence[str], on_conflict: Conflicts = "error") -> None:
         made = ToUpserts(key, on_conflict)
-        for column in made.key:
-            if column not in of.schema.names:
-                raise SpecError(
-                    f"to_upserts({list(made.key)})",
-                    f"there is no column {column!r}",
-                    did_you_mean(column, of.schema.names),
-                )
-        if of.forgetting:
-            raise SpecError(
-                f"to_upserts({list(made.key)})",
-                f"the inputs {sorted(of.forgetting)} forget rows without a retraction: keys would show them for ever",
-                "leave on_expire='forget' out there",
-            )
+        check_known(made.key, of.schema.names, f"to_upserts({list(made.key)})")
+        refuse_forgetting(f"to_upserts({list(made.key)})", "keys would show them for ever", of)
         check_names([*of.schema.names, TIMES], f"to_upserts({list(made.key)})")
         made.declare(of.updates_schema(of.time_type))
         self.key, self.on_conflict, self._out = made.key, on_conflict, made.schema.out

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Ints
-from ddflow.columns.names import DIFF, TIMES, check_names, column_name, column_names, did_you_mean
+from ddflow.columns.names import DIFF, TIMES, check_known, check_names, column_name, column_names
 from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.columns.schema import one_chunk
 from ddflow.errors import SpecError
@@ -42,10 +42,10 @@ from ddflow.kernels.top import move_windows
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
 from ddflow.operators.first_rows import first_rows
-from ddflow.operators.ordered_rows import Folded, OrderedRows
+from ddflow.operators.ordered_rows import Folded, OrderedGroups
 from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
-from ddflow.operators.updates import Updates, ints
-from ddflow.plan.collection import Collection, Columns
+from ddflow.operators.updates import Updates, ints, retracting_first
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.record import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import starts
@@ -80,13 +80,8 @@ class Top(Operator):
             rank_name,
         )
         self.by, self.partition_by = ordered_by(by, of.schema, asked), column_names(partition_by, asked, "partition_by")
-        for name in self.partition_by:
-            if name not in of.schema.names:
-                lost = f"partition_by= holds {name!r}: there is no such column"
-                raise SpecError(asked, lost, did_you_mean(name, of.schema.names))
-        if of.forgetting:
-            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would stay for ever"
-            raise SpecError(asked, found, "leave on_expire='forget' out there")
+        check_known(self.partition_by, of.schema.names, asked, "partition_by")
+        refuse_forgetting(asked, "they would stay for ever", of)
         ranks = []
         if rank_name is not None:
             ranks = [pa.field(column_name(rank_name, asked, "rank_name"), pa.int64(), nullable=False)]
@@ -173,7 +168,7 @@ def _whole(value: Any, name: str, least: int, most: int) -> int:
     return value
 
 
-class RunningTop(OrderedRows):
+class RunningTop(OrderedGroups):
     """State: all rows of the input, by group and order."""
 
     def __init__(self, node: Top, context: Context) -> None:
@@ -198,12 +193,6 @@ class RunningTop(OrderedRows):
         finally:
             pool.put(0, None)
 
-    def pieces(self, as_of: int | None) -> Iterator[Updates]:
-        """See `Readable.pieces`.  Of a group the rows are gathered that are shown, or tie with these; O(rows held)."""
-        for arranged in self.arranged.partitions:
-            for references in arranged.live(as_of):
-                yield self._shown(arranged, references)
-
     def _moved(self, folded: Folded, times: Ints, pool: RowPool) -> Updates:
         """The updates of the output."""
         by, changes = folded.by, folded.numbers.size
@@ -226,13 +215,12 @@ class RunningTop(OrderedRows):
                 break
             room = n
         ranks, rows, diffs, places = (each[:n] for each in out)
-        order = np.empty(n, np.int64)
-        order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(times.size), order)
+        order = retracting_first(ranks, diffs, times.size)
         shown = self._gathered(pool, found.references[rows[order]], self.wanted, places[order])
         return Updates(shown, ranks[order], diffs[order], times)
 
-    def _shown(self, arranged: Arrangement, references: Ints) -> Updates:
-        """What is shown of rows in the order of identities, all of some groups."""
+    def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
+        """See `OrderedGroups._show_groups`.  Only rows that are shown, or tie with these, are gathered."""
         pool = arranged.slots.pool
         high, low, order = identified(arranged, references)
         heads, first = starts(high, low), starts(high, low, order[:, : self.ways.tied])

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.alike import Alike
-from ddflow.columns.names import DIFF, check_names, did_you_mean
+from ddflow.columns.names import DIFF, check_known, check_names
 from ddflow.columns.schema import arrays
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register
@@ -37,8 +37,7 @@ class Unnest(Operator):
     verb = "unnest"
 
     def __init__(self, of: Collection, column: str) -> None:
-        if column not in of.schema.names:
-            raise SpecError("unnest", f"there is no column {column!r}", did_you_mean(column, of.schema.names))
+        check_known([column], of.schema.names, "unnest")
         kind = of.schema.field(column).type
         if not (pat.is_list(kind) or pat.is_large_list(kind)):
             raise SpecError("unnest", f"{column!r} is {kind}", "name a column of lists")

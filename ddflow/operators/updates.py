@@ -155,8 +155,7 @@ def negate(updates: Updates) -> Updates:
     least = np.flatnonzero(updates.diffs == np.iinfo(np.int64).min)
     if least.size:
         raise overflow(updates.rows, int(least[0]))
-    order = np.empty(updates.diffs.size, np.int64)
-    order_by_rank(updates.ranks, (updates.diffs < 0).astype(np.int64), np.int64(updates.times.size), order)
+    order = retracting_first(updates.ranks, -updates.diffs, updates.times.size)
     return updates._replace(diffs=-updates.diffs).picked(order)
 
 

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Ints, RowHashes, Words, flags
-from ddflow.columns.names import TIMES, check_names, column_name, column_names, did_you_mean
+from ddflow.columns.names import TIMES, check_known, check_names, column_name, column_names
 from ddflow.columns.order_words import OrderColumn, exact, word_count
 from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.columns.schema import arrays, one_chunk, plain
@@ -40,11 +40,11 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, move_versions, show_versions
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
-from ddflow.operators.ordered_rows import Folded, OrderedRows, ordered_type, stepped_pool
+from ddflow.operators.ordered_rows import Folded, OrderedGroups, ordered_type, stepped_pool
 from ddflow.operators.row_order import RowOrder, reordered
-from ddflow.operators.updates import Updates
+from ddflow.operators.updates import Updates, retracting_first
 from ddflow.plan.bind import tombstone_value
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.formulas import changed_by, shown_formula
 from ddflow.plan.record import Record
 from ddflow.plan.spec import Tombstone
@@ -79,10 +79,7 @@ class AsVersions(Operator):
         said = [("key", self.key), ("order_by", self.order_by), ("ignore", self.ignore)]
         said += [("delete", (self.tombstone.column,))] if self.tombstone is not None else []
         for option, names in said:
-            for name in names:
-                if name not in row.names:
-                    found = f"{option}= holds {name!r}: there is no such column"
-                    raise SpecError(asked, found, did_you_mean(name, row.names))
+            check_known(names, row.names, asked, option)
         hidden = self.tombstone.column if self.tombstone is not None else None
         named = [*self.key, *self.order_by, *([] if hidden is None else [hidden])]
         if twice := [name for name in (*self.order_by, hidden) if name is not None and named.count(name) > 1]:
@@ -93,9 +90,7 @@ class AsVersions(Operator):
                 found = f"order_by= holds {name!r}, a {row.field(name).type}, before other columns"
                 raise SpecError(asked, found, "give text and binary as the last column, or alone")
         self.placed = _check_history(of, self, ends=delete is not None)
-        if of.forgetting:
-            found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would stay for ever"
-            raise SpecError(asked, found, "leave on_expire='forget' out there")
+        refuse_forgetting(asked, "they would stay for ever", of)
         given = delete if self.tombstone is None else _condition(self.tombstone, row)
         self.delete = None if given is None else compile_expression(given, row, boolean=True, what="delete of versions")
         self.names = column_name(valid_from, asked, "valid_from"), column_name(valid_to, asked, "valid_to")
@@ -239,7 +234,7 @@ class KeyRows(NamedTuple):
     """uint64[n]: 0 for a delete."""
 
 
-class RunningVersions(OrderedRows):
+class RunningVersions(OrderedGroups):
     """State: all rows of the input, by key and order."""
 
     def __init__(self, node: AsVersions, context: Context) -> None:
@@ -272,17 +267,15 @@ class RunningVersions(OrderedRows):
         refuse_negative(folded, updates, "versions")
         return self._moved(folded, updates), folded.change
 
-    def pieces(self, as_of: int | None) -> Iterator[Updates]:
-        """See `Readable.pieces`.  Only rows that are shown, or tie with others, are gathered; O(rows held)."""
-        for arranged in self.arranged.partitions:
-            for references in arranged.live(as_of):
-                high, low, order = identified(arranged, references)
-                held = np.ones(references.size, np.int64)
-                rows, _ = self._in_order(arranged.slots.pool, references, held, high, low, order)
-                until = np.empty(references.size, np.int64)
-                show_versions(rows.ends, rows.held, rows.event, rows.content, until)
-                at = np.flatnonzero(until != NONE)
-                yield once_each(self._shown(arranged.slots.pool, rows, at, until[at], None))
+    def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
+        """See `OrderedGroups._show_groups`.  Only rows that are shown, or tie with others, are gathered."""
+        high, low, order = identified(arranged, references)
+        held = np.ones(references.size, np.int64)
+        rows, _ = self._in_order(arranged.slots.pool, references, held, high, low, order)
+        until = np.empty(references.size, np.int64)
+        show_versions(rows.ends, rows.held, rows.event, rows.content, until)
+        at = np.flatnonzero(until != NONE)
+        return once_each(self._table(arranged.slots.pool, rows, at, until[at], None))
 
     def _words(self, rows: Any, high: Words, low: Words) -> Ints:
         """See `OrderedRows._words`: the content stands before the row's own two."""
@@ -313,9 +306,8 @@ class RunningVersions(OrderedRows):
         out: Any = [np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))]
         n = move_versions(rows.ends, rows.held, rows.event, rows.content, until, *told, fresh, *out)
         ranks, at, ended, diffs = (each[:n] for each in out)
-        sorting = np.empty(n, np.int64)
-        order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(updates.times.size), sorting)
-        shown = self._shown(pool, rows, at[sorting], ended[sorting], self.wanted)
+        sorting = retracting_first(ranks, diffs, updates.times.size)
+        shown = self._table(pool, rows, at[sorting], ended[sorting], self.wanted)
         return Updates(shown, ranks[sorting], diffs[sorting], updates.times)
 
     def _with_held(
@@ -367,7 +359,7 @@ class RunningVersions(OrderedRows):
         ends = np.append(np.flatnonzero(starts(high, low)), references.size)
         return KeyRows(references[at], held[at], ends, number, content[at]), at
 
-    def _shown(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:
+    def _table(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:
         """Versions as rows of the output.  ``wanted``: its columns, None for all."""
         fields = [field for field in self.whole_row if wanted is None or field.name in wanted]
         columns = gathered(pool, rows.references[at], fields)

@@ -45,8 +45,8 @@ from ddflow.partitions.relaid import moved, relaid
 from ddflow.partitions.rescale import Rescaler, moving, same_plan
 from ddflow.partitions.rescale_task import task
 from ddflow.partitions.stages import cut, uncut
-from ddflow.plan.codec import behind, describe, fingerprint
-from ddflow.plan.collection import Collection
+from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import dropping
 from ddflow.plan.evolve import evolved
 from ddflow.plan.plan import Plan
@@ -275,7 +275,7 @@ class _Drop:
 
 def _used(plan: Plan, outputs: Iterable[Collection]) -> set[str]:
     """The inputs that outputs are made of."""
-    found = behind(outputs)
+    found = walk_inputs(outputs)
     return {name for name, input in plan.inputs.items() if input in found}
 
 

@@ -31,7 +31,7 @@ from ddflow.operators.updates import Updates, few, ints
 from ddflow.partitions.epoch_start import Growth
 from ddflow.partitions.stage_graph import StageComputation, StageGraph
 from ddflow.plan.codec import node_ids
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.time import NEVER
 
 
@@ -66,8 +66,7 @@ class GrowthComputation(StageComputation):
         self.of.sent = {}
         if self.last == NEVER:
             return self.out
-        for node, each in self.arrived_suspects.items():
-            self._settle(node, each)
+        self._settle()
         inputs, secret = {each for each in self.graph.names if self.of.stage == 0}, self.graph.secret
         for node in self.nodes:
             if node in self.new:
@@ -82,7 +81,7 @@ class GrowthComputation(StageComputation):
         for name, node in self.outputs():
             pieces = self._pieces(node) if node.consolidated else self.arrived(node, None)
             self.out.outputs[name] = self.buffer.table(self._shown(node, pieces))
-        self.of.sent = {each.number: self._sum(each) for each in self.sending} | self._sum_suspects()
+        self._send(self.sending)
         return self.out
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
@@ -127,12 +126,11 @@ def new_operators(graph: Graph, growth: Growth) -> set[Collection]:
 
 def _computed(graph: Graph, growth: Growth) -> Iterable[Collection]:
     """The collections that are made of others for what is new: they are new, or hold nothing.  O(nodes)."""
-    new, seen = new_operators(graph, growth), set[Collection]()
-    ahead = [*new, *(graph.plan.outputs[name] for name in growth.outputs)]
-    while ahead:
-        node = ahead.pop()
-        if node in seen or not node.inputs or (graph.opened[node].arrangements and node not in new):
-            continue
-        seen.add(node)
-        ahead += node.inputs
-    return seen
+    new = new_operators(graph, growth)
+
+    def is_computed(node: Collection) -> bool:
+        return bool(node.inputs) and (node in new or not graph.opened[node].arrangements)
+
+    roots = [*new, *(graph.plan.outputs[name] for name in growth.outputs)]
+    found = walk_inputs(roots, lambda node: node.inputs if is_computed(node) else ())
+    return {node for node in found if is_computed(node)}

@@ -3,8 +3,8 @@
 Invariant: an identity of partition q of Q is of one of the partitions `overlapping` names, of those there were.
 Partitions are equal ranges of a word of 32 bits, rounded down, so neighbours may share a value.
 
->>> list(overlapping(0, 2, 3)), list(overlapping(2, 3, 2)), first_of(1, 2, 3)
-([0, 1], [1], 1)
+>>> list(overlapping(0, 2, 3)), list(overlapping(2, 3, 2))
+([0, 1], [1])
 """
 
 
@@ -22,8 +22,3 @@ def overlapping(number: int, partitions: int, before: int) -> range:
     """Which of ``before`` partitions hold identities of a partition, one of so many others.  Pure."""
     first, last = bounds(number, partitions)
     return range(first * before >> 32, (last * before >> 32) + 1)
-
-
-def first_of(number: int, before: int, partitions: int) -> int:
-    """The first of so many partitions that holds identities of one of ``before`` others.  Pure."""
-    return overlapping(number, before, partitions).start

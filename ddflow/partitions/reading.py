@@ -39,6 +39,7 @@ from ddflow.partitions.stage_graph import StageGraph
 from ddflow.partitions.stages import cut, placed
 from ddflow.partitions.version import Version, gone
 from ddflow.plan.codec import node_ids
+from ddflow.plan.collection import walk_inputs
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
@@ -66,13 +67,9 @@ def shared(flow: Plan, name: str) -> ByPartition | None:
     except SpecError:  # it has no outputs
         return None
     node = flow.outputs.get(name) or flow.inputs[name]
-    ahead = [node]
-    while ahead:
-        each = ahead.pop()
-        if not each.keeps:
-            if places[each].roots == (each,):
-                return None  # it keeps nothing: its rows are where those are that it is made of
-            ahead.extend(each.inputs)
+    read = walk_inputs([node], lambda each: () if each.keeps else each.inputs)
+    if any(places[each].roots == (each,) for each in read if not each.keeps):
+        return None  # it keeps nothing: its rows are where those are that it is made of
     roots, by = places[node]
     at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
     on = {stage for stage, active in enumerate(stages.active) for n in at.values() if n in active}

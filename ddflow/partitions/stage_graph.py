@@ -89,21 +89,19 @@ class StageComputation(Computation):
 
     def run(self) -> Stepped:
         """The step, and what it sends on.  O(events and updates)."""
-        for node, each in self.arrived_suspects.items():
-            self._settle(node, each)
-        stepped, cut = super().run(), self.of.cut
-        self.of.sent = {
-            each.number: self._sum(each) for each in cut.sum_exchanges(self.of.stage)
-        } | self._sum_suspects()
+        self._settle()
+        stepped = super().run()
+        self._send(self.of.cut.sum_exchanges(self.of.stage))
         return stepped
 
-    def _settle(self, node: Collection, suspects: Updates) -> None:
-        """Raise the error of an expression unless the rows that it failed for cancel."""
-        left = consolidated(suspects, self.of.secret)
-        if left.diffs.size:
-            self.of.running[node].compute([left], self.since)
-            found = "a function failed for a row, and did not when it was called again"
-            raise ExpressionError(f"compute {node.verb}", found, "let it depend on the row only")
+    def _settle(self) -> None:
+        """Raise the error of an expression unless the rows cancel for which it failed."""
+        for node, suspects in self.arrived_suspects.items():
+            left = consolidated(suspects, self.of.secret)
+            if left.diffs.size:
+                self.of.running[node].compute([left], self.since)
+                found = "a function failed for a row, and did not when it was called again"
+                raise ExpressionError(f"compute {node.verb}", found, "let it depend on the row only")
 
     def _compute_netted(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
         """Compute an operator of net updates; leave out rows that fail and may be cancelled elsewhere, to send them."""
@@ -117,9 +115,10 @@ class StageComputation(Computation):
             self.suspects.setdefault(node, []).append(self.buffer.keep(net.picked(failing)))
         return made, None
 
-    def _sum_suspects(self) -> dict[int, pa.Table]:
-        """Sum the rows that failed and go to a later stage, by exchange."""
-        return {each.number: self._sum(each) for node, each in self.tests.items() if node in self.suspects}
+    def _send(self, sums: Iterable[Exchange]) -> None:
+        """Send computed rows to some exchanges, and to others the rows that failed."""
+        tests = [each for node, each in self.tests.items() if node in self.suspects]
+        self.of.sent = {each.number: self._sum(each) for each in (*sums, *tests)}
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
         """Those of this stage."""

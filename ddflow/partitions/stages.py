@@ -28,8 +28,8 @@ import pyarrow as pa
 
 from ddflow.dataflow.graph import needed
 from ddflow.errors import SpecError
-from ddflow.plan.codec import behind, node_ids
-from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by
+from ddflow.plan.codec import node_ids
+from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by, walk_inputs
 from ddflow.plan.plan import Plan
 
 ALL: Final = pa.schema({"all": pa.bool_()})
@@ -160,7 +160,7 @@ def regrouped(before: Plan, now: Plan) -> list[str]:
 
 def uncut(flow: Plan) -> Stages:
     """A flow as one stage, for what stays in one partition.  O(nodes)."""
-    needed = behind([*flow.inputs.values(), *flow.outputs.values()])
+    needed = walk_inputs([*flow.inputs.values(), *flow.outputs.values()])
     active = tuple(n for n, node in enumerate(flow.nodes) if node in needed)
     return Stages(flow, 1, (), (active,), ((*flow.side_outputs(), *flow.outputs),))
 
@@ -205,7 +205,7 @@ class _Cutter:
         self.at = {node: n for n, node in enumerate(flow.nodes)}
         self.exchanges: dict[tuple[Any, ...], Exchange] = {}
         self.stage: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
-        self.needed = behind([*flow.inputs.values(), *flow.outputs.values()])
+        self.needed = walk_inputs([*flow.inputs.values(), *flow.outputs.values()])
         self.read: Mapping[Collection, pa.Schema] = needed(flow)
 
     def cut(self) -> Stages:

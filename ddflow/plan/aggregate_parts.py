@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ddflow.columns.names import check_names, column_names, did_you_mean
+from ddflow.columns.names import check_known, check_names, column_names
 from ddflow.columns.schema import is_flat, normal_type
 from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
@@ -42,9 +42,7 @@ class PartColumns(NamedTuple):
 def checked_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
     """The group columns, where they and the names of results will do.  Raises `SpecError`."""
     groups, names = list(column_names(by, "agg", "group_by")), list(names)
-    for column in groups:
-        if column not in of.schema.names:
-            raise SpecError("group_by", f"there is no column {column!r}", did_you_mean(column, of.schema.names))
+    check_known(groups, of.schema.names, "group_by")
     if taken := [name for name in names if name in groups]:
         raise SpecError("agg", f"a group column is called {taken[0]!r} already", "choose another name")
     if not names:

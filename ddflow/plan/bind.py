@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, flags, validity
-from ddflow.columns.names import DIFF, did_you_mean
+from ddflow.columns.names import DIFF, check_known
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
 from ddflow.columns.type_text import as_declared
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Target
@@ -293,11 +293,7 @@ def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> Non
                 "rename that column in the input",
             )
     for option, columns in named.items():
-        for column in columns:
-            if schema.get_field_index(column) < 0:
-                raise SpecError(
-                    f"{option}= of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
-                )
+        check_known(columns, schema.names, f"{option}= of {name!r}")
     _check_types(name, schema, spec, own)
 
 

@@ -20,7 +20,7 @@ True
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ import pyarrow as pa
 from ddflow.errors import CorruptState, cut
 from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.formatted import to_json as format_json
 from ddflow.plan.formulas import Formulas, digest
 from ddflow.plan.input import Input
@@ -85,17 +85,6 @@ def columns(schema: pa.Schema) -> list[list[Any]]:
     return [[field.name, str(field.type), field.nullable] for field in schema]
 
 
-def behind(roots: Iterable[Collection]) -> set[Collection]:
-    """Collections and all that they are made of.  O(those)."""
-    found, ahead = set[Collection](), list(roots)
-    while ahead:
-        node = ahead.pop()
-        if node not in found:
-            found.add(node)
-            ahead += node.inputs
-    return found
-
-
 def node_ids(flow: Plan) -> dict[Collection, str]:
     """The ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
 
@@ -125,7 +114,7 @@ class PlanRecord:
         self.ids: dict[Collection, str] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
         self.formulas = Formulas()
-        needed = behind(roots)
+        needed = walk_inputs(roots)
         for flow in {node.flow: None for node in roots}:
             for node in flow.nodes:  # a collection stands behind what it is made of
                 if node in needed:

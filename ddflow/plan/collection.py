@@ -13,7 +13,7 @@ Count(city string, count int64)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -255,16 +255,30 @@ def named_equal(equal: Iterable[frozenset[str]], names: Mapping[str, str]) -> fr
     return frozenset(some for some in found if len(some) > 1)
 
 
-def paired_inputs(outputs: Iterable[Collection]) -> set[Collection]:
-    """What is brought together with other collections, each by its own columns, to make some outputs.  O(nodes)."""
-    ahead, seen, paired = list(outputs), set[Collection](), set[Collection]()
+def walk_inputs(
+    roots: Iterable[Collection], inputs: Callable[[Collection], Iterable[Collection]] = lambda node: node.inputs
+) -> set[Collection]:
+    """Return collections and all that they are made of.  ``inputs``: those of a collection that count.  O(those)."""
+    found, ahead = set[Collection](), list(roots)
     while ahead:
         node = ahead.pop()
-        if node not in seen:
-            seen.add(node)
-            ahead += node.inputs
-            paired |= {*node.inputs} if len(node.inputs) > 1 and node.exchange()[0] is not None else set()
-    return paired
+        if node not in found:
+            found.add(node)
+            ahead += inputs(node)
+    return found
+
+
+def refuse_forgetting(asked: str, then: str, *inputs: Collection) -> None:
+    """Refuse inputs whose rows are forgotten without a retraction.  ``then``: the harm.  Raises `SpecError`."""
+    if forgetting := frozenset[str]().union(*(each.forgetting for each in inputs)):
+        found = f"the inputs {sorted(forgetting)} forget rows without a retraction: {then}"
+        raise SpecError(asked, found, "leave on_expire='forget' out there")
+
+
+def paired_inputs(outputs: Iterable[Collection]) -> set[Collection]:
+    """What is brought together with other collections, each by its own columns, to make some outputs.  O(nodes)."""
+    pairing = [node for node in walk_inputs(outputs) if len(node.inputs) > 1 and node.exchange()[0] is not None]
+    return {each for node in pairing for each in node.inputs}
 
 
 def stands_by(of: Columns | None, by: Columns, exactly: bool) -> bool:

@@ -35,7 +35,8 @@ from ddflow.columns.wider import rewriting, widening
 from ddflow.errors import PlanChanged, cut
 from ddflow.plan.bind import own_columns
 from ddflow.plan.binding import Spec
-from ddflow.plan.codec import apart, behind, describe, shown
+from ddflow.plan.codec import apart, describe, shown
+from ddflow.plan.collection import walk_inputs
 from ddflow.plan.evolve import evolved, timed, unlike
 from ddflow.plan.input import Input
 from ddflow.plan.join_sides import with_shared_sides
@@ -227,7 +228,7 @@ def unsure(change: PlanChange, flow: Plan) -> Iterator[str]:
 
 def _is_kept(flow: Plan, outputs: Sequence[str]) -> bool:
     """Whether a state holds all rows that some outputs are made of.  O(nodes)."""
-    return all(each.bound is None or each.bound.kept for each in behind([flow.outputs[name] for name in outputs]))
+    return all(each.bound is None or each.bound.kept for each in walk_inputs([flow.outputs[name] for name in outputs]))
 
 
 def _beside(altered: Sequence[str], flow: Plan, where: str) -> str:

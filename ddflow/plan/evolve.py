@@ -31,7 +31,7 @@ from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.errors import ExpressionError, PlanChanged, SpecError, cut
 from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding, bound_to
-from ddflow.plan.collection import Collection
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.formulas import changed_by
 from ddflow.plan.input import Input
 from ddflow.plan.merge.strategy import Strategy, last_non_null
@@ -137,12 +137,8 @@ def evolved(
 
     O(nodes).  Raises what making a plan raises.
     """
-    out, made, wanted = Plan(), Nodes(), set[Collection]()
-    ahead = [node for name, node in plan.outputs.items() if only is None or name in only]
-    while ahead:
-        if (node := ahead.pop()) not in wanted:
-            wanted.add(node)
-            ahead += node.inputs
+    out, made = Plan(), Nodes()
+    wanted = walk_inputs(node for name, node in plan.outputs.items() if only is None or name in only)
     inputs: dict[Collection, Input] = {each: each for each in plan.inputs.values()}
     for node in plan.nodes:
         if node in inputs and (only is None or inputs[node].name in schemas):

@@ -24,8 +24,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ddflow.plan.codec import behind, node_ids
-from ddflow.plan.collection import Collection
+from ddflow.plan.codec import node_ids
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.evolve import evolved
 from ddflow.plan.plan import Plan
 
@@ -67,7 +67,7 @@ def side_of(node: Collection) -> Any:
 
 def _free(plan: Plan) -> set[Collection]:
     """The arrangements that may have more columns: only joins look into them, and show columns by name."""
-    needed, out = behind(plan.outputs.values()), set[Collection]()
+    needed, out = walk_inputs(plan.outputs.values()), set[Collection]()
     bound = set(plan.outputs.values())
     for node in needed:
         whole: Sequence[int] = getattr(node, "whole", ())

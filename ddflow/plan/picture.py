@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 from ddflow.errors import SpecError
-from ddflow.plan.collection import Collection, paired_inputs
+from ddflow.plan.collection import Collection, paired_inputs, walk_inputs
 from ddflow.plan.explain import (
     Explained,
     Figures,
@@ -96,12 +96,7 @@ def _boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) -> lis
     standing = standing_of(plan, paired)
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
     entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
-    wanted, ahead = set[Collection](), list(roots.values())
-    while ahead:
-        node = ahead.pop()
-        if node not in wanted:
-            wanted.add(node)
-            ahead += node.inputs
+    wanted = walk_inputs(roots.values())
     boxes, at = list[Box](), dict[Collection, int]()
     for node in (each for each in plan.nodes if each in wanted):  # a collection stands behind what it is made of
         entry = entries.get(node)

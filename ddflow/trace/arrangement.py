@@ -262,21 +262,22 @@ class Arrangement:
         out = copy(self)
         if found is None:
             self.check_readable(as_of, "a read")
-            parts = [part for each in self.parts for part in self._within(each, high, low)]
-            found = self._live_at(parts, max(self.latest, self.since) if as_of is None else as_of)
+            found = self._live_at(self.find_group(high, low), max(self.latest, self.since) if as_of is None else as_of)
         out.found = found
         return out
 
-    def _within(self, part: Part, high: Words, low: Words) -> list[Part]:
-        """The rows of a part whose identity begins with some words."""
-        batch, begin, end = self.slots[part.slot], part.begin, part.end
-        for column, word in ((batch.high, high), (batch.low, low)):
-            if column.size and word.size:
-                first, last = (
-                    int(np.searchsorted(column[begin:end], word[0], side=side)) for side in ("left", "right")
-                )
-                begin, end = begin + first, begin + last
-        return [Part(part.slot, begin, end)] if end > begin else []
+    def find_group(self, high: Words, low: Words) -> list[Part]:
+        """Return all versions whose identity begins with these words, older ones of a key before newer ones."""
+        found = list[Part]()
+        for slot, begin, end in self.parts:
+            batch = self.slots[slot]
+            for column, word in ((batch.high, high), (batch.low, low)):
+                if column.size and word.size:
+                    first, last = (np.searchsorted(column[begin:end], word[0], side=side) for side in ("left", "right"))
+                    begin, end = begin + int(first), begin + int(last)
+            if end > begin:
+                found.append(Part(slot, begin, end))
+        return found
 
     def check_readable(self, as_of: int | None, what: str) -> None:
         """Raise `NotReadable` unless ``as_of`` (None: now) is a time in [since, upper)."""

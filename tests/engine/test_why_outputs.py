@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.cli.log import values_of
-from ddflow.engine.behind import above, narrowed
+from ddflow.dataflow.graph import trace_names
+from ddflow.engine.behind import above
 from ddflow.errors import NotReadable, SchemaMismatch, TimeWentBack
 
 
@@ -239,7 +240,7 @@ def test_values_that_are_told_are_looked_for_in_the_inputs() -> None:
             nodes = above(engine.dataflow, engine.flow.outputs[output])
             told = {
                 graph.names[each]: list(names)
-                for each, names in narrowed(nodes, {column: column}).items()
+                for each, names in trace_names(nodes, {column: column}).items()
                 if each in graph.names
             }
             assert told == {"orders": orders, "people": people}, (output, column)

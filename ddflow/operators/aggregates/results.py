@@ -158,7 +158,7 @@ class SumOf(Numeric):
         """See `FoldedAggregate.results`."""
         none = view(states[0], INT64) == 0
         if self.unit:
-            return mask_secrets(_quotients(states[1], np.ones(none.size, np.int64), self.unit), none)
+            return set_nulls(_quotients(states[1], np.ones(none.size, np.int64), self.unit), none)
         words, fits = np.empty((none.size, 2), np.uint64), np.empty(none.size, np.uint8)
         kernels.integers(*spelt(states[1]), words, fits)
         low, high = words[:, 0], words[:, 1].view(np.int64)
@@ -170,7 +170,7 @@ class SumOf(Numeric):
             given = pa.Array.from_buffers(pa.decimal128(38, self.scale), none.size, [None, pa.py_buffer(words)])
             return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_places(none))
         _within((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
-        return mask_secrets(low.view(np.int64), none).cast(self.type)
+        return set_nulls(low.view(np.int64), none).cast(self.type)
 
 
 class Average(Numeric):
@@ -189,7 +189,7 @@ class Average(Numeric):
         counts = view(states[0], INT64)
         none = counts == 0
         if self.type == DOUBLE:
-            return mask_secrets(_quotients(states[1], counts, self.unit), none)
+            return set_nulls(_quotients(states[1], counts, self.unit), none)
         size, most, more = 8, 1 << 63, 1
         if pat.is_decimal(self.type):
             size, most, more = 16, 10**self.type.precision, 10 ** (self.type.scale - self.scale)
@@ -257,7 +257,7 @@ def aggregate_of(name: str, text: Any, schema: pa.Schema) -> FoldedAggregate:
     return FUNCTIONS[call.function](call, schema)
 
 
-def mask_secrets(values: Any, none: Any) -> pa.Array:
+def set_nulls(values: Any, none: Any) -> pa.Array:
     """Numbers, null where there is ``none``; nobody else writes to them."""
     return pa.array(np.ascontiguousarray(values), mask=none if none.any() else None)
 

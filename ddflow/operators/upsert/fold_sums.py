@@ -77,10 +77,10 @@ def added(
         else:
             sign = "u" if pat.is_unsigned_integer(kind) else "i"
             values = out.astype(f"{sign}{kind.bit_width // 8}", copy=False)
-    return mask_secrets(kind, values, there)
+    return set_nulls(kind, values, there)
 
 
-def mask_secrets(kind: pa.DataType, values: Array, there: Flags) -> pa.Array:
+def set_nulls(kind: pa.DataType, values: Array, there: Flags) -> pa.Array:
     """An array of a fixed-width type, null where ``there`` is 0.  O(m)."""
     bits = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(kind, there.size, [bits, pa.py_buffer(np.ascontiguousarray(values))])
