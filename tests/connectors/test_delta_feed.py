@@ -139,7 +139,13 @@ def test_a_large_copy_takes_several_epochs_and_is_gone_on_with(tmp_path: Path, f
     source, seen = {"people": dd.sources.delta(tmp_path / "t")}, list[int]()
     while len(seen) < 30:
         with flow().open(tmp_path / "state") as engine:
-            done = engine.run(source, interval="1ms", until="1ms", room="64KB", give_up_after="0s")
+            done = engine.run(
+                source,
+                interval="1ms",
+                room="64KB",
+                give_up_after="0s",
+                on_epoch=lambda step, engine=engine: engine.stop(),
+            )
             seen.append(done.rows)
             if len(seen) == 2:
                 merge(tmp_path / "t", [(5, "Bern"), (6, None)])

@@ -425,9 +425,10 @@ def test_a_large_file_is_read_over_several_epochs(tmp_path: Path) -> None:
     with flow().open(tmp_path / "state") as engine:
         engine.run(source, until="0s")
         seen = []
-        while sum(seen) < 200_000:  # a run may be over before it took a row
-            done = engine.run(source, interval="1ms", until="1ms", room="1MB")
-            seen += [done.rows] if done.rows else []
+        while sum(seen) < 200_000:
+            done = engine.run(source, interval="1ms", room="1MB", on_epoch=lambda step, engine=engine: engine.stop())
+            assert done.epochs == 1
+            seen.append(done.rows)
             engine.close()
             engine = flow().open(tmp_path / "state")
         assert sum(seen) + engine.verdicts.counts.get("", 0) == 200_000 and len(seen) > 2
