@@ -41,6 +41,8 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _LOCAL = threading.local()
 _MARK: Final = f"n{secrets.token_hex(10)}"
 """The begin of a string that was a number.  It is random, so no message has it."""
+_NEXT: Final = r'((?:[^"0-9]|"(?:[^"\\]|\\.)*"|[0-9]+)*?)(-?[0-9]+[.eE][0-9.eE+-]*|-0|$)'
+"""What is in front of the next fraction, and it; at last the end."""
 _MARKED: Final = f'"?{_MARK}([0-9.eE+-]+)"?'
 _CHANGED: Final = {
     QUOTED: r"-?[0-9.]*([0-9.]{17}|[0-9]{16}[eE]|[eE][+-]?[0-9]{3})",
@@ -79,42 +81,8 @@ def exactly(text: pa.Array, sql: str) -> pa.Array:
 
 def _mark_fractions(text: pa.Array) -> pa.Array:
     """JSON texts with fractions, and -0, as strings that begin with the mark.  O(bytes)."""
-    there = text.is_valid()
-    text = pc.binary_join_element_wise(text.fill_null(""), "", "\n").cast(pa.large_string())  # numbers end with it
-    ends = np.frombuffer(text.buffers()[1], np.int64)[text.offset : text.offset + len(text) + 1]
-    base = int(ends[0])
-    letters = np.frombuffer(text.buffers()[2] or b"", np.uint8)[base : int(ends[-1])]
-    around = np.concatenate([np.zeros(1, np.uint8), letters, np.zeros(2, np.uint8)])  # of letter n: n, n + 1, n + 2
-    points = np.flatnonzero((letters == ord(".")) | (letters | 32 == ord("e")))
-    points = points[_DIGIT[around[points]]]
-    minus = np.flatnonzero(letters == ord("-"))
-    points = np.concatenate([points, minus[(around[minus + 2] == ord("0")) & ~_NUMBER[around[minus + 3]]]])
-    quotes = np.flatnonzero(letters == ord('"'))
-    quotes = quotes[~_is_escaped(around, quotes)]
-    points = points[np.searchsorted(quotes, points) % 2 == 0]  # those in no string
-    others = np.flatnonzero(~_NUMBER[around])
-    at = np.searchsorted(others, points + 1)
-    begins = np.unique(others[at - 1])  # a number with a point and an exponent has two of them
-    stops = np.unique(others[at] - 1)
-    mark = np.frombuffer(f'"{_MARK}'.encode(), np.uint8)
-    places = np.concatenate([np.repeat(begins, mark.size), stops])
-    made = np.insert(
-        letters, places, np.concatenate([np.tile(mark, begins.size), np.full(stops.size, ord('"'), np.uint8)])
-    )
-    more = mark.size * np.searchsorted(begins, ends - base) + np.searchsorted(stops, ends - base, side="right")
-    buffers = [None, pa.py_buffer((ends - base + more).astype(np.int64)), pa.py_buffer(made)]
-    return pc.if_else(there, pa.Array.from_buffers(pa.large_string(), len(text), buffers), None)
-
-
-def _is_escaped(around: Any, quotes: Any) -> Bools:
-    """Which quotes have an odd number of backslashes before them.  ``around``: the letters, one place on."""
-    out: Bools = around[quotes] == ord("\\")
-    rows, back = np.flatnonzero(out), 1
-    while rows.size:
-        rows = rows[around[quotes[rows] - back] == ord("\\")]
-        out[rows] = ~out[rows]
-        back += 1
-    return out
+    marked = pc.replace_substring_regex(text.cast(pa.large_string()), _NEXT, rf'\1"{_MARK}\2"')
+    return pc.replace_substring(marked, f'"{_MARK}"', "")  # at the end of each
 
 
 def _remove_marks(cells: pa.Array) -> pa.Array:
@@ -196,8 +164,6 @@ def is_doubtful(cells: pa.Array, shape: Any, kind: str) -> Bools:
     return out
 
 
-_DIGIT: Final = np.isin(np.arange(256), np.frombuffer(b"0123456789", np.uint8))
-_NUMBER: Final = np.isin(np.arange(256), np.frombuffer(b"0123456789+-.eE", np.uint8))
 _BEGINS: Final = np.isin(np.arange(256), np.frombuffer(b"-0123456789[{", np.uint8))
 """By byte, whether a number, a list or an object may begin with it."""
 
