@@ -19,7 +19,7 @@ order is no matter. Encodings (dictionaries, views, run ends) are for ``schema.p
 
 import re
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -44,6 +44,7 @@ _FAMILIES: Final[tuple[Callable[[pa.DataType], Any], ...]] = (
 
 _WIDE: Final = pa.decimal256(76, 38)
 _DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,18})?", re.ASCII)
+_DIGITS: Final = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
 _ROOM: Final = {32: 9, 64: 18, 128: 38, 256: 76}
 """Digits that a decimal of so many bits holds."""
 
@@ -76,28 +77,18 @@ def floats_of(cells: pa.Array, kind: pa.DataType) -> pa.Array:
     [1e+300, inf]
     """
     made = cells.cast(kind, safe=not pat.is_floating(cells.type))
-    if pc.any(endless := pc.is_inf(made)).as_py():
-        some = cells.filter(endless)
-        meant = (
-            pc.is_inf(some)
-            if pat.is_floating(some.type)
-            else pc.match_substring_regex(some.cast(pa.string()), "(?i)inf")
-        )
-        if not pc.all(meant).as_py():
-            raise pa.ArrowInvalid(f"a number is beyond {kind}")
+    endless = cells.filter(pc.is_inf(made)).cast(pa.string())
+    if pc.all(pc.match_substring_regex(endless, "(?i)inf")).as_py() is False:
+        raise pa.ArrowInvalid(f"a number is beyond {kind}")
     return made
 
 
 def _number(text: str, kind: pa.DataType) -> Decimal:
     """The number of a text, without the zeros at its end, which Arrow's own conversion would keep."""
-    if _DECIMAL.fullmatch(text) and (number := Decimal(text)).is_finite():
-        sign, digits, exponent = number.as_tuple()
-        shown = "".join(map(str, digits)).rstrip("0")
-        least = int(exponent) + len(digits) - len(shown)
-        if not number:
-            return Decimal(0)
-        if least >= -kind.scale and number.adjusted() < kind.precision - kind.scale:
-            return Decimal((sign, tuple(map(int, shown)), least))
+    if _DECIMAL.fullmatch(text) and (number := _DIGITS.create_decimal(text).normalize(_DIGITS)).is_finite():
+        fits = int(number.as_tuple().exponent) >= -kind.scale and number.adjusted() < kind.precision - kind.scale
+        if fits or not number:
+            return number
     raise pa.ArrowInvalid(f"{text[:99]!r} is no {kind}")
 
 
@@ -166,9 +157,7 @@ def fitting(source: pa.DataType, target: pa.DataType) -> pa.DataType:
 
 def _flat(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     source = array.type
-    if pat.is_integer(source) and pat.is_floating(kind):
-        return _returning(array, array.cast(kind, safe=False))
-    if pat.is_floating(source) and pat.is_floating(kind):
+    if pat.is_floating(kind) and not pat.is_decimal(source):
         return _returning(array, array.cast(kind, safe=False))
     if pat.is_integer(source) and pat.is_decimal(kind):
         return array.cast(pa.decimal128(20)).cast(kind)

@@ -30,7 +30,7 @@ from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, Ta
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import with_deletes
 from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, vanished
-from ddflow.errors import MissingExtra, SinkFailed
+from ddflow.errors import SinkFailed, import_extra
 from ddflow.errors.secrets import mask_secrets
 from ddflow.storage.address import refuse_secret
 
@@ -46,12 +46,7 @@ def place_of(path: str) -> str:
 
 def library() -> Any:
     """The library.  Raises `MissingExtra`."""
-    try:
-        import deltalake
-    except ImportError:
-        found, remedy = "deltalake is not installed", "pip install 'ddflow[delta]'"
-        raise MissingExtra("speak to Delta Lake", found, remedy) from None
-    return deltalake
+    return import_extra("speak to Delta Lake", "delta", "deltalake")
 
 
 def read_files(

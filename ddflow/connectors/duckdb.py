@@ -25,7 +25,7 @@ from ddflow.columns.names import quoted
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.sql_table import SqlTable, no_records
 from ddflow.connectors.whole_files import FileDatabase, split
-from ddflow.errors import MissingExtra, SourceFailed, UnreadableInput
+from ddflow.errors import SourceFailed, UnreadableInput, import_extra
 from ddflow.storage.address import refuse_secret
 
 __all__ = ["DuckDBSink", "DuckDBSource", "TableChanges", "TargetRecord"]
@@ -37,11 +37,7 @@ _GIVEN: Final = "_ddflow_given"
 
 def driver() -> Any:
     """The library.  Raises `MissingExtra`."""
-    try:
-        import duckdb
-    except ImportError:
-        raise MissingExtra("speak to DuckDB", "duckdb is not installed", "pip install 'ddflow[duckdb]'") from None
-    return duckdb
+    return import_extra("speak to DuckDB", "duckdb", "duckdb")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, Ta
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import among
 from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, refused, vanished
-from ddflow.errors import DdflowError, MissingExtra, SinkFailed, SpecError
+from ddflow.errors import DdflowError, SinkFailed, SpecError, import_extra
 from ddflow.errors.secrets import mask_secrets
 from ddflow.storage.address import check_encoded
 
@@ -300,19 +300,19 @@ def hushed(error: Exception, known: Mapping[str, Any]) -> str:
     return f"{type(error).__name__}: {mask_secrets(lines[0], known.values())}"
 
 
+_MODULES: Final = (
+    "pyiceberg",
+    "pyiceberg.catalog",
+    "pyiceberg.exceptions",
+    "pyiceberg.expressions",
+    "pyiceberg.io.pyarrow",
+    "pyiceberg.table.metadata",
+)
+
+
 def library() -> Any:
     """The library.  Raises `MissingExtra`."""
-    try:
-        import pyiceberg
-        import pyiceberg.catalog
-        import pyiceberg.exceptions
-        import pyiceberg.expressions
-        import pyiceberg.io.pyarrow
-        import pyiceberg.table.metadata
-    except ImportError:
-        found, remedy = "pyiceberg is not installed", "pip install 'ddflow[iceberg]'"
-        raise MissingExtra("write a table of Iceberg", found, remedy) from None
-    return pyiceberg
+    return import_extra("write a table of Iceberg", "iceberg", *_MODULES)
 
 
 def _record(table: Any) -> TargetRecord | None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.kafka_position import TopicIds, TopicOrigin, TopicPosition, remembered, same
 from ddflow.connectors.routes import Others, by_input, check
-from ddflow.errors import MissingExtra, SourceChanged, SourceFailed, SpecError, UnreadableInput
+from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput, import_extra
 from ddflow.errors.secrets import mask_secrets
 from ddflow.storage.address import refuse_secret
 from ddflow.storage.closing import on_failure
@@ -41,12 +41,7 @@ QUIET: Final = {"log_level": 0, "socket.keepalive.enable": True}
 
 def library() -> Any:
     """confluent-kafka.  Raises `MissingExtra`."""
-    try:
-        import confluent_kafka
-    except ImportError:
-        found, remedy = "confluent-kafka is not installed", "pip install 'ddflow[kafka]'"
-        raise MissingExtra("speak to Kafka", found, remedy) from None
-    return confluent_kafka
+    return import_extra("speak to Kafka", "kafka", "confluent_kafka")
 
 
 @dataclass(frozen=True)

@@ -179,16 +179,12 @@ class BucketLanding(Landing):
 
     def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
         """The object."""
-        return InBucket(self._bucket, self._key(file), stamp.size, kind, self._fetched)
+        return InBucket(self._bucket, self._key(file), stamp.size, kind, self._asked)
 
     def _key(self, file: str) -> str:
         if file.startswith("../"):
             return os.path.relpath(os.path.join("/", self.folder, file), "/")
         return f"{self.folder}/{file}" if self.folder else file
-
-    def _fetched(self, address: str, ask: Callable[..., Any], *given: Any) -> Any:
-        del address
-        return self._asked(ask, *given)
 
     def _asked(self, ask: Callable[..., Any], *given: Any) -> Any:
         """What a bucket answers; its errors, which speak of a state, as those of a source."""

@@ -42,7 +42,7 @@ from ddflow.connectors.attached import (
 from ddflow.connectors.in_place import InPlaceTable, Match
 from ddflow.connectors.sql_table import as_text, no_records
 from ddflow.connectors.table_shape import refused
-from ddflow.errors import MissingExtra, SinkFailed, SinkRefused, SpecError
+from ddflow.errors import SinkFailed, SinkRefused, SpecError, import_extra
 from ddflow.storage.address import check_encoded
 from ddflow.storage.closing import on_failure
 
@@ -120,11 +120,7 @@ TYPES: Final[dict[pa.DataType, str]] = {
 
 def driver() -> Any:
     """The library.  Raises `MissingExtra`."""
-    try:
-        import psycopg
-    except ImportError:
-        raise MissingExtra("speak to Postgres", "psycopg is not installed", "pip install 'ddflow[postgres]'") from None
-    return psycopg
+    return import_extra("speak to Postgres", "postgres", "psycopg")
 
 
 def remedy_of(said: str) -> str | None:

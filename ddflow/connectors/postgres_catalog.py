@@ -173,18 +173,13 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
         raise UnreadableInput(asked, "it is no table whose changes the log has", "name a table that is logged")
     if not {POSITION, DELETED} <= set(declared.names):
         raise SpecError(asked, "it takes rows, and changes come as messages", "give it format=dd.formats.wal2json()")
-    kinds, gone = {row.name: row.kind for row in found}, list[str]()
+    kinds = {row.name: row.kind for row in found if row.name not in OWN}
+    gone = [name for name in declared.names if name not in kinds and name not in OWN]
+    if gone and first:
+        raise UnreadableInput(asked, f"it has no column {gone[0]!r}", did_you_mean(gone[0], kinds))
     for column in declared:
-        if column.name in OWN:
-            continue
-        if column.name not in kinds and not first:
-            gone.append(column.name)
-            continue
-        if column.name not in kinds:
-            raise UnreadableInput(asked, f"it has no column {column.name!r}", did_you_mean(column.name, kinds))
-        if kinds[column.name].endswith("[]") and pat.is_nested(column.type):
-            remedy = "declare it as text"
-            raise UnreadableInput(asked, f"{column.name!r} is an array, which comes as text", remedy)
+        if kinds.get(column.name, "").endswith("[]") and pat.is_nested(column.type):
+            raise UnreadableInput(asked, f"{column.name!r} is an array, which comes as text", "declare it as text")
     if first:
         refuse_filtered(asked, found)
     if of.relreplident == "n" or (of.relreplident == "d" and not of.keyed):

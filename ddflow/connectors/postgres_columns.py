@@ -95,17 +95,12 @@ def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied)
     return True
 
 
-def warn_of_alterations(table: SourceTable, why: Sequence[str]) -> None:
-    """Warn of an alteration, if the table is not read again for it."""
-    for each in why:
-        text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
-        warnings.warn(f"{table.full}: {each}: {text}", stacklevel=2)
-
-
-def warn_of_filled(table: SourceTable, columns: Mapping[str, str]) -> None:
-    """Warn of what was `filled`, where the table is not read again for it."""
-    for name, how in columns.items():
-        warnings.warn(new_in(table, name, how), stacklevel=2)
+def warn_of_altered(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
+    """Warn of what was `filled`, and of alterations, if the table is not read again for it."""
+    text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
+    said = [new_in(table, name, how) for name, how in columns.items()]
+    for each in (*said, *(f"{table.full}: {each}: {text}" for each in why)):
+        warnings.warn(each, stacklevel=2)
 
 
 def new_in(table: SourceTable, name: str, how: str) -> str:

@@ -127,17 +127,6 @@ def same_tables(known: Mapping[str, Copied], looked: Mapping[SourceTable, Looked
             raise SpecError(asked, found, f"let it feed {was['input']!r}; or {ANEW}")
 
 
-def exchanged(table: SourceTable, was: int, now: int, copies: bool) -> str:
-    """What is said of a table that is another than the one that was copied, by their oids.
-
-    ``copies``: whether it can be copied in its place.  Raises `SourceChanged` where it cannot.
-    """
-    found = f"it is another table than the one that was copied (oid {now}, and it was {was})"
-    if not copies:
-        raise lost_changes(table, found)
-    return found
-
-
 def lost_changes(table: SourceTable, found: str) -> SourceChanged:
     """Return the error for a table that lost changes and cannot be copied again."""
     asked = f"read the table {table.full} for {table.input!r}"

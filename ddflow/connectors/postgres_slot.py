@@ -42,8 +42,7 @@ from ddflow.connectors.postgres_changes import Peeked, peeked
 from ddflow.connectors.postgres_columns import (
     filled,
     find_alterations,
-    warn_of_alterations,
-    warn_of_filled,
+    warn_of_altered,
     warn_of_gone,
 )
 from ddflow.connectors.postgres_copy import LEFT, Begun, again, begun, copies
@@ -53,7 +52,6 @@ from ddflow.connectors.postgres_position import (
     Copied,
     SlotPosition,
     copied,
-    exchanged,
     lost_changes,
     remembered,
     same_server,
@@ -200,17 +198,19 @@ class Slot(OpenSource):
     def _compare(self, table: SourceTable, was: Copied, now: Copied) -> None:
         """Let a table be copied again if no change has all of its rows' values, else warn."""
         if was["oid"] != now["oid"]:
-            self._again(table, exchanged(table, was["oid"], now["oid"], table.input in self._whole))
+            found = f"it is another table than the one that was copied (oid {now['oid']}, and it was {was['oid']})"
+            self._again(table, found)
             return
         new, why = filled(self.connection, table, was, now), find_alterations(self.connection, table, was, now)
         if table.input not in self._whole:
-            warn_of_filled(table, new)
-            warn_of_alterations(table, why)
+            warn_of_altered(table, new, why)
         elif new or why:
             self._again(table, "; ".join([*(f"{name!r} {how}" for name, how in new.items()), *why]))
 
     def _again(self, table: SourceTable, why: str) -> None:
-        """Let a table be copied again.  Raises `SourceChanged` if that is not wanted."""
+        """Let a table be copied again.  Raises `SourceChanged` if its input cannot be, or that is not wanted."""
+        if table.input not in self._whole:
+            raise lost_changes(table, why)
         self._allow_copy(table, why)
         self._why[table.full] = why
         self.added = (*self.added, table)
@@ -356,11 +356,8 @@ class Slot(OpenSource):
             if not self._numbers.refused(error):
                 raise
             return self._peeked(looked, **how)
-        for table, why in found.lost.items():
-            if table.input not in self._whole:
-                raise lost_changes(table, why)
         for table, why in {**found.untold, **found.lost}.items():
-            if table in self.tables and table.input in self._whole:
+            if table in found.lost or table.input in self._whole:
                 self._again(table, why)
         return found
 

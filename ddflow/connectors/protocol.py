@@ -1,4 +1,4 @@
-"""What an engine asks of a connector: positioned rows in, fragments of updates out.
+"""What an engine asks of a target: fragments of updates, each seen once.
 
 Invariant: a connector knows no engine, no plan and no step. Tables, positions and the names of outputs are all that
 passes between the two, so an engine in this process and tasks on Spark drive a connector alike. What a sink shows is of
@@ -19,14 +19,12 @@ True
 ([], 2)
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from ddflow.storage.protocol import Blob
-
-Position = TypeVar("Position")
 
 
 class Fragment(NamedTuple):
@@ -219,43 +217,3 @@ class Sink(Protocol):
 
     def withdraw(self, leftovers: Iterable[Leftover]) -> None:
         """Let nobody see such fragments any more; they count as written now.  O(those); durable after `sync`."""
-
-
-class PositionedRows(Protocol[Position]):
-    """Where the rows of an input come from, in an order that is the same each time they are read.
-
-    A position says how far a source was read.  Whoever has taken in a batch can go on after it, also in another
-    process: reading `after` its position gives every row that follows, and none before.  Everything a source raises
-    names the place that it was reading, as `place` words it.
-    """
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of every batch, in their order."""
-
-    def batches(self, after: Position | None = None) -> Iterator[tuple[pa.RecordBatch, Position]]:
-        """Its rows, in batches of bounded size, each with the position after it.  O(rows).
-
-        Parameters
-        ----------
-        after
-            A position that was given before, in this process or another; None for the beginning.
-
-        Yields
-        ------
-        batch, position
-            A batch without rows tells that only the position moved.
-
-        Raises
-        ------
-        UnreadableInput
-            For what is damaged or gone.
-        SchemaMismatch
-            For a value that does not fit.
-        """
-
-    def place(self, position: Position) -> str:
-        """What the rows after a position are called in messages; never with credentials."""
-
-    def close(self) -> None:
-        """Let go of what was opened.  Twice is harmless."""

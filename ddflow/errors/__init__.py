@@ -60,6 +60,7 @@ from ddflow.errors.plans import (
     SpecError,
     WrongMode,
 )
+from ddflow.errors.plans import import_extra as import_extra
 from ddflow.errors.results import (
     AggregateOverflow,
     CountOverflow,

@@ -8,6 +8,9 @@ what to do.
 an upsert: it has no key; give key=
 """
 
+import importlib
+from typing import Any
+
 from ddflow.errors.base import DdflowError
 
 
@@ -66,6 +69,16 @@ class MissingExtra(DdflowError, ImportError):
 
     What to do: run the line that the message has, such as ``pip install 'ddflow[kafka]'``.
     """
+
+
+def import_extra(asked: str, extra: str, *names: str) -> Any:
+    """Import modules of an extra, and return the first one.  Raises `MissingExtra`.  ``asked``: for the message."""
+    try:
+        library, *_ = map(importlib.import_module, names)
+    except ImportError as error:
+        called = names[0].partition(".")[0].replace("_", "-")
+        raise MissingExtra(asked, f"{called} is missing ({error})", f"pip install 'ddflow[{extra}]'") from None
+    return library
 
 
 class NotInvariant(DdflowError, AssertionError):

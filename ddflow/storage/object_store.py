@@ -15,7 +15,6 @@ a fork, and who waits for them waits for ever: in a child of a process that has 
 """
 
 import builtins
-import importlib
 import os
 import re
 import time
@@ -26,7 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddflow.errors import EngineClosed, MissingExtra, OutcomeUnknown, StateRefused, StorageFailed, StorageFull
+from ddflow.errors import EngineClosed, OutcomeUnknown, StateRefused, StorageFailed, StorageFull, import_extra
 from ddflow.errors.secrets import mask_secrets
 from ddflow.storage.address import public, scheme
 
@@ -307,8 +306,4 @@ def _is_plain(options: Mapping[str, Any]) -> bool:
 
 def library() -> Any:
     """obstore.  Raises `MissingExtra`."""
-    try:
-        importlib.import_module("obstore.store")
-        return importlib.import_module("obstore")
-    except ImportError as error:
-        raise MissingExtra("keep a state in S3", f"obstore is missing ({error})", "pip install 'ddflow[s3]'") from None
+    return import_extra("keep a state in S3", "s3", "obstore", "obstore.store")

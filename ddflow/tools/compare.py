@@ -311,12 +311,10 @@ def _compared(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequ
             table = table.select(schema.names).rename_columns(own)
             try:
                 updates = engine.replace(_ROWS, table, allow_empty=True)[_ROWS]
-            except DuplicateKeys as error:
-                remedy = "a row needs a key of its own: name more columns in the key, or mend the rows"
-                raise of.placed(DuplicateKeys(f"compare: the rows {side}", as_given(error.found), remedy)) from None
-            except NullKey as error:
-                found, remedy = as_given(error.found), as_given(error.remedy)
-                raise of.placed(NullKey(f"compare: the rows {side}", found, remedy)) from None
+            except (DuplicateKeys, NullKey) as error:
+                more = "a row needs a key of its own: name more columns in the key, or mend the rows"
+                remedy = as_given(error.remedy) if isinstance(error, NullKey) else more
+                raise of.placed(type(error)(f"compare: the rows {side}", as_given(error.found), remedy)) from None
         secret = engine.dataflow.secret
     sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]
     sides = [side.rename_columns(schema.names) for side in sides]

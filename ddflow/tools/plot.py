@@ -24,7 +24,7 @@ from ddflow.columns.schema import one_chunk
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
-from ddflow.errors import MissingExtra, SchemaMismatch, SpecError
+from ddflow.errors import SchemaMismatch, SpecError, import_extra
 from ddflow.metrics import CallMetrics
 from ddflow.time import INT64, shown
 
@@ -209,11 +209,7 @@ def _called(of: Any, number: int) -> str:
 def _axes(ax: Any) -> Any:
     if ax is not None:
         return ax
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise MissingExtra("draw a plot", str(error), "pip install 'ddflow[plot]'") from None
-    return pyplot.subplots(figsize=(8, 3), layout="constrained")[1]
+    return import_extra("draw a plot", "plot", "matplotlib.pyplot").subplots(figsize=(8, 3), layout="constrained")[1]
 
 
 def _labelled(axes: Any, labels: list[str], under: str, title: str | None, note: str | None = None) -> None:

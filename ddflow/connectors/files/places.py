@@ -23,6 +23,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
@@ -168,7 +169,7 @@ class _Joined(io.RawIOBase):
 class InBucket(Place):
     """An object in S3, fetched in ranges when they are asked for.  ``length``: its bytes; ``key``: in its bucket.
 
-    ``ask``: by which its bytes are asked for, with its name; what the bucket raises becomes what that raises.
+    ``ask``: by which its bytes are asked for; what the bucket raises becomes what that raises.
     """
 
     def __init__(
@@ -180,7 +181,8 @@ class InBucket(Place):
         ask: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(f"{bucket.url}/{key}", kind)
-        self._bucket, self._key, self._length, self._asks = bucket, key, length, ask or _asked
+        self._bucket, self._key, self._length = bucket, key, length
+        self._asks = ask or partial(_asked, self.name)
 
     def size(self) -> int | None:
         """As the bucket says."""
@@ -188,9 +190,7 @@ class InBucket(Place):
 
     def open(self) -> pa.NativeFile:
         """The object."""
-        ranges = _Ranges(
-            lambda begin, end: self._asks(self.name, self._bucket.read, self._key, begin, end), self._length
-        )
+        ranges = _Ranges(lambda begin, end: self._asks(self._bucket.read, self._key, begin, end), self._length)
         return pa.PythonFile(io.BufferedReader(ranges, PIECE), mode="r")
 
 

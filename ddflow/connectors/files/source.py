@@ -103,7 +103,7 @@ AS_USUAL: Final = FileOptions()
 
 
 class FilesSource:
-    """`PositionedRows` of files; `open_files` makes them.
+    """The rows of files, with positions: reading goes on after one.  `open_files` makes it.
 
     ``files``: their names, in the order they are read.  ``rows``: how many there are in all, where the files can tell
     without being read.  ``changes``: which columns come up and go.  ``blank``: those without a value to guess by.
@@ -233,8 +233,8 @@ class FilesSource:
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
         """The rows of the files, one after the other; behind the last of each a batch without rows, which finishes it.
 
-        As in `PositionedRows`.  O(rows); memory for a few batches (of Parquet: for a row group of each column).  Rows
-        before ``after`` in its file are read and left out.
+        Each comes with the position after it.  O(rows); memory for a few batches (of Parquet: for a row group of each
+        column).  Rows before ``after`` in its file are read and left out.
         """
         after = after or FilePosition(self.files[0])
         if after.file not in self.files:

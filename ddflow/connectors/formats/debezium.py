@@ -83,7 +83,7 @@ class Debezium(Enveloped):
         for name in target.columns.names:
             if (here := self._unavailable(inside.cells(*made.after, name))).any():
                 absent[name] = here
-                inside = _without(inside, made.after, name, here)
+                inside = inside._replace(body=_without(inside.body, (*made.after, name), here))
         return made._replace(inside=inside, absent=absent or None)
 
     @property
@@ -193,7 +193,7 @@ class Debezium(Enveloped):
         uuid = UUID(bytes=hashlib.md5(raw, usedforsecurity=False).digest(), version=3)
         plain = [
             self.placeholder,
-            _base64(self.placeholder),
+            base64.b64encode(raw).decode(),
             base64.urlsafe_b64encode(raw).decode(),
             raw.hex(),
             str(uuid),
@@ -232,26 +232,10 @@ def _coded(operations: pa.Array, value: pa.Array) -> Ints:
 _NULL: Final = r'^\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\}$'
 
 
-def _without(inside: Inside, path: tuple[str, ...], name: str, here: Bools) -> Inside:
-    """The same, with null in the place of some cells."""
+def _without(cells: pa.Array, path: Sequence[str], here: Bools) -> pa.Array:
+    """Structs with null in the place of some cells, which are at a path in them."""
     if not path:
-        body = inside.body
-        cells = pc.struct_field(body, name)
-        parts = [c if f.name != name else _nulled(cells, here) for f, c in zip(body.type, body.flatten(), strict=True)]
-        return inside._replace(body=pa.StructArray.from_arrays(parts, fields=list(body.type), mask=body.is_null()))
-    inner = _without(inside._replace(body=inside.cells(*path)), (), name, here).body
-    return inside._replace(
-        body=pa.StructArray.from_arrays(
-            [inner if f.name == path[0] else c for f, c in zip(inside.body.type, inside.body.flatten(), strict=True)],
-            fields=list(inside.body.type),
-            mask=inside.body.is_null(),
-        )
-    )
-
-
-def _nulled(cells: pa.Array, here: Bools) -> pa.Array:
-    return pc.if_else(pa.array(here), pa.scalar(None, cells.type), cells)
-
-
-def _base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
+        return pc.if_else(pa.array(here), pa.scalar(None, cells.type), cells)
+    pairs = zip(cells.type, cells.flatten(), strict=True)
+    parts = [_without(part, path[1:], here) if field.name == path[0] else part for field, part in pairs]
+    return pa.StructArray.from_arrays(parts, fields=list(cells.type), mask=cells.is_null())

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.schema import one_chunk
-from ddflow.errors import MissingExtra
+from ddflow.errors import import_extra
 
 TEXT: Final = "VARCHAR"
 """The shape of a scalar that a type reads later: its text, and of a fraction the text of the nearest double."""
@@ -128,18 +128,13 @@ def with_numbers(
     return out
 
 
-def _names(shape: Any, kind: str) -> set[str]:
-    """The members of objects that are, or have within, columns of a ``kind``."""
+def _names(shape: Any, kind: str, name: str = "") -> set[str]:
+    """The members of objects that are, or have within, columns of a ``kind``.  ``name``: of the member of a shape."""
     if isinstance(shape, list):
-        return _names(shape[0], kind)
-    if not isinstance(shape, dict):
-        return set()
-    return {name for each, inner in shape.items() for name in ([each] if _leaf(inner) == kind else _names(inner, kind))}
-
-
-def _leaf(shape: Any) -> Any:
-    """The shape within lists."""
-    return _leaf(shape[0]) if isinstance(shape, list) else shape
+        return _names(shape[0], kind, name)
+    if isinstance(shape, dict):
+        return {found for each, inner in shape.items() for found in _names(inner, kind, each)}
+    return {name} if name and shape == kind else set()
 
 
 def is_doubtful(cells: pa.Array, shape: Any, kind: str) -> Bools:
@@ -200,11 +195,7 @@ def quoted(text: str) -> str:
 
 def reader() -> Any:
     """DuckDB, which reads messages.  Raises `MissingExtra`."""
-    try:
-        import duckdb
-    except ImportError as error:
-        raise MissingExtra("read messages", str(error), "pip install 'ddflow[duckdb]'") from None
-    return duckdb
+    return import_extra("read messages", "duckdb", "duckdb")
 
 
 def _connection() -> Any:
