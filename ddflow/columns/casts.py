@@ -196,12 +196,9 @@ def _nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     gone, n = array.is_null(), len(array)
     if pat.is_struct(kind):
         there = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
-        children = list[pa.Array]()
-        for field in kind:
-            child = _child(there.get(field.name, pa.nulls(n)), field, gone)
-            if child is None:
-                return None
-            children.append(child)
+        children: list[Any] = [_child(there.get(field.name, pa.nulls(n)), field, gone) for field in kind]
+        if any(child is None for child in children):
+            return None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
     if pat.is_map(kind):
         keys, items = exact(array.keys, kind.key_type), exact(array.items, kind.item_type)
@@ -213,11 +210,19 @@ def _nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     if values is None:
         return None
     ends = np.concatenate([[0], np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(array), 0)))])
+    return build_lists(kind, ends, values, gone)
+
+
+def build_lists(kind: pa.DataType, ends: Any, values: pa.Array, gone: pa.Array) -> pa.Array:
+    """Return lists of any kind, or maps, whose elements ``values`` has.  ``ends``: of each, behind the begin of the
+    first.  ``gone``: which are null.  O(lists)."""
+    wide = pat.is_large_list(kind) or pat.is_fixed_size_list(kind)
+    offsets = pa.array(ends, pa.int64() if wide else pa.int32())
+    if pat.is_map(kind):
+        keys, items = values.flatten()
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=gone)
     if pat.is_fixed_size_list(kind):
-        made = pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), values, mask=gone)
-        return made.cast(kind)
-    wide = pat.is_large_list(kind)
-    offsets = pa.array(ends.astype(np.int64 if wide else np.int32))
+        return pa.LargeListArray.from_arrays(offsets, values, mask=gone).cast(kind)
     return (pa.LargeListArray if wide else pa.ListArray).from_arrays(offsets, values, type=kind, mask=gone)
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import exact, first_misfit, fitting, may_cast
+from ddflow.columns.casts import build_lists, exact, first_misfit, fitting, may_cast
 from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, near
 from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import becomes
@@ -104,17 +104,12 @@ def plain(array: pa.Array) -> pa.Array:
     if pat.is_fixed_size_list(kind):
         values = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
         return pa.FixedSizeListArray.from_arrays(plain(values), type=normal, mask=gone)
-    wide = pat.is_large_list(kind) or pat.is_large_list_view(kind)
     if pat.is_list_view(kind) or pat.is_large_list_view(kind):
         sizes = pc.fill_null(pc.list_value_length(array), 0)
         ends, children = np.concatenate([[0], np.cumsum(np.asarray(sizes))]), array.flatten()
     else:
-        ends, children = np.asarray(array.offsets), None if pat.is_map(kind) else array.values
-    offsets = pa.array(ends.astype(np.int64 if wide else np.int32))
-    if children is None:
-        return pa.MapArray.from_arrays(offsets, plain(array.keys), plain(array.items), type=normal, mask=gone)
-    made = pa.LargeListArray if wide else pa.ListArray
-    return made.from_arrays(offsets, plain(children), type=normal, mask=gone)
+        ends, children = np.asarray(array.offsets), array.values
+    return build_lists(normal, ends, plain(children), gone)
 
 
 def plain_size(rows: pa.Table | pa.RecordBatch) -> int:
@@ -145,6 +140,11 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pat.is_string(kind) or pat.is_large_string(kind))
 
 
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values are bytes, of any width."""
+    return bool(pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind))
+
+
 def is_word(kind: pa.DataType) -> bool:
     """Whether a value fits one 64-bit word: booleans, integers, floats, dates, times, timestamps, durations."""
     return bool(
@@ -160,8 +160,7 @@ def is_word(kind: pa.DataType) -> bool:
 
 def is_flat(kind: pa.DataType) -> bool:
     """Whether values have one part and an order: words, decimals, text, binary of any width."""
-    binary = pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind)
-    return bool(is_word(kind) or is_text(kind) or pat.is_decimal(kind) or binary)
+    return bool(is_word(kind) or is_text(kind) or pat.is_decimal(kind) or is_bytes(kind))
 
 
 def is_key(kind: pa.DataType) -> bool:
@@ -296,22 +295,21 @@ def conform(
                 types = {input: {name: spelled_type(usual_type(table.schema.field(name).type))}}
                 remedy += f", or take it in with engine.evolve({types})"
             raise SchemaMismatch(f"rows for {what}", f"there is a column {name!r} that was not declared", remedy)
-    columns = []
-    for field in schema:
-        if field.name not in names:
-            columns.append(pa.nulls(table.num_rows, field.type))
-            continue
-        how = partial(becomes, input=input, fixed=field.name in {*fixed, *required})
-        columns.append(lossless(table.column(field.name), field, f"rows for {what}", how))
+    deciding, asked = {*fixed, *required}, f"rows for {what}"
+    columns = [
+        lossless(table.column(each.name), each, asked, partial(becomes, input=input, fixed=each.name in deciding))
+        if each.name in names
+        else pa.nulls(table.num_rows, each.type)
+        for each in schema
+    ]
     return _without_nulls(_in_days(pa.Table.from_arrays(columns, schema=schema)), what)
 
 
 def _in_days(table: pa.Table) -> pa.Table:
     """The same table, with all whole days of an interval counted as days: 24 hours are 1 day, and equal to it."""
-    if INTERVAL in table.schema.types:
-        for index, field in enumerate(table.schema):
-            if field.type == INTERVAL:
-                table = table.set_column(index, field, days_of_intervals(one_chunk(table.column(index))))
+    for index, field in enumerate(table.schema):
+        if field.type == INTERVAL:
+            table = table.set_column(index, field, days_of_intervals(one_chunk(table.column(index))))
     return table
 
 
@@ -323,18 +321,17 @@ def days_of_intervals(array: pa.Array) -> pa.Array:
     >>> days_of_intervals(pa.array([(0, 0, 86_400_000_000_000), (1, 1, -1)], pa.month_day_nano_interval())).to_pylist()
     [MonthDayNano(months=0, days=1, nanoseconds=0), MonthDayNano(months=1, days=0, nanoseconds=86399999999999)]
     """
-    buffer = array.buffers()[1]
+    valid, buffer = array.buffers()
     if not len(array) or buffer is None:
         return array
-    made = np.frombuffer(buffer, _PARTS)[array.offset : array.offset + len(array)].copy()
-    rest = np.sign(made["rest"]) * (np.abs(made["rest"]) % _DAY)
+    made = np.frombuffer(buffer, _PARTS, array.offset + len(array)).copy()
+    rest = np.fmod(made["rest"], _DAY)
     days = made["days"] + (made["rest"] - rest) // _DAY
     across = np.where((days > 0) & (rest < 0), 1, np.where((days < 0) & (rest > 0), -1, 0))
     days, rest = days - across, rest + across * _DAY
     fits = np.abs(days) < 2**31
     made["days"], made["rest"] = np.where(fits, days, made["days"]), np.where(fits, rest, made["rest"])
-    present = None if not array.null_count else pa.array(np.asarray(array.is_valid())).buffers()[1]
-    return pa.Array.from_buffers(INTERVAL, len(array), [present, pa.py_buffer(made)])
+    return pa.Array.from_buffers(INTERVAL, len(array), [valid, pa.py_buffer(made)], offset=array.offset)
 
 
 def _without_nulls(table: pa.Table, what: str) -> pa.Table:

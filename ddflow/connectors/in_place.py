@@ -11,7 +11,7 @@ there more than once, or values of a unique constraint change places and nothing
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,6 +42,19 @@ class InPlaceTable(SqlTable):
     @abstractmethod
     def matches(self, keys: pa.Table) -> Sequence[Match]:
         """How keys are found, each by one of them; they are those of the rows that are given."""
+
+    @abstractmethod
+    def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        """Values of the driver in the type that they were written from."""
+
+    def read(self) -> pa.Table:
+        """All rows."""
+        schema = self.shape.schema
+        with self.talking("read"):
+            found = self.execute(f"select {', '.join(map(quoted, schema.names))} from {quoted(self.table)}")
+        columns = list(zip(*found, strict=True)) or [()] * len(schema)
+        arrays = [self.array_of(each, field.type) for each, field in zip(columns, schema, strict=True)]
+        return pa.table(arrays, schema=schema)
 
     def pointed_at(self) -> bool:
         """Whether foreign keys point at the table's rows."""

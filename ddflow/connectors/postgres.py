@@ -371,20 +371,11 @@ class PostgresTable(InPlaceTable):
         """See `break_off`."""
         break_off(self.connection)
 
-    def read(self) -> pa.Table:
-        """All rows."""
-        schema = self.shape.schema
-        with self.talking("read"):
-            found = self.execute(f"select {', '.join(map(quoted, schema.names))} from {quoted(self.table)}")
-        columns = list(zip(*found, strict=True)) or [()] * len(schema)
-        return pa.table([_typed(each, of.type) for each, of in zip(columns, schema, strict=True)], schema=schema)
-
-
-def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values of the driver in the type that they were written from."""
-    if kind == pa.uint64():
-        values = [None if value is None else int(value) for value in values]
-    return pa.array(values, kind)
+    def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        """See `InPlaceTable.array_of`."""
+        if kind == pa.uint64():
+            values = [None if value is None else int(value) for value in values]
+        return pa.array(values, kind)
 
 
 def _array(column: pa.Array) -> str:
@@ -399,22 +390,17 @@ def _array(column: pa.Array) -> str:
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column as COPY takes it, as text."""
-    kind = column.type
-    form: Callable[[Any], str] | None = None
-    if pat.is_list(kind) or pat.is_large_list(kind):
-        form = partial(_listed, form=_spelled(kind.value_type))
-    elif column_type(kind) == "bytea":
-        form = _spelled(kind)
-    if form is not None:
+    if (form := _spelled(column.type)) is not None:
         texts = [None if each is None else form(each) for each in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])
-    return column if pat.is_string(kind) or pat.is_large_string(kind) else as_text(column)
+    return column if column_type(column.type) == "text" else as_text(column)
 
 
-def _spelled(kind: pa.DataType) -> Callable[[Any], str]:
-    if column_type(kind) == "bytea":
-        return lambda value: "\\x" + value.hex()
-    return str
+def _spelled(kind: pa.DataType) -> Callable[[Any], str] | None:
+    """How Python writes a value; None where Arrow does."""
+    if pat.is_list(kind) or pat.is_large_list(kind):
+        return partial(_listed, form=_spelled(kind.value_type) or str)
+    return (lambda value: "\\x" + value.hex()) if column_type(kind) == "bytea" else None
 
 
 def _listed(values: Sequence[Any], form: Callable[[Any], str]) -> str:

@@ -72,13 +72,18 @@ def find_alterations(connection: Any, table: SourceTable, was: Copied, now: Copi
     found, kinds, labels = list[str](), was.get("types", {}), was.get("labels", {})
     if was.get("unique") and now.get("unique") and not {*was["unique"]} & {*now["unique"]}:
         found.append("its key was another, or none, for a while")
-    for name, kind in now["types"].items():
-        if kinds.get(name, kind) != kind and was["columns"].get(name) == now["columns"][name]:
-            found.append(f"{name!r} has another type")
-    for part, label in now.get("labels", {}).items():
-        if labels.get(part, label) != label:
-            how = f"the enum label {labels[part]!r} is {label!r} now"
-            found.append(how if part.isdigit() else "a composite type has other attributes")
+    found += [
+        f"{name!r} has another type"
+        for name, kind in now["types"].items()
+        if kinds.get(name, kind) != kind and was["columns"].get(name) == now["columns"][name]
+    ]
+    others = {part: label for part, label in now.get("labels", {}).items() if labels.get(part, label) != label}
+    found += [
+        f"the enum label {labels[part]!r} is {label!r} now"
+        if part.isdigit()
+        else "a composite type has other attributes"
+        for part, label in others.items()
+    ]
     if not found and _is_rewritten(connection, table, was, now):
         found.append("its rows were rewritten, as by set unlogged and back, and the log does not say what changed")
     return found

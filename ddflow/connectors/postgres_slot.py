@@ -151,11 +151,10 @@ class Slot(OpenSource):
         self.added = () if position is None else tuple(fresh)
         """Tables that are to be copied to those that are read."""
         self.tables = tuple(table for table in looked if table not in self.added)
-        self.copied = {table.full: known[table.full] for table in self.added if table.full in known}
-        """The tables as they were copied."""
-        self.copied |= copied({table: looked[table] for table in self.tables}, {}, {}) | {
-            table.full: known[table.full] for table in self.tables if table.full in known
+        self.copied = copied({table: looked[table] for table in self.tables}, {}, {}) | {
+            table.full: known[table.full] for table in looked if table.full in known
         }
+        """The tables as they were copied."""
         self._named = {table.full for table in looked}
         self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
         self._holder: Any = None

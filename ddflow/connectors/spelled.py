@@ -110,11 +110,10 @@ def _tables(text: str, only: str) -> dict[str, str]:
     >>> _tables('"a.b"."t,1",c=d', "")
     {'"a.b"."t,1"': 't,1', 'c': 'd'}
     """
-    found, each = dict[str, str](), r'(?:"[^"]*"|[^,=])+'
-    several = re.findall(rf"({each})(?:=([^,]*))?", text)
-    for table, input in several:
-        found[table] = input or (only if len(several) == 1 else split_qualified(table)[1])
-    return found
+    several = re.findall(r'((?:"[^"]*"|[^,=])+)(?:=([^,]*))?', text)
+    if len(several) == 1:
+        return {table: input or only for table, input in several}
+    return {table: input or split_qualified(table)[1] for table, input in several}
 
 
 def _topic(where: str, name: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ durations the number of their units, and what is nested is JSON.
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.names import quoted
+from ddflow.columns.schema import is_bytes
 from ddflow.columns.wider import becomes
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.in_place import InPlaceTable, Match
@@ -88,6 +89,13 @@ _DECLARED: Final = {
     ("REAL", "FLOA", "DOUB"): pa.float64(),
 }
 """By what is in a declared type, as SQLite reads them."""
+_READ: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ...]] = (
+    (pat.is_boolean, bool),
+    (pat.is_nested, json.loads),
+    (pa.uint64().equals, int),
+    (pat.is_decimal, lambda value: Decimal(str(value))),
+)
+"""How values are read of types that SQLite does not have."""
 _NAN: Final = "NaN"
 _DAY: Final = "1970-01-01 "
 
@@ -95,16 +103,10 @@ _DAY: Final = "1970-01-01 "
 def _typed(values: Any, kind: pa.DataType) -> pa.Array:
     """Values of SQLite in a type.  Raises `SchemaMismatch`."""
     try:
-        if pat.is_boolean(kind):
-            return pa.array([None if value is None else bool(value) for value in values], kind)
         if pat.is_integer(kind) and any(isinstance(value, float) and not value.is_integer() for value in values):
             raise ValueError(f"{next(value for value in values if isinstance(value, float))} is no whole number")
-        if pat.is_nested(kind):
-            return pa.array([None if value is None else json.loads(value) for value in values], kind)
-        if kind == pa.uint64():
-            return pa.array([None if value is None else int(value) for value in values], kind)
-        if pat.is_decimal(kind):
-            return pa.array([None if value is None else Decimal(str(value)) for value in values], kind)
+        if (read := next((read for test, read in _READ if test(kind)), None)) is not None:
+            return pa.array([None if value is None else read(value) for value in values], kind)
         if pat.is_time(kind):  # Arrow reads none from text
             texts = pa.array([None if value is None else f"{_DAY}{value}" for value in values], pa.string())
             return texts.cast(pa.timestamp("ns")).cast(kind)
@@ -169,7 +171,7 @@ class SQLiteTable(InPlaceTable):
             return "INTEGER"
         if pat.is_floating(kind):
             return "REAL"
-        return "BLOB" if _is_bytes(kind) else "TEXT"
+        return "BLOB" if is_bytes(kind) else "TEXT"
 
     def columns(self, table: str) -> dict[str, str]:
         """As its catalog says."""
@@ -191,18 +193,9 @@ class SQLiteTable(InPlaceTable):
         same = (f"t.{name} is g.{name}" for name in map(quoted, keys.schema.names))
         return [Match("1", " and ".join(same) or "1")]
 
-    def read(self) -> pa.Table:
-        """All rows."""
-        schema = self.shape.schema
-        with self.talking("read"):
-            names = ", ".join(map(quoted, schema.names))
-            found = self.execute(f"select {names} from {quoted(self.table)}")
-        columns = list(zip(*found, strict=True)) or [()] * len(schema)
-        return pa.table([_typed(each, field.type) for each, field in zip(columns, schema, strict=True)], schema=schema)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind)
+    def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        """See `InPlaceTable.array_of`."""
+        return _typed(values, kind)
 
 
 def _values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:

@@ -180,10 +180,6 @@ class Bucket:
         """The bytes of an object from one place to before another.  Raises `FileNotFoundError`."""
         return bytes(self._ask(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end))
 
-    def written(self, key: str) -> float:
-        """When an object was last written, by the server's clock.  Raises `FileNotFoundError`."""
-        return self.look(key).written
-
     def look(self, key: str) -> Found:
         """How an object looks.  Raises `FileNotFoundError`."""
         found = self._ask(f"look at {key}", self._api.head, self._many, key)

@@ -98,7 +98,7 @@ class S3Store(Store):
             now = time.time()
         else:
             self._bucket.put("probes/clock", b"")
-            now = self._bucket.written("probes/clock")
+            now = self._bucket.look("probes/clock").written
         found = [(each.key.removeprefix("blobs/"), each) for each in self._bucket.list("blobs")]
         return [Entry(name, each.length, max(0.0, now - each.written)) for name, each in found if NAME.fullmatch(name)]
 
@@ -126,7 +126,7 @@ class S3Store(Store):
     def published(self, number: int) -> bool:
         """As `Store.published`; one request."""
         try:
-            self._bucket.written(_key("manifests", number))
+            self._bucket.look(_key("manifests", number))
         except FileNotFoundError:
             return False
         return True

@@ -195,13 +195,13 @@ def _read(
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatch(what, f"the columns {twice} occur more than once", "give every column its own name")
-    columns: list[Any] = [
-        pa.chunked_array([plain(c) for c in column.chunks], normal_type(column.type)) for column in table.columns
-    ]
-    for i, name in enumerate(names):
-        if name in types:
-            columns[i] = lossless(columns[i], pa.field(name, types[name]), what)
-    return pa.table(dict(zip(names, columns, strict=True)))
+    columns: dict[str, Any] = {
+        name: lossless(column, pa.field(name, types[name]), what)
+        if name in types
+        else pa.chunked_array([plain(chunk) for chunk in column.chunks], normal_type(column.type))
+        for name, column in zip(names, table.columns, strict=True)
+    }
+    return pa.table(columns)
 
 
 def _how(given: Any, how: FileOptions) -> FileOptions:

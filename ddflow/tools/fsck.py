@@ -203,11 +203,7 @@ class _Check:
 
     def _stored(self, part: Blob, number: int) -> StoredInventory | None:
         """An inventory; None where it, or a sheet of it, is not what was put.  All of them are compared."""
-
-        def fetch(blob: Blob) -> bytes | pa.Buffer:
-            self.named.add(blob.name)
-            return self._compare(blob, number) or b""
-
+        fetch = partial(self._fetch, number=number)
         text = unfolded(fetch(part), self._what(part), fetch)
         whole = all(self.compared[each] is not None for each in (part, *text.sheets))
         return StoredInventory.parse(text, self._what(part)) if whole else None
@@ -242,6 +238,10 @@ class _Check:
         kept = {ids[node]: each for node, each in graph.keeping.items() if each.arrangements}
         return Operators(graph.inputs, kept, by)
 
+    def _fetch(self, blob: Blob, number: int) -> bytes | pa.Buffer:
+        self.named.add(blob.name)
+        return self._compare(blob, number) or b""
+
     def _compare(self, blob: Blob, number: int) -> pa.Buffer | None:
         """The bytes of a blob, compared once; None, and a problem, when they are not what was put."""
         if blob not in self.compared:
@@ -258,11 +258,7 @@ class _Check:
 
     def _receipts(self, manifest: Manifest) -> Iterator[Epoch]:
         """All receipts of a version; a file of the backlog that cannot be read is a problem, and ends those in it."""
-
-        def fetch(blob: Blob) -> bytes | pa.Buffer:
-            self.named.add(blob.name)
-            return self._compare(blob, manifest.number) or b""
-
+        fetch = partial(self._fetch, number=manifest.number)
         for part in manifest.backlog:
             with self._guard(f"blobs/{part.file.name}", manifest.number):
                 yield from Backlog(self.store, fetch).receipts([part])

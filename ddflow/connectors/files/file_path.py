@@ -132,11 +132,12 @@ def written(path: str, dialect: Dialect, now: Dialect = PLAIN) -> str:
     >>> written("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso")))
     "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
     """
-    said = [repr(path)]
-    for name, value, usual, was in zip(WRITING, dialect, PLAIN, now, strict=True):
-        if value != usual or (value != was and value is not None):
-            said.append(f"{name}={_shown(value)}")
-    return f"dd.FilePath({', '.join(said)})"
+    said = [
+        f"{name}={_shown(value)}"
+        for name, value, usual, was in zip(WRITING, dialect, PLAIN, now, strict=True)
+        if value != usual or (value != was and value is not None)
+    ]
+    return f"dd.FilePath({', '.join([repr(path), *said])})"
 
 
 def _shown(value: Any) -> str:

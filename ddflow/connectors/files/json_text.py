@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.schema import is_text, normal_type
-from ddflow.connectors.files.wire import as_list, ends_of, is_bytes, is_listed, plain
+from ddflow.columns.schema import is_bytes, is_text, normal_type
+from ddflow.connectors.files.wire import as_list, ends_of, is_listed, plain
 
 _ESCAPES: Final = [("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")]
 _OTHERS: Final = [(chr(i), f"\\u{i:04x}") for i in range(32) if chr(i) not in "\n\r\t"]

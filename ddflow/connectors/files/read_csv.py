@@ -64,7 +64,7 @@ class CsvFile(TextFile):
         if twice:
             remedy = "name each column once" + ("; if its first line is a title, delete that" if "" in twice else "")
             raise UnreadableInput(self.place.name, f"the columns {twice} occur more than once", remedy)
-        self._check_conflict(names[0], 1)
+        self._check_conflicts(pa.array(names[:1]), -1)
         return dict.fromkeys(names)
 
     def delimiter(self) -> str | None:
@@ -167,14 +167,10 @@ class CsvFile(TextFile):
         return UnreadableInput(self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy)
 
     def _check_conflicts(self, texts: pa.Array, before: int) -> None:
-        """Of a single column: there such a line is a value like others."""
+        """Of a single column, or the first name: there such a line is a value like others."""
         marks = pc.match_substring_regex(texts, "^(<{7}|={7}|>{7})( |$)")
         if (row := pc.index(marks, True).as_py()) >= 0:
             raise _conflict(f"{self.place.name}, {_row(before + row + 2)}")
-
-    def _check_conflict(self, text: str, row: int) -> None:
-        if CONFLICT.match(text):
-            raise _conflict(f"{self.place.name}, {_row(row)}")
 
 
 class _Bytes:

@@ -33,6 +33,11 @@ ROWS = 1 << 16
 """At most so many rows in a batch, where the format leaves the choice to its reader."""
 
 
+_PACKED = {
+    b"PK\x03\x04": ("it is a zip archive, as workbooks are, too", "unpack it, or save it as text"),
+    b"\x1f\x8b": ("it is packed by gzip", "end its name with .gz"),
+}
+"""By its first bytes, what packed a file, and what to do."""
 WIDEST = 10_000
 """At most so many columns: each has its own arrays in every batch, so wide tables take time by the column."""
 
@@ -149,13 +154,9 @@ def packed(place: Place) -> UnreadableInput | None:
             begin = bytes(stream.read(4))
     except (pa.ArrowException, OSError, DdflowError):
         return None
-    if begin == b"PK\x03\x04":
-        return UnreadableInput(
-            place.name, "it is a zip archive, as workbooks are, too", "unpack it, or save it as text"
-        )
-    if begin.startswith(b"\x1f\x8b"):
-        return UnreadableInput(place.name, "it is packed by gzip", "end its name with .gz")
-    return None
+    return next(
+        (UnreadableInput(place.name, *said) for magic, said in _PACKED.items() if begin.startswith(magic)), None
+    )
 
 
 def encoded(place: Place, dialect: Dialect) -> str:

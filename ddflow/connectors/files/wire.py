@@ -22,17 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import decimals_of, floats_of
-from ddflow.columns.schema import is_text, is_word, normal_type
+from ddflow.columns.casts import build_lists, decimals_of, floats_of
+from ddflow.columns.schema import is_bytes, is_text, is_word, normal_type
 from ddflow.connectors.files.kinds import is_json
 
 WIDE: Final = pa.decimal256(76, 38)
 _ANY: Final = 1 << 30
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values are bytes, which text formats hold as base64."""
-    return bool(pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind))
 
 
 def is_listed(kind: pa.DataType) -> bool:
@@ -129,15 +124,7 @@ def ends_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def _relisted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A list column with other elements, as another kind of list."""
-    values, ends = restored(column.flatten(), element(kind)), ends_of(column)
-    null = column.is_null() if column.null_count else None
-    if pat.is_map(kind):
-        keys, items = values.flatten()
-        return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, items, type=kind, mask=null)
-    if pat.is_large_list(kind):
-        return pa.LargeListArray.from_arrays(pa.array(ends), values, type=kind, mask=null)
-    plain_kind = kind if pat.is_list(kind) else pa.list_(kind.value_field)
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=plain_kind, mask=null).cast(kind)
+    return build_lists(kind, ends_of(column), restored(column.flatten(), element(kind)), column.is_null())
 
 
 def plain(column: pa.Array) -> pa.Array:

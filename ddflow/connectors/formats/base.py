@@ -253,16 +253,11 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
     messages.
     """
     messages = messages_of(format, given, target.what, first)
-    bad = BadMessages(messages.rows)
-    if messages.broken.any():
-        bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
-    made = format.upserts(messages, target, bad)
+    made, bad = _upserts(format, messages, target)
     exact = np.broadcast_to(messages.exact, messages.rows)
     if rows := [row for row, (_, cell) in bad.narrow.items() if _FRACTION.search(cell) and not exact[row]]:
         messages.exact = exact | np.isin(np.arange(messages.rows), rows)  # so that they name their own numbers
-        bad = BadMessages(messages.rows)
-        bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
-        made = format.upserts(messages, target, bad)
+        made, bad = _upserts(format, messages, target)
     if target.history:
         made = _versions(made, target, bad)
     at: Ints = np.arange(messages.rows) if made.at is None else made.at
@@ -282,6 +277,12 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
             f"mend the source, or leave it out with on_bad='drop'; nothing was taken in{wider}",
         )
     return _with_bad(made, at, messages, bad, target)
+
+
+def _upserts(format: Format, messages: Messages, target: Target) -> tuple[Upserts, BadMessages]:
+    bad = BadMessages(messages.rows)
+    bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
+    return format.upserts(messages, target, bad), bad
 
 
 def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages: Messages) -> str:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.casts import floats_of
-from ddflow.columns.schema import is_text
+from ddflow.columns.schema import is_bytes, is_text
 from ddflow.connectors.formats.decimals import BASE64, PRECISE, decimals, number_in, too_wide
 from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, base64_bytes, computed
 from ddflow.connectors.formats.times import is_timed, timed
@@ -79,7 +79,7 @@ def _misfits(cells: pa.Array, kind: pa.DataType, how: CellForm) -> Bools:
         return np.zeros(len(cells), np.bool_)
     if pat.is_decimal(kind):
         return too_wide(cells, kind, how.decimals, how.scale, how.quoted)
-    if _is_binary(kind) and how.binary != "hex":
+    if is_bytes(kind) and how.binary != "hex":
         return np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(cells, BASE64)), False))
     return np.zeros(len(cells), np.bool_)
 
@@ -126,13 +126,9 @@ def _read(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Array:
         return _extended(cells, kind, how)
     if pat.is_nested(kind):
         return _nested(cells, kind, how)
-    if _is_binary(kind):
+    if is_bytes(kind):
         return _bytes(cells, how).cast(kind) if is_text(cells.type) else cells.cast(kind)
     return floats_of(cells, kind) if pat.is_floating(kind) else cells.cast(kind)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind))
 
 
 def _extended(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:

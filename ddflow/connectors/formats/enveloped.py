@@ -21,11 +21,11 @@ import pyarrow.types as pat
 from ddflow.connectors.formats.base import BadMessages, Format, Target, Truncate, Upserts
 from ddflow.connectors.formats.cells import BINARIES, CellForm
 from ddflow.connectors.formats.decimals import MODES, PRECISE
-from ddflow.connectors.formats.envelope import Inside, Ints, typed
+from ddflow.connectors.formats.envelope import Inside, Ints
 from ddflow.connectors.formats.keys import key_cells
 from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.parse import Bools
-from ddflow.connectors.formats.plain import misfit
+from ddflow.connectors.formats.parse import Bools, put_cells
+from ddflow.connectors.formats.plain import read_cells
 from ddflow.connectors.formats.positions import POSITION, ROW, filled, positions
 from ddflow.connectors.formats.row_columns import Own
 from ddflow.connectors.formats.whose import PARTS, counted, named, of_table, of_topic, settled, untold
@@ -188,11 +188,7 @@ class Enveloped(Format):
                 if not self.unavailable:
                     remedy = f"{self.hidden}: see unavailable= of dd.formats.{self.kind}"
                     bad.mark(at[absent[name]], f"column {name!r} is unavailable: {remedy}")
-            made, wrong = typed(inside, read.after, name, field.type, self.usual)
-            if wrong is not None:
-                how = inside.forms(read.after, name, self.usual)
-                misfit(inside.cells(*read.after, name), np.flatnonzero(wrong & ~deleted), field, at, bad, how)
-            columns[name] = made
+            columns[name] = read_cells(inside, read.after, field, self.usual, at, bad, deleted)
         if gone.size:
             columns |= self._of_deletes(read, columns, at, gone, messages, target, bad)
         for name in target.key:
@@ -214,17 +210,10 @@ class Enveloped(Format):
         out, some = {}, read.inside.take(gone)
         keyed = key_cells(messages, at[gone], target, self.usual)
         for name in dict.fromkeys((*target.key, *target.deciding)):
-            kind = target.columns.field(name).type
-            found, wrong = typed(some, read.before, name, kind, self.usual)
-            if wrong is not None:
-                how, field = some.forms(read.before, name, self.usual), target.columns.field(name)
-                misfit(some.cells(*read.before, name), np.flatnonzero(wrong), field, at[gone], bad, how)
+            found = read_cells(some, read.before, target.columns.field(name), self.usual, at[gone], bad)
             if name in keyed:
                 found = _coalesce(keyed[name], found)
-            every = pa.concat_arrays([columns[name], found])
-            which = np.arange(len(columns[name]))
-            which[gone] = which.size + np.arange(gone.size)
-            out[name] = every.take(pa.array(which))
+            out[name] = put_cells(columns[name], gone, found)
         return out
 
     def _moved(self, read: Envelopes, made: Upserts, target: Target, bad: BadMessages) -> Upserts:
@@ -245,11 +234,8 @@ class Enveloped(Format):
         for name, column in made.columns.items():
             old = pa.nulls(rows.size, column.type)
             if name in (*target.key, *target.deciding):
-                old, wrong = typed(some, read.before, name, column.type, self.usual)
+                old = read_cells(some, read.before, target.columns.field(name), self.usual, made.at[rows], bad)
                 old = _coalesce(old, column.take(pa.array(rows)))  # what did not change may not be there
-                if wrong is not None:
-                    field, how = target.columns.field(name), some.forms(read.before, name, self.usual)
-                    misfit(some.cells(*read.before, name), np.flatnonzero(wrong), field, made.at[rows], bad, how)
             columns[name] = pa.concat_arrays([column, old]).take(take)
         which = np.asarray(take)
         return made._replace(

@@ -20,7 +20,7 @@ from ddflow.connectors.formats.base import Target
 from ddflow.connectors.formats.cells import CellForm, cells_as, shape_of
 from ddflow.connectors.formats.envelope import opened, typed
 from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.parse import WORDS, objects
+from ddflow.connectors.formats.parse import WORDS, objects, put_cells
 
 
 def key_cells(messages: Messages, rows: Any, target: Target, how: CellForm) -> dict[str, pa.Array]:
@@ -49,6 +49,4 @@ def _single(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: C
     value, _ = objects(plain, WORDS)
     cells = pc.coalesce(wrapped, value, plain)
     found, _ = cells_as(cells, kind, how)
-    every, which = pa.concat_arrays([made, found]), np.arange(len(made))
-    which[left] = len(made) + np.arange(left.size)
-    return every.take(pa.array(which))
+    return put_cells(made, left, found)

@@ -173,10 +173,9 @@ def _with_old(read: Envelopes, target: Target) -> Envelopes:
         return read
     body = read.inside.body
     data, old = (at_path(body, [name]) for name in ("data", "old"))
-    parts = []
-    for name in (*target.key, *target.deciding):
-        parts.append(pc.if_else(pa.array(deletes), at_path(data, [name]), at_path(old, [name])))
-    made = pa.StructArray.from_arrays(parts, names=[*target.key, *target.deciding])
+    names, mask = [*target.key, *target.deciding], pa.array(deletes)
+    parts = [pc.if_else(mask, at_path(data, [name]), at_path(old, [name])) for name in names]
+    made = pa.StructArray.from_arrays(parts, names=names)
     every = {field.name: column for field, column in zip(body.type, body.flatten(), strict=True)} | {"old": made}
     inside = read.inside._replace(body=pa.StructArray.from_arrays([*every.values()], names=[*every]))
     return read._replace(inside=inside)

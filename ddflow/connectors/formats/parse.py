@@ -65,10 +65,14 @@ def objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Array, B
     rows = np.flatnonzero((_find_rounded(text, made, shape) | exact) & ~wrong)
     if not rows.size:
         return made, wrong
-    own = exactly(text.take(pa.array(rows)), sql)
-    which = np.arange(len(text))
-    which[rows] = len(text) + np.arange(rows.size)
-    return pa.concat_arrays([made, own]).take(pa.array(which)), wrong
+    return put_cells(made, rows, exactly(text.take(pa.array(rows)), sql)), wrong
+
+
+def put_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
+    """Return cells of any type with others at some rows.  O(cells)."""
+    which = np.arange(len(cells))
+    which[rows] = len(cells) + np.arange(len(found))
+    return pa.concat_arrays([cells, found]).take(pa.array(which))
 
 
 def exactly(text: pa.Array, sql: str) -> pa.Array:
@@ -104,7 +108,6 @@ def _find_rounded(text: pa.Array, made: pa.Array, shape: Any) -> Bools:
     out: Bools = np.zeros(len(text), np.bool_)
     for kind in (QUOTED, WORDS):
         rows = np.flatnonzero(is_doubtful(made, shape, kind) & ~out)
-        out[rows] = True
         if rows.size:
             out[rows] = with_numbers(text.take(pa.array(rows)), kind, _names(shape, kind))
     return out

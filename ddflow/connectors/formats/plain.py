@@ -13,7 +13,7 @@ does not name is null. What the row lacks of the key, the message's key says.
 {'id': 2, 'city': None, '_position': 8, '_deleted': True}
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,10 +26,11 @@ from ddflow.connectors.formats import examples
 from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, Target, Upserts
 from ddflow.connectors.formats.cells import BINARIES, CellForm, cells_as, shape_of, shown
 from ddflow.connectors.formats.decimals import MODES
-from ddflow.connectors.formats.envelope import opened, typed
+from ddflow.connectors.formats.envelope import Inside, opened, typed
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.keys import key_cells
 from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.parse import Bools, put_cells
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.formats.row_columns import Path
 from ddflow.connectors.frames import to_table
@@ -62,19 +63,8 @@ class PlainJson(Format):
         inside = opened(messages.value, {field.name: shape_of(field.type) for field in target.columns}, messages.exact)
         bad.mark(np.flatnonzero(inside.wrong & ~bad.mask), "it is no JSON")
         deleted = np.asarray(inside.body.is_null())
-        columns = {}
-        for field in target.columns:
-            made, wrong = typed(inside, (), field.name, field.type, how)
-            if wrong is not None:
-                misfit(
-                    inside.cells(field.name),
-                    np.flatnonzero(wrong),
-                    field,
-                    np.arange(messages.rows),
-                    bad,
-                    inside.forms((), field.name, how),
-                )
-            columns[field.name] = made
+        at = np.arange(messages.rows)
+        columns = {field.name: read_cells(inside, (), field, how, at, bad) for field in target.columns}
         lacking = np.zeros(messages.rows, np.bool_)
         for name in target.key:
             lacking |= np.asarray(columns[name].is_null())
@@ -90,10 +80,8 @@ class PlainJson(Format):
 def _keyed(columns: dict[str, pa.Array], rows: Ints, messages: Messages, target: Target, how: CellForm) -> None:
     """Fill in what rows lack of the key from the keys of their messages."""
     for name, found in key_cells(messages, rows, target, how).items():
-        every, which = pa.concat_arrays([columns[name], found]), np.arange(messages.rows)
-        here = rows[np.asarray(columns[name].take(pa.array(rows)).is_null())]
-        which[here] = messages.rows + np.searchsorted(rows, here)
-        columns[name] = every.take(pa.array(which))
+        lacking = columns[name].take(pa.array(rows)).is_null()
+        columns[name] = put_cells(columns[name], rows[np.asarray(lacking)], found.filter(lacking))
 
 
 def no_rows(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) -> None:
@@ -107,6 +95,26 @@ def no_rows(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) 
     if rows.size:
         objects_here = pc.starts_with(pc.utf8_trim_whitespace(messages.value.take(pa.array(rows))), "{")
         bad.mark(rows[~np.asarray(objects_here)], "it is no object of JSON")
+
+
+def read_cells(
+    inside: Inside,
+    path: Sequence[str],
+    field: pa.Field,
+    usual: CellForm,
+    at: Ints,
+    bad: BadMessages,
+    ignored: Bools | None = None,
+) -> pa.Array:
+    """Return a column below a path in its type, and mark the messages of cells that do not fit.
+
+    ``at``: the message of each cell.  ``ignored``: cells that may be anything.
+    """
+    made, wrong = typed(inside, path, field.name, field.type, usual)
+    if wrong is not None:
+        rows = np.flatnonzero(wrong if ignored is None else wrong & ~ignored)
+        misfit(inside.cells(*path, field.name), rows, field, at, bad, inside.forms(path, field.name, usual))
+    return made
 
 
 def misfit(
@@ -166,12 +174,12 @@ class Custom(Format):
             found = f"its function raised {type(error).__name__}: {cut(str(error))}"
             raise BadMessage(asked, found, "mend the function or the messages; nothing was taken in") from error
         known = {**{field.name: field.type for field in target.columns}, POSITION: pa.int64(), DELETED: pa.bool_()}
-        columns = {}
-        for name, kind in known.items():
-            if name not in made.column_names:
-                columns[name] = pa.nulls(made.num_rows, kind)
-                continue
-            columns[name] = _take_column(made.column(name), pa.field(name, kind), asked)
+        columns = {
+            name: _take_column(made.column(name), pa.field(name, kind), asked)
+            if name in made.column_names
+            else pa.nulls(made.num_rows, kind)
+            for name, kind in known.items()
+        }
         if more := [name for name in made.column_names if name not in known]:
             raise BadMessage(asked, f"its function gave the columns {more}", f"give some of {list(known)}")
         if POSITION not in made.column_names and made.num_rows == messages.rows:
