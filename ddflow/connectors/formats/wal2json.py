@@ -222,9 +222,10 @@ def _find_rounded(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, e
     """Which messages, but those that are read exactly, have a number in a column that keeps digits, and may have lost
     some.  ``of``: the message of each cell."""
     kind = shape_of(field.type)
-    doubtful = of[is_doubtful(cells, kind, kind)] if kind in (QUOTED, WORDS) else of[:0]
-    rows, out = np.setdiff1d(doubtful, np.flatnonzero(exact)), np.zeros(len(value), np.bool_)
-    out[rows] = with_numbers(value.take(pa.array(rows)), str(kind), [field.name], _VALUE, _OTHER)
+    out: Bools = np.zeros(len(value), np.bool_)
+    if kind in (QUOTED, WORDS):
+        rows = np.setdiff1d(of[is_doubtful(cells, kind, kind)], np.flatnonzero(exact))
+        out[rows] = with_numbers(value.take(pa.array(rows)), kind, [field.name], _VALUE, _OTHER)
     return out
 
 
