@@ -36,7 +36,7 @@ FAULTS: Final = {
     "denied": "a conditional put is served, answered 412 although it succeeded",
     "conflict": "a conditional put is not served, answered 409",
     "403": "is not served, answered 403",
-    "slow": "is served, the connection is closed without an answer after ten seconds",
+    "slow": "is served, the connection is closed without an answer after a minute",
 }
 """What may become of a request, by name."""
 
@@ -153,7 +153,7 @@ class Proxy:
             return self._answer(handler, (409 if fault == "conflict" else int(fault), {}, b"<Error/>"))
         status, headers, body = forward(self.target, request)
         if fault in ("silent", "slow"):
-            time.sleep(10.0 if fault == "slow" else 0.0)
+            time.sleep(60.0 if fault == "slow" else 0.0)
             return self._hang_up(handler)
         if fault == "cut":
             return self._answer(handler, (status, headers, body), cut=True)

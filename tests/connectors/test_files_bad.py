@@ -322,7 +322,7 @@ def test_a_file_of_very_many_columns_is_refused_at_once(ending: str, tmp_path: P
         write(path, pa.table({name: [1] for name in names}))
     began = time.process_time()
     assert "it has 30,000 columns, more than 10,000; make rows of them" in refused(path)
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 60  # of JSON some 5 s
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_an_answer_that_takes_too_long_is_a_lost_one(moto: Moto, proxy: Proxy, t
     store = S3Store(f"s3://{moto.bucket()}", cache=tmp_path, options=patient)
     proxy.fail(1, 1.0, "slow", times=1)
     began = time.monotonic()
-    assert store.publish(1, b"mine") and time.monotonic() - began < 9
+    assert store.publish(1, b"mine") and time.monotonic() - began < 50
 
 
 def test_writers_on_a_faulty_network_never_both_win(moto: Moto, proxy: Proxy, store: S3Store, tmp_path: Path) -> None:
