@@ -26,6 +26,29 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("ddflow", "spark_bridge")
 
 ONLY_IN = {"numba": "ddflow/kernels/", "llvmlite": "ddflow/kernels/", "pyspark": "spark_bridge/", "pandas": "nowhere"}
+RATCHETS = {
+    "files with one importer": 96,
+    "crowded folders": 16,
+    "functions named by a lone participle": 932,
+    "one-word function names in more than five files": 151,
+    "functions with more than nine parameters": 13,
+    "imports, per cent of statements": 13,
+}
+"""Figures of the packages that may only fall: lower a limit when its figure falls."""
+ONE_EACH = ("ddflow/kernels", "ddflow/operators", "ddflow/cli")
+"""Folders of one kernel, operator or verb a file, which may hold 30 files; others 14."""
+CONNECTOR_FILES = {"source", "sink", "config"}
+IRREGULAR = re.compile(
+    r"begun|bound|brought|built|came|cut|dealt|done|drawn|fed|felt|found|given|gone|grown|heard|held|kept|known|laid|led"
+    r"|left|lent|lost|made|meant|met|paid|put|read|run|said|seen|sent|set|shown|spent|split|spread|stood|taken|thought"
+    r"|told|understood|went|worn|written"
+)
+"""Participles that do not end in -ed."""
+NOT_PARTICIPLES = {"need", "seed", "feed", "speed", "exceed", "embed"}
+PROTOCOL = re.compile(
+    r"open|close|read|write|step|compute|apply|commit|main|run|poll|put|finish|schema|copy|update|items|keys|values|get"
+)
+"""One-word names that mean one protocol wherever they are."""
 LONGEST_FILE, MOST_STATEMENTS, LONGEST_FUNCTION, SHORTEST_HEADER = 700, 280, 70, 200
 
 # Written so that this file does not break its own rules.
@@ -184,6 +207,63 @@ def test_files_and_functions_are_short() -> None:
                 if length > LONGEST_FUNCTION:
                     long.append(f"{name(path)}:{node.lineno}: {node.name}, {length} lines")
     assert long == []
+
+
+def is_participle(word: str) -> bool:
+    """Say whether a word is a lone participle, such as `found` or `checked`."""
+    regular = word.isalpha() and word.endswith("ed") and len(word) > 4 and word not in NOT_PARTICIPLES
+    return regular or IRREGULAR.fullmatch(word) is not None
+
+
+def measure_names(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the figures of `RATCHETS` about functions, each with a place or name that counts in it."""
+    homes = defaultdict(set)
+    for path in paths:
+        for node in nodes(path):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            word = node.name.strip("_")
+            if "_" not in word and not node.name.startswith("__"):
+                homes[word].add(path)
+            if IRREGULAR.fullmatch(word) or (
+                word.isalpha() and word[4:] and word[-2:] == "ed" and word not in NOT_PARTICIPLES
+            ):
+                yield "functions named by a lone participle", f"{name(path)}: {node.name}"
+            asked = len(node.args.args) + len(node.args.kwonlyargs)
+            if asked > 9 and not name(path).startswith(("ddflow/kernels", "ddflow/cli")):
+                yield "functions with more than nine parameters", f"{name(path)}:{node.lineno}: {node.name}"
+    for word, there in homes.items():
+        if len(there) > 5 and not PROTOCOL.fullmatch(word):
+            yield "one-word function names in more than five files", word
+
+
+def measure_files(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the figures of `RATCHETS` about files and folders, each with a name that counts in it."""
+    within = [path for path in paths if module(path) not in PACKAGES]
+    importers = Counter(target for path in within for target in {each for _, each in imported(path)} - {module(path)})
+    for path in paths:
+        alone = importers[module(path)] == 1
+        if alone and not name(path).startswith(ONE_EACH) and path.stem not in CONNECTOR_FILES:
+            yield "files with one importer", name(path)
+    folders = Counter(name(path.parent) for path in paths if path.name != "__init__.py")
+    yield from (("crowded folders", each) for each, held in folders.items() if held > (30 if each in ONE_EACH else 14))
+    lines = sum(isinstance(node, ast.Import | ast.ImportFrom) for path in paths for node in nodes(path))
+    for each in range(round(100 * lines / sum(map(count_statements, paths)))):
+        yield "imports, per cent of statements", str(each)
+
+
+def test_figures_of_names_and_files_only_fall() -> None:
+    assert (
+        is_participle("told") and is_participle("checked") and not is_participle("need") and not is_participle("load")
+    )
+    counted = {*measure_names(sources()), *measure_files(sources())}
+    found = Counter(figure for figure, _ in counted)
+    worse = {
+        f"{figure}: {found[figure]}, at most {limit}": sorted(place for each, place in counted if each == figure)
+        for figure, limit in RATCHETS.items()
+        if found[figure] > limit
+    }
+    assert worse == {}
 
 
 def test_every_module_opens_with_a_header_and_a_longer_one_with_a_real_header() -> None:
