@@ -198,7 +198,7 @@ REFUSED = {
     "fit": (pa.record_batch({"id": pa.array([2**63], pa.uint64())}), r"\(uint64\), which does not fit int64"),
     "text": (
         pa.record_batch({"id": [1], "city": pa.array([b"\xff"]).view(pa.string())}),
-        "rows for 's': 'city' holds what is no string .*mend the text, or declare the column as binary",
+        "column 'city' of rows for 's': it is no whole string: Invalid UTF8 .*; mend it where it is made",
     ),
     "no offset": (
         pa.record_batch({"id": [1, 2], "partition": [1, 2], "offset": [5, None]}),
