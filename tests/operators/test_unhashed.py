@@ -28,6 +28,8 @@ def column(kind: pa.DataType, numbers: Any, gone: Any = None) -> pa.Array:
     if pa.types.is_date64(kind) or pa.types.is_time(kind):
         scale = DAY if pa.types.is_date64(kind) else 1
         return pa.array((numbers % 1000) * scale, pa.int64(), mask=gone).view(kind)
+    if pa.types.is_timestamp(kind):
+        numbers = np.where(np.abs(numbers) > 2**40, numbers // 64, numbers)  # within the calendar
     if kind == pa.uint64() or pa.types.is_temporal(kind):
         return pa.array(numbers, pa.int64(), mask=gone).view(kind)
     small = numbers if kind in (pa.int64(), pa.string()) else numbers % 1000
