@@ -286,8 +286,12 @@ def _read(body: bytes) -> Manifest:
 def _too_deep(plan: dict[str, Any]) -> bool:
     level: list[Any] = [plan]
     for _ in range(DEPTH):
-        inner = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
-        level = [child for child in inner if isinstance(child, dict | list)]
-        if not level:
+        below: list[Any] = []
+        for each in level:
+            for child in each.values() if isinstance(each, dict) else each:
+                if isinstance(child, dict | list):
+                    below.append(child)
+        if not below:
             return False
+        level = below
     return True
