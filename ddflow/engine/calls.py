@@ -207,7 +207,7 @@ class Calls:
 
     def digest(self, name: str) -> Digest:
         """Of the rows of an input, which are still to come."""
-        return Digest(self.dataflow.secret, name, self.hashes[name])
+        return Digest(self.dataflow.secret, self.hashes[name])
 
     def done(self, asked: Asked, digest: str, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
         """A call whose rows were ``taken`` in, by input, committed where that is asked for."""

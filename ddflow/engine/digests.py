@@ -3,8 +3,7 @@
 Invariant: a digest depends on the rows and their order, by canonical equality. It does not depend on how the rows were
 cut into batches, nor on what buffers hold where a value is null, because a batch that is read again has other buffers.
 A step larger than memory is never there whole, so rows are hashed one by one with the state's secret, and their hashes
-are hashed in turn. An input that brought no rows counts as not given. Text that is not UTF-8 is refused here, because
-all rows pass and such text could not be read again from a file.
+are hashed in turn. An input that brought no rows counts as not given.
 
 >>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
 >>> one, two = Digest(secret), Digest(secret)
@@ -16,19 +15,15 @@ True
 """
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.types as pat
 import xxhash
 
 from ddflow.columns.hashing import RowHashes, Secret
-from ddflow.columns.schema import is_text
 from ddflow.columns.widening import narrowed
 from ddflow.dataflow.admission import Admission, Came
 from ddflow.dataflow.inflow import portions
-from ddflow.errors import SchemaMismatch
 
 MOST = 1 << 26
 """Bytes that are looked at together."""
@@ -37,13 +32,12 @@ MOST = 1 << 26
 class Digest:
     """Of the rows of one input, as they come.  ``hashes``: of their columns, where those are the same for all."""
 
-    def __init__(self, secret: Secret, input: str = "rows", hashes: RowHashes | None = None) -> None:
-        self.secret, self.input, self.hashes = secret, input, hashes
+    def __init__(self, secret: Secret, hashes: RowHashes | None = None) -> None:
+        self.secret, self.hashes = secret, hashes
         self.rows, self._state = 0, xxhash.xxh3_128()
 
     def update(self, events: pa.RecordBatch) -> None:
-        """Take in rows.  O(rows).  Raises `SchemaMismatch` for text that is no UTF-8."""
-        check_text(events, self.input)
+        """Take in rows.  O(rows)."""
         self.rows += events.num_rows
         hashes = self.hashes or RowHashes(events.schema, self.secret)
         self._state.update(hashes.values(events.columns, events.num_rows).data)
@@ -51,30 +45,6 @@ class Digest:
     def digest(self) -> bytes:
         """Sixteen bytes."""
         return self._state.digest()
-
-
-def check_text(events: pa.RecordBatch, input: str) -> None:
-    """Raise `SchemaMismatch` for text that is no UTF-8.  O(bytes of text)."""
-    for field, column in zip(events.schema, events.columns, strict=True):
-        if _has_text(field.type):
-            try:
-                column.validate(full=True)
-            except pa.ArrowInvalid as error:
-                raise SchemaMismatch(
-                    f"rows for {input!r}",
-                    f"{field.name!r} holds what is no {field.type} ({error})",
-                    "mend the text, or declare the column as binary; nothing was taken in",
-                ) from None
-
-
-@cache
-def _has_text(kind: pa.DataType) -> bool:
-    """Whether values of a type hold text."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _has_text(kind.storage_type)
-    if pat.is_nested(kind):
-        return any(_has_text(kind.field(i).type) for i in range(kind.num_fields))
-    return is_text(kind)
 
 
 def combined(kind: str, time: int, digests: Mapping[str, Digest]) -> str:

@@ -25,13 +25,12 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import conform, is_text, one_batch, one_chunk, plain, plain_size
+from ddflow.columns.schema import check_sound, conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.columns.wider import of_input
 from ddflow.connectors.formats.base import OWN, decoded, uncut
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.unseen import Unseen, undeclared
 from ddflow.dataflow.admission import Came
-from ddflow.engine.digests import check_text
 from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
 from ddflow.partitions.said import Heard, Said
@@ -144,6 +143,7 @@ class Partitioner:
         """The events of messages, and where they come from.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
         made = uncut(decoded(self.format, table, self.target._replace(table=came.table), first), repr(self.input))
+        check_sound(made.rows, repr(self.input))
         came.table = made.table
         unseen.look(self.format, table, made, repr(self.input))
         if self.known is not None:
@@ -156,7 +156,6 @@ class Partitioner:
         return one_batch(made.rows), Origin.one(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
 
     def _packed(self, rows: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
-        check_text(rows, self.input)
         high, _ = RowHashes(self.keys, self.secret).of(rows)
         return pack(rows, partition_of(high, self.partitions), row_hashes(rows, self.secret), origin, self.number)
 

@@ -85,12 +85,12 @@ def columns(schema: pa.Schema) -> list[list[Any]]:
     return [[field.name, str(field.type), field.nullable] for field in schema]
 
 
-def node_ids(flow: Plan) -> dict[Collection, str]:
+def node_ids(flow: Plan, written: bool = True) -> dict[Collection, str]:
     """The ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
 
-    Raises what `describe` raises.
+    ``written``: as of `Formulas`.  Raises what `describe` raises where they are.
     """
-    return PlanRecord([*flow.outputs.values()]).ids
+    return PlanRecord([*flow.outputs.values()], written).ids
 
 
 def node_id(collection: Collection) -> str:
@@ -110,10 +110,10 @@ def fingerprint(description: Mapping[str, Any]) -> str:
 class PlanRecord:
     """Some collections and all that they are made of, as JSON: ``ids`` by collection, ``nodes`` by id."""
 
-    def __init__(self, roots: Sequence[Collection]) -> None:
+    def __init__(self, roots: Sequence[Collection], written: bool = True) -> None:
         self.ids: dict[Collection, str] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
-        self.formulas = Formulas()
+        self.formulas = Formulas(written)
         needed = walk_inputs(roots)
         for flow in {node.flow: None for node in roots}:
             for node in flow.nodes:  # a collection stands behind what it is made of

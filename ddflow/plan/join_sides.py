@@ -37,7 +37,7 @@ def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> 
     """
     if not any(side_of(node) is not None for node in plan.nodes):
         return plan
-    ids, held = node_ids(plan), {} if recorded is None else dict(_held(plan, recorded))
+    ids, held = node_ids(plan, written=False), {} if recorded is None else dict(_held(plan, recorded))
     groups, wider = defaultdict[Any, list[Any]](list), dict[Collection, list[str]]()
     free = _free(plan)
     for node in plan.nodes:

@@ -161,8 +161,9 @@ def is_held(number: Decimal, kind: pa.DataType) -> bool:
 @given(st.lists(NUMBERS, min_size=1, max_size=20))
 @settings(max_examples=50)
 def test_decimals_of_texts_are_those_of_python(texts: list[str]) -> None:
+    texts = [*texts, "10e999999999999999999"]  # an exponent beyond what `decimal` itself may have
     for kind in KINDS:
-        good = [text for text in texts if is_held(Decimal(text), kind)]
+        good = [text for text in texts[:-1] if is_held(Decimal(text), kind)]
         assert decimals_of(pa.array(good, pa.string()), kind).to_pylist() == [Decimal(text) for text in good]
         for text in set(texts) - set(good):
             with pytest.raises(pa.ArrowInvalid):

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from sql_witness import Held, answer, duck, flow_of, rows_of, step
 
@@ -53,6 +55,20 @@ def test_two_queries_over_one_join_hold_its_sides_once() -> None:
         first, second = [each for each in str(engine.explain()).splitlines() if "arrange" in each]
     assert "looked up in it by 2 operators; shared by amounts, days" in first
     assert second.endswith("as above")
+
+
+def test_functions_of_one_name_are_told_apart_in_memory() -> None:
+    flow = dd.Flow()
+    left = flow.upserts("left", {"id": int, "n": int}, dd.Upsert(key="id"))
+    right = flow.upserts("right", {"id": int, "m": int}, dd.Upsert(key="id"))
+    small, large = (lambda rows: pc.less(rows.column("n"), 2)), (lambda rows: pc.greater(rows.column("n"), 1))
+    for name, which in {"small": small, "large": large}.items():
+        flow.output(name, left.filter(which).join(right, on="id"))
+    with flow.open() as engine:
+        table = pa.table({"id": [1, 2, 3], "n": [1, 2, 3], "m": [7, 7, 7]})
+        step = engine.step({"left": table.select(["id", "n"]), "right": table.select(["id", "m"])})
+        assert [row["id"] for row in step["small"].to_pylist()] == [1]
+        assert [row["id"] for row in step["large"].sort_by("id").to_pylist()] == [2, 3]
 
 
 def test_outputs_that_share_sides_have_the_rows_that_duckdb_gives() -> None:
