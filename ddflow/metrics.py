@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import mask_secrets
 from ddflow.terminal import counted
 
 LOG: Final = logging.getLogger("ddflow")

@@ -15,7 +15,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import outside_pages  # noqa: E402 - the folder is on the path from here on
 
-from ddflow.errors.index import GROUPS, classes  # noqa: E402
+from ddflow.errors import GROUPS  # noqa: E402
 from ddflow.version import __version__  # noqa: E402
 
 project = "ddflow"
@@ -64,7 +64,7 @@ def read(app, name, source):
     outside_pages.linked(HERE, name, source)
     if name == "errors":
         for title, of in GROUPS.items():
-            shown = "\n".join(f".. autoexception:: ddflow.errors.{each.__name__}" for each in classes(of))
+            shown = "\n".join(f".. autoexception:: ddflow.errors.{each.__name__}" for each in of)
             source[0] += f"\n## {title}\n\n```{{eval-rst}}\n{shown}\n```\n"
     for caption, pages in CONTENTS.get(name, {}).items():
         head = f":glob:\n:caption: {caption}" if caption else ":glob:"

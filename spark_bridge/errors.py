@@ -17,20 +17,57 @@ NullKey('a step', 'row 7 has no key', 'mend it')
 """
 
 import json
-import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ddflow import errors
-from ddflow.errors import DdflowError
+from ddflow.errors import (
+    Command,
+    DdflowError,
+    Declare,
+    DeleteRule,
+    Evolve,
+    FileFix,
+    InputTypes,
+    Option,
+    Phrase,
+    PhrasePart,
+    Row,
+    Widen,
+    Words,
+)
 
-_ROW: Final = re.compile(r"(, first (in )?)?\brow \d+, counted from 0(: )?")
+PARTS: Final = {
+    each.__name__: each for each in (Row, Option, Declare, InputTypes, Evolve, Widen, Command, FileFix, DeleteRule)
+}
+"""What a text may have in it."""
+WHERE: Final = ("input", "file", "offset", "column", "row")
 MARK: Final = "as an error of ddflow: "
+
+
+class SparkWords(Words):
+    """Write the data of an error as it is typed on Spark."""
+
+    def evolve(self, fix: Evolve) -> str:
+        """See `Words.evolve`."""
+        return super().evolve(fix).replace("dd.", "spark_bridge.", 1)
+
+    def take(self, fix: Evolve) -> str:
+        """See `Words.take`: Spark has no open engine."""
+        return ""
+
+    def call(self, name: str) -> str:
+        """See `Words.call`."""
+        return f"spark_bridge.{name}" if name == "evolve" else super().call(name)
+
+
+SPARK: Final = SparkWords()
 
 
 @contextmanager
@@ -43,16 +80,26 @@ def noted() -> Iterator[None]:
     try:
         yield
     except DdflowError as error:
-        found = _ROW.sub("", error.found)
-        error.found = f"{found}, such as {error.row}" if error.row and found != error.found else found
-        error.args = (error.asked, error.found, error.remedy)
+        found = error.found
+        error.name_rows(lambda row: "").row = None
+        error.change(found=error.found + f", such as {error.cells}" if error.cells and found != error.found else None)
         _note(error)
         raise
 
 
 def _note(error: Exception) -> None:
     if isinstance(error, DdflowError) and not any(each.startswith(MARK) for each in getattr(error, "__notes__", ())):
-        error.add_note(MARK + json.dumps([type(error).__name__, error.asked, error.found, error.remedy]))
+        texts = [[_plain(part) for part in text.parts] for text in error.args]
+        where = {name: getattr(error, name) for name in WHERE}
+        error.add_note(MARK + json.dumps([type(error).__name__, texts, where], default=str))
+
+
+def _plain(part: str | PhrasePart) -> Any:
+    """A piece of a text as JSON: a part by the name of its class and what it was made with."""
+    if isinstance(part, str):
+        return part
+    given = {each.name: getattr(part, each.name) for each in fields(part)}  # type: ignore[arg-type]
+    return [type(part).__name__, {name: value for name, value in given.items() if value is not ...}]
 
 
 @contextmanager
@@ -60,10 +107,14 @@ def translated() -> Iterator[None]:
     """An error of Spark's that leaves the block, and carries one of ddflow's, becomes that one."""
     try:
         yield
+    except DdflowError as error:
+        error.words = SPARK
+        raise
     except PySparkException as error:
         own = parsed("".join(traceback.format_exception_only(error)))
         if own is None:
             raise
+        own.words = SPARK
         raise own from error
 
 
@@ -96,9 +147,21 @@ def _read(text: str) -> DdflowError | None:
         given: Any = json.JSONDecoder().raw_decode(text)[0]
     except ValueError:
         return None
-    if not (isinstance(given, list) and len(given) == 4 and all(isinstance(each, str) for each in given)):
+    if not (isinstance(given, list) and len(given) == 3 and isinstance(given[0], str)):
         return None
-    kind = getattr(errors, given[0], None)
+    kind, (texts, where) = getattr(errors, given[0], None), given[1:]
     if not (isinstance(kind, type) and issubclass(kind, DdflowError)):
         return None
-    return kind(given[1], given[2], given[3])
+    try:
+        asked, found, fix = (Phrase(*map(_part, each)) for each in texts)
+        return kind(asked, found, fix, **{name: where[name] for name in WHERE})
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def _part(given: Any) -> str | PhrasePart:
+    """A piece of a text out of JSON.  Raises `TypeError`, `KeyError` and `ValueError` for what is none."""
+    if isinstance(given, str):
+        return given
+    name, made = given
+    return PARTS[name](**made)

@@ -268,8 +268,7 @@ def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ..
     except SchemaMismatch as error:
         for field in declared:
             if error.asked == f"column {field.name!r} of {what}":
-                error.found += in_spark(frame.schema[field.name].dataType, field)
-                error.args = (error.asked, error.found, error.remedy)
+                error.change(found=error.found + in_spark(frame.schema[field.name].dataType, field))
         raise
     return there
 

@@ -27,7 +27,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.connectors.attached import TableSink
 from ddflow.dataflow.result import no_output
 from ddflow.engine.flow import Flow
-from ddflow.errors import SchemaMismatch, SpecError, WrongMode
+from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.plan import Plan
@@ -143,7 +143,9 @@ def _without_state(**options: Any) -> None:
     """Raise `SpecError` for an option that needs a state."""
     for name, given in options.items():
         if given is not None:
-            raise SpecError(f"run with {name}=", "there is no state", "give state=, or leave it out")
+            raise SpecError(
+                f"run with {name}=", "there is no state", Phrase("give ", Option("state"), ", or leave it out")
+            )
 
 
 def stage(flow: Flow) -> OnlyStage:
@@ -213,7 +215,13 @@ def _only(flow: Plan) -> Stages:
         raise SpecError(
             asked,
             f"{by} arrival, which the shuffle before it loses",
-            f"name a sequence column with seq=, choose tie='greatest' or 'error', or {run_it}",
+            Phrase(
+                "name a sequence column with ",
+                Option("seq"),
+                ", choose ",
+                Option("tie", "greatest"),
+                f" or 'error', or {run_it}",
+            ),
         )
     return stages
 
@@ -267,7 +275,9 @@ def _partitions(given: int | None, frame: DataFrame) -> int:
         local = context is not None and str(context.master).startswith("local")
         return min(most, max(int(context.defaultParallelism), 1)) if local else most
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise SpecError(f"partitions={given!r}", "that is no number of partitions", "give a whole number, 1 or more")
+        raise SpecError(
+            Option("partitions", given), "that is no number of partitions", "give a whole number, 1 or more"
+        )
     return given
 
 

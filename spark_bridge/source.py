@@ -26,7 +26,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.engine.history import check_readable
 from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import found
-from ddflow.errors import MissingExtra, NotReadable, SchemaMismatch, SpecError, TimeWentBack
+from ddflow.errors import MissingExtra, NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.partitions.version import Version
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
@@ -40,9 +40,11 @@ from spark_bridge.types import spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
-_HISTORY: Final = (
-    "a state that began on Spark keeps the last one, its changes are in outputs= and in a sink of mode 'changelog'; "
-    "one that flow.open began with retain= keeps more"
+_HISTORY: Final = Phrase(
+    "a state that began on Spark keeps the last one, its changes are in outputs= and ",
+    "in a sink of mode 'changelog'; one that flow.open began with ",
+    Option("retain"),
+    " keeps more",
 )
 OPTIONS: Final = ("path", "output", "trust", *BATCH, *STREAM)
 
@@ -248,7 +250,9 @@ class DdflowSource(DataSource):
     def _trust(self) -> str:
         trust: str = self.options.get("trust", "owner")
         if trust not in ("owner", "group"):
-            raise SpecError(f"the option trust={trust!r}", "there is no such trust", "give 'owner' or 'group'")
+            raise SpecError(
+                Phrase("the option ", Option("trust", trust)), "there is no such trust", "give 'owner' or 'group'"
+            )
         return trust
 
     def _output(self, plan: Plan, where: str) -> str:

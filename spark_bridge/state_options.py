@@ -12,7 +12,7 @@ import os
 from typing import Any, Final, Literal, NamedTuple
 
 from ddflow.connectors.opening import check_target
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.metrics import Metrics
 from ddflow.storage.opening import located
 
@@ -48,7 +48,7 @@ def check_address(state: Any, outputs: Any = None) -> str:
     check_target(outputs)
     if not isinstance(state, str | os.PathLike):
         raise SpecError(
-            f"state= a {type(state).__name__}",
+            Phrase(Option("state"), f" a {type(state).__name__}"),
             "tasks in other processes cannot open that",
             "give a folder that all of them see, or s3://bucket/prefix",
         )

@@ -29,9 +29,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from ddflow.cli.say import say
 from ddflow.cli.welcome import TEXT
-from ddflow.cli.worded import VERB, worded
-from ddflow.errors import DdflowError
-from ddflow.errors.secrets import mask_secrets
+from ddflow.cli.words import VERB, in_shell
+from ddflow.errors import DdflowError, mask_secrets
 from ddflow.terminal import guard_log, lines
 from ddflow.version import __version__
 
@@ -132,7 +131,7 @@ def guard(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(NO_READER) from None
     except DdflowError as error:
-        _say(worded(error), debug)
+        _say(in_shell(error.message), debug)
         raise typer.Exit(REFUSED) from None
     except MemoryError as error:
         _say(
@@ -227,7 +226,8 @@ def main() -> None:
 
 def _warned(message: Warning | str, *where: Any, **how: Any) -> None:
     """A warning on one line, without the line of Python that gave it."""
-    say(f"ddflow: {worded(str(message))}", err=True)
+    given = message.args[0] if isinstance(message, Warning) and message.args else message
+    say(f"ddflow: {in_shell(given if isinstance(given, str) else str(given))}", err=True)
 
 
 def _leave(code: Any) -> None:

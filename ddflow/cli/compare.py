@@ -86,7 +86,7 @@ def compare(
     from ddflow.cli.plan import names
     from ddflow.cli.progress import watching
     from ddflow.cli.reading import how, say_doubts
-    from ddflow.cli.worded import worded
+    from ddflow.cli.words import in_shell
     from ddflow.columns.type_text import parse_types
     from ddflow.errors import DdflowError
     from ddflow.tools.compare import comparison
@@ -104,7 +104,7 @@ def compare(
     except DdflowError as error:
         if not exit_code:
             raise
-        say(f"ddflow: {worded(error)}", err=True)
+        say(f"ddflow: {in_shell(error.message)}", err=True)
         raise typer.Exit(TROUBLE) from None
     if as_json:
         say(json.dumps({**done.counts, "before": done.rows[0], "after": done.rows[1], "output": output}))

@@ -1,6 +1,6 @@
 """``ddflow errors``: what a class of errors means, and what to do.
 
-Invariant: the words are those of the class's docstring, which the site shows as well (`ddflow.errors.index`).
+Invariant: the words are those of the class's docstring, which the site shows as well (`ddflow.errors`).
 
 >>> errors("SinkAhead")
 SinkAhead: A target has an epoch that is not in this state's history, or a second process writes to it.
@@ -34,10 +34,9 @@ def errors(
     """
     from difflib import get_close_matches
 
-    from ddflow.errors import SpecError
-    from ddflow.errors.index import GROUPS, classes, entry
+    from ddflow.errors import GROUPS, SpecError, entry
 
-    groups = {title: [entry(each) for each in classes(of)] for title, of in GROUPS.items()}
+    groups = {title: [entry(each) for each in of] for title, of in GROUPS.items()}
     every = {each.name: each for entries in groups.values() for each in entries}
     name = None if name is None else name.removeprefix("ddflow.errors.")
     if name is not None and name not in every:
@@ -48,7 +47,7 @@ def errors(
         say(json.dumps(shown if name is None else shown[0]))
     elif name is not None:
         each = every[name]
-        say(f"{each.name}: {each.means}\n\n{each.more}\n\nWhat to do: {each.remedy}".replace("``", "`"))
+        say(f"{each.name}: {each.means}\n\n{each.more}\n\nWhat to do: {each.fix}".replace("``", "`"))
     else:
         for title, entries in groups.items():
             say(title)

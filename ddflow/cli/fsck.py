@@ -39,7 +39,7 @@ def fsck(
     * `ddflow fsck s3://bucket/orders --json`
     """
     from ddflow.cli.progress import watching
-    from ddflow.cli.worded import worded
+    from ddflow.cli.words import in_shell
     from ddflow.dataflow.budget import shown_size
     from ddflow.tools.fsck import fsck as checked
 
@@ -47,6 +47,6 @@ def fsck(
         report = checked(state, trust=trust, look=tick)  # type: ignore[arg-type]
     if not as_json:
         report.where = state  # as it was written
-    say(json.dumps(report.to_dict()) if as_json else worded(str(report)))
+    say(json.dumps(report.to_dict()) if as_json else in_shell(report.text))
     if not report.ok:
         raise typer.Exit(REFUSED)

@@ -120,7 +120,7 @@ def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
         if state_columns(ask.state, ask.trust) is not None:
             raise
         more = f"a state of your own flow goes on with it: ddflow run FLOW.PY --state {shlex.quote(public(ask.state))}"
-        raise PlanChanged(error.asked, error.found, f"{error.remedy}; {more}") from None
+        raise error.change(fix=error.fix + f"; {more}") from None
 
 
 def _steps(

@@ -23,7 +23,6 @@ there, because it may never end.
 "/a.csv, from row 9: rows for 'input'"
 """
 
-import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,14 +39,12 @@ from ddflow.cli.options import Ask
 from ddflow.cli.plan import INPUT, names
 from ddflow.cli.progress import Tick
 from ddflow.cli.say import say
-from ddflow.cli.worded import typed, worded
-from ddflow.columns.type_text import spelled_type
-from ddflow.columns.wider import widening
-from ddflow.connectors.at_path import at_row
+from ddflow.cli.words import in_shell
+from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
-from ddflow.connectors.files.read_text import declaring
+from ddflow.connectors.files.read_text import declare
 from ddflow.engine.logs import MARKS
 from ddflow.engine.replace import Allowed
 from ddflow.errors import (
@@ -55,8 +52,10 @@ from ddflow.errors import (
     DdflowError,
     DuplicateKeys,
     EmptyContents,
+    Fix,
     NullKey,
     OutOfScope,
+    Phrase,
     SchemaMismatch,
     SpecError,
     TieRefused,
@@ -92,7 +91,7 @@ class Skipped(dict[str, str]):
 
     def note(self, file: str, error: DdflowError) -> None:
         """Say that a file is left out."""
-        self[file] = worded(error)
+        self[file] = in_shell(error.message)
         say(f"skipped {self[file] if self[file].startswith(file) else f'{file}: {self[file]}'}", err=True)
 
     @contextmanager
@@ -135,34 +134,33 @@ def kind_told(format: str | None) -> Kind | None:
         return MESSAGES if message_format(format) is not None else named(format)
     except SpecError as error:
         words = ", ".join([*FORMATS, f"{KCAT}..."])
-        raise SpecError(error.asked, error.found, f"{error.remedy}; of messages: {words}") from None
+        raise error.change(fix=error.fix + f"; of messages: {words}") from None
 
 
 def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
     """The same of a run, which may have a state.  Raises `SpecError`."""
 
-    def declare(name: str, was: pa.DataType, to: pa.DataType) -> str:
+    def retype(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
         if ask.state is None:
-            return declaring(name, was, to)
+            return declare(name, was, to)
         # A key and an order never change in a state, and a double is never text.
         fixed = {*names(ask.key), *names(ask.order_by), ask.time, ask.seq}
-        state, moves = shlex.quote(public(ask.state)), name in fixed or widening(was, to) is None
-        verb = f"migrate {state} NEW LOG... --whole" if moves else f"evolve {state}"
-        return f"ddflow {verb} {typed({name: spelled_type(to)})}"
+        fix = evolve_column(name, was, to)
+        return replace(fix, state=public(ask.state), moves=fix.moves or name in fixed)
 
     return replace(
         how(ask.format, ask.delimiter, ask.null, ask.encoding, ask.decimal, ask.dates, ask.thousands),
         strict=ask.strict_columns,
         empty=ask.whole and ask.allow_empty,
         skip=skipped.note if skipped.allowed else None,
-        declare=declare,
+        retype=retype,
     )
 
 
 def say_doubts(doubts: Iterable[str]) -> None:
     """Say which columns of files became text by few values."""
     for each in doubts:
-        say(worded(each), err=True)
+        say(in_shell(each), err=True)
 
 
 def rows_of(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
@@ -249,5 +247,5 @@ def within(given: FilesSource, at: FilePosition) -> Iterator[None]:
     except DdflowError as error:
         if at.file in error.asked:
             raise
-        found = at_row(error.found, partial(given.row, at))
-        raise type(error)(f"{given.place(at)}: {error.asked}", found, error.remedy) from None
+        error.name_rows(partial(given.row, at), at.file)
+        raise error.change(asked=Phrase(f"{given.place(at)}: ", error.asked)) from None

@@ -18,7 +18,6 @@ import typer
 
 from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
-from ddflow.cli.worded import worded
 
 if TYPE_CHECKING:
     from ddflow.tools.rollback import OldVersion
@@ -106,7 +105,7 @@ def _report(state: State, done: Any, as_json: bool) -> None:
             f"{done.version} said"
         )
     for wrong in done.passed:
-        say(f"passed over: {worded(wrong)}")
+        say(f"passed over: {wrong}")
     for path in done.hidden:
         say(f"hidden, of an epoch that is no more: {path}")
     for name, source in done.manifest.sources.items():
@@ -125,7 +124,7 @@ def _plain(version: OldVersion) -> dict[str, Any]:
 def _line(version: OldVersion) -> str:
     of = version.manifest
     about = "" if of is None else f"  epoch {of.epoch:>8}  {_when(of.written)}  {of.note}"
-    return f"manifest {version.number:>8}{about}" + (f"  DAMAGED: {worded(version.wrong)}" if version.wrong else "")
+    return f"manifest {version.number:>8}{about}" + (f"  DAMAGED: {version.wrong}" if version.wrong else "")
 
 
 def _when(milliseconds: int) -> str:

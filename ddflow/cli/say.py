@@ -6,7 +6,7 @@ a\\x1b[2Jb
 
 import typer
 
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import mask_secrets
 from ddflow.terminal import lines
 
 

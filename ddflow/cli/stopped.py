@@ -90,4 +90,4 @@ def told(engine: Any, course: Course) -> Iterator[None]:
         if isinstance(error, SystemExit):  # SIGTERM, which says nothing of itself
             say(f"ddflow: terminated; {more}", err=True)
             raise
-        raise type(error)(error.asked, error.found, f"{error.remedy}; {more}") from None
+        raise error.change(fix=error.fix + f"; {more}") from None

@@ -131,7 +131,7 @@ def to_type(kind: Any, what: str) -> pa.DataType:
         try:
             return parse_type(kind)
         except SpecError as error:
-            raise SpecError(f"{what}, {error.asked}", error.found, error.remedy) from None
+            raise SpecError(f"{what}, {error.asked}", error.found, error.fix) from None
     if isinstance(kind, type) and kind in _PYTHON:
         return _PYTHON[kind]
     if get_origin(kind) is list:

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 from unicodedata import normalize
 
-from ddflow.errors import SpecError
+from ddflow.errors import Option, SpecError
 
 TIME: Final = "_time"
 DIFF: Final = "_diff"
@@ -60,7 +60,7 @@ def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) or unordered else tuple(given)
     for name in names:
         if not isinstance(name, str) or not name:
-            found = f"{option}= {'is' if unordered else 'holds'} {name!r:.200}"
+            found = Option(option) + f" {'is' if unordered else 'holds'} {name!r:.200}"
             raise SpecError(asked, found, "give column names as text: one, or a list of them")
     return names
 
@@ -68,7 +68,7 @@ def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
 def column_name(given: Any, asked: str, option: str) -> str:
     """The column that an option names.  Raises `SpecError`."""
     if not isinstance(given, str) or not given:
-        raise SpecError(asked, f"{option}= is {given!r:.200}", "name one column, as text")
+        raise SpecError(asked, Option(option) + f" is {given!r:.200}", "name one column, as text")
     return given
 
 
@@ -91,7 +91,11 @@ def check_known(names: Iterable[str], known: Sequence[str], asked: str, option: 
     """Refuse names of columns that there are not.  ``option``: that holds them.  Raises `SpecError`."""
     for name in names:
         if name not in known:
-            found = f"{option}= holds {name!r}: there is no such column" if option else f"there is no column {name!r}"
+            found = (
+                Option(option) + f" holds {name!r}: there is no such column"
+                if option
+                else f"there is no column {name!r}"
+            )
             raise SpecError(asked, found, did_you_mean(name, known))
 
 

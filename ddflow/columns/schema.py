@@ -27,8 +27,8 @@ import pyarrow.types as pat
 from ddflow.columns.casts import build_lists, exact, first_misfit, fitting, may_cast
 from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, near
 from ddflow.columns.type_text import spelled_type
-from ddflow.columns.wider import becomes
-from ddflow.errors import SchemaMismatch, TooLarge, cut
+from ddflow.columns.wider import widen
+from ddflow.errors import Phrase, SchemaMismatch, TooLarge, Widen, cut
 
 INTERVAL: Final[pa.DataType] = pa.month_day_nano_interval()  # type: ignore[attr-defined]
 """Months, days and nanoseconds: the one flat type that writes equal values in several ways."""
@@ -297,7 +297,7 @@ def conform(
             raise SchemaMismatch(f"rows for {what}", f"there is a column {name!r} that was not declared", remedy)
     deciding, asked = {*fixed, *required}, f"rows for {what}"
     columns = [
-        lossless(table.column(each.name), each, asked, partial(becomes, input=input, fixed=each.name in deciding))
+        lossless(table.column(each.name), each, asked, partial(widen, input=input, fixed=each.name in deciding))
         if each.name in names
         else pa.nulls(table.num_rows, each.type)
         for each in schema
@@ -345,10 +345,10 @@ def _without_nulls(table: pa.Table, what: str) -> pa.Table:
     return table
 
 
-def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[..., str] | None = None) -> pa.Array:
+def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[..., Widen] | None = None) -> pa.Array:
     """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there.
 
-    ``how``: says, as `becomes`, how a state's column becomes wider, for the error.
+    ``how``: says, as `widen`, how a state's column becomes wider, for the error.
     """
     source = column.type
     if source == field.type:
@@ -367,10 +367,10 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[
         fits = usual_type(fitting(array.type, field.type))
         rounds = pat.is_decimal(array.type) and pat.is_floating(field.type)
         mend = f"cast the column to {field.type} yourself, which rounds" if rounds else "mend the row"
-        raise SchemaMismatch(asked, found, f"{mend}, or declare {fits}{how(field, fits) if how else ''}")
+        raise SchemaMismatch(asked, found, Phrase(f"{mend}, or declare {fits}", how(field, fits) if how else ""))
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
     found = f"it is {kind}, declared is {field.type}" + "".join(f"; row {i:,} holds {_value(array, i)}" for i in there)
-    raise SchemaMismatch(asked, found, f"cast it yourself, or declare {kind}{how(field, kind) if how else ''}")
+    raise SchemaMismatch(asked, found, Phrase(f"cast it yourself, or declare {kind}", how(field, kind) if how else ""))
 
 
 def _value(array: pa.Array, row: int) -> str:

@@ -111,15 +111,6 @@ def spelled_type(kind: pa.DataType) -> str:
     return own if own in _ARROW and "[" not in own else next((n for n, each in _SQL.items() if each == kind), own)
 
 
-def as_declared(name: str, kind: str) -> str:
-    """How a column is declared, for what messages say to write.
-
-    >>> as_declared("total", "decimal(12,2)")
-    "{'total': 'decimal(12,2)'}"
-    """
-    return str({name: kind})
-
-
 def _with_arguments(given: str, lower: str) -> pa.DataType:
     if match := _DECIMAL.fullmatch(lower):
         digits, scale = int(match[2]), int(match[3] or 0)

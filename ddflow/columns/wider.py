@@ -8,8 +8,6 @@ wider type does not hold (``widening``). Floats and times are never text, becaus
 ('read', 'rewrite', None)
 """
 
-import re
-from collections.abc import Collection, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Final, Literal
 
@@ -17,6 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.type_text import spelled_type
+from ddflow.errors import Evolve, Widen
 
 Widening = Literal["read", "rewrite"]
 UNITS: Final = ("s", "ms", "us", "ns")
@@ -99,92 +98,28 @@ def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
     return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
 
 
-ANEW: Final = "; a state cannot change it to that: make a new one"
-_NAME: Final = re.compile(r"'((?:[^'\\]|\\.)*)': ")
-_GIVEN: Final = r"(?:(\{[^{}]*\})|\{('[^{}]*'|\"[^{}]*\"): (\{[^{}]*\})\})"
-"""Types by column, or those of one input by its name."""
-_REWRITING: Final = re.compile(rf"dd\.evolve\(STATE, {_GIVEN}\)")
-_CALL: Final = re.compile(r"(engine\.evolve\(|dd\.evolve\(STATE, )(\{[^{}]*\})\)")
+def widen(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> Widen:
+    """Say how a column of a state becomes one of a type, behind a remedy that names the type.
 
-WIDENED: Final = "if the column became wider at its source: "
-_BECOMES: Final = re.compile(rf"; in a state the column becomes that by .*dd\.evolve\(STATE, {_GIVEN}\)")
+    ``fixed``: whether it decides, as a key does.
 
-
-def becomes(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> str:
-    """How a column is widened to a type, for the remedy of an error.  ``fixed``: whether it decides, as a key does.
-
-    >>> becomes(pa.field("c", pa.int32()), pa.float64())
+    >>> str(widen(pa.field("c", pa.int32()), pa.float64()))
     "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
-    >>> becomes(pa.field("c", pa.float64()), pa.string())
+    >>> str(widen(pa.field("c", pa.float64()), pa.string()))
     '; a state cannot change it to that: make a new one'
     """
     how = None if fixed else widening(field.type, kind)
-    if how is None:
-        return ANEW
-    types = {field.name: spelled_type(kind)}
-    taken = f"engine.evolve({ {input: types} if input else types }), or " if how == "read" else ""
-    return f"; in a state the column becomes that by {taken}{rewriting(types)}"
+    types = {} if how is None else {field.name: spelled_type(kind)}
+    return Widen(types, input, declared=True, reads=how == "read")
 
 
-def rewriting(types: Mapping[str, str], state: str | None = None, input: str = "") -> str:
-    """The call that has columns of a state widened.  ``state``: where it is known.  ``input``: where it has several.
+def evolve_column(name: str, was: pa.DataType, to: pa.DataType) -> Evolve:
+    """Return what to type to declare another type of a column that a state has.
 
-    >>> rewriting({"c": "double"})
-    "dd.evolve(STATE, {'c': 'double'})"
+    >>> str(evolve_column("c", pa.int32(), pa.float64())), str(evolve_column("c", pa.float64(), pa.string()))
+    ("dd.evolve(STATE, {'c': 'double'})", "{'c': 'string'}, in a new state")
     """
-    return f"dd.evolve({'STATE' if state is None else repr(state)}, { ({input: types} if input else types) })"
-
-
-def of_input(text: str, input: str) -> str:
-    """A text in which calls of ``evolve`` stand, with the input that their columns are of.
-
-    >>> of_input(rewriting({"c": "double"}), "orders"), of_input(rewriting({"c": "double"}, input="orders"), "orders")
-    ("dd.evolve(STATE, {'orders': {'c': 'double'}})", "dd.evolve(STATE, {'orders': {'c': 'double'}})")
-    """
-    return _CALL.sub(lambda call: f"{call[1]}{{{input!r}: {call[2]}}})", text)
-
-
-def located(text: str, state: str, input: str = "", fixed: Collection[str] = ()) -> str:
-    """A text in which `rewriting` stands, for a state that is known.  ``input``: where the state has several.
-    ``fixed``: the columns that decide, which never change.
-
-    >>> located(rewriting({"c": "double"}), "my state", "orders")
-    "dd.evolve('my state', {'orders': {'c': 'double'}})"
-    >>> located(rewriting({"c": "double"}), "my state", fixed=["c"])
-    "{'c': 'double'} in a new state, because a column that decides never changes"
-    >>> located(rewriting({"c": "double"}, input="orders"), "my state", "orders", fixed=["orders"])
-    "dd.evolve('my state', {'orders': {'c': 'double'}})"
-    """
-
-    def said(call: re.Match[str]) -> str:
-        types, of = call[1] or call[3], call[2]
-        if set(_NAME.findall(types)) & set(fixed):
-            return f"{types} in a new state, because a column that decides never changes"
-        return f"dd.evolve({state!r}, {f'{{{of}: {types}}}' if of else types})"
-
-    return _REWRITING.sub(said, of_input(text, input) if input else text)
-
-
-def rewritten(name: str, was: pa.DataType, to: pa.DataType) -> str:
-    """What to write to declare another type of a column that a state has.
-
-    >>> rewritten("c", pa.float64(), pa.string())
-    "{'c': 'string'}, in a new state"
-    """
-    types = {name: spelled_type(to)}
-    return f"{types}, in a new state" if widening(was, to) is None else rewriting(types)
-
-
-def without_state(text: str) -> str:
-    """A text in which `rewriting` stands, for a state with nothing in it, which takes a flow that changed.
-
-    >>> without_state("declare double" + becomes(pa.field("c", pa.int32()), pa.float64()))
-    'declare double'
-    >>> without_state(f"{WIDENED}{rewriting({'c': 'double'})}")
-    "declare the type that fits: {'c': 'double'}"
-    """
-    text = _BECOMES.sub("", text).replace(WIDENED, "declare the type that fits: ")
-    return _REWRITING.sub(lambda call: call[1] or call[3], text)
+    return Evolve({name: spelled_type(to)}, moves=widening(was, to) is None)
 
 
 def holding(kind: pa.DataType, value: str) -> pa.DataType | None:

@@ -7,44 +7,30 @@ error that names no row may be of any of the files.
 
 >>> import tempfile
 >>> from pathlib import Path
->>> from ddflow.errors import NullKey
+>>> from ddflow.errors import NullKey, Row
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7\\n")
-...     error = at_path(path, NullKey("rows for 'orders'", "null in row 3, counted from 0", "mend it"))
+...     error = at_path(path, NullKey("rows for 'orders'", "null in " + Row(3), "mend it"))
 ...     str(error).removeprefix(folder)
 "/a.csv: rows for 'orders': null in row 5; mend it"
 >>> with at_spots([(Spot("1.csv", 2), 3), (Spot("2.csv", 2), 9)]):
-...     raise NullKey("rows for 'orders'", "null in row 3, counted from 0", "mend it")
+...     raise NullKey("rows for 'orders'", "null in " + Row(3), "mend it")
 Traceback (most recent call last):
     ...
 ddflow.errors.NullKey: 2.csv: rows for 'orders': null in row 2; mend it
 """
 
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
 from ddflow.connectors.attached import Spot
-from ddflow.errors import DdflowError
+from ddflow.errors import DdflowError, Phrase
 
-COUNTED: Final = re.compile(r"row (\d+), counted from 0")
-"""A row of a call, as messages call it."""
-_COMPUTED: Final = re.compile(r"\(row \d+: ")
-"""A row that an operator computes with, which is none of a file; its values are said behind it."""
 FEW: Final = 3
 """So many files an error names at most, where it may be of any of them; of more the first and the last."""
-
-
-def at_row(found: str, row: Callable[[int], str]) -> str:
-    """What was found, with rows of a call as ``row`` calls them.
-
-    >>> at_row("null in row 3, counted from 0", "line {}".format), at_row("overflow (row 0: n = 7)", str)
-    ('null in line 3', 'overflow (n = 7)')
-    """
-    return _COMPUTED.sub("(", COUNTED.sub(lambda each: row(int(each[1])), found))
 
 
 def is_path(given: Any) -> bool:
@@ -58,21 +44,21 @@ def at_path(given: Any, error: DdflowError) -> DdflowError:
     from ddflow.connectors.files.file_path import dialect_of
     from ddflow.connectors.files.places import STDIN, listed
 
-    path, found = os.fspath(given), error.found
+    path = os.fspath(given)
     files = [path]
     if path == STDIN:  # which cannot be looked at again
         return error
     with suppress(DdflowError, OSError):
         files = [each.name for each in listed([path], dialect_of(given).kind)]
-    if len(files) == 1 and COUNTED.search(found):
+    if len(files) == 1 and error.row is not None:
         with (
             suppress(DdflowError, OSError),
             closing(open_files([path], how=FileOptions(dialect=dialect_of(given)))) as of,
         ):
-            found = at_row(found, partial(of.row, FilePosition(files[0])))
+            error.name_rows(partial(of.row, FilePosition(files[0])), files[0])
     if any(each in error.asked or each in error.found for each in files):
         return error
-    return type(error)(f"{files[0] if len(files) == 1 else path}: {error.asked}", found, error.remedy)
+    return error.change(asked=Phrase(f"{files[0] if len(files) == 1 else path}: ", error.asked))
 
 
 @contextmanager
@@ -88,10 +74,10 @@ def at_spots(spots: Sequence[tuple[Spot, int]]) -> Iterator[None]:
         if not isinstance(error, ValueError | OverflowError) or any(each in str(error) for each in files):
             raise
         if files:
-            if (row := COUNTED.search(error.found)) is not None:
-                files = [_spot(spots, int(row[1]))[0]]
-            error.found = at_row(error.found, lambda row: f"row {_spot(spots, row)[1]:,}")
-            error.asked = f"{named(files)}: {error.asked}"
+            if error.row is not None:
+                files = [_spot(spots, error.row)[0]]
+            error.name_rows(lambda row: f"row {_spot(spots, row)[1]:,}", files[0] if len(files) == 1 else "")
+            error.change(asked=Phrase(f"{named(files)}: ", error.asked))
         raise
 
 

@@ -30,8 +30,7 @@ from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, Ta
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import with_deletes
 from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, vanished
-from ddflow.errors import SinkFailed, import_extra
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import SinkFailed, import_extra, mask_secrets
 from ddflow.storage.address import refuse_secret
 
 OPTIONS: Final = "give them as storage_options="

@@ -32,14 +32,13 @@ import pyarrow.compute as pc
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
 from ddflow.columns.widening import Inexact, widened
-from ddflow.columns.wider import becomes, widening
+from ddflow.columns.wider import widen, widening
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.delta import OPTIONS, library, place_of, read_files
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
-from ddflow.errors import SchemaMismatch, SourceChanged, SourceFailed, SpecError, UnreadableInput
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import Phrase, SchemaMismatch, SourceChanged, SourceFailed, SpecError, UnreadableInput, mask_secrets
 from ddflow.storage.address import refuse_secret
 
 LOOK: Final = 0.5
@@ -300,7 +299,7 @@ class FeedReader(OpenSource):
                     columns[name] = column.cast(field.type)
             except (pa.ArrowInvalid, Inexact) as error:
                 asked = f"column {name!r} of {self.of.target}"
-                remedy = f"declare the type as the table has it{becomes(field, column.type)}"
+                remedy = Phrase("declare the type as the table has it", widen(field, column.type))
                 raise SchemaMismatch(asked, str(error), remedy) from None
         return pa.record_batch(columns)
 

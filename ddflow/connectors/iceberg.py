@@ -33,8 +33,7 @@ from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, Ta
 from ddflow.connectors.lake_types import stored
 from ddflow.connectors.modes import among
 from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, refused, vanished
-from ddflow.errors import DdflowError, SinkFailed, SpecError, import_extra
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import DdflowError, SinkFailed, SpecError, import_extra, mask_secrets
 from ddflow.storage.address import check_encoded
 
 RECORD: Final = "ddflow.written"

@@ -23,8 +23,7 @@ import pyarrow as pa
 from ddflow.connectors.attached import OpenSource, Polled, Source
 from ddflow.connectors.kafka_position import TopicIds, TopicOrigin, TopicPosition, remembered, same
 from ddflow.connectors.routes import Others, by_input, check
-from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput, import_extra
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput, import_extra, mask_secrets
 from ddflow.storage.address import refuse_secret
 from ddflow.storage.closing import on_failure
 

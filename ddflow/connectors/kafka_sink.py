@@ -25,8 +25,16 @@ from ddflow.connectors.change_messages import MESSAGES, rows_as, texts_of
 from ddflow.connectors.kafka import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, library
 from ddflow.connectors.modes import with_deletes
 from ddflow.connectors.table_shape import OTHER_MODE, is_written, vanished
-from ddflow.errors import DdflowError, SinkFailed, SinkRefused, SourceChanged, SourceFailed, SpecError, UnreadableInput
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import (
+    DdflowError,
+    SinkFailed,
+    SinkRefused,
+    SourceChanged,
+    SourceFailed,
+    SpecError,
+    UnreadableInput,
+    mask_secrets,
+)
 from ddflow.storage.address import refuse_secret
 
 CONTROL: Final = ".ddflow"

@@ -32,7 +32,7 @@ from typing import Any, ClassVar, NamedTuple, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.wider import rewritten
+from ddflow.columns.wider import evolve_column
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source, Spot
 from ddflow.connectors.files.kinds import PLAIN, Dialect, kind_of
 from ddflow.connectors.files.numbered import warn_of_numbers
@@ -41,7 +41,7 @@ from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSourc
 from ddflow.connectors.formats.base import DELETED
 from ddflow.connectors.landing import Landing, Stamp, landing
 from ddflow.connectors.routes import Others, by_input, check
-from ddflow.errors import SourceChanged, SpecError, UnreadableInput
+from ddflow.errors import Option, Phrase, SourceChanged, SpecError, UnreadableInput
 
 
 class FilesPosition(TypedDict):
@@ -80,13 +80,19 @@ class LandedFiles(Source):
         check(self.tables, self.others, "dd.sources.files")
         if self.tables is not None and not self.lines:
             found = "tables= is of messages, and these are files of rows"
-            raise SpecError("dd.sources.files", found, "give lines=True, or a source for each input")
+            raise SpecError(
+                "dd.sources.files", found, Phrase("give ", Option("lines", True), ", or a source for each input")
+            )
         if self.lines and any(dialect != PLAIN for _, dialect in self.patterns):
-            found = "lines=True is of messages in UTF-8, which no dd.FilePath says more of"
-            raise SpecError("dd.sources.files", found, "give the pattern alone, or leave out lines=True")
+            found = Phrase(Option("lines", True), " is of messages in UTF-8, which no dd.FilePath says more of")
+            raise SpecError(
+                "dd.sources.files", found, Phrase("give the pattern alone, or leave out ", Option("lines", True))
+            )
         if self.full and self.lines:
             remedy = "leave one of them out"
-            raise SpecError("dd.sources.files", "lines=True is of messages, which are no full contents", remedy)
+            raise SpecError(
+                "dd.sources.files", Phrase(Option("lines", True), " is of messages, which are no full contents"), remedy
+            )
         if not self.patterns:
             raise SpecError("dd.sources.files", "there is no pattern", "give one or more")
         places = {each.target.partition("://")[2].partition("/")[0] for each, _ in self.landings}
@@ -244,7 +250,7 @@ class FollowedFiles(OpenSource):
             raise SourceChanged(f"read {self._path(file)}", found, remedy)
         dialect, declared = self._written[file], {*self.schema.names} - {*self._guessed}
         place = self._there.place(file, stamp, dialect.kind)
-        how = FileOptions(dialect=dialect, empty=True, declare=rewritten, converts=declared)
+        how = FileOptions(dialect=dialect, empty=True, retype=evolve_column, converts=declared)
         source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
         self._beside = {

@@ -192,9 +192,9 @@ class BucketLanding(Landing):
         try:
             return ask(*given)
         except MissingExtra as error:
-            raise MissingExtra(asked, error.found, error.remedy) from None
+            raise MissingExtra(asked, error.found, error.fix) from None
         except StateRefused as error:
-            raise UnreadableInput(asked, error.found, error.remedy) from None
+            raise UnreadableInput(asked, error.found, error.fix) from None
         except FileNotFoundError as error:
             raise UnreadableInput(asked, str(error), "check the address") from None
         except StorageFailed as error:

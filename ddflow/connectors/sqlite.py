@@ -30,7 +30,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import quoted
 from ddflow.columns.schema import is_bytes
-from ddflow.columns.wider import becomes
+from ddflow.columns.wider import widen
 from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.in_place import InPlaceTable, Match
 from ddflow.connectors.sql_table import as_text, no_records
@@ -126,7 +126,7 @@ def _declared(values: Any, field: pa.Field, target: str) -> pa.Array:
     except SchemaMismatch as error:
         kinds = {str: pa.string(), bytes: pa.binary(), float: pa.float64(), int: pa.int64()}
         wide = next(kind for of, kind in kinds.items() if any(isinstance(value, of) for value in values))
-        remedy = f"{error.remedy}{becomes(field, wide)}"
+        remedy = error.fix + widen(field, wide)
         raise SchemaMismatch(f"column {field.name!r} of {target}", f"{error.asked}: {error.found}", remedy) from None
 
 

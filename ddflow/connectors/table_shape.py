@@ -23,7 +23,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import DIFF
 from ddflow.connectors.attached import TableShape, TargetRecord
 from ddflow.connectors.modes import CHANGE, RETRACT
-from ddflow.errors import SinkAhead, SinkRefused
+from ddflow.errors import Option, Phrase, SinkAhead, SinkRefused
 
 MARKS: Final = frozenset({CHANGE, RETRACT, DIFF})
 """Columns of modes that only add rows: added later, they would make a mirror a log of half its rows."""
@@ -37,7 +37,7 @@ DECLARED: Final = {
     'pa.timestamp("us", "UTC")': pa.timestamp("us", "UTC"),
 }
 """Types that may be meant for one another, as they are declared."""
-OTHER_MODE: Final = "give the sink the mode= that the table was written in, or another table"
+OTHER_MODE: Final = Phrase("give the sink the ", Option("mode"), " that the table was written in, or another table")
 
 
 def lacking(

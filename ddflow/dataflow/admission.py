@@ -30,7 +30,7 @@ from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, deco
 from ddflow.connectors.formats.unseen import Unseen
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.verdicts import NAMES
-from ddflow.errors import LateEvent, SchemaMismatch, cut
+from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, cut
 from ddflow.kernels.sort import extent
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.binding import Binding
@@ -38,7 +38,7 @@ from ddflow.time import CLOSED, NEVER, shown
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
 NOTHING: Ints = np.empty(0, np.int64)
-Where = Callable[[int], str]
+Where = Callable[[int], str | Row]
 """What an error calls a row."""
 
 
@@ -159,9 +159,11 @@ class Admission:
             lacking &= np.asarray(made.rows.column(MARK).is_null())
         if lacking.any():
             place = partial(self._place, given, first, made.at)
-            self._null_keys(lacking, lambda row: "; ".join([place(row), *self.unseen.said(self.key)]), made.rows)
+            self._null_keys(
+                lacking, lambda row: Phrase.joined("; ", [place(row), *self.unseen.said(self.key)]), made.rows
+            )
 
-    def _place(self, given: Any, first: int, at: Ints, row: int) -> str:
+    def _place(self, given: Any, first: int, at: Ints, row: int) -> str | Row:
         """The message of an event, in words.  ``given``: messages behind ``first`` others.  ``at``: those of events."""
         assert self.format is not None
         return messages_of(self.format, to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
@@ -205,7 +207,7 @@ class Admission:
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
-        bound, rows, where = self.bound, self.events(given), where or partial(counted, before)
+        bound, rows, where = self.bound, self.events(given), where or (lambda row: Row(before + row))
         if look is not None:
             look(rows)
         n, first = rows.num_rows, self.arrived + before
@@ -266,7 +268,7 @@ class Admission:
         if column.null_count and (rows := np.flatnonzero((validity(column) == 0) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                f"{name!r} is null in {rows.size:,} rows, first in {where(int(rows[0]))}",
+                Phrase(f"{name!r} is null in {rows.size:,} rows", around(", first in ", where(int(rows[0])))),
                 "every event needs a time: mend the rows; nothing was taken in",
             )
         assert self.words is not None
@@ -275,7 +277,7 @@ class Admission:
         if greatest == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",
-                f"{beyond.size:,} rows have time {CLOSED}, first {where(int(beyond[0]))}",
+                Phrase(f"{beyond.size:,} rows have time {CLOSED}", around(", first ", where(int(beyond[0])))),
                 "that is the closed frontier itself; use smaller times",
             )
         return times, least, greatest, ascending
@@ -284,14 +286,16 @@ class Admission:
         """Raises the error of the binding when that is one, with the first of the ``events`` in it."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
-            others = " or null_key='keep'" if self.bound.unique else ""
-            others += " or on_bad='drop' of the format" if self.format is not None else ""
+            others = Phrase(" or ", Option("null_key", "keep")) if self.bound.unique else Phrase()
+            others += Phrase(" or ", Option("on_bad", "drop"), " of the format") if self.format is not None else ""
             error = self.bound.null_error(
                 f"rows for {self.bound.name!r}",
-                f"{self.bound.keyed_by} is null in {rows.size:,} rows, first in {where(int(rows[0]))}",
-                f"mend them, or choose null_key='drop'{others}; nothing was taken in",
+                Phrase(
+                    f"{self.bound.keyed_by} is null in {rows.size:,} rows", around(", first in ", where(int(rows[0])))
+                ),
+                Phrase("mend them, or choose ", Option("null_key", "drop"), others, "; nothing was taken in"),
             )
-            error.row = cut(str(shown_row(events, int(rows[0]))))
+            error.cells = cut(str(shown_row(events, int(rows[0]))))
             raise error
 
     def _late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
@@ -301,9 +305,15 @@ class Admission:
             rows, kind = np.flatnonzero(late), self.bound.time_type
             raise LateEvent(
                 f"rows for {self.bound.name!r}",
-                f"{rows.size:,} events are behind the frontier {shown(frontier, kind)}, "
-                f"first {where(int(rows[0]))}, at time {shown(int(original[rows[0]]), kind)}",
-                "push them before advancing, or choose late='drop' or late='advance'; nothing was taken in",
+                Phrase(
+                    f"{rows.size:,} events are behind the frontier {shown(frontier, kind)}",
+                    around(", first ", where(int(rows[0]))),
+                    f", at time {shown(int(original[rows[0]]), kind)}",
+                ),
+                Phrase(
+                    *("push them before advancing, or choose ", Option("late", "drop"), " or "),
+                    *(Option("late", "advance"), "; nothing was taken in"),
+                ),
             )
         if rule == "drop":
             codes[late] = LATE
@@ -313,8 +323,3 @@ class Admission:
                 f"rows for {self.bound.name!r}", "the frontier is CLOSED", "no time is left to advance them to"
             )
         return np.where(late, frontier, original)
-
-
-def counted(before: int, row: int) -> str:
-    """A row behind others of a call, as errors call it; `at_path` says where it stands in its file."""
-    return f"row {before + row}, counted from 0"

@@ -16,7 +16,7 @@ import re
 from os import PathLike
 from typing import Final, cast
 
-from ddflow.errors import BudgetExceeded, SpecError
+from ddflow.errors import BudgetExceeded, Option, Phrase, SpecError
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Store
 from ddflow.storage.scratch import ScratchStore
@@ -54,7 +54,7 @@ class Budget:
             raise SpecError(
                 f"spill={str(spill)!r}",
                 "there is no budget, so nothing would be spilled",
-                "give memory= too, such as '512MB'",
+                Phrase("give ", Option("memory"), " too, such as '512MB'"),
             )
         self.memory, self.scratch = memory, cast(BatchStore | None, None)
         if memory is not None and (spill is not None or state is not None):
@@ -88,7 +88,7 @@ class Budget:
         """Raise `BudgetExceeded` when the state would outgrow a budget that cannot be spilled."""
         if self.memory is not None and not self.spills and needed > self.memory:
             found = f"the state would take {shown_size(needed)}, the budget is {shown_size(self.memory)}"
-            remedy = "open with a larger memory=, or with spill= a folder; nothing was changed"
+            remedy = Phrase("open with a larger ", Option("memory"), ", or with spill= a folder; nothing was changed")
             raise BudgetExceeded("a step", found, remedy)
 
 

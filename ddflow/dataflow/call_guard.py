@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, cast
 
-from ddflow.errors import ConcurrentUse, DdflowError, EngineClosed, OutOfMemory
+from ddflow.errors import ConcurrentUse, DdflowError, EngineClosed, Option, OutOfMemory, Phrase
 
 WHY: Final = {
     "closed": "it was closed",
@@ -186,7 +186,9 @@ class CallGuard:
         """The error for memory that a call could not have."""
         whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
         found = str(error).strip() or "no more memory could be had"
-        return OutOfMemory("a call", found, f"give it smaller steps, or a budget with memory=; {whole}")
+        return OutOfMemory(
+            "a call", found, Phrase("give it smaller steps, or a budget with ", Option("memory"), f"; {whole}")
+        )
 
 
 class Commit:

@@ -29,7 +29,6 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.columns.wider import of_input
 from ddflow.connectors.at_path import at_path, is_path
 from ddflow.connectors.formats.base import Truncate
 from ddflow.dataflow.admission import Admission
@@ -142,8 +141,7 @@ class Dataflow:
         try:
             return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look, truncated)
         except DdflowError as error:
-            if len(self.admissions) > 1:
-                error.remedy = of_input(error.remedy, name)
+            error.of_input(name, len(self.admissions) > 1)
             if is_path(rows):
                 raise at_path(rows, error) from None
             raise
@@ -201,10 +199,8 @@ class Dataflow:
             except (ExpressionError, NotSingle) as earlier:
                 error, high = earlier, middle
         time = shown(int(times[low]), self.time_type)
-        error.found += f", at time {time}"
-        error.remedy += f"; the times before {time} can be closed: {time} is the greatest frontier that succeeds"
-        error.args = (error.asked, error.found, error.remedy)
-        return error
+        closing = f"; the times before {time} can be closed: {time} is the greatest frontier that succeeds"
+        return error.change(found=error.found + f", at time {time}", fix=error.fix + closing)
 
     def close(self) -> None:
         """Let go of all state in memory, and of the spill folder.  Twice is harmless."""

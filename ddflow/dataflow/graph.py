@@ -28,7 +28,7 @@ from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import NONE, Ints, Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.errors import PlanChanged
+from ddflow.errors import Command, Option, Phrase, PlanChanged
 from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.inputs import opened_input
 from ddflow.operators.netting import compute_netted
@@ -213,7 +213,10 @@ class Graph:
         return PlanChanged(
             f"open a state with the new {what}",
             f"it is made of the inputs {list(lost)}, whose rows are not kept",
-            "make a new state of the log with dd.migrate; with keep=True this will not happen again",
+            Phrase(
+                *("make a new state of the log with ", Command("migrate")),
+                *("; with ", Option("keep", True), " this will not happen again"),
+            ),
         )
 
     def freeze_state(self) -> Held:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from sortedcontainers import SortedList
 
 from ddflow.dataflow.result import Step
-from ddflow.errors import TimeWentBack
+from ddflow.errors import Option, Phrase, TimeWentBack
 from ddflow.time import CLOSED, INT64, shown
 
 MOST: Final = 1 << 26
@@ -181,5 +181,5 @@ def went_back(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:
     return TimeWentBack(
         f"advance a reader to {shown(to, kind)}",
         f"it is already at {shown(at, kind)}",
-        "times may not go back; open another reader with at=",
+        Phrase("times may not go back; open another reader with ", Option("at")),
     )

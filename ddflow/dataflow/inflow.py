@@ -27,7 +27,7 @@ from ddflow.dataflow.admission import Admission, Admitted, Came, Where
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
 from ddflow.dataflow.graph import Released
-from ddflow.errors import BudgetExceeded, NotArrow, SchemaMismatch
+from ddflow.errors import BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch
 from ddflow.operators.upsert.events import Events, joined
 from ddflow.time import CLOSED, NEVER
 
@@ -162,7 +162,11 @@ def full_by_input(call: str, name: Any, rows: Any, known: Mapping[str, Admission
         return named
     if rows is None or not isinstance(name, str):
         found = "no rows are given" if rows is None else f"a {type(name).__name__} is no name of an input"
-        raise NotArrow(call, found, f"write {call}(name, rows, ...), or {call}(rows, time=...) for the only input")
+        raise NotArrow(
+            call,
+            found,
+            Phrase(f"write {call}(name, rows, ...), or {call}(rows, ", Option("time"), "...) for the only input"),
+        )
     if name not in known:
         raise no_input(name, known)
     return {name: rows}
@@ -213,7 +217,9 @@ def _cut(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
         return
     if table.num_rows == 1:
         found = f"one row takes {shown_size(size)}, the budget leaves {shown_size(most)} for a row"
-        raise BudgetExceeded(f"rows for {what}", found, "give a larger memory=; nothing was taken in")
+        raise BudgetExceeded(
+            f"rows for {what}", found, Phrase("give a larger ", Option("memory"), "; nothing was taken in")
+        )
     rows = max(min(table.num_rows * most // size, table.num_rows // 2), 1)
     for begin in range(0, table.num_rows, rows):
         yield from _cut(table.slice(begin, rows), what, most)

@@ -26,7 +26,7 @@ import pyarrow as pa
 from ddflow.columns.rows import gathered
 from ddflow.connectors.formats.base import DELETED, Truncate
 from ddflow.dataflow.inflow import Inflow
-from ddflow.errors import BadMessage, WrongMode
+from ddflow.errors import BadMessage, Option, Phrase, WrongMode
 from ddflow.operators.upsert.living import living
 from ddflow.operators.upsert.upsert import RunningUpsert
 
@@ -43,10 +43,12 @@ def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa
     asked = f"messages for {bound.name!r}"
     if bound.spec.holds_back:
         found = f"{cut.place}: it is a truncate, and the flow is in hold-back mode"
-        raise WrongMode(asked, found, "a truncate has no time of an event: leave time= out of the spec")
+        raise WrongMode(
+            asked, found, Phrase("a truncate has no time of an event: leave ", Option("time"), " out of the spec")
+        )
     if lost := [name for name in bound.spec.order_by if name not in cut.order]:
         found = f"{cut.place}: it is a truncate, and says nothing of the order by {lost}"
-        raise BadMessage(asked, found, "leave order_by= to the format; nothing was taken in")
+        raise BadMessage(asked, found, Phrase("leave ", Option("order_by"), " to the format; nothing was taken in"))
     keys = bound.key_schema
     for high, _, references in living(upsert.arranged):
         for begin in range(0, high.size, PIECE):

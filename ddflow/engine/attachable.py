@@ -19,7 +19,7 @@ from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.connectors.attached import Source, TableShape, TableSink, check_declared
 from ddflow.connectors.modes import shaped
 from ddflow.engine.run_options import RunOptions
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.plan import Plan
 
 
@@ -70,10 +70,10 @@ def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | 
             "show an input's key, all groups of an aggregate, the key and order of versions, or of a top its groups "
         )
         remedy += "and its places (rank_name=, in SQL row_number()); or end it with to_upserts(key), or write it with "
-        remedy += "mode='changelog'"
+        remedy += Option("mode", "changelog")
         raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
     if DIFF not in updates.names and name in plan.outputs and mode not in ("upsert", "updates"):
-        raise SpecError(asked, "it has upserts already", "write it with mode='upsert'")
+        raise SpecError(asked, "it has upserts already", Phrase("write it with ", Option("mode", "upsert")))
     sink.needs()
     by = key if mode == "upsert" else None
     return key, TableShape(
@@ -92,7 +92,7 @@ def lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
     for name, input in plan.inputs.items():
         mine = input.bound.spec.lateness if given is None else given
         if mine is None:
-            remedy = "give lateness=, how far behind the greatest time seen events may come"
+            remedy = Phrase("give ", Option("lateness"), ", how far behind the greatest time seen events may come")
             raise SpecError("run a flow in hold-back mode", f"nothing closes times of {name!r}", remedy)
         late[name] = mine
     return late

@@ -36,7 +36,7 @@ from ddflow.engine.history import subtract
 from ddflow.engine.logs import MARKS, parts_of
 from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import value_of, why
-from ddflow.errors import NotReadable
+from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.operators.row_order import RowOrder
 from ddflow.operators.updates import Updates, consolidated
 from ddflow.plan.collection import Collection, walk_inputs
@@ -59,7 +59,7 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None,
     inputs = {graph.names[each]: each for each in nodes if each in graph.names}
     if lost := [each for each in inputs if not graph.inputs[each].bound.kept]:
         found = f"it is made of rows of the inputs {lost}, which are not kept"
-        raise NotReadable(asked, found, "give keep=True to flow.updates to have them kept")
+        raise NotReadable(asked, found, Phrase("give ", Option("keep", True), " to flow.updates to have them kept"))
     given = _values(node, row, asked)
     told = trace_names(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
 

@@ -31,7 +31,7 @@ from ddflow.engine.commit_timer import CALL, CommitTimer
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.digests import Digest, combined
 from ddflow.engine.stats import Arranged
-from ddflow.errors import SpecError, TimeWentBack, WrongMode
+from ddflow.errors import Command, Option, Phrase, SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish
 from ddflow.storage.address import public
 from ddflow.storage.feeding import EVENTS, Way, fed_by
@@ -99,20 +99,22 @@ class Calls:
                 raise SpecError(
                     f"{asked} of epoch {epoch}",
                     "it is not committed, and commit_every= makes epochs by the clock",
-                    "leave epoch= out, or number epochs yourself: commit_every=None and flush()",
+                    Phrase("leave ", Option("epoch"), " out, or number epochs yourself: commit_every=None and flush()"),
                 )
         elif epoch is not None:
             raise SpecError(
                 f"{asked} of epoch {epoch}",
                 "this engine's state is in memory and has no epochs",
-                "leave epoch= out, or open the flow with a state",
+                Phrase("leave ", Option("epoch"), " out, or open the flow with a state"),
             )
         if back:
-            remedy = "give every step a greater time"
+            remedy = Phrase("give every step a greater time")
             if asked.kind == "replace":
-                remedy += "; replace({name: rows, ...}, time=...) takes several inputs at one time"
+                remedy += Phrase(
+                    "; replace({name: rows, ...}, ", Option("time"), "...) takes several inputs at one time"
+                )
             if self.durable is not None:
-                remedy += "; dd.rollback takes back an epoch whose time was wrong"
+                remedy += Phrase("; ", Command("rollback"), " takes back an epoch whose time was wrong")
             found = f"the last step was at {shown(self.dataflow.last, asked.time_type)}"
             raise TimeWentBack(f"cannot {asked}", found, remedy)
         return None

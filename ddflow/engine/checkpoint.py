@@ -35,7 +35,7 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import GONE, NAMES, resolved
 from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
-from ddflow.errors import CorruptState
+from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.operators.base import Hashes
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection
@@ -50,7 +50,7 @@ from ddflow.trace.records import ArrangementRecord
 
 T = TypeVar("T")
 
-MEND: Final = "restore it from a copy, or go back with dd.rollback"
+MEND: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
 
 
 def take(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:

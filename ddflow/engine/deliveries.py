@@ -141,7 +141,7 @@ def _give(each: Mapping[str, tuple[Delivery, TableChanges]]) -> None:
             delivery.give(made)
         except DdflowError as error:
             if given:
-                error.found += f" (changed before that: {', '.join(map(repr, given))})"
+                error.change(found=error.found + f" (changed before that: {', '.join(map(repr, given))})")
             raise
         given.append(name)
 

@@ -35,10 +35,12 @@ from ddflow.connectors.protocol import Fragment
 from ddflow.engine.garbage import gc, names_of
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import (
+    Command,
     CorruptState,
     DdflowError,
     EpochSkipped,
     OutcomeUnknown,
+    Phrase,
     SchemaMismatch,
     SpecError,
     StorageFailed,
@@ -225,7 +227,7 @@ class EpochLog:
             raise CorruptState(
                 f"the files {[blob.name for blob in output.blobs]} of {self.manifest_log.store.where}",
                 f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
-                "restore them from a copy, or go back with dd.rollback",
+                Phrase("restore them from a copy, or go back with ", Command("rollback")),
             )
         if there is None:
             return table

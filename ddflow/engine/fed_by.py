@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from ddflow.connectors.attached import Source
 from ddflow.connectors.formats.positions import POSITION
 from ddflow.connectors.sources import placed, said
-from ddflow.errors import SpecError
-from ddflow.plan.compatibility import dropping
+from ddflow.errors import Evolve, Phrase, SpecError
 from ddflow.storage.epochs import Attached
 
 
@@ -75,6 +74,8 @@ def taken_up(
         raise SpecError(asked, found, "attach the one that it was, or a new state")
     if gone := [each for each in before.left_out if each in inputs and each not in source.inputs(name)]:
         found = f"it feeds {' and '.join(map(repr, gone))} in this state, of which changes would be passed over"
-        remedy = f"give it with all that it feeds; what nobody needs any more goes by {dropping([], gone, where)}"
-        raise SpecError(asked, found, remedy)
+        drop = Evolve(state=where, drop_inputs=gone)
+        raise SpecError(
+            asked, found, Phrase("give it with all that it feeds; what nobody needs any more goes by ", drop)
+        )
     return before

@@ -29,7 +29,7 @@ from ddflow.columns.ranking import dense_ranks
 from ddflow.columns.rows import gathered, shown_row
 from ddflow.columns.schema import is_text, is_word
 from ddflow.columns.sorting import Sorted, sort
-from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, SpecError, cut
+from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, SpecError, cut
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.living import living
@@ -123,8 +123,11 @@ class Contents:
         one, other, *_ = sorted(next(iter(at.values())))
         raise DuplicateKeys(
             self.asked,
-            f"{twice.size:,} keys have more than one row, first {list(keys.values())}: the first of them in row {one}, "
-            f"counted from 0, and in row {other}, counted from 0",
+            Phrase(
+                f"{twice.size:,} keys have more than one row, first {list(keys.values())}",
+                Row(one, ": the first of them in "),
+                Row(other, ", and in "),
+            ),
             "full contents name each key once: mend them; nothing was taken in",
         )
 

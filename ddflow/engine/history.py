@@ -28,12 +28,12 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
 from ddflow.columns.schema import empty
 from ddflow.dataflow.graph import Graph
-from ddflow.errors import NotReadable, TimeWentBack
+from ddflow.errors import NotReadable, Option, Phrase, TimeWentBack
 from ddflow.operators.updates import Updates, concat, consolidated, negate
 from ddflow.plan.collection import Collection
 from ddflow.time import INT64, NEVER, shown
 
-RETAIN: Final = "a larger retain=, or a reader opened in time, keeps more of them"
+RETAIN: Final = Phrase("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
 
 
 def check_readable(

@@ -214,7 +214,7 @@ class Inlet:
         kinds = format.kinds(messages, asked) if asked else {}
         if kinds:
             shown = format.columns(messages, known)
-            self._note(name, {c: Beside(kinds[c], messages.place(row)) for c, row in shown.items() if c in kinds})
+            self._note(name, {c: Beside(kinds[c], str(messages.place(row))) for c, row in shown.items() if c in kinds})
         self._waiting[name] = {column for column in asked if column not in kinds}
 
     def _fresh(self, name: str, there: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.columns.schema import one_chunk
 from ddflow.dataflow.result import texts
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 
 
 class LiveLook(NamedTuple):
@@ -48,7 +48,9 @@ class LiveRows:
 
     def __init__(self, name: str, by: str | None = None, most: int = 10) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise SpecError(f"watch {name!r} with rows={most!r}", "that is no number of rows", "give 1 or more")
+            raise SpecError(
+                Phrase(f"watch {name!r} with ", Option("rows", most)), "that is no number of rows", "give 1 or more"
+            )
         self.name, self.by, self.most = name, by, most
         self._secret = Secret.fresh()
         self._before: np.ndarray[tuple[int], np.dtype[np.uint64]] | None = None

@@ -34,7 +34,7 @@ from ddflow.columns.wider import widening
 from ddflow.connectors.frames import arrow, is_rows, to_table
 from ddflow.dataflow.admission import Admission, Came
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
-from ddflow.errors import LogUnclear, NotArrow, SchemaMismatch
+from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
 from ddflow.plan.binding import Binding
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
 
@@ -203,7 +203,7 @@ class _LogParts:
         if isinstance(mark, Full) and mark.scope is not None and mark.scope != way.scope:
             raise self._no(
                 f"a part of the log is marked with the scope {mark.scope!r} where {run} were given",
-                "leave scope= out, or give the one that the state says",
+                Phrase("leave ", Option("scope"), " out, or give the one that the state says"),
             )
         if isinstance(mark, Full):
             mark = replace(mark, scope=way.scope)

@@ -29,7 +29,7 @@ from ddflow.engine.readers import Reader
 from ddflow.engine.scd2 import scd2
 from ddflow.engine.story import Origins, Story
 from ddflow.engine.why import value_of, why
-from ddflow.errors import NotReadable, SpecError, TimeWentBack
+from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import consolidated
 from ddflow.plan.collection import Collection
 from ddflow.plan.input import Input
@@ -334,8 +334,10 @@ class Reading(Looking):
         """Tell why rows of an output changed.  ``beside``: whether there is another option.  As `why`."""
         asked = f"why of {name!r} between {between!r:.99}"
         if beside or not isinstance(between, tuple | list) or len(between) != 2:
-            found = "it is no pair of times" if not beside else "log= and as_of= are of one time"
-            raise NotReadable(asked, found, "give between=(t1, t2), two closed times, and neither log= nor as_of=")
+            found = "it is no pair of times" if not beside else Phrase("log= and ", Option("as_of"), " are of one time")
+            raise NotReadable(
+                asked, found, Phrase("give between=(t1, t2), two closed times, and neither log= nor ", Option("as_of"))
+            )
         asked = f"why of {name!r} from {self._shown(between[0])} to {self._shown(between[1])}"
         first, last = (self.closed(asked, time, still) for time in between)
         if last < first:
@@ -352,7 +354,12 @@ class Reading(Looking):
             remedy = f"{did_you_mean(name, dict.fromkeys(known))}; of one that the flow got since, open it again"
             raise NotReadable(f"read {name!r}", "that is no output or input", remedy)
         if lost := self.dataflow.graph.unkept(node):
-            remedy = "give keep=True to flow.updates to have them arranged; the differences are in each step's output"
+            remedy = Phrase(
+                "give ",
+                Option("keep", True),
+                " to flow.updates to have them arranged; the differences are in each step's ",
+                "output",
+            )
             raise NotReadable(f"read {name!r}", f"it is made of rows of the inputs {lost}, which are not kept", remedy)
         return node
 

@@ -37,7 +37,7 @@ from ddflow.engine.commits import Asked
 from ddflow.engine.digests import combined
 from ddflow.engine.full_contents import Contents
 from ddflow.engine.step_time import step_time
-from ddflow.errors import DdflowError, EmptyContents, SpecError, TooManyAbsent, WrongMode
+from ddflow.errors import DdflowError, EmptyContents, Option, Phrase, SpecError, TooManyAbsent, WrongMode
 from ddflow.operators.upsert.events import Events
 from ddflow.storage.feeding import FULL, RESTATED, Way
 from ddflow.time import Time, shown
@@ -55,12 +55,16 @@ class Allowed(NamedTuple):
             raise EmptyContents(
                 contents.asked,
                 f"it has no rows, so every key would be deleted, {absent:,} in all",
-                "give allow_empty=True if that is so; nothing was taken in",
+                Phrase("give ", Option("allow_empty", True), " if that is so; nothing was taken in"),
             )
         if self.most is not None and absent > (allowed := most_absent(self.most, there := absent + contents.named)):
             raise TooManyAbsent(
                 contents.asked,
-                f"it lacks {absent:,} of {there:,} keys, and max_absent={self.most!r} lets {allowed:,} go",
+                Phrase(
+                    f"it lacks {absent:,} of {there:,} keys, and ",
+                    Option("max_absent", self.most),
+                    f" lets {allowed:,} go",
+                ),
                 "is it whole? if it is, allow more; nothing was taken in",
             )
 
@@ -88,13 +92,21 @@ def replace(
             raise WrongMode(
                 kind,
                 "the flow is in hold-back mode: its inputs name a time column",
-                "full contents are of one time; push their rows as events, or leave time= out of the spec",
+                Phrase(
+                    "full contents are of one time; push their rows as events, or leave ",
+                    Option("time"),
+                    " out of the spec",
+                ),
             )
         at = step_time(calls, kind, time, epoch)
         inputs = full_by_input(kind, name, rows, dataflow.admissions)
         if len(inputs) > 1 and (scope is not None or order is not None):
             found = f"there are rows for {len(inputs)} inputs: {list(inputs)}"
-            raise SpecError(kind, found, "scope= and order= are those of one: call it for each, at a time of its own")
+            raise SpecError(
+                kind,
+                found,
+                Phrase(Option("scope"), " and order= are those of one: call it for each, at a time of its own"),
+            )
         upserts = {each: dataflow.graph.inputs[each].keyed_for(f"{kind} of {each!r}") for each in inputs}
         every = {
             each: Contents(upsert, f"{kind} of {each!r} at time {shown(at, dataflow.time_type)}", scope, order)
@@ -138,7 +150,7 @@ def most_absent(given: int | str, there: int) -> int:
     match = None if isinstance(given, bool) else re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", str(given).strip())
     if match is None or (match[2] and float(match[2]) > 100):
         found = "that is no number of keys, nor a share of them"
-        raise SpecError(f"max_absent={given!r}", found, "write 100, or '50%'")
+        raise SpecError(Option("max_absent", given), found, "write 100, or '50%'")
     return int(match[1]) if match[1] else int(there * float(match[2]) / 100)
 
 

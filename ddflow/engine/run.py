@@ -24,7 +24,6 @@ from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
-from ddflow.columns.wider import located, without_state
 from ddflow.connectors.at_path import at_spots
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.dataflow.result import Step
@@ -44,7 +43,7 @@ from ddflow.engine.run_report import RunReport
 from ddflow.engine.signals import insisting, on_signal
 from ddflow.engine.step_time import check_counted
 from ddflow.engine.trying import LASTS
-from ddflow.errors import DdflowError
+from ddflow.errors import DdflowError, Option, Phrase
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
 
@@ -100,7 +99,11 @@ class RunLoop:
         plan = self.dataflow.flow
         fed_by(plan, sources)
         if sources and not plan.holds_back:
-            remedy = "take the rows yourself, by step or replace with time=, or run a state whose steps are numbered"
+            remedy = Phrase(
+                "take the rows yourself, by step or replace with ",
+                Option("time"),
+                ", or run a state whose steps are numbered",
+            )
             check_counted(self.calls, "run with sources, whose steps are numbered", remedy)
         self.inlets = [self._inlet(name, source) for name, source in sources.items()]
         self.late = lateness(plan, how)
@@ -192,12 +195,12 @@ class RunLoop:
             yield
         except DdflowError as error:
             if self.log is not None and not self.log.manifest_log.manifest.number:
-                error.remedy = without_state(error.remedy)
+                error.of_state(None)
             elif self.log is not None:
                 several = inlet.bounds if len(self.dataflow.admissions) > 1 else ()
                 name = next((name for name in several if len(several) == 1 or repr(name) in error.asked), "")
                 fixed = {each for bound in inlet.bounds.values() for each in bound.fixed if name in ("", bound.name)}
-                error.remedy = located(error.remedy, self.log.manifest_log.store.where, name, fixed)
+                error.of_input(name, bool(name)).of_state(self.log.manifest_log.store.where, fixed)
             raise
 
     @contextmanager

@@ -20,7 +20,7 @@ import pyarrow.types as pat
 
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.replace import most_absent
-from ddflow.errors import SpecError
+from ddflow.errors import Option, SpecError
 from ddflow.time import seconds
 
 EPOCHS: Final = 10_000
@@ -47,7 +47,7 @@ class RunOptions:
             most_absent(self.max_absent, 0)
         _ = self.every, self.ends(), self.left_out, self.patience, self.most, self.bytes
         if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
-            raise SpecError(f"rows={self.rows!r}", "that is no number of rows", "give a whole number, 1 or more")
+            raise SpecError(Option("rows", self.rows), "that is no number of rows", "give a whole number, 1 or more")
         if self.evolve not in ("add", "stop"):
             remedy = "use 'add', to take columns that are new, or 'stop'"
             raise SpecError(f"evolve={self.evolve!r}", "that is no way to take columns", remedy)
@@ -90,7 +90,7 @@ class RunOptions:
         if self.lateness is None or (isinstance(self.lateness, int) and not isinstance(self.lateness, bool)):
             return self.lateness
         if not isinstance(self.lateness, str) or not (pat.is_timestamp(kind) or pat.is_date(kind)):
-            raise SpecError(f"lateness={self.lateness!r}", f"times are {kind}", "give a whole number in their unit")
+            raise SpecError(Option("lateness", self.lateness), f"times are {kind}", "give a whole number in their unit")
         units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
         a_second = units[kind.unit] if pat.is_timestamp(kind) else 1 / 86400 if pat.is_date32(kind) else 1000
         return round(seconds(self.lateness, "lateness=") * a_second)

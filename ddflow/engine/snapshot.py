@@ -31,7 +31,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.reads import Reading
-from ddflow.errors import CorruptState, DdflowError, SnapshotExpired, SpecError, StateRefused
+from ddflow.errors import CorruptState, DdflowError, Option, Phrase, SnapshotExpired, SpecError, StateRefused
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
@@ -215,5 +215,5 @@ def expired(store: Store, epoch: int) -> SnapshotExpired:
     return SnapshotExpired(
         f"epoch {epoch} of {store.where}",
         "that version is not kept any more, or not there yet",
-        "read the newest, or keep versions longer with grace=",
+        Phrase("read the newest, or keep versions longer with ", Option("grace")),
     )

@@ -1,29 +1,356 @@
-"""The base of all errors: one message template.
+"""The base of all errors: texts that hold data, and the words in which Python, the shell and Spark print them.
 
-Invariant: a message says what was asked, what was found and what to do, in that order and with the values, so that it
-can be acted on without this package's source; and no secret of an address or a setting (`secrets`). The three
-parts stay on the exception as fields, for programs. Classes are shown as of ``ddflow.errors``, whichever file they
-stand in.
+A text of an error is a `Phrase`: pieces of text, and pieces that are data. A `Row` is renamed by whoever knows its
+file; a `Fix` is something to type. `Words` writes them as Python; the shell and Spark have subclasses.
 
->>> error = DdflowError("cannot advance to 4", "the frontier is already 7", "times may not go back")
->>> str(error)
-'cannot advance to 4: the frontier is already 7; times may not go back'
->>> error.found
-'the frontier is already 7'
+Guarantees: no text of an error holds a secret of an address or a setting (`mask_secrets`).
+Limits: a setting with another name, or a password that is repeated alone, is not known to be one.
+
+>>> error = DdflowError("rows for 'orders'", "null in " + Row(3), "choose " + Option("null_key", "drop"), column="id")
+>>> str(error.name_rows("line {}".format, "orders.csv")), error.row, error.file, error.fixes
+("rows for 'orders': null in line 3; choose null_key='drop'", 3, 'orders.csv', (Option(name='null_key', value='drop'),))
 """
 
-from typing import Any
+from __future__ import annotations
 
-from ddflow.errors.secrets import mask_secrets
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+_NAME: Final = (
+    r"[\w.\-]*(?:password|passwd|passphrase|secret|token|credential|signature|jaas\.config"
+    r"|(?:access|account|api|private|shared|service)[._\-]?key)[\w.\-]*|pwd"
+)
+_VALUE: Final = r"(?!\.\.\.)(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s&]+)"
+_SPACED: Final = r"[^\s:/@]*:(?!\s|\d{1,5}(?:[/?#,;:)\s'\"]|$))[^\n]*@"
+"""A password that may have spaces in it, because no port begins there."""
+_SCHEME: Final = r"\b(?!abfss?:|wasbs?:)([a-z][a-z0-9+.\-]*:"
+_USER: Final = re.compile(rf"(?i){_SCHEME}/+)(?:{_SPACED}|\S*@)|{_SCHEME})[^\s/]\S*@")
+_SETTING: Final = re.compile(rf"(?i)(?<![\w.\-])((['\"]?)(?:{_NAME})\2\s*=\s*|(['\"])(?:{_NAME})\3\s*:\s*){_VALUE}")
+_PARAMETER: Final = re.compile(r"(?i)(?<=[?&;])((?:[\w.\-]*(?:key|sig|auth|pass|pw|cred)[\w.\-]*|code)=)[^&\s'\"]*")
+_PASSWORD: Final = re.compile(r"(?s)[a-zA-Z][\w+.\-]*://[^:/@]*:(.*)@")
+_HINT: Final = re.compile(r"[=@]|['\"]\s*:")
+_LEAST: Final = 4
+"""Characters of a value that is left out wherever it is repeated."""
+
+
+def mask_secrets(text: str, known: Iterable[Any] = ()) -> str:
+    """Return the text with ``...`` for each secret, and for each of the ``known`` values of settings.  O(text).
+
+    Secrets are found by their form: user and password in front of an ``@``, parameters of an address, and settings
+    whose name is that of a secret, as libpq, librdkafka, Spark, JSON and Python write them.  A host, a path or a table
+    is never taken away.
+
+    >>> mask_secrets("connect to postgres://me:p@ss/w:rd#1@db:5432/shop#t, with sslmode=require")
+    'connect to postgres://...@db:5432/shop#t, with sslmode=require'
+    >>> mask_secrets("host=db password='a b' user=me"), mask_secrets("{'sasl.password': 'x y', 'acks': 'all'}")
+    ('host=db password=... user=me', "{'sasl.password': ..., 'acks': 'all'}")
+    >>> mask_secrets("https://lake/t?X-Amz-Signature=00ff&versionId=7 and s3://b/t?key=1")
+    'https://lake/t?X-Amz-Signature=...&versionId=7 and s3://b/t?key=...'
+    >>> mask_secrets("key=['id'], from mail@host")
+    "key=['id'], from mail@host"
+    """
+    for value in sorted(map(str, known), key=len, reverse=True):
+        found = _PASSWORD.match(value)
+        for secret in (value, found[1] if found else ""):
+            text = text.replace(secret, "...") if len(secret) >= _LEAST else text
+    if not _HINT.search(text):
+        return text
+    text = _PARAMETER.sub(r"\1...", _SETTING.sub(r"\1...", text))
+    return _USER.sub(lambda found: f"{found[1] or found[2]}...@", text)
 
 
 def cut(text: str, most: int = 300) -> str:
-    """What messages repeat of a text that may be of any length: all of it, or its two ends."""
+    """Return a text that may be of any length, or only its two ends."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
 
 
+class Words:
+    """Write the data of an error as Python is typed; the shell and Spark have words of their own."""
+
+    def option(self, name: str, value: Any = ...) -> str:
+        """Return an option of a call."""
+        return f"{name}={'' if value is ... else repr(value)}"
+
+    def declare(self, types: Mapping[str, str]) -> str:
+        """Return the declaration of some columns."""
+        return str(dict(types))
+
+    def columns(self, input: str) -> str:
+        """Return how types are said to be of one input."""
+        return f"{{{input!r}: {{column: type}}}}"
+
+    def evolve(self, fix: Evolve) -> str:
+        """Return the call that rewrites a state."""
+        given = [str({fix.input: dict(fix.types)} if fix.input else dict(fix.types))] if fix.types else []
+        given += [f"{name}={[*names]}" for name, names in fix.drops.items() if names]
+        return f"dd.evolve({', '.join(['STATE' if fix.state is None else repr(fix.state), *given])})"
+
+    def migrate(self, fix: Evolve) -> str:
+        """Return how a log gives a state that has the types from its beginning."""
+        return f"{self.declare(fix.types)}, in a new state"
+
+    def take(self, fix: Evolve) -> str:
+        """Return the call by which an open engine takes types that it can read, before another way; or ""."""
+        return f"engine.evolve({ {fix.input: dict(fix.types)} if fix.input else dict(fix.types) }), or "
+
+    def call(self, name: str) -> str:
+        """Return a verb without its arguments."""
+        return f"dd.{name}"
+
+    def file(self, path: str, options: Mapping[str, Any]) -> str:
+        """Return a file with options of how it is written."""
+        return f"dd.FilePath({', '.join([repr(path), *(f'{name}={value!r}' for name, value in options.items())])})"
+
+    def tombstone(self, column: str, value: Any = None) -> str:
+        """Return a rule that says which events delete."""
+        return f"dd.tombstone({column!r}{'' if value is None else f', {value!r}'})"
+
+
+PYTHON: Final = Words()
+
+
+class PhrasePart:
+    """A piece of a message that is data."""
+
+    def text(self, words: Words) -> str:
+        """Return the piece in some words."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.text(PYTHON)
+
+    def __add__(self, other: str | PhrasePart) -> Phrase:
+        return Phrase(self, other)
+
+    def __radd__(self, other: str) -> Phrase:
+        return Phrase(other, self)
+
+
+@dataclass(frozen=True)
+class Row(PhrasePart):
+    """A row of a call, counted from 0, or by the name that its file's reader gives it.
+
+    ``before``, ``after``: what is left out with a row that has no name, which is "".  ``inner``: whether an operator
+    counts so, whose rows are not those of the call.
+
+    >>> str(Row(3)), Row(3, ", first in ", name="line 5").text(PYTHON), Row(0, after=": ", name="").text(PYTHON)
+    ('row 3, counted from 0', ', first in line 5', '')
+    """
+
+    number: int
+    before: str = ""
+    after: str = ""
+    inner: bool = False
+    name: str | None = None
+
+    def text(self, words: Words) -> str:
+        """Return the row as one reads it."""
+        name = f"row {self.number}{'' if self.inner else ', counted from 0'}" if self.name is None else self.name
+        return f"{self.before}{name}{self.after}" if name else ""
+
+
+def around(before: str, place: str | Row, after: str = "") -> str | PhrasePart:
+    """Return a place with text around it, which is left out with the place where that is a row without a name.
+
+    >>> str(around("7 rows, first in ", Row(3))), around("", "offset 9", ": no JSON")
+    ('7 rows, first in row 3, counted from 0', 'offset 9: no JSON')
+    """
+    if isinstance(place, Row):
+        return replace(place, before=before + place.before, after=place.after + after)
+    return Phrase(before, place, after)
+
+
+class Fix(PhrasePart):
+    """Something to type that mends an error."""
+
+
+@dataclass(frozen=True)
+class Option(Fix):
+    """An option of the call.
+
+    >>> str(Option("late", "drop")), str(Option("password", "x"))
+    ("late='drop'", "password='...'")
+    """
+
+    name: str
+    value: Any = ...
+
+    def __post_init__(self) -> None:
+        if self.value is not ... and mask_secrets(shown := f"{self.name}={self.value!r}") != shown:
+            object.__setattr__(self, "value", "...")
+
+    def text(self, words: Words) -> str:
+        """Return the option as it is typed."""
+        return words.option(self.name, self.value)
+
+
+@dataclass(frozen=True)
+class Declare(Fix):
+    """The declaration of some columns, by name."""
+
+    types: Mapping[str, str]
+
+    def text(self, words: Words) -> str:
+        """Return the types as they are typed."""
+        return words.declare(self.types)
+
+
+@dataclass(frozen=True)
+class InputTypes(Fix):
+    """How types are said to be of one input of several."""
+
+    input: str
+
+    def text(self, words: Words) -> str:
+        """Return how they are typed."""
+        return words.columns(self.input)
+
+
+@dataclass(frozen=True)
+class Evolve(Fix):
+    """A rewrite of a state: columns of an input get wider types, outputs and inputs are dropped.
+
+    ``moves``: whether no rewrite gives the types, so that a new state must.
+
+    >>> str(Evolve({"c": "double"}, "orders")), str(Evolve(state="s", drop_outputs=["old"]))
+    ("dd.evolve(STATE, {'orders': {'c': 'double'}})", "dd.evolve('s', drop_outputs=['old'])")
+    """
+
+    types: Mapping[str, str] = field(default_factory=dict)
+    input: str = ""
+    state: str | None = None
+    drop_outputs: Sequence[str] = ()
+    drop_inputs: Sequence[str] = ()
+    moves: bool = False
+
+    @property
+    def drops(self) -> dict[str, Sequence[str]]:
+        """What is dropped, by option."""
+        return {"drop_outputs": self.drop_outputs, "drop_inputs": self.drop_inputs}
+
+    def text(self, words: Words) -> str:
+        """Return the call as it is typed."""
+        return words.migrate(self) if self.moves else words.evolve(self)
+
+
+@dataclass(frozen=True)
+class Widen(Evolve):
+    """The same for a column that may have become wider at its source; it stands at the end of a remedy.
+
+    ``declared``: whether the remedy names the type already.  ``reads``: whether an open engine takes it, too.
+    ``new``: whether the state has nothing in it yet.  ``fixed``: the columns that no state changes.
+
+    >>> str(Widen({"c": "double"}, declared=True))
+    "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
+    >>> str(Widen({"c": "double"}, new=True)), str(Widen({"c": "double"}, fixed=["c"]))
+    ("; declare the type that fits: {'c': 'double'}", '; a state cannot change it to that: make a new one')
+    """
+
+    declared: bool = False
+    reads: bool = False
+    new: bool = False
+    fixed: Collection[str] = ()
+
+    def text(self, words: Words) -> str:
+        """Return what to do, with what stands between it and the text before it."""
+        if self.new:
+            return "" if self.declared else f"; declare the type that fits: {words.declare(self.types)}"
+        if not self.types or not self.types.keys().isdisjoint(self.fixed):
+            return "; a state cannot change it to that: make a new one"
+        why = (
+            "in a state the column becomes that by " if self.declared else "if the column became wider at its source: "
+        )
+        return f"; {why}{words.take(self) if self.reads else ''}{words.evolve(self)}"
+
+
+@dataclass(frozen=True)
+class Command(Fix):
+    """A verb, such as ``rollback``, without its arguments."""
+
+    name: str
+
+    def text(self, words: Words) -> str:
+        """Return the verb as it is called."""
+        return words.call(self.name)
+
+
+@dataclass(frozen=True)
+class FileFix(Fix):
+    """A file with options of how it is written."""
+
+    path: str
+    options: Mapping[str, Any]
+
+    def text(self, words: Words) -> str:
+        """Return the file as it is typed."""
+        return words.file(self.path, self.options)
+
+
+@dataclass(frozen=True)
+class DeleteRule(Fix):
+    """A rule that says which events delete."""
+
+    column: str
+    value: Any = None
+
+    def text(self, words: Words) -> str:
+        """Return the rule as it is typed."""
+        return words.tombstone(self.column, self.value)
+
+
+class Phrase(str):
+    """A text that keeps its parts that are data.  As a string it has the words of Python.
+
+    >>> made = Phrase("null in ", Row(3), "; choose ", Option("late", "drop"))
+    >>> made, made.map(Row, lambda row: "line 5") + "!"
+    ("null in row 3, counted from 0; choose late='drop'", "null in line 5; choose late='drop'!")
+    """
+
+    parts: tuple[str | PhrasePart, ...]
+
+    def __new__(cls, *given: str | PhrasePart) -> Phrase:
+        """Join texts and parts."""
+        parts = [part for each in given for part in (each.parts if isinstance(each, Phrase) else (each,))]
+        made = super().__new__(cls, "".join(map(str, parts)))
+        made.parts = tuple(parts)
+        return made
+
+    @classmethod
+    def joined(cls, between: str, texts: Iterable[str | PhrasePart]) -> Phrase:
+        """Join texts as `str.join` does."""
+        return cls(*[part for each in texts for part in (between, each)][1:])
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.parts
+
+    def __add__(self, other: str | PhrasePart) -> Phrase:
+        return Phrase(self, other)
+
+    def __radd__(self, other: str | PhrasePart) -> Phrase:
+        return Phrase(other, self)
+
+    def map(self, kind: Any, change: Callable[[Any], str | PhrasePart]) -> Phrase:
+        """Return the text with other parts in place of those of a kind."""
+        return Phrase(*(change(each) if isinstance(each, kind) else each for each in self.parts))
+
+    def in_words(self, words: Words) -> str:
+        """Return the text in some words."""
+        return "".join(each if isinstance(each, str) else each.text(words) for each in self.parts)
+
+
+def in_words(text: str, words: Words) -> str:
+    """Return a text in some words, without secrets; one without parts stays as it is."""
+    return mask_secrets(text.in_words(words) if isinstance(text, Phrase) else text)
+
+
+def _masked(given: str | PhrasePart) -> Phrase:
+    return Phrase(*(mask_secrets(each) if isinstance(each, str) else each for each in Phrase(given).parts))
+
+
 class DdflowError(Exception):
-    """The base class of all errors of ddflow.  The message is ``asked: found; remedy``.
+    """The base class of all errors of ddflow.  The message is ``asked: found; fix``.
 
     Parameters
     ----------
@@ -31,24 +358,112 @@ class DdflowError(Exception):
         What was asked for.
     found : str
         What was found.
-    remedy : str
-        What to do about it.
+    fix : str
+        What to do about it.  Each of the three may be a `Phrase` with data in it.
+    input : str, optional
+        The input whose rows it is about.
+    file : str, optional
+        Their file.
+    row : int, optional
+        The first row that it is about, counted from 0; by default that of a `Row` in one of the texts.
+    offset : str, optional
+        The place of a message in its log, as its format writes it.
+    column : str, optional
+        The column that it is about.
     """
 
-    row: str = ""
-    """The cells of the row that it is of, where that is known."""
+    words: Words = PYTHON
+    """How `str` writes it."""
+    cells: str = ""
+    """The cells of the row that it is about."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         cls.__module__ = "ddflow.errors"
 
-    def __init__(self, asked: str, found: str, remedy: str) -> None:
-        asked, found, remedy = mask_secrets(asked), mask_secrets(found), mask_secrets(remedy)
-        super().__init__(asked, found, remedy)
-        self.asked, self.found, self.remedy = asked, found, remedy
+    def __init__(
+        self,
+        asked: str | PhrasePart,
+        found: str | PhrasePart,
+        fix: str | PhrasePart,
+        *,
+        input: str = "",
+        file: str = "",
+        row: int | None = None,
+        offset: str = "",
+        column: str = "",
+    ) -> None:
+        super().__init__(asked, found, fix)
+        self.args = _masked(asked), _masked(found), _masked(fix)  # an OSError drops the third
+        rows = [each.number for text in self.args for each in text.parts if isinstance(each, Row) and not each.inner]
+        self.input, self.file, self.offset, self.column = input, file, offset, column
+        self.row = rows[0] if row is None and rows else row
+
+    @property
+    def asked(self) -> Phrase:
+        """What was asked for."""
+        return self.args[0]  # type: ignore[no-any-return]
+
+    @property
+    def found(self) -> Phrase:
+        """What was found."""
+        return self.args[1]  # type: ignore[no-any-return]
+
+    @property
+    def fix(self) -> Phrase:
+        """What to do about it."""
+        return self.args[2]  # type: ignore[no-any-return]
+
+    @property
+    def fixes(self) -> tuple[Fix, ...]:
+        """What to type, as data, in the order of the text."""
+        return tuple(each for each in self.fix.parts if isinstance(each, Fix))
+
+    def change(
+        self,
+        asked: str | PhrasePart | None = None,
+        found: str | PhrasePart | None = None,
+        fix: str | PhrasePart | None = None,
+    ) -> Self:
+        """Give the error other texts, and return it."""
+        given = (asked, found, fix)
+        self.args = tuple(old if new is None else _masked(new) for old, new in zip(self.args, given, strict=True))
+        return self
+
+    def map(self, kind: Any, change: Callable[[Any], str | PhrasePart]) -> Self:
+        """Put other parts in place of those of a kind, and return the error."""
+        self.args = tuple(text.map(kind, change) for text in self.args)
+        return self
+
+    def of_input(self, input: str, several: bool) -> Self:
+        """Say which input it is about.  ``several``: whether its plan has others, so that fixes name it."""
+        self.input = self.input or input
+        return self.map(Evolve, lambda fix: replace(fix, input=fix.input or input)) if several else self
+
+    def of_state(self, state: str | None, fixed: Collection[str] = ()) -> Self:
+        """Say which state it is about: None for a new one.  ``fixed``: the columns that no state changes."""
+
+        def located(fix: Evolve) -> Fix:
+            if isinstance(fix, Widen):
+                return replace(fix, state=state, new=state is None, fixed=fixed)
+            if state is None and fix.types:
+                return Declare(fix.types)
+            return replace(fix, state=state, moves=fix.moves or not fix.types.keys().isdisjoint(fixed))
+
+        return self.map(Evolve, located)
+
+    def name_rows(self, name: Callable[[int], str], file: str = "") -> Self:
+        """Call its rows as their file's reader calls them."""
+        self.file = self.file or file
+        return self.map(Row, lambda row: replace(row, name="" if row.inner else name(row.number)))
+
+    @property
+    def message(self) -> Phrase:
+        """The three together."""
+        return Phrase(self.asked, ": ", self.found, "; ", self.fix)
 
     def __str__(self) -> str:
-        return f"{self.asked}: {self.found}; {self.remedy}"
+        return in_words(self.message, self.words)
 
 
 DdflowError.__module__ = "ddflow.errors"

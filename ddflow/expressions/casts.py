@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.errors import cut
+from ddflow.errors import Option, Phrase, cut
 from ddflow.expressions.digits import WIDEST, decimal_to_double, double_to_decimal, fit
 from ddflow.expressions.node import Node, Refusal, apply, null, on_arrays
 from ddflow.expressions.reading import (
@@ -96,7 +96,9 @@ def as_text(node: Node) -> Node:
 
 
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
-_POINT: Final = "for a decimal comma give decimal=',' where the file is read, or cast replace(x, ',', '.')"
+_POINT: Final = Phrase(
+    "for a decimal comma give ", Option("decimal", ","), " where the file is read, or cast replace(x, ',', '.')"
+)
 
 
 def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:

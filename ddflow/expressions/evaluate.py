@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from ddflow.aside import aside
 from ddflow.columns.schema import empty, one_batch, one_chunk
-from ddflow.errors import ExpressionError, SchemaMismatch, cut
+from ddflow.errors import ExpressionError, Phrase, Row, SchemaMismatch, cut
 from ddflow.expressions.casts import load
 from ddflow.expressions.node import FAILURES, Frame, Node, broadcast
 from ddflow.expressions.room import TooBig
@@ -68,8 +68,8 @@ class SqlRun:
         except FAILURES as error:
             if isinstance(error, TooBig):
                 known = error.row is not None and error.rows == frame.rows  # else it is a row of some of the rows
-                place = self._place(frame, error.row) if known and error.row is not None else ""
-                raise ExpressionError(self._asked, f"{error}{place}", _LESS) from error
+                place = self._place(frame, error.row) if known and error.row is not None else Phrase()
+                raise ExpressionError(self._asked, str(error) + place, _LESS) from error
             raise self._located(frame, error) from error
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
@@ -95,18 +95,18 @@ class SqlRun:
                 high = middle
         try:
             self._node.run(frame.slice(low, 1))
-            place = ""
+            place = Phrase()
         except FAILURES as first:
             error, place = first, self._place(frame, low)
         remedy = "filter such rows out first, or guard with try_cast, nullif or CASE"
-        return ExpressionError(self._asked, f"{error}{place}", remedy)
+        return ExpressionError(self._asked, str(error) + place, remedy)
 
-    def _place(self, frame: Frame, row: int) -> str:
+    def _place(self, frame: Frame, row: int) -> Phrase:
         shown = ", ".join(
             f"{field.name} = {_text(column, row)[:_SHOWN]}"
             for field, column in zip(self._fields, frame.columns, strict=True)
         )
-        return f" (row {row}{': ' if shown else ''}{shown})"
+        return Phrase(" (", Row(row, after=": " if shown else "", inner=True), f"{shown})")
 
 
 def _text(column: pa.Array, row: int) -> str:

@@ -11,7 +11,7 @@ functions themselves are in ``strings``, ``numbers``, ``dates``, ``date_text``, 
 >>> try:
 ...     find("uper")
 ... except Refusal as refusal:
-...     print(refusal.remedy.partition(";")[0])
+...     print(refusal.fix.partition(";")[0])
 did you mean upper?
 """
 

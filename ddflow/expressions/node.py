@@ -35,9 +35,9 @@ FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowCapacityError)
 class Refusal(Exception):
     """An expression that cannot be compiled: what was found in it and what to do, before the place is known."""
 
-    def __init__(self, found: str, remedy: str) -> None:
-        super().__init__(found, remedy)
-        self.found, self.remedy = found, remedy
+    def __init__(self, found: str, fix: str) -> None:
+        super().__init__(found, fix)
+        self.found, self.fix = found, fix
 
 
 class Frame(NamedTuple):

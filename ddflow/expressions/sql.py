@@ -48,9 +48,9 @@ def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple
     try:
         made = (_made if len(text) <= _SHORT else _made.__wrapped__)(text, schema, boolean)
     except Refusal as refusal:
-        raise ExpressionError(asked, cut(refusal.found, _MOST), cut(refusal.remedy, 4 * _MOST)) from refusal
+        raise ExpressionError(asked, cut(refusal.found, _MOST), cut(refusal.fix, 4 * _MOST)) from refusal
     except RecursionError as error:
-        raise ExpressionError(asked, too_deep().found, too_deep().remedy) from error
+        raise ExpressionError(asked, too_deep().found, too_deep().fix) from error
     except pa.ArrowException as error:
         raise ExpressionError(asked, cut(str(error), _MOST), "docs/expressions.md lists what is supported") from error
     fields = [schema.field(name) for name in made.names]

@@ -29,7 +29,7 @@ from ddflow.columns.names import check_known, check_names, column_names
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import sort
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
 from ddflow.operators.base import Context, GroupOperator, Hashes, Running, SteppedRows, register
@@ -51,7 +51,9 @@ class Count(GroupOperator):
         self.by = list(of.schema.names if by is None else column_names(by, "count", "by"))
         check_known(self.by, of.schema.names, "count by")
         if name in self.by:
-            raise SpecError("count", f"a group column is called {name!r} already", "choose another with name=")
+            raise SpecError(
+                "count", f"a group column is called {name!r} already", Phrase("choose another with ", Option("name"))
+            )
         check_names([*self.by, name], "count")
         self.name = name
         self.groups = pa.schema([of.schema.field(c) for c in self.by])

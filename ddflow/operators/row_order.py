@@ -28,7 +28,7 @@ from ddflow.columns.order_words import OrderColumn, exact, order_words, word_cou
 from ddflow.columns.rows import RowPool, gather
 from ddflow.columns.schema import is_flat, normal_type, one_chunk, plain
 from ddflow.columns.wider import differing, keeps_order, widening
-from ddflow.errors import SpecError, cut
+from ddflow.errors import Option, Phrase, SpecError, cut
 from ddflow.operators.ordered_rows import ordered_type
 
 MOST: Final = 8
@@ -45,13 +45,17 @@ def ordered_by(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
     """
     texts = [by] if isinstance(by, str) else list(by) if isinstance(by, Iterable) else [by]
     if not all(isinstance(text, str) for text in texts):
-        raise SpecError(asked, f"by= is {cut(repr(by))}", "give a list of texts, as in by=['amount desc']")
+        raise SpecError(
+            asked,
+            Phrase(Option("by"), f" is {cut(repr(by))}"),
+            Phrase("give a list of texts, as in ", Option("by", ["amount desc"])),
+        )
     out: list[OrderColumn] = []
     for text in texts:
         found = _WRITTEN.fullmatch(text)
         if found is None:
             remedy = "write a column, then asc or desc, then nulls first or nulls last; other names in backticks"
-            raise SpecError(asked, f"by= holds {cut(repr(text))}", remedy)
+            raise SpecError(asked, Phrase(Option("by"), f" holds {cut(repr(text))}"), remedy)
         name = found[2] if found[1] is None else found[1].replace("``", "`")
         if name not in schema.names:
             lost = f"by= holds {cut(repr(text))}: there is no column {name!r}"

@@ -36,7 +36,7 @@ from ddflow.columns.hashing import Ints
 from ddflow.columns.names import DIFF, TIMES, check_known, check_names, column_name, column_names
 from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.columns.schema import one_chunk
-from ddflow.errors import SpecError
+from ddflow.errors import Option, SpecError
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import move_windows
 from ddflow.operators.arranged import refuse_negative
@@ -164,7 +164,7 @@ class Top(Operator):
 def _whole(value: Any, name: str, least: int, most: int) -> int:
     """A number of places.  Raises `SpecError`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise SpecError("top", f"{name}= is {value!r:.99}", f"give a whole number from {least:,} to {most:,}")
+        raise SpecError("top", Option(name) + f" is {value!r:.99}", f"give a whole number from {least:,} to {most:,}")
     return value
 
 

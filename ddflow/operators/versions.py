@@ -34,7 +34,7 @@ from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.columns.schema import arrays, one_chunk, plain
 from ddflow.columns.sorting import in_order
 from ddflow.connectors.formats.base import DELETED
-from ddflow.errors import BadMessage, SpecError
+from ddflow.errors import BadMessage, Option, Phrase, SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, move_versions, show_versions
@@ -74,7 +74,9 @@ class AsVersions(Operator):
         self.key, self.ignore = column_names(key, asked, "key"), column_names(ignore, asked, "ignore")
         self.order_by = column_names(order_by, asked, "order_by")
         if not self.order_by:
-            raise SpecError(asked, "order_by= is empty", "name the columns that order the versions of a key")
+            raise SpecError(
+                asked, Phrase(Option("order_by"), " is empty"), "name the columns that order the versions of a key"
+            )
         self.tombstone = delete if isinstance(delete, Tombstone) else None
         said = [("key", self.key), ("order_by", self.order_by), ("ignore", self.ignore)]
         said += [("delete", (self.tombstone.column,))] if self.tombstone is not None else []
@@ -83,11 +85,22 @@ class AsVersions(Operator):
         hidden = self.tombstone.column if self.tombstone is not None else None
         named = [*self.key, *self.order_by, *([] if hidden is None else [hidden])]
         if twice := [name for name in (*self.order_by, hidden) if name is not None and named.count(name) > 1]:
-            raise SpecError(asked, f"{twice[0]!r} is named twice, by key=, order_by= or delete=", "name another column")
+            raise SpecError(
+                asked,
+                Phrase(
+                    f"{twice[0]!r} is named twice, by ",
+                    Option("key"),
+                    ", ",
+                    Option("order_by"),
+                    " or ",
+                    Option("delete"),
+                ),
+                "name another column",
+            )
         for name in self.order_by:
             word_count(row.field(name).type, name)
             if name != self.order_by[-1] and not exact(row.field(name).type):
-                found = f"order_by= holds {name!r}, a {row.field(name).type}, before other columns"
+                found = Phrase(Option("order_by"), f" holds {name!r}, a {row.field(name).type}, before other columns")
                 raise SpecError(asked, found, "give text and binary as the last column, or alone")
         self.placed = _check_history(of, self, ends=delete is not None)
         refuse_forgetting(asked, "they would stay for ever", of)
@@ -97,8 +110,9 @@ class AsVersions(Operator):
         shown = [field for field in row if field.name != hidden]
         taken = [name for i, name in enumerate(self.names) if name in (*row.names, *self.names[:i])]
         if taken:
-            found = f"there is a column {taken[0]!r} already"
-            raise SpecError(asked, found, "choose other names with valid_from= and valid_to=")
+            raise SpecError(
+                asked, f"there is a column {taken[0]!r} already", "choose other names with valid_from= and valid_to="
+            )
         order = row.field(self.order_by[0])
         shown += [order.with_name(valid_from), order.with_name(valid_to).with_nullable(True)]
         check_names([*(field.name for field in shown), TIMES], asked)

@@ -20,13 +20,15 @@ ddflow.errors.FeedChanged: give batch 0 of query 'b' to shop: the state is fed b
 from collections.abc import Iterable
 from typing import Final
 
-from ddflow.errors import EpochSkipped, FeedChanged, SpecError
+from ddflow.errors import EpochSkipped, FeedChanged, Option, Phrase, SpecError
 from ddflow.storage.epochs import QUERY, Epoch, Feed
 from ddflow.time import CLOSED
 
-AGAIN: Final = (
-    "what the state has seen changes nothing where events have an order (order_by=, seq=, or their format's), and bad "
-    "messages come into <input>.bad a second time"
+ADOPT: Final = Option("adopt", True)
+AGAIN: Final = Phrase(
+    "what the state has seen changes nothing where events have an order (order_by=, ",
+    Option("seq"),
+    ", or their format's), and bad messages come into <input>.bad a second time",
 )
 """What is said of a source that is read again."""
 
@@ -58,8 +60,8 @@ def told(
             what,
             f"no query has fed this state, so the {asked.batch} batches before it went elsewhere: "
             "the checkpoint belongs to another state, or this one was made anew",
-            f"give checkpoint= another folder, or delete {folder}, to start from the beginning; or start "
-            "with adopt=True, where the state has those rows",
+            f"give checkpoint= another folder, or delete {folder}, to start from the "
+            "beginning; or start with " + ADOPT + ", where the state has those rows",
         )
     if now is None or _adopted(now, asked, adopt):
         return None
@@ -68,16 +70,16 @@ def told(
         raise FeedChanged(
             what,
             fed,
-            f"start this query, whose checkpoint is {folder}, with a state of its own; or, "
-            f"where that one's checkpoint is gone for good, with adopt=True: {AGAIN}",
+            f"start this query, whose checkpoint is {folder}, with a state of its own; "
+            "or, where that one's checkpoint is gone for good, with " + ADOPT + f": {AGAIN}",
         )
     if now.inputs and asked.inputs and now.inputs != asked.inputs:
         raise FeedChanged(
             what,
             f"it has rows for {list(asked.inputs)}, and had them for {list(now.inputs)}: its checkpoint says how far "
             "each was read by its place alone",
-            f"give frames for {list(now.inputs)}; or give checkpoint= another folder and start with adopt=True, from "
-            "rows that the state has not seen",
+            f"give frames for {list(now.inputs)}; or give checkpoint= another folder and "
+            "start with " + ADOPT + ", from rows that the state has not seen",
         )
     if asked.batch == now.batch + 1:
         return None
@@ -85,8 +87,8 @@ def told(
         raise EpochSkipped(
             what,
             f"{fed}: {asked.batch - now.batch - 1} batches were left out",
-            f"restore state and checkpoint as of the same time; or delete {folder} and start with adopt=True, "
-            f"which reads the source from its beginning: {AGAIN}",
+            f"restore state and checkpoint as of the same time; or delete {folder} and "
+            "start with " + ADOPT + f", which reads the source from its beginning: {AGAIN}",
         )
     found = next((each for each in kept if each.batch == asked.batch), None)
     if found is None and not asked.query and asked.batch == 0:
@@ -95,8 +97,8 @@ def told(
         raise EpochSkipped(
             what,
             f"{fed}, and batches that were given before {_kept(kept)} are not kept",
-            f"the checkpoint is older than the state: restore both as of the same time; or delete {folder} and start "
-            f"with adopt=True, which reads the source from its beginning: {AGAIN}",
+            "the checkpoint is older than the state: restore both as of the same time; or "
+            f"delete {folder} and start with " + ADOPT + f", which reads the source from its beginning: {AGAIN}",
         )
     return found
 
@@ -107,7 +109,7 @@ def restarted(where: str, now: Feed, asked: Feed, checkpoint: str | None = None)
         f"give batch {asked.batch} of {_named(asked.query)} to {where}",
         f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
         "is another query, or its checkpoint was deleted",
-        f"restore {_folder(checkpoint)}; or start with adopt=True: {AGAIN}",
+        Phrase(f"restore {_folder(checkpoint)}; or start with ", Option("adopt", True), f": {AGAIN}"),
     )
 
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.epoch_log import KEPT, EpochLog
-from ddflow.errors import EpochSkipped, PlanChanged, ReplayMismatch, SpecError, TimeWentBack, WrongMode
+from ddflow.errors import Command, EpochSkipped, Phrase, PlanChanged, ReplayMismatch, SpecError, TimeWentBack, WrongMode
 from ddflow.partitions import batch_ids as feeds
 from ddflow.partitions.epoch_start import EpochStart, Growth
 from ddflow.partitions.growing import Growing
@@ -121,7 +121,7 @@ class EpochDriver:
                 raise PlanChanged(
                     f"open {log.manifest_log.store.where} with this plan",
                     f"{log.change.text}; rows of {moved} are told apart by it, and would be in other partitions",
-                    "rewrite the state first: ddflow evolve, dd.evolve, or on Spark spark_bridge.evolve",
+                    Phrase("rewrite the state first: ", Command("evolve")),
                 )
             return cls(log.flow, log, wanted)
 

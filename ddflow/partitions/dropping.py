@@ -39,7 +39,7 @@ from ddflow.dataflow.budget import parse_size
 from ddflow.engine.garbage import blobs_of
 from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import Outputs
-from ddflow.errors import DdflowError, Fenced, SpecError, StateRefused
+from ddflow.errors import DdflowError, Evolve, Fenced, Phrase, SpecError, StateRefused
 from ddflow.metrics import Look
 from ddflow.partitions.relaid import moved, relaid
 from ddflow.partitions.rescale import Rescaler, moving, same_plan
@@ -47,7 +47,6 @@ from ddflow.partitions.rescale_task import task
 from ddflow.partitions.stages import cut, uncut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.collection import Collection, walk_inputs
-from ddflow.plan.compatibility import dropping
 from ddflow.plan.evolve import evolved
 from ddflow.plan.plan import Plan
 from ddflow.storage.backlog import Backlog
@@ -133,7 +132,9 @@ def _check(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: 
         together = [name for name in plan.outputs if name in outputs or name in made]
         remedy = "they are all that it has: delete the state, or open it with another output first"
         if len(together) < len(plan.outputs):
-            remedy = f"drop them too, in one call: {dropping(together, inputs, where)}"
+            remedy = Phrase(
+                "drop them too, in one call: ", Evolve(state=where, drop_outputs=together, drop_inputs=inputs)
+            )
         raise SpecError(asked, f"the outputs {still} are made of {'it' if len(inputs) == 1 else of}", remedy)
     names = [*outputs, *(name for name, (input, _) in sides.items() if input.name in inputs)]
     if attached := [name for name in names if name in manifest.sinks]:

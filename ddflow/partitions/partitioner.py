@@ -26,7 +26,6 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import check_sound, conform, is_text, one_batch, one_chunk, plain, plain_size
-from ddflow.columns.wider import of_input
 from ddflow.connectors.formats.base import OWN, decoded, uncut
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.unseen import Unseen, undeclared
@@ -89,7 +88,7 @@ class Partitioner:
             try:
                 chunks = self._routed(table, origin, first, came, unseen, more)
             except DdflowError as error:
-                error.remedy = of_input(error.remedy, self.input) if self.several else error.remedy
+                error.of_input(self.input, self.several)
                 raise
             first += table.num_rows
             if chunks.num_rows:

@@ -23,7 +23,7 @@ ddflow.errors.StateRefused: read ... the driver's manifest 0 has digest another,
 import os
 from typing import NamedTuple, Self
 
-from ddflow.errors import CorruptState, SnapshotExpired, StateRefused
+from ddflow.errors import CorruptState, Option, Phrase, SnapshotExpired, StateRefused
 from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import digest
@@ -99,5 +99,5 @@ def gone(store: Store, number: int) -> SnapshotExpired:
     return SnapshotExpired(
         f"manifest {number} of {store.where}",
         "it was replaced, and swept away while it was read",
-        "read again, or keep versions longer with grace=",
+        Phrase("read again, or keep versions longer with ", Option("grace")),
     )

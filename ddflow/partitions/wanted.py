@@ -17,7 +17,7 @@ from typing import Literal
 from ddflow.connectors.opening import check_target
 from ddflow.dataflow.budget import LEAST, shown_size
 from ddflow.engine.epoch_log import KEPT
-from ddflow.errors import SpecError, StateRefused
+from ddflow.errors import Option, SpecError, StateRefused
 from ddflow.partitions.epoch_start import own
 from ddflow.plan.rebuild import step_times
 from ddflow.storage.manifest import PARTITIONS, Manifest
@@ -48,7 +48,7 @@ class Wanted:
             number = isinstance(given, int) and not isinstance(given, bool)
             if not (number and least <= given <= most) and (given is not None or name not in ("partitions", "retain")):
                 raise SpecError(
-                    f"{name}={given!r}", "that is not possible", f"give a whole number from {least} to {most}"
+                    Option(name, given), "that is not possible", f"give a whole number from {least} to {most}"
                 )
         check_target(self.outputs)  # before anything is made
         if self.memory is not None and own(self.memory) < LEAST:

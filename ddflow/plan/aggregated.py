@@ -89,7 +89,7 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
         parsed = parse(text)
         parsed.check_quoted(columns)
     except Refusal as refusal:
-        raise empty.refused(refusal.found, refusal.remedy) from refusal
+        raise empty.refused(refusal.found, refusal.fix) from refusal
     tree, where, ignores, respects = parsed.tree, None, False, False
     while isinstance(tree, exp.Filter | exp.IgnoreNulls | exp.RespectNulls | exp.Paren):
         ignores, respects = ignores or isinstance(tree, exp.IgnoreNulls), respects or isinstance(tree, exp.RespectNulls)

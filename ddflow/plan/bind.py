@@ -29,9 +29,8 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.names import DIFF, check_known
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
-from ddflow.columns.type_text import as_declared
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Target
-from ddflow.errors import ExpressionError, NullKey, SpecError
+from ddflow.errors import Declare, DeleteRule, ExpressionError, NullKey, Option, Phrase, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.merge.bound import Merging, event_schema, merged_row, plan
@@ -239,7 +238,9 @@ def bind(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = Non
     for option, columns in (("noop_ignore", spec.noop_ignore), ("track", spec.track or ())):
         lost = [n for n in columns if n not in wanted]
         if lost:
-            raise SpecError(f"{option}= of {name!r}", f"the columns {lost} are not in the row", f"it has {wanted}")
+            raise SpecError(
+                Option(option) + f" of {name!r}", f"the columns {lost} are not in the row", f"it has {wanted}"
+            )
     keep_null = spec.null_key == "keep"
     condition = _compiled(spec.delete if isinstance(spec.delete, str) else None, schema, f"delete of {name!r}")
     where = _compiled(spec.where, schema, f"where of {name!r}")
@@ -288,21 +289,23 @@ def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> Non
     for column in spec.order_by:
         if schema.get_field_index(f"_order_{column}") >= 0:
             raise SpecError(
-                f"order_by= of {name!r}",
+                Phrase(Option("order_by"), f" of {name!r}"),
                 f"there is a column '_order_{column}', under which the order of a key is kept",
                 "rename that column in the input",
             )
     for option, columns in named.items():
-        check_known(columns, schema.names, f"{option}= of {name!r}")
+        check_known(columns, schema.names, Option(option) + f" of {name!r}")
     _check_types(name, schema, spec, own)
 
 
 def _check_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None:
-    def refuse(option: str, column: str, why: str, remedy: str) -> None:
-        raise SpecError(f"{option}= of {name!r}", f"{column!r} is {schema.field(column).type}, {why}", remedy)
+    def refuse(option: str, column: str, why: str, fix: str, value: Any = ...) -> None:
+        raise SpecError(
+            Option(option, value) + f" of {name!r}", f"{column!r} is {schema.field(column).type}, {why}", fix
+        )
 
     if nulls := [field.name for field in schema if pat.is_null(field.type)]:
-        remedy = f"declare what their values will be, as in {as_declared(nulls[0], 'string')}"
+        remedy = Phrase("declare what their values will be, as in ", Declare({nulls[0]: "string"}))
         raise SpecError(f"the schema of {name!r}", f"the columns {nulls} are of the type null: no value fits", remedy)
     for column in spec.key:
         if not is_key(schema.field(column).type):
@@ -321,7 +324,13 @@ def _check_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None
         for column in names:
             dropped = column in (spec.time, spec.seq) and spec.value is None
             if spec.counts(column) and not dropped and not is_flat(schema.field(column).type):
-                refuse("tie='greatest'", column, "which has no order", "leave it out with value=, or use another tie=")
+                refuse(
+                    "tie",
+                    column,
+                    "which has no order",
+                    Phrase("leave it out with value=, or use another ", Option("tie")),
+                    "greatest",
+                )
 
 
 def tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scalar | None:
@@ -335,7 +344,7 @@ def tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scalar | N
             raise SpecError(
                 f"tombstone {column!r} of {of}",
                 "it is a text column and no value is given",
-                f"say which text deletes: dd.tombstone({column!r}, 'D')",
+                Phrase("say which text deletes: ", DeleteRule(column, "D")),
             )
         return None
     try:

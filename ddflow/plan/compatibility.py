@@ -31,8 +31,8 @@ import pyarrow as pa
 
 from ddflow.columns.schema import usual_type
 from ddflow.columns.type_text import spelled_type
-from ddflow.columns.wider import rewriting, widening
-from ddflow.errors import PlanChanged, cut
+from ddflow.columns.wider import widening
+from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, cut
 from ddflow.plan.bind import own_columns
 from ddflow.plan.binding import Spec
 from ddflow.plan.codec import apart, describe, shown
@@ -93,7 +93,7 @@ class PlanChange:
         parts += [f"the inputs {self.inputs} are new"] if self.inputs else []
         parts += [f"the outputs {self.outputs} are new"] if self.outputs else []
         parts += [
-            f"{option}= of input {name!r} is {now}, and was {was}"
+            Option(option) + f" of input {name!r} is {now}, and was {was}"
             for name, options in self.options.items()
             for option, (was, now) in options.items()
         ]
@@ -137,26 +137,27 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
         plan, nodes = evolved(flow, narrow, only=set(flow.outputs) - set(change.outputs))
         refused += unlike(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
-    remedy = (
-        "open it with the plan that it was made by, or make a new state, of a log with dd.migrate, else by a new run"
+    remedy = Phrase(
+        *("open it with the plan that it was made by, or make a new state, of a log with ", Command("migrate")),
+        ", else by a new run",
     )
     if any(LACKS in each for each in refused):
         stays = "which none can be taken out of (docs/guides/schema-changes.md, A column that goes)"
-        remedy = f"declare the columns that the state has, {_lacking(before, flow)}, {stays}; or {remedy}"
+        remedy = Phrase("declare the columns that the state has, ", _lacking(before, flow), f", {stays}; or ", remedy)
     lost = [name for name in record.record("outputs").names() if name not in flow.outputs]
     altered = [name for name, made in new["outputs"].items() if record.record("outputs").given.get(name, made) != made]
     if altered and len(refused) == len(altered) + len(lost) and _is_kept(flow, altered):
-        remedy = f"{_beside(altered, flow, where)}; or {remedy}"
+        remedy = _beside(altered, flow, where) + "; or " + remedy
     without = [name for name in before if name not in flow.inputs]
     if lost or without:
-        first = f"to give {[*lost, *without]} up, take them out first with {dropping(lost, without, where)}"
-        remedy = f"{first}; or {remedy}"
+        drop = Evolve(state=where, drop_outputs=lost, drop_inputs=without)
+        remedy = Phrase(f"to give {[*lost, *without]} up, take them out first with ", drop, "; or ", remedy)
     if not refused and change.rewrites and not rewriting:
         refused, remedy = change.text.split("; "), _command(change, where, len(flow.inputs) > 1)
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
         asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
-        raise PlanChanged(asked, ", and ".join(refused[:MOST]) + more, remedy)
+        raise PlanChanged(asked, Phrase.joined(", and ", refused[:MOST]) + more, remedy)
     return change
 
 
@@ -173,14 +174,14 @@ def offsets_kept(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
     return evolved(flow, schemas)[0] if schemas else flow
 
 
-def _lacking(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> str:
-    """The columns of a state that a plan does not declare, as they are declared."""
+def _lacking(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> Phrase:
+    """Return the columns of a state that a plan does not declare, as they are declared."""
     parts = []
     for name, (schema, _) in before.items():
         mine = flow.inputs[name].bound.schema.names if name in flow.inputs else schema.names
         if types := {field.name: spelled_type(field.type) for field in schema if field.name not in mine}:
-            parts.append(f"{types} of {name!r}")
-    return " and ".join(parts)
+            parts.append(Phrase(Declare(types), f" of {name!r}"))
+    return Phrase.joined(" and ", parts)
 
 
 def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:
@@ -201,16 +202,13 @@ def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection
     return evolved(flow, schemas)[0] if schemas else flow
 
 
-def _command(change: PlanChange, where: str, several: bool) -> str:
-    """What to type, to have a state rewritten.  ``several``: whether it has several inputs."""
+def _command(change: PlanChange, where: str, several: bool) -> Phrase:
+    """Return what to type to have a state rewritten.  ``several``: whether it has several inputs."""
     commands = []
     for name, types in change.types.items():
         wide = {column: spelled_type(now) for column, (_, now) in types.items()}
-        commands.append(rewriting(wide, where, name if several else ""))
-    return (
-        f"opening never rewrites a state: rewrite it first with {' and '.join(commands)}, on Spark with "
-        "spark_bridge.evolve"
-    )
+        commands.append(Evolve(wide, name if several else "", where))
+    return Phrase("opening never rewrites a state: rewrite it first with ", Phrase.joined(" and ", commands))
 
 
 def unsure(change: PlanChange, flow: Plan) -> Iterator[str]:
@@ -231,20 +229,15 @@ def _is_kept(flow: Plan, outputs: Sequence[str]) -> bool:
     return all(each.bound is None or each.bound.kept for each in walk_inputs([flow.outputs[name] for name in outputs]))
 
 
-def _beside(altered: Sequence[str], flow: Plan, where: str) -> str:
+def _beside(altered: Sequence[str], flow: Plan, where: str) -> Phrase:
     """How to deploy a changed query.  ``altered``: the outputs that it changed."""
     names = {name: next(n for n in (f"{name}_{i}" for i in count(2)) if n not in flow.outputs) for name in altered}
-    return (
+    return Phrase(
         f"keep {[*altered]} as before, and add what is changed as new outputs, {[*names.values()]}, which are filled "
-        f"from the state; move the sinks; then take the old ones out with {dropping(altered, (), where)} "
-        "(docs/guides/deploy-a-changed-query.md)"
+        "from the state; move the sinks; then take the old ones out with ",
+        Evolve(state=where, drop_outputs=altered),
+        " (docs/guides/deploy-a-changed-query.md)",
     )
-
-
-def dropping(outputs: Sequence[str], inputs: Sequence[str], where: str) -> str:
-    """What to call, to have outputs and inputs taken out of a state."""
-    options = [f"drop_outputs={[*outputs]}"] * bool(outputs) + [f"drop_inputs={[*inputs]}"] * bool(inputs)
-    return f"dd.evolve({where!r}, {', '.join(options)})"
 
 
 def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[str]:
@@ -263,9 +256,12 @@ def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[st
         if option.name in FREE:
             change.options.setdefault(name, {})[option.name] = (first, second)
         elif repr(first) == repr(second):  # of functions the names are shown
-            yield f"{option.name}= of input {name!r} is {second!r}, which is not the function of that name that it was"
+            yield (
+                Option(option.name)
+                + f" of input {name!r} is {second!r}, which is not the function of that name that it was"
+            )
         else:
-            yield f"{option.name}= of input {name!r} is {cut(repr(second))}, and was {cut(repr(first))}"
+            yield Option(option.name) + f" of input {name!r} is {cut(repr(second))}, and was {cut(repr(first))}"
 
 
 def _same_merge(was: Any, now: Any) -> bool:
@@ -289,7 +285,7 @@ def _formats(name: str, was: Any, now: Any) -> Iterator[str]:
     if all(isinstance(each, dict) for each in functions) and same_function(*functions):
         return
     if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
-        yield f"format= of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
+        yield Option("format") + f" of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
 
 
 def _value(spec: Spec, option: str) -> Any:

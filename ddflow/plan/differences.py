@@ -26,7 +26,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import DIFF, TIMES, check_names, column_name, column_names
 from ddflow.connectors.formats.base import BAD, Format
-from ddflow.errors import ExpressionError, NullKey, SchemaMismatch, SpecError
+from ddflow.errors import ExpressionError, NullKey, Option, Phrase, PhrasePart, SchemaMismatch, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.bind import BoundInput, check_columns, own_columns
@@ -91,7 +91,9 @@ class Differences:
     def __post_init__(self) -> None:
         asked = "an input of differences"
         if self.diff == "" or not (self.diff is None or isinstance(self.diff, str) or self.diff in FEEDS.values()):
-            self._refuse(f"diff= is {self.diff!r:.200}", "name a column as text, or give SQL, or dd.delta_cdf")
+            self._refuse(
+                Phrase(Option("diff"), f" is {self.diff!r:.200}"), "name a column as text, or give SQL, or dd.delta_cdf"
+            )
         if self.time is not None:
             column_name(self.time, asked, "time")
         if self.value is not None:
@@ -99,20 +101,26 @@ class Differences:
             check_names(self.value, f"value= of {asked}")
         object.__setattr__(self, "key", column_names(self.key, asked, "key"))
         if not isinstance(self.keep, bool):
-            self._refuse(f"keep={self.keep!r}", "give True or False")
+            self._refuse(Option("keep", self.keep), "give True or False")
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
-                self._refuse(f"{name}={getattr(self, name)!r}", f"use one of {list(known)}")
+                self._refuse(Option(name, getattr(self, name)), f"use one of {list(known)}")
         if self.time is None and self.late != "error":
-            self._refuse(f"late={self.late!r} has no effect without time=", "name the time column, or leave late= out")
+            self._refuse(
+                Phrase(Option("late", self.late), " has no effect without ", Option("time")),
+                Phrase("name the time column, or leave ", Option("late"), " out"),
+            )
         if self.time is None and self.lateness is not None:
-            self._refuse("lateness= has no effect without time=", "name the time column, or leave lateness= out")
+            self._refuse(
+                Phrase(Option("lateness"), " has no effect without ", Option("time")),
+                Phrase("name the time column, or leave ", Option("lateness"), " out"),
+            )
         whole = isinstance(self.lateness, int) and not isinstance(self.lateness, bool)
         if self.lateness is not None and not (whole and self.lateness >= 0):
-            self._refuse(f"lateness={self.lateness!r}", "give a whole number of the time column's unit, 0 or more")
+            self._refuse(Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more")
 
-    def _refuse(self, found: str, remedy: str) -> None:
-        raise SpecError("an input of differences", found, remedy)
+    def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> None:
+        raise SpecError("an input of differences", found, fix)
 
     @property
     def holds_back(self) -> bool:
@@ -229,11 +237,25 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
         )
     check_names(schema.names, f"the schema of {name!r}")
     if bool(spec.key) != (format is not None):
-        found = "it has no format=, and rows have no key" if spec.key else "messages name rows by their key"
-        raise SpecError(f"key= of {name!r}", found, "leave key= out" if spec.key else "give key=, as in key='id'")
+        found = (
+            Phrase("it has no ", Option("format"), ", and rows have no key")
+            if spec.key
+            else "messages name rows by their key"
+        )
+        raise SpecError(
+            Phrase(Option("key"), f" of {name!r}"),
+            found,
+            Phrase("leave ", Option("key"), " out")
+            if spec.key
+            else Phrase("give ", Option("key"), ", as in ", Option("key", "id")),
+        )
     check_columns(name, schema, spec, own_columns(format))
     if format is not None and spec.diff is not None:
-        raise SpecError(f"diff= of {name!r}", "messages say themselves what they do", "leave diff= out")
+        raise SpecError(
+            Phrase(Option("diff"), f" of {name!r}"),
+            "messages say themselves what they do",
+            Phrase("leave ", Option("diff"), " out"),
+        )
     diff, drops = None, [spec.time, BAD] if format is not None else [spec.time]
     if spec.diff is not None:
         sql = spec.diff.sql if isinstance(spec.diff, ChangeFeed) else spec.diff

@@ -28,7 +28,7 @@ from ddflow.columns.declared import to_schema
 from ddflow.columns.names import did_you_mean, near
 from ddflow.columns.schema import is_text, normal_type, usual_type
 from ddflow.columns.wider import differing, keeps_order, widening
-from ddflow.errors import ExpressionError, PlanChanged, SpecError, cut
+from ddflow.errors import Command, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, cut
 from ddflow.plan.bind import Bound
 from ddflow.plan.binding import Binding, bound_to
 from ddflow.plan.collection import Collection, walk_inputs
@@ -54,7 +54,7 @@ def asked_for(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.Data
         return {name: _types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
     if len(plan.inputs) != 1:
         found = f"the plan has the inputs {list(plan.inputs)}"
-        raise SpecError(asked, found, "say of which: {'" + next(iter(plan.inputs)) + "': {column: type}}")
+        raise SpecError(asked, found, "say of which: " + InputTypes(next(iter(plan.inputs))))
     return {next(iter(plan.inputs)): _types(given, asked)}
 
 
@@ -77,9 +77,9 @@ def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
     try:
         return evolved(plan, schemas)
     except (SpecError, ExpressionError) as error:
-        remedy = (
-            f"{error.remedy}; as a new output, after which the old one goes (docs/guides/schema-changes.md, A column "
-            "that goes), or in a new state, of a log with dd.migrate"
+        remedy = Phrase(
+            *(error.fix, "; as a new output, after which the old one goes (docs/guides/schema-changes.md, A column "),
+            *("that goes), or in a new state, of a log with ", Command("migrate")),
         )
         raise PlanChanged(asked, f"{error.asked}: {error.found}", remedy) from None
 
@@ -115,8 +115,10 @@ def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Sc
             raise SpecError(
                 f"{asked}: column {field.name!r} as {kind}",
                 f"it is {field.type}, which cannot be widened to that",
-                "a column may become wider (docs/semantics.md, Columns that change); for another type make a new "
-                "state of the log with dd.migrate",
+                Phrase(
+                    *("a column may become wider (docs/semantics.md, Columns that change); for another type make a "),
+                    *("new state of the log with ", Command("migrate")),
+                ),
             )
         fields.append(field.with_type(kind))
     added = [pa.field(name, normal_type(kind)) for name, kind in types.items() if name not in bound.schema.names]

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, events_schema
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.bind import Bound, bind, check_given
 from ddflow.plan.differences import BoundDifferences, Differences, bind_differences
 from ddflow.plan.merge.absent import Absent, told_of
@@ -38,24 +38,38 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> Bound |
         check_given(name, spec)
     if not isinstance(format, Format):
         raise SpecError(
-            f"format= of {name!r}", f"it is {format!r:.99}", "give one of dd.formats, as dd.formats.debezium()"
+            Phrase(Option("format"), f" of {name!r}"),
+            f"it is {format!r:.99}",
+            "give one of dd.formats, as dd.formats.debezium()",
         )
     own = [*(column for column, _ in format.order), DELETED, ABSENT, BAD]
     if taken := [column for column in schema.names if column in own]:
-        raise SpecError(f"format= of {name!r}", f"the columns {taken} are those of the format", "rename them")
+        raise SpecError(
+            Phrase(Option("format"), f" of {name!r}"), f"the columns {taken} are those of the format", "rename them"
+        )
     folded = [column.casefold() for column in schema.names]
     if alike := sorted({each for each in folded if folded.count(each) > 1}):
         found = f"columns differ by upper and lower case only: {alike}"
-        raise SpecError(f"format= of {name!r}", found, "the reader of JSON takes them for one: leave one out")
+        raise SpecError(
+            Phrase(Option("format"), f" of {name!r}"), found, "the reader of JSON takes them for one: leave one out"
+        )
     columns = [field.with_nullable(True) for field in schema]
     if isinstance(spec, Differences):
         if format.leaves_out:
             found = "a row of a history has all of its cells, and unavailable=True leaves some out"
-            raise SpecError(f"format= of {name!r}", found, "leave it out: a message that lacks a cell is bad then")
+            raise SpecError(
+                Phrase(Option("format"), f" of {name!r}"),
+                found,
+                "leave it out: a message that lacks a cell is bad then",
+            )
         return bind_differences(name, events_schema(format, columns, bool(format.order)), spec, format)
     if isinstance(spec.delete, Tombstone):
         remedy = f"write it as SQL, as in delete=\"{spec.delete.column} = 'D'\""
-        raise SpecError(f"format= of {name!r}", f"delete= is {spec.delete!r}, and the format deletes too", remedy)
+        raise SpecError(
+            Phrase(Option("format"), f" of {name!r}"),
+            Phrase(Option("delete"), f" is {spec.delete!r}, and the format deletes too"),
+            remedy,
+        )
     ordered = bool(format.order) and not (spec.order_by or spec.groups)
     given: dict[str, Any] = {"delete": tombstone(DELETED)}
     if spec.delete is not None:

@@ -28,7 +28,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import column_names, did_you_mean
 from ddflow.columns.schema import is_word, normal_type
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.later import with_rests
 from ddflow.plan.registry import operator
 
@@ -56,7 +56,9 @@ class Sides(NamedTuple):
 def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> Any:
     """See `ddflow.plan.join_verbs.JoinVerbs.join`."""
     if how not in KINDS:
-        raise SpecError("join", f"how= is {how!r:.99}", f"it is one of {', '.join(map(repr, KINDS))}")
+        raise SpecError(
+            "join", Phrase(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
+        )
     _check_flow(left, right, "join")
     sides = _sides(left, right, _pairs(on, "join"), "join")
     if how != "inner":
@@ -79,7 +81,7 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
 def looked_up(left: Any, right: Any, on: Any, how: str) -> Any:
     """See `ddflow.plan.join_verbs.JoinVerbs.lookup`."""
     if how not in ("left", "inner"):
-        raise SpecError("lookup", f"how= is {how!r:.99}", "it is one of 'left', 'inner'")
+        raise SpecError("lookup", Phrase(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
     _check_flow(left, right, "lookup")
     sides = _sides(left, right, _pairs(on, "lookup"), "lookup")
     columns = sides.names()

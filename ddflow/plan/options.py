@@ -29,7 +29,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.opening import check_target
-from ddflow.errors import SpecError
+from ddflow.errors import Option, SpecError
 from ddflow.metrics import Metrics
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
@@ -122,7 +122,7 @@ class EngineOptions:
             ("trust", ("owner", "group")),
         ):
             if (given := getattr(self, name)) not in choices:
-                raise SpecError(f"{name}={given!r}", "that is no choice", "use {!r} or {!r}".format(*choices))
+                raise SpecError(Option(name, given), "that is no choice", "use {!r} or {!r}".format(*choices))
         if self.commit_every not in (None, "call") and not seconds(str(self.commit_every), "commit_every="):
             raise SpecError("commit_every=0", "that is no span", "leave it out: every call is then an epoch")
         if self.state is None and (self.outputs is not None or self.commit_every != "call"):
@@ -135,7 +135,7 @@ class EngineOptions:
                 continue
             if isinstance(given, bool) or not isinstance(given, int) or given < least:
                 raise SpecError(
-                    f"{name}={given!r}",
+                    Option(name, given),
                     f"that is no number of {what}",
                     f"give a whole number, {least} or more" + (', or "auto"' if name == "threads" else ""),
                 )

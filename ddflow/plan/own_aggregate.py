@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.columns.declared import to_type
-from ddflow.errors import SpecError, cut
+from ddflow.errors import Option, SpecError, cut
 
 MOST: Final = 16
 """Numbers in a state."""
@@ -93,7 +93,9 @@ class Aggregate:
             raise SpecError("dd.Aggregate", found, f"give a tuple of integers and floats, 1 to {MOST} of them")
         for name in ("add", "retract", "result"):
             if not callable(getattr(self, name)):
-                raise SpecError("dd.Aggregate", f"{name}= is {cut(repr(getattr(self, name)))}", "give a function")
+                raise SpecError(
+                    "dd.Aggregate", Option(name) + f" is {cut(repr(getattr(self, name)))}", "give a function"
+                )
         kind = to_type(self.type, "dd.Aggregate, type=")
         if kind not in TYPES:
             raise SpecError("dd.Aggregate", f"type= is {cut(repr(kind))}", "give float, int or bool")

@@ -18,7 +18,7 @@ from html import escape
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.collection import Collection, paired_inputs, walk_inputs
 from ddflow.plan.explain import (
     Explained,
@@ -80,7 +80,7 @@ def picture(plan: Plan, name: str | None = None, figures: Figures | None = None)
 def shown_as(plan: Plan, name: str | None, format: str, figures: Figures | None = None) -> Explained | Picture:
     """The text or the picture.  O(nodes).  Raises `SpecError` for an unknown name or format."""
     if format not in ("text", "svg"):
-        raise SpecError(f"explain with format={format!r}", "that is no choice", "use 'text' or 'svg'")
+        raise SpecError(Phrase("explain with ", Option("format", format)), "that is no choice", "use 'text' or 'svg'")
     return explain(plan, name, figures) if format == "text" else picture(plan, name, figures)
 
 

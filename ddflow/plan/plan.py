@@ -23,7 +23,7 @@ from ddflow.columns.declared import to_schema
 from ddflow.columns.names import check_names
 from ddflow.columns.schema import updates_schema
 from ddflow.connectors.formats.base import Format
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.bind import bind
 from ddflow.plan.binding import Binding
 from ddflow.plan.collection import Collection, Nodes
@@ -233,7 +233,7 @@ class Plan(Nodes):
         for other in self.inputs.values():
             self._agree(bound, other.bound)
         for side, schema in bound.sides.items():
-            why = "on_bad='drop'" if side.endswith(".bad") else f"stale={spec.stale!r}"
+            why = Option("on_bad", "drop") if side.endswith(".bad") else Option("stale", spec.stale)
             check_names(schema.names, f"the output {side!r} that {why} adds")
             if side in self.outputs:
                 raise SpecError(
@@ -250,7 +250,7 @@ class Plan(Nodes):
             raise SpecError(
                 "a flow of two inputs",
                 f"{waiting.name!r} is in hold-back mode (time={waiting.spec.time!r}) and {free.name!r} is not",
-                "name time= in both specs, or in neither",
+                Phrase("name ", Option("time"), " in both specs, or in neither"),
             )
         if one.time_type != other.time_type:
             raise SpecError(
@@ -259,7 +259,11 @@ class Plan(Nodes):
                 "cast one to the other",
             )
         if (one.spec.lateness is None) != (other.spec.lateness is None):
-            raise SpecError("a flow of two inputs", "one has lateness=, one not", "give it to both or neither")
+            raise SpecError(
+                "a flow of two inputs",
+                Phrase("one has ", Option("lateness"), ", one not"),
+                "give it to both or neither",
+            )
 
     def output(self, name: str, collection: Collection) -> Collection:
         """Name a collection's updates as an output.

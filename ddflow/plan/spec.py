@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, NoReturn, Self, cast, get_args
 import xxhash
 
 from ddflow.columns.names import column_name, column_names
-from ddflow.errors import SpecError, cut
+from ddflow.errors import Option, Phrase, PhrasePart, SpecError, cut
 from ddflow.plan.merge import checks
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
@@ -61,10 +61,12 @@ class Tombstone:
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column:
-            remedy = "name one column, as text; for several give SQL, as in delete='a or b'"
+            remedy = Phrase("name one column, as text; for several give SQL, as in ", Option("delete", "a or b"))
             raise SpecError("dd.tombstone", f"its column is {self.column!r:.200}", remedy)
         if not isinstance(self.value, bool | int | float | str | None):
-            remedy = "give one text, number or boolean; for several give SQL, as in delete='op in (1, 2)'"
+            remedy = Phrase(
+                "give one text, number or boolean; for several give SQL, as in ", Option("delete", "op in (1, 2)")
+            )
             raise SpecError(f"dd.tombstone({self.column!r})", f"its value is {self.value!r:.200}", remedy)
 
     def __repr__(self) -> str:
@@ -195,8 +197,8 @@ class Upsert:
         self._check_sense()
         checks.check(self, self._refuse)
 
-    def _refuse(self, found: str, remedy: str) -> NoReturn:
-        raise SpecError(f"upserts keyed by {list(self.key)}", cut(found, 600), remedy)
+    def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
+        raise SpecError(f"upserts keyed by {list(self.key)}", cut(found, 600) if isinstance(found, str) else found, fix)
 
     def _check_names(self) -> None:
         if not self.key:
@@ -205,49 +207,74 @@ class Upsert:
             columns = getattr(self, name) or ()
             twice = sorted({c for c in columns if columns.count(c) > 1})
             if twice:
-                self._refuse(f"{name}= names {twice} more than once", "name each column once")
+                self._refuse(Option(name) + f" names {twice} more than once", "name each column once")
         for name in ("order_by", "noop_ignore", "track"):
             both = sorted(set(self.key) & set(getattr(self, name) or ()))
             if both:
-                self._refuse(f"{name}= names the key columns {both}", "a key is equal among its events: leave it out")
+                self._refuse(
+                    Option(name) + f" names the key columns {both}", "a key is equal among its events: leave it out"
+                )
         for name in ("time", "seq"):
             column = getattr(self, name)
             if column is not None and column in self.key:
-                self._refuse(f"{name}= names the key column {column!r}", "a key may not change with its events")
+                self._refuse(Option(name) + f" names the key column {column!r}", "a key may not change with its events")
         if self.seq is not None and self.seq in (*self.order_by, self.time):
-            self._refuse(f"seq= names {self.seq!r}, which is also in order_by or time", "name it once")
+            self._refuse(
+                Phrase(Option("seq"), f" names {self.seq!r}, which is also in order_by or time"), "name it once"
+            )
         if isinstance(self.delete, Tombstone) and self.delete.column in self.key:
             self._refuse(f"the tombstone {self.delete.column!r} is a key column", "name another column")
         for name in ("noop_ignore", "track") if self.value is not None else ():
             lost = [c for c in getattr(self, name) or () if c not in (self.value or ())]
             if lost:
-                self._refuse(f"{name}= names {lost}, which value= leaves out of the row", "drop them from one")
+                self._refuse(Option(name) + f" names {lost}, which value= leaves out of the row", "drop them from one")
         if self.track is not None and self.noop_ignore:
             self._refuse(
                 f"track={list(self.track)} and noop_ignore={list(self.noop_ignore)} both say what is a change",
-                "give one of them: track= names what counts, noop_ignore= what does not",
+                Phrase(
+                    "give one of them: ",
+                    Option("track"),
+                    " names what counts, ",
+                    Option("noop_ignore"),
+                    " what does not",
+                ),
             )
 
     def _check_choices(self) -> None:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
-                self._refuse(f"{name}={getattr(self, name)!r}", f"use one of {list(known)}")
+                self._refuse(Option(name, getattr(self, name)), f"use one of {list(known)}")
         if self.delete is not None and not isinstance(self.delete, Tombstone | str):
-            self._refuse(f"delete= is {type(self.delete).__name__}", "give dd.tombstone(...) or an SQL expression")
+            self._refuse(
+                Phrase(Option("delete"), f" is {type(self.delete).__name__}"),
+                "give dd.tombstone(...) or an SQL expression",
+            )
 
     def _check_sense(self) -> None:
         if self.time is None and self.late != "error":
-            self._refuse(f"late={self.late!r} has no effect without time=", "name the time column, or leave late= out")
+            self._refuse(
+                Phrase(Option("late", self.late), " has no effect without ", Option("time")),
+                Phrase("name the time column, or leave ", Option("late"), " out"),
+            )
         if self.time is None and self.lateness is not None:
-            self._refuse("lateness= has no effect without time=", "name the time column, or leave lateness= out")
+            self._refuse(
+                Phrase(Option("lateness"), " has no effect without ", Option("time")),
+                Phrase("name the time column, or leave ", Option("lateness"), " out"),
+            )
         if self.lateness is not None and (not isinstance(self.lateness, int) or self.lateness < 0):
-            self._refuse(f"lateness={self.lateness!r}", "give a whole number of the time column's unit, 0 or more")
+            self._refuse(Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more")
         if self.time is None and not self.order_by and not self.groups and self.tie != "last":
-            self._refuse(f"tie={self.tie!r} without order_by=", "arrival decides there and never ties: name order_by=")
+            self._refuse(
+                Phrase(Option("tie", self.tie), " without ", Option("order_by")),
+                Phrase("arrival decides there and never ties: name ", Option("order_by")),
+            )
         if self.stale != "drop" and self.time is not None and self.late != "advance":
-            self._refuse(f"stale={self.stale!r} with time=", "only late='advance' can make an event stale there")
+            self._refuse(
+                Phrase(Option("stale", self.stale), " with ", Option("time")),
+                Phrase("only ", Option("late", "advance"), " can make an event stale there"),
+            )
         if self.tie in ("greatest", "error") and self.seq is not None:
-            self._refuse(f"seq= has no effect under tie={self.tie!r}", "leave it out")
+            self._refuse(Phrase(Option("seq"), " has no effect under ", Option("tie", self.tie)), "leave it out")
 
     def counts(self, column: str) -> bool:
         """Whether a column of the row counts in "did it change"; of the key none does."""

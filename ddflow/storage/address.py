@@ -17,8 +17,7 @@ import os
 import re
 from typing import Any, Final
 
-from ddflow.errors import DdflowError, SpecError, StateRefused
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import DdflowError, SpecError, StateRefused, mask_secrets
 
 LOCAL: Final = "give a folder of this machine's file systems, without a scheme"
 EITHER: Final = "give a folder, without a scheme, or s3://bucket/prefix"

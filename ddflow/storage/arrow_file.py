@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.widening import filled
-from ddflow.errors import CorruptState
+from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.storage.arrow_schema import found_schema
 from ddflow.storage.compressed import OPTIONS, decompressed, known
 from ddflow.storage.flatbuffer import FlatTable, Malformed, root
@@ -251,6 +251,8 @@ def _odd(what: str, found: str) -> CorruptState:
     return CorruptState(
         what,
         found,
-        "it was not written by ddflow, or damaged; restore it from a copy, go back with "
-        "dd.rollback, or replay the log into a new state",
+        Phrase(
+            *("it was not written by ddflow, or damaged; restore it from a copy, go back with ", Command("rollback")),
+            ", or replay the log into a new state",
+        ),
     )

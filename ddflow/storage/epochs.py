@@ -16,12 +16,14 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from ddflow.errors import CorruptState
+from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.storage.fields import Hex, HexOrNone, Instant, Moment, Natural, Path, Strict
 from ddflow.storage.protocol import Blob
 
 Kind = Literal["step", "push", "advance_to", "replace", "restate"]
-REMEDY: Final = "go back with dd.rollback, restore it from a copy, or replay the log into a new state"
+REMEDY: Final = Phrase(
+    "go back with ", Command("rollback"), ", restore it from a copy, or replay the log into a new state"
+)
 QUERY: Final = 200
 """Characters that the name of a query may have."""
 Name = Annotated[str, Meta(min_length=1, max_length=QUERY)]

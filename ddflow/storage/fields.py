@@ -24,12 +24,14 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from ddflow.errors import CorruptState, cut
+from ddflow.errors import Command, CorruptState, Phrase, cut
 from ddflow.time import CLOSED, NEVER
 
 T = TypeVar("T")
 I64: Final = 2**63 - 1
-MEND: Final = "it was not written by ddflow, or damaged; restore it from a copy, or go back with dd.rollback"
+MEND: Final = Phrase(
+    "it was not written by ddflow, or damaged; restore it from a copy, or go back with ", Command("rollback")
+)
 
 Natural = Annotated[int, Meta(ge=0, le=I64)]
 """A number of things, or of a thing."""

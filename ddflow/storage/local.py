@@ -30,7 +30,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.errors import CorruptState, EngineClosed, OutcomeUnknown, StorageFailed, StorageFull
+from ddflow.errors import Command, CorruptState, EngineClosed, OutcomeUnknown, Phrase, StorageFailed, StorageFull
 from ddflow.storage.blob_folder import BlobFolder
 from ddflow.storage.disk import Disk
 from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, Entry, Store, numbered
@@ -40,7 +40,7 @@ from ddflow.storage.state_folder import INSIDE, StateFolder
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
 AT_ONCE: Final = 8
-REMEDY: Final = "restore it from a copy, or go back with dd.rollback"
+REMEDY: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
 _DISK = Disk()
 
 

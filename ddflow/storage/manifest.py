@@ -34,7 +34,7 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from ddflow.aside import aside
-from ddflow.errors import CorruptState, StateRefused, cut
+from ddflow.errors import Command, CorruptState, Phrase, StateRefused, cut
 from ddflow.storage.backlog import BacklogFile, check
 from ddflow.storage.epochs import (
     REMEDY,
@@ -176,8 +176,10 @@ class Manifest(Strict, frozen=True, kw_only=True):
             raise CorruptState(
                 what,
                 f"it has format {format_}, and this ddflow reads format {FORMAT}",
-                "it was written by another ddflow: open it with that one, or replay the log into a "
-                "new state; dd.rollback goes back to a version of this format, where one is kept",
+                Phrase(
+                    "it was written by another ddflow: open it with that one, or replay the log into a new state; ",
+                    *(Command("rollback"), " goes back to a version of this format, where one is kept"),
+                ),
             )
         try:
             # How deep a plan may be nested must not depend on who calls.

@@ -25,8 +25,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddflow.errors import EngineClosed, OutcomeUnknown, StateRefused, StorageFailed, StorageFull, import_extra
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import (
+    EngineClosed,
+    OutcomeUnknown,
+    StateRefused,
+    StorageFailed,
+    StorageFull,
+    import_extra,
+    mask_secrets,
+)
 from ddflow.storage.address import public, scheme
 
 PIECE: Final = 8 << 20

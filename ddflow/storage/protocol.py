@@ -23,7 +23,7 @@ import pyarrow as pa
 import xxhash
 from msgspec import Meta
 
-from ddflow.errors import CorruptState, EngineClosed, StateRefused, StorageFailed
+from ddflow.errors import Command, CorruptState, EngineClosed, Phrase, StateRefused, StorageFailed
 from ddflow.storage.fields import FILE, FileName, Natural
 
 NAME: Final = re.compile(FILE)
@@ -35,7 +35,9 @@ GREATEST: Final = 10**16 - 2
 MANIFEST: Final = 1 << 28
 """Bytes that a manifest may have at most."""
 
-RESTORE: Final = "restore it from a copy, go back with dd.rollback, or replay the log into a new state"
+RESTORE: Final = Phrase(
+    "restore it from a copy, go back with ", Command("rollback"), ", or replay the log into a new state"
+)
 """What to do about a file of a state that is damaged."""
 
 DIGITS: Final = 16

@@ -39,7 +39,7 @@ from ddflow.connectors.files.kinds import is_text_kind
 from ddflow.connectors.files.places import STDIN, Place, listed
 from ddflow.connectors.frames import of_files, to_table
 from ddflow.engine.flow import Flow
-from ddflow.errors import DuplicateKeys, NullKey, SchemaMismatch, SpecError
+from ddflow.errors import DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
 from ddflow.metrics import Look
 from ddflow.plan.spec import Upsert
 from ddflow.tools.compared_side import Side, as_text
@@ -270,14 +270,18 @@ def _schema(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
         if kind is None:
             found = f"it is {columns[0].type} before and {columns[1].type} after"
             raise SchemaMismatch(
-                f"compare, column {name!r}", found, "cast one of them, or leave the column out: ignore="
+                f"compare, column {name!r}",
+                found,
+                Phrase("cast one of them, or leave the column out: ", Option("ignore")),
             )
         fields.append(pa.field(name, _told(kind)))
     values = [name for name in names if name not in keys]
     shown = [*keys, CHANGE, CHANGED, *(name + suffix for name in values for suffix in SUFFIXES)]
     if clashes := sorted({name for name in shown if shown.count(name) > 1}):
         raise SpecError(
-            "compare", f"the names {clashes} clash with others of the result", "rename them, or ignore= them"
+            "compare",
+            f"the names {clashes} clash with others of the result",
+            Phrase("rename them, or ", Option("ignore"), " them"),
         )
     return pa.schema(fields)
 
@@ -299,9 +303,11 @@ def _compared(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequ
     spec = replace(spec, key=[_inner(name, schema.names) for name in keys])
     flow.output(_ROWS, flow.upserts(_ROWS, inner, spec))
 
-    def as_given(text: str) -> str:
+    def as_given(text: Phrase) -> Phrase:
         for name, within in zip(schema.names, own, strict=True):
-            text = text.replace(repr(within), repr(name))
+            text = Phrase(
+                *(each.replace(repr(within), repr(name)) if isinstance(each, str) else each for each in text.parts)
+            )
         return text
 
     with flow.open() as engine:
@@ -313,8 +319,9 @@ def _compared(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequ
                 updates = engine.replace(_ROWS, table, allow_empty=True)[_ROWS]
             except (DuplicateKeys, NullKey) as error:
                 more = "a row needs a key of its own: name more columns in the key, or mend the rows"
-                remedy = as_given(error.remedy) if isinstance(error, NullKey) else more
-                raise of.placed(type(error)(f"compare: the rows {side}", as_given(error.found), remedy)) from None
+                remedy = as_given(error.fix) if isinstance(error, NullKey) else more
+                error.change(f"compare: the rows {side}", as_given(error.found), remedy)
+                raise of.placed(error) from None
         secret = engine.dataflow.secret
     sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]
     sides = [side.rename_columns(schema.names) for side in sides]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ddflow.columns.schema import is_text, one_chunk
-from ddflow.connectors.at_path import at_row, is_path
+from ddflow.connectors.at_path import is_path
 from ddflow.connectors.files import FileOptions
 from ddflow.connectors.files.file_path import FilePath, dialect_of
 from ddflow.connectors.files.kinds import CSV, TSV, Dialect
@@ -52,8 +52,8 @@ class Side(NamedTuple):
         """An error of its rows, with their file and how that calls them."""
         if (file := self.file) is None:
             return error
-        found = at_row(error.found, lambda row: f"row {row + file[1]:,}")
-        return type(error)(f"{error.asked}, {file[0]}", found, error.remedy)
+        error.name_rows(lambda row: f"row {row + file[1]:,}", file[0])
+        return error.change(asked=error.asked + f", {file[0]}")
 
     def odd(self, name: str, kind: pa.DataType) -> str:
         """The first text of a column that is no value of a type, and where it is; "" for none.  O(rows)."""

@@ -38,7 +38,7 @@ from ddflow.engine.flow import Flow
 from ddflow.engine.logs import MARKS, as_fed, in_types
 from ddflow.engine.reads import told_only
 from ddflow.engine.snapshot import Snapshot
-from ddflow.errors import NotReadable, PlanChanged, SpecError, StateRefused
+from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, StateRefused
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
@@ -201,8 +201,12 @@ def replay(
             raise StateRefused(
                 f"migrate {old_state}",
                 f"the times of its steps are days or moments ({kind}), and a log does not say which its calls had",
-                "take the log into a new state yourself, each step with its day (time=, or --at on the shell); "
-                "dd.compare says what differs of outputs, and engine.sync(sinks, adopt=True) brings targets up to it",
+                Phrase(
+                    "take the log into a new state yourself, each step with its day (time=, or --at ",
+                    "on the shell); dd.compare says what differs of outputs, and engine.sync(sinks, ",
+                    Option("adopt", True),
+                    ") brings targets up to it",
+                ),
             )
         with _fresh(new_state, trust) as store, flow.open(store, **given) as engine:
             kept = engine.dataflow.retain

@@ -24,7 +24,7 @@ from ddflow.columns.schema import one_chunk
 from ddflow.connectors.frames import to_table
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
-from ddflow.errors import SchemaMismatch, SpecError, import_extra
+from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, import_extra
 from ddflow.metrics import CallMetrics
 from ddflow.time import INT64, shown
 
@@ -191,7 +191,9 @@ def _counts(of: Any) -> Mapping[str, int]:
     of = of.verdicts if isinstance(of, Step) else of
     if not isinstance(of, Verdicts):
         found = f"a {type(of).__name__} has no verdicts"
-        raise SpecError("plot verdicts", found, "give engine.verdicts, steps, or what metrics= was given")
+        raise SpecError(
+            "plot verdicts", found, Phrase("give engine.verdicts, steps, or what ", Option("metrics"), " was given")
+        )
     return {**of.counts, ABSENT: of.absent}
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from ddflow.dataflow.budget import shown_size
+from ddflow.errors import Command, Phrase
 
 
 class Problem(NamedTuple):
@@ -80,9 +81,14 @@ class Report:
         return {"ok": self.ok} | asdict(self) | {"problems": [each._asdict() for each in self.problems]}
 
     def __str__(self) -> str:
+        return self.text
+
+    @property
+    def text(self) -> Phrase:
+        """The report as one reads it."""
         size = f"{self.files:,} files of {shown_size(self.bytes)} that {self.manifests:,} manifests name"
         if self.ok:
-            lines = [f"{self.where}, epoch {self.epoch}: whole; {size}, each read and compared"]
+            lines: list[str] = [f"{self.where}, epoch {self.epoch}: whole; {size}, each read and compared"]
         else:
             lines = [f"{self.where}: {len(self.problems):,} PROBLEMS in {size}"]
         lines += [f"  {each.file}: {each.found}" for each in self.problems]
@@ -90,9 +96,7 @@ class Report:
         if self.garbage is None:
             lines.append("  garbage: not known, as not all manifests and inventories can be read")
         elif self.garbage:
-            lines.append(
-                f"  garbage: {self.garbage:,} files of {shown_size(self.garbage_bytes or 0)} that no manifest "
-                "names; dd.gc removes them"
-            )
+            files = f"{self.garbage:,} files of {shown_size(self.garbage_bytes or 0)}"
+            lines.append(Phrase(f"  garbage: {files} that no manifest names; ", Command("gc"), " removes them"))
         lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
-        return "\n".join(lines)
+        return Phrase.joined("\n", lines)

@@ -37,7 +37,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
-from ddflow.errors import NotReadable
+from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.metrics import Look
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
@@ -224,7 +224,11 @@ class _Comparison:
         self.snapshot, self.look, self.out = snapshot, look, Compared(name)
         self.upsert = snapshot.dataflow.graph.inputs[name]
         if not self.upsert.bound.kept:
-            raise NotReadable(f"verify the input {name!r}", "its rows are not kept", "give keep=True to flow.updates")
+            raise NotReadable(
+                f"verify the input {name!r}",
+                "its rows are not kept",
+                Phrase("give ", Option("keep", True), " to flow.updates"),
+            )
         self.secret = Secret(*snapshot.manifest.secret)
         self.bound = self.upsert.bound
         self.unknown: set[tuple[int, int]] = set()

@@ -33,7 +33,7 @@ from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.columns.threads import Threads
-from ddflow.errors import NotReadable
+from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.batch_store import BatchStore
@@ -285,7 +285,7 @@ class Arrangement:
             raise NotReadable(
                 f"{what} as of {as_of}",
                 f"it can be read from {shown(self.since)} up to, not including, {shown(self.upper)}",
-                "read at a closed time, or open with a larger retain=",
+                Phrase("read at a closed time, or open with a larger ", Option("retain")),
             )
 
     def read(self, as_of: int | None = None, what: str = "a read") -> pa.Table:

@@ -57,7 +57,7 @@ def local_spark(console: Console) -> Iterator[Any]:
             try:
                 session = stack.enter_context(local_session("ddflow demo"))
             except MissingExtra as error:
-                raise MissingExtra(asked, error.found, f"{error.remedy}; or give --no-spark") from None
+                raise MissingExtra(asked, error.found, f"{error.fix}; or give --no-spark") from None
         console.print(f"local Spark {session.version} started in {clock['start']:.1f} s")
         yield session
 

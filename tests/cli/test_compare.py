@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from terminals import on_a_terminal
 from typer.testing import CliRunner, Result
 
@@ -93,7 +94,7 @@ def test_columns_of_two_types_are_compared_in_one_that_holds_both() -> None:
     assert found.schema.field("id").type == pa.int16() and found.schema.field("n_after").type == pa.float64()
     assert found.schema.field("at_after").type == pa.timestamp("us")
     assert found["_changed"].to_pylist() == [["n", "at"]]
-    with pytest.raises(SchemaMismatch, match="column 'n': it is int64 before and string after; cast one of them"):
+    with raises(SchemaMismatch):
         dd.compare({"id": [1], "n": [1]}, {"id": [1], "n": ["1"]}, "id")
 
 
@@ -122,7 +123,7 @@ def test_what_cannot_be_compared_is_refused(name: str) -> None:
     before, after, key, error, why = REFUSED[name]
     with pytest.raises(error, match=why):
         dd.compare(before, after, key)
-    with pytest.raises(SchemaMismatch, match="'nn' for ignore; did you mean 'n'"):
+    with raises(SchemaMismatch):
         dd.compare({"id": [1], "n": [2]}, {"id": [1]}, "id", ignore=["nn"])
 
 
@@ -151,9 +152,9 @@ def test_a_column_without_values_is_compared() -> None:
     assert dd.compare({"id": [None]}, {"id": [None]}, key="id", null_key="keep").num_rows == 0
     found = dd.compare(empty, empty, key="id", types={"note": int})
     assert found.schema.field("note_after").type == pa.int64()
-    with pytest.raises(SchemaMismatch, match="no column 'notes' for types; did you mean 'note'"):
+    with raises(SchemaMismatch):
         dd.compare(empty, empty, key="id", types={"notes": int})
-    with pytest.raises(SchemaMismatch, match="column 'note' of the rows after: it is string, declared is int64"):
+    with raises(SchemaMismatch):
         dd.compare(empty, full, key="id", types={"note": int})
 
 
@@ -204,9 +205,7 @@ def test_a_key_that_is_null_is_refused_as_replace_does(files: Path) -> None:
     assert "compare: the rows before, null.csv: the key ['id'] is null in 1 rows, first in row 3; " in said
     assert "choose --null-key drop or --null-key keep" in said
     assert compare(*words, "--null-key", "keep").stdout == ""
-    with pytest.raises(
-        NullKey, match=r"the rows after: the key \['id'\] is null in 1 rows, first in row 0, counted from 0"
-    ):
+    with raises(NullKey):
         dd.compare({"id": [1]}, {"id": pa.array([None], pa.int64())}, "id")
 
 

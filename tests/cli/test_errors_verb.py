@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 import ddflow.errors
 from ddflow.cli import app
-from ddflow.errors.index import GROUPS, classes, entry
+from ddflow.errors import GROUPS, entry
 
-EVERY = [each for of in GROUPS.values() for each in classes(of)]
+EVERY = [each for of in GROUPS.values() for each in of]
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -23,8 +23,8 @@ def test_every_class_has_an_entry_and_one_place() -> None:
     assert sorted(each.__name__ for each in EVERY) == sorted({*ddflow.errors.__all__} - {"DdflowError", "cut"})
     for each in EVERY:
         found = entry(each)
-        assert found.means.endswith(".") and found.more.endswith(".") and found.remedy.endswith("."), each
-        assert f"\n\nWhat to do: {found.remedy[:20]}" in (ddflow.errors.index.inspect.getdoc(each) or ""), each
+        assert found.means.endswith(".") and found.more.endswith(".") and found.fix.endswith("."), each
+        assert f"\n\nWhat to do: {found.fix[:20]}" in (ddflow.errors.inspect.getdoc(each) or ""), each
         assert each.__module__ == "ddflow.errors" and getattr(ddflow, each.__name__) is each
 
 

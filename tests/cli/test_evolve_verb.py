@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 from test_cli import run
 
 import ddflow as dd
-from ddflow.cli.worded import worded
-from ddflow.errors import PlanChanged
+from ddflow.cli.words import ShellWords
+from ddflow.errors import PlanChanged, in_words
 
 DAYS = {
     "1.csv": "id,n,day\n1,5,2024-01-01\n2,6,2024-01-02\n",
@@ -86,7 +87,7 @@ def test_a_new_column_that_may_be_misspelled_is_refused_and_one_of_a_flow_of_mes
         engine.step({"b": {"value": ['{"id": 1, "weight_kg": 2.5}']}})
     shown = run("inspect", "two").output
     assert "weight_kg double, _position int64" in shown and "_bad" not in shown
-    with pytest.raises(dd.errors.SpecError, match=r"column 'weight' of input 'b': .*did you mean 'weight_kg'"):
+    with raises(dd.errors.SpecError):
         dd.evolve("two", {"b": {"weight": "double"}})
     found = run("evolve", "two", "--types", "weight=double", "--input", "b", code=1).output
     assert "did you mean 'weight_kg'?" in found and "taken in by the flow that declares it" in found
@@ -104,9 +105,9 @@ def test_a_wider_type_is_refused_with_a_command_that_names_its_input() -> None:
 
     with two("int64").open("of two") as engine:
         engine.step({"b c": {"id": [1], "n": [2]}})
-    with pytest.raises(PlanChanged, match=r"dd\.evolve\('.*of two', \{'b c': \{'n': 'double'\}\}\)") as error:
+    with raises(PlanChanged) as error:
         two("double").open("of two")
-    assert "of two' --input 'b c' --types n=double" in worded(error.value)
+    assert "of two' --input 'b c' --types n=double" in in_words(error.value.message, ShellWords({}))
     assert "n of b c is double" in run("evolve", "of two", "--input", "b c", "--types", "n=double").output
     two("double").open("of two").close()
 
@@ -129,7 +130,7 @@ def test_an_output_is_taken_out_and_the_message_said_how() -> None:
         engine.step({"orders": [{"id": 1, "city": "Bern"}], "cities": [{"city": "Bern"}]})
     with pytest.raises(PlanChanged) as refused:
         flow("orders").open("two")
-    command = worded(refused.value).partition("first with ddflow ")[2].partition(";")[0]
+    command = in_words(refused.value.message, ShellWords({})).partition("first with ddflow ")[2].partition(";")[0]
     assert command.split()[2:] == ["--drop-output", "by_city", "--drop-output", "all"]
     said = run("evolve", "two", *command.split()[2:]).output
     assert "by_city is no output of two any more\nall is no output of two any more\n" in said

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from messages import raises
 from test_cli import refused, run
 
 import ddflow as dd
@@ -275,7 +276,7 @@ def test_a_read_file_whose_time_alone_differs_has_a_way_back(tmp_path: Path) -> 
     with flow.open(tmp_path / "state") as engine:
         engine.run(source)
         os.utime(path)
-        with pytest.raises(SourceChanged, match="or move it away, because it was read; if only its time") as error:
+        with raises(SourceChanged) as error:
             engine.run(source)
         subprocess.run(shlex.split(str(error.value).partition("differs: ")[2]), check=True)
         engine.run(source)

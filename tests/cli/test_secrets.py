@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import VERBS, app
 from ddflow.connectors import kafka, kafka_sink
-from ddflow.errors import DdflowError
-from ddflow.errors.secrets import mask_secrets
+from ddflow.errors import DdflowError, mask_secrets
 
 HEAD, TAIL = "Geheim", "Qxz"
 SIGNS = ("", "@", ":", "/", "#", "?", " ", "%40", "=", "&", "'", '"', "7:7@", "1/")

@@ -119,7 +119,7 @@ def test_text_of_a_frame_is_declared_as_string_and_a_wide_declaration_is_the_sam
             assert sorted(engine.read("out")["id"].to_pylist()) == ["a", "b"]
             with pytest.raises(SchemaMismatch) as error:
                 engine.step(pl.DataFrame({"id": ["b"], "tags": [[]], "ward": ["x"]}))
-            assert error.value.remedy.endswith("take it in with engine.evolve({'beds': {'ward': 'string'}})")
+            assert error.value.fix.endswith("take it in with engine.evolve({'beds': {'ward': 'string'}})")
             engine.evolve({"beds": {"ward": "string"}})
             engine.step(pl.DataFrame({"id": ["b"], "tags": [[]], "ward": ["x"]}))
         with flow(then).open(state) as engine:  # what was evolved need not be declared

@@ -13,6 +13,7 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import ENCODED, FLAT, NESTED, PLAIN, pieces
+from messages import raises
 from rules import canonical, rank
 
 from ddflow.columns.order_words import PREFIX, OrderColumn, exact, order_words, word_count
@@ -228,7 +229,7 @@ def test_a_null_takes_a_word_of_its_own_only_where_values_fill_theirs() -> None:
 @pytest.mark.parametrize("name", [name for name in NESTED if not is_flat(NESTED[name].type)])
 def test_types_without_an_order_are_refused_by_name(name: str) -> None:
     rows = pa.table({"it": NESTED[name]})
-    with pytest.raises(SpecError, match=r"order by 'it'.*which has no order"):
+    with raises(SpecError):
         order_words(rows, [OrderColumn("it", False, True)])
     with pytest.raises(SpecError):
         word_count(rows.schema.field("it").type, "it")

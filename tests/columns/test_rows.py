@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import FLAT, PLAIN, pieces
+from messages import raises
 from rules import canonical, rank
 
 from ddflow.columns.hashing import Secret, value_hashes
@@ -97,7 +98,7 @@ def test_what_was_gathered_owns_its_memory() -> None:
 def test_a_text_column_that_would_pass_two_gibibytes_is_refused_before_any_byte_is_copied() -> None:
     rows = Rows(pa.table({"s": ["x" * (1 << 20)]}))
     pool = RowPool(rows.table.schema, [rows])
-    with pytest.raises(TooLarge, match=r"'s'.*2,147,483,648 bytes.*large_string"):
+    with raises(TooLarge):
         gather(pool, references(*[(0, 0)] * 2048), rows.table.schema)
     assert gather(pool, references((0, 0)), rows.table.schema)["s"][0].as_py() == "x" * (1 << 20)
 

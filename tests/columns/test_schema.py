@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 import pytest
 from kinds import ENCODED, PLAIN, pieces
+from messages import raises
 
 from ddflow.columns.casts import fitting
 from ddflow.columns.declared import to_schema
@@ -131,52 +132,44 @@ def test_a_column_of_nothing_but_null_fits_any_type(kind: str) -> None:
 
 
 LOSSY = [
-    (pa.array([7, 300]), pa.int8(), "row 1 holds 300 .int64., which does not fit int8; mend the row, or declare int64"),
-    (pa.array([300], pa.int16()), pa.int8(), "does not fit int8; mend the row, or declare int16"),
-    (pa.array([-1]), pa.uint64(), "row 0 holds -1 .int64., which does not fit uint64; .*decimal128.20, 0."),
-    (pa.array([2**53 + 1]), pa.float64(), "9007199254740993 .int64., which does not fit double; .* declare decimal128"),
-    (pa.array([1.0, None, 1.5]), pa.int64(), "row 2 holds 1.5 .double., which does not fit int64; .* declare double"),
-    (pa.array([float("nan")]), pa.int64(), "row 0 holds nan"),
-    (pa.array([float("inf")]), pa.decimal128(9, 2), "row 0 holds inf"),
-    (pa.array([0.1]), pa.float32(), "row 0 holds 0.1 .double., which does not fit float; .* declare double"),
-    (pa.array([1e300]), pa.float32(), r"row 0 holds 1e\+300"),
-    (pa.array([2**24 + 1], pa.int32()), pa.float32(), "row 0 holds 16777217 .* declare double"),
-    (pa.array([0.5, 0.1]), pa.decimal128(9, 2), "row 1 holds 0.1 .double., which does not fit decimal128"),
-    (
-        pa.array([Decimal("0.1")]),
-        pa.float64(),
-        "holds Decimal..0.1.. .*not fit double; cast the column to double .*, or declare decimal128.1, 1.",
-    ),
-    (pa.array([Decimal("1.50")]), pa.int64(), "does not fit int64; .* decimal128.3, 2."),
-    (pa.array([10**7]), pa.decimal128(9, 2), "does not fit decimal128.9, 2.; .* decimal128.22, 2."),
-    (pa.array([1]), pa.string(), "it is int64, declared is string; row 0 holds 1; cast it yourself"),
-    (pa.array([None, "1"]), pa.int64(), "it is string, declared is int64; row 1 holds '1'; .* or declare string"),
-    (pa.array(["1"]).dictionary_encode(), pa.int64(), "it is string.*row 0 holds '1'; .* or declare string"),
-    (pa.array([b"\xff"]), pa.string(), "it is binary, declared is string"),
-    (pa.array([Decimal("1.55")]), pa.decimal128(5, 1), "does not fit decimal128.5, 1.; .* decimal128.6, 2."),
-    (pa.array([0, 1500]).view(pa.timestamp("ms")), pa.timestamp("s"), "row 1 .* not fit timestamp.*timestamp.ms."),
-    (pa.array([2**37]).view(pa.timestamp("s")), pa.timestamp("ns"), "row 0 holds datetime.datetime.6325"),
-    (pa.array([0]).view(pa.timestamp("us", "UTC")), pa.timestamp("us"), "it is .*tz=UTC.*, declared is timestamp"),
-    (pa.array([0]).view(pa.timestamp("us")), pa.timestamp("us", "UTC"), "declared is timestamp.us, tz=UTC."),
-    (
-        pa.array([0, 1]).view(pa.timestamp("ms")),
-        pa.date32(),
-        "row 1 .* not fit date32.day.; .* timestamp.ms.",
-    ),
-    (pa.array([1]).view(pa.time64("us")), pa.time32("s"), "does not fit time32"),
-    (pa.array([b"abc"]), pa.binary(2), "does not fit fixed_size_binary"),
-    (pa.array([True]), pa.int64(), "it is bool, declared is int64"),
-    (pa.array([{"y": 1}]), pa.struct({"x": pa.int64()}), "it is struct"),
-    (pa.array([{"x": 1.5}]), pa.struct({"x": pa.int64()}), "row 0 holds .'x': 1.5. .*, which does not fit struct"),
-    (pa.array([[], [300]]), pa.list_(pa.int8()), "row 1 holds .300. .*, which does not fit list"),
-    (pa.array([[0.1]]), pa.list_(pa.float32()), "row 0 holds .0.1."),
-    (pa.array([[None]], pa.list_(pa.int8())), pa.list_(pa.field("item", pa.int64(), False)), "row 0 holds .None."),
+    (pa.array([7, 300]), pa.int8()),
+    (pa.array([300], pa.int16()), pa.int8()),
+    (pa.array([-1]), pa.uint64()),
+    (pa.array([2**53 + 1]), pa.float64()),
+    (pa.array([1.0, None, 1.5]), pa.int64()),
+    (pa.array([float("nan")]), pa.int64()),
+    (pa.array([float("inf")]), pa.decimal128(9, 2)),
+    (pa.array([0.1]), pa.float32()),
+    (pa.array([1e300]), pa.float32()),
+    (pa.array([2**24 + 1], pa.int32()), pa.float32()),
+    (pa.array([0.5, 0.1]), pa.decimal128(9, 2)),
+    (pa.array([Decimal("0.1")]), pa.float64()),
+    (pa.array([Decimal("1.50")]), pa.int64()),
+    (pa.array([10**7]), pa.decimal128(9, 2)),
+    (pa.array([1]), pa.string()),
+    (pa.array([None, "1"]), pa.int64()),
+    (pa.array(["1"]).dictionary_encode(), pa.int64()),
+    (pa.array([b"\xff"]), pa.string()),
+    (pa.array([Decimal("1.55")]), pa.decimal128(5, 1)),
+    (pa.array([0, 1500]).view(pa.timestamp("ms")), pa.timestamp("s")),
+    (pa.array([2**37]).view(pa.timestamp("s")), pa.timestamp("ns")),
+    (pa.array([0]).view(pa.timestamp("us", "UTC")), pa.timestamp("us")),
+    (pa.array([0]).view(pa.timestamp("us")), pa.timestamp("us", "UTC")),
+    (pa.array([0, 1]).view(pa.timestamp("ms")), pa.date32()),
+    (pa.array([1]).view(pa.time64("us")), pa.time32("s")),
+    (pa.array([b"abc"]), pa.binary(2)),
+    (pa.array([True]), pa.int64()),
+    (pa.array([{"y": 1}]), pa.struct({"x": pa.int64()})),
+    (pa.array([{"x": 1.5}]), pa.struct({"x": pa.int64()})),
+    (pa.array([[], [300]]), pa.list_(pa.int8())),
+    (pa.array([[0.1]]), pa.list_(pa.float32())),
+    (pa.array([[None]], pa.list_(pa.int8())), pa.list_(pa.field("item", pa.int64(), False))),
 ]
 
 
-@pytest.mark.parametrize(("array", "kind", "why"), LOSSY, ids=lambda x: str(getattr(x, "type", x)))
-def test_a_cast_that_would_lose_something_is_refused(array: pa.Array, kind: pa.DataType, why: str) -> None:
-    with pytest.raises(SchemaMismatch, match=f"column 'v' of rows for t: .*{why}"):
+@pytest.mark.parametrize(("array", "kind"), LOSSY, ids=lambda x: str(getattr(x, "type", x)))
+def test_a_cast_that_would_lose_something_is_refused(array: pa.Array, kind: pa.DataType) -> None:
+    with raises(SchemaMismatch):
         conformed(array, kind)
     named = fitting(normal_type(array.type), kind)
     assert conformed(array, named).type == named, "the type that a message names must hold the values"
@@ -242,24 +235,24 @@ def test_a_missing_column_of_every_type_is_null() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "why"),
+    "table",
     [
-        (pa.table({"id": [1], "citty": ["x"]}), "a column 'citty' that was not declared; did you mean 'city'"),
-        (pa.table({"id": [1], "_diff": [1]}), "a column '_diff' that was not declared; drop it"),
-        (pa.table([[1], [2]], ["id", "id"]), "the column 'id' occurs more than once"),
-        (pa.table({"city": ["x"]}), "the column 'id' is missing"),
-        (pa.table({"id": [None, 1], "city": ["x", "y"]}), r"the columns \['id'\] hold nulls"),
+        pa.table({"id": [1], "citty": ["x"]}),
+        pa.table({"id": [1], "_diff": [1]}),
+        pa.table([[1], [2]], ["id", "id"]),
+        pa.table({"city": ["x"]}),
+        pa.table({"id": [None, 1], "city": ["x", "y"]}),
     ],
 )
-def test_columns_that_do_not_fit_are_refused_by_name(table: pa.Table, why: str) -> None:
+def test_columns_that_do_not_fit_are_refused_by_name(table: pa.Table) -> None:
     declared = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("city", pa.string())])
-    with pytest.raises(SchemaMismatch, match=why):
+    with raises(SchemaMismatch):
         conform(table, declared, "t", ["id"])
 
 
 def test_a_null_where_the_schema_forbids_one_is_refused_even_if_the_types_agree() -> None:
     declared = pa.schema([pa.field("id", pa.int64(), nullable=False)])
-    with pytest.raises(SchemaMismatch, match="hold nulls and were declared not null"):
+    with raises(SchemaMismatch):
         conform(pa.Table.from_arrays([pa.array([1, None])], schema=declared), declared, "t")
 
 
@@ -298,7 +291,7 @@ def test_a_lone_column_is_no_rows(given: Any) -> None:
 
 
 def test_batches_must_be_of_one_schema_and_may_be_none() -> None:
-    with pytest.raises(SchemaMismatch, match="batch 1 has the columns id string, the first id int64"):
+    with raises(SchemaMismatch):
         to_table([pa.record_batch({"id": [1]}), pa.record_batch({"id": ["1"]})], "t", INTS)
     assert to_table([], "t", INTS).num_rows == 0
 
@@ -327,9 +320,7 @@ def test_what_is_no_schema_is_refused(given: Any) -> None:
         to_schema(given)
 
 
-@pytest.mark.parametrize(
-    ("names", "why"), [(["a", "b", "a"], r"\['a'\] occur more than once"), (["a", "_diff", "_time"], "_diff.*_time")]
-)
-def test_duplicate_and_reserved_names_are_refused(names: list[str], why: str) -> None:
-    with pytest.raises(SpecError, match=why):
+@pytest.mark.parametrize("names", [["a", "b", "a"], ["a", "_diff", "_time"]])
+def test_duplicate_and_reserved_names_are_refused(names: list[str]) -> None:
+    with raises(SpecError):
         to_schema(pa.schema([pa.field(name, pa.int64()) for name in names]))

@@ -9,6 +9,7 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 
 import ddflow as dd
 
@@ -65,7 +66,7 @@ def test_a_value_that_its_type_does_not_have_is_refused(name: str) -> None:
         doors["a dictionary"] = pa.table({"id": ids, "v": pa.DictionaryArray.from_arrays([0], array)})
     for given in doors.values():
         with opened(array.type) as engine:
-            with pytest.raises(dd.errors.SchemaMismatch, match="column 'v' of rows for 't'"):
+            with raises(dd.errors.SchemaMismatch):
                 engine.step({"t": given})
             assert engine.read("t").num_rows == 0
 
@@ -90,11 +91,11 @@ def test_a_slice_is_looked_at_alone() -> None:
 
 def test_polars_and_frames() -> None:
     frame = polars.DataFrame({"id": [1], "v": [2_932_897]}).with_columns(polars.col("v").cast(polars.Date))
-    with opened(pa.date32()) as engine, pytest.raises(dd.errors.SchemaMismatch, match="no clock or calendar"):
+    with opened(pa.date32()) as engine, raises(dd.errors.SchemaMismatch):
         engine.step({"t": frame})
 
 
 def test_a_file_of_parquet(tmp_path: Any) -> None:
     pq.write_table(pa.table({"id": [1], "v": UNREAL["year 10000"]}), tmp_path / "a.parquet")
-    with opened(pa.date32()) as engine, pytest.raises(dd.errors.SchemaMismatch, match="no clock or calendar"):
+    with opened(pa.date32()) as engine, raises(dd.errors.SchemaMismatch):
         engine.step({"t": str(tmp_path / "a.parquet")})

@@ -13,6 +13,7 @@ import deltalake
 import polars as pl
 import pyarrow as pa
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.connectors.sources import misread
@@ -230,7 +231,7 @@ def test_stop_names_the_column_and_its_version(tmp_path: Path, flow: Any) -> Non
         write(table, [(2, "Chur")], mode="append")
         appended(table, id=[3], city=["Thun"], n=[7])
         write(table, [(4, "Chur")], mode="append", schema_mode="merge")
-        with pytest.raises(SchemaMismatch, match=r"column 'n' \(int64\), first in version 2, which is new"):
+        with raises(SchemaMismatch):
             engine.run(source, give_up_after="0s", evolve="stop")
     assert [row["id"] for row in rows(state)] == [1, 2]
     with declared(flow, n=pa.int64()).open(state) as engine:
@@ -310,10 +311,10 @@ def test_a_table_stays_the_same_where_a_writer_gives_it_another_id(tmp_path: Pat
 def test_what_is_not_there_any_more(tmp_path: Path) -> None:
     source = {"people": dd.sources.delta(tmp_path / "t")}
     with by_key().open(tmp_path / "state") as engine:
-        with pytest.raises(UnreadableInput, match="there is no table of Delta Lake"):
+        with raises(UnreadableInput):
             engine.run(source, give_up_after="0s")
         write(tmp_path / "t", [(1, "Bern"), (2, "Bern")], configuration=FEED)
-        with pytest.raises(SourceChanged, match="version"):
+        with raises(SourceChanged):
             engine.run({"people": dd.sources.delta(tmp_path / "t", start=9)}, give_up_after="0s")
         engine.run(source, give_up_after="0s")
         merge(tmp_path / "t", [(1, "Chur")])
@@ -327,11 +328,11 @@ def test_what_is_not_there_any_more(tmp_path: Path) -> None:
         else:
             for path in (place / "_change_data").iterdir():
                 path.unlink()
-        with by_key().open(place / "_state") as engine, pytest.raises(SourceChanged, match="begin a new state"):
+        with by_key().open(place / "_state") as engine, raises(SourceChanged):
             engine.run({"people": dd.sources.delta(place)}, give_up_after="0s")
     os.system(f"rm -r {tmp_path}/t")
     write(tmp_path / "t", [(1, "Bern")], configuration=FEED)
-    with by_key().open(tmp_path / "state") as engine, pytest.raises(SourceChanged, match="another table is there now"):
+    with by_key().open(tmp_path / "state") as engine, raises(SourceChanged):
         engine.run(source, give_up_after="0s")
 
 
@@ -340,25 +341,25 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     source = {"people": dd.sources.delta(tmp_path / "t")}
     plain = dd.Flow()
     plain.output("people", plain.upserts("people", COLUMNS, dd.Upsert(key="id")))
-    with plain.open() as engine, pytest.raises(SpecError, match="declare '_change_type'"):
+    with plain.open() as engine, raises(SpecError):
         engine.run(source, give_up_after="0s")
     lacks = dd.Flow()
     key = dd.Upsert(key="person")
     lacks.output("people", lacks.upserts("people", {"person": int}, key, format=dd.formats.delta_cdf()))
-    with lacks.open() as engine, pytest.raises(UnreadableInput, match="it has no column 'person'"):
+    with lacks.open() as engine, raises(UnreadableInput):
         engine.run(source, give_up_after="0s")
     for columns in ({"id": int}, {"id": int, "town": str}):
         one = dd.Flow()
         one.output("people", one.upserts("people", columns, dd.Upsert(key="id"), format=dd.formats.delta_cdf()))
         with one.open(tmp_path / "one") as engine:
             if "town" in columns:
-                with pytest.raises(UnreadableInput, match="it has no column 'town'"):
+                with raises(UnreadableInput):
                     engine.run(source, give_up_after="0s")
             else:
                 engine.run(source, give_up_after="0s")
     assert "town" not in dd.read(tmp_path / "one", "people").schema.names
     for start in (-1, True, dt.datetime(2026, 11, 25)):
-        with pytest.raises(SpecError, match="that is no version"):
+        with raises(SpecError):
             dd.sources.delta(tmp_path / "t", start=start)
     with by_key().open() as engine:
         now = dd.sources.delta(tmp_path / "t", start=dt.datetime.now(dt.UTC))
@@ -367,6 +368,6 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     features |= {f"{side}Features": ["deletionVectors"] for side in ("reader", "writer")}
     log = tmp_path / "t" / "_delta_log" / f"{1:020}.json"
     log.write_text(json.dumps({"protocol": features}))
-    with by_key().open() as engine, pytest.raises(UnreadableInput, match="deletionVectors"):
+    with by_key().open() as engine, raises(UnreadableInput):
         engine.run(source, give_up_after="0s")
     assert "hush" not in repr(dd.sources.delta("t", storage_options={"secret": "hush"}))

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 
 from ddflow.columns.type_text import parse_type, parse_types
 from ddflow.connectors.files import FileOutput, FilePosition, UnwritableOutput, open_files, open_output
@@ -393,7 +394,7 @@ def test_an_output_is_there_only_when_it_is_whole(ending: str, tmp_path: Path) -
 
 def test_an_output_that_exists_is_refused_even_if_it_came_up_meanwhile(tmp_path: Path) -> None:
     path, schema = tmp_path / "a.csv", pa.schema({"id": pa.int64()})
-    with pytest.raises(OutputExists, match=r"write .*a\.csv: it exists already"), open_output(path, schema):
+    with raises(OutputExists), open_output(path, schema):
         path.write_text("theirs")
     assert (parts(tmp_path), path.read_text()) == (["a.csv"], "theirs")
     with pytest.raises(OutputExists):
@@ -423,7 +424,7 @@ def test_a_disk_that_takes_no_more_is_an_error_and_leaves_nothing(ending: str, t
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
-        with pytest.raises(UnwritableOutput, match=rf"write .*a{ending}: .*[Ff]ile too large"):
+        with raises(UnwritableOutput):
             write(tmp_path / f"a{ending}", table)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -437,17 +438,17 @@ def test_a_type_in_arrows_own_spelling_is_that_type(kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    "text",
     [
-        ("strin", "did you mean 'string'"),
-        ("decimal(99,2)", "precision should be between 1 and 76"),
-        ("list<a,b>", "there is no such type"),
-        ("struct<a>", "it has no type"),
-        ("", "there is no such type"),
+        "strin",
+        "decimal(99,2)",
+        "list<a,b>",
+        "struct<a>",
+        "",
     ],
 )
-def test_a_type_that_is_none_is_refused(text: str, found: str) -> None:
-    with pytest.raises(SpecError, match=found):
+def test_a_type_that_is_none_is_refused(text: str) -> None:
+    with raises(SpecError):
         parse_type(text)
 
 
@@ -503,7 +504,7 @@ def test_reading_goes_on_after_any_position(ending: str, tmp_path: Path) -> None
             gone = sum(n for name, n in sizes.items() if name < Path(at.file).name[0]) + at.rows
             rest = [row for batch, _ in source.batches(after=at) for row in batch.to_pylist()]
             assert rest == expected[gone:], at
-        with pytest.raises(UnreadableInput, match=r"it is none of 3 files"):
+        with raises(UnreadableInput):
             next(source.batches(after=FilePosition(str(tmp_path / "z.csv"))))
 
 

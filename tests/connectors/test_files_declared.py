@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from typer.testing import CliRunner
 
 import ddflow as dd
@@ -105,11 +106,11 @@ def test_a_declared_number_is_converted(text: str, kind: pa.DataType, value: Any
 def test_a_text_that_is_no_number_of_the_declared_type_is_refused(text: str, kind: pa.DataType, tmp_path: Path) -> None:
     for path in written(tmp_path, text):
         for reader in (read, run):
-            with pytest.raises(dd.errors.SchemaMismatch, match="column 'v'"):
+            with raises(dd.errors.SchemaMismatch):
                 reader(path, kind)
         assert "column 'v'" in run_on_the_shell(tmp_path, path, kind)
         given = pa.table({"id": [1], "v": pa.array([None], kind)})
-        with pytest.raises(dd.errors.SchemaMismatch, match="column 'v'"):
+        with raises(dd.errors.SchemaMismatch):
             dd.compare(given, str(path), key="id", types={"v": kind})
         done = CliRunner().invoke(app, ["diff", str(path), "--key", "id", "--types", f"v={spelled_type(kind)}"])
         assert done.exit_code == 1 and "'v'" in done.output
@@ -131,7 +132,7 @@ def test_numbers_within_lists_of_json_lines(text: str, kind: pa.DataType, value:
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"id": 1, "v": [1, {text}]}}\n'.replace("[1, ", "[0, "))
     if value is None:
-        with pytest.raises(dd.errors.SchemaMismatch, match="column 'v'"):
+        with raises(dd.errors.SchemaMismatch):
             read(path, pa.list_(kind))
     else:
         assert read(path, pa.list_(kind)) == [0, value]
@@ -168,11 +169,11 @@ def test_a_run_converts_nothing_to_a_column_that_it_took_in(tmp_path: Path) -> N
         assert held(engine) == [(1, 7, None), (2, 8, 5)]
         late.write_text("id,n,v\n3,009,009\n")
         for call in (lambda: engine.run({"t": source}), lambda: engine.step({"t": str(late)})):
-            with pytest.raises(dd.errors.SchemaMismatch, match=r"column 'v': '009' is not how .* is written"):
+            with raises(dd.errors.SchemaMismatch):
                 call()
     with flow_of(declared).open(state) as engine, pytest.raises(dd.errors.SchemaMismatch) as caught:
         engine.run({"t": source})
-    assert "declaring {'v': 'int64'} converts it" in caught.value.remedy
+    assert "declaring {'v': 'int64'} converts it" in caught.value.fix
     with flow_of({**declared, "v": pa.int64()}).open(state) as engine:
         engine.run({"t": source})
         assert held(engine) == [(1, 7, None), (2, 8, 5), (3, 9, 9)]
@@ -198,7 +199,7 @@ def test_a_point_under_a_decimal_comma_names_the_mark(tmp_path: Path) -> None:
         flow.output("t", flow.upserts("t", {"id": pa.int64(), "v": kind}, dd.Upsert(key="id")))
         with flow.open() as engine, pytest.raises(dd.errors.SchemaMismatch) as caught:
             engine.step({"t": dd.FilePath(str(path), delimiter=";", decimal=",")})
-        assert f"give dd.FilePath({str(path)!r}, delimiter=';', decimal='.')" in caught.value.remedy
+        assert f"give dd.FilePath({str(path)!r}, delimiter=';', decimal='.')" in caught.value.fix
     words = ["--delimiter", ";", "--decimal", ",", "--types", "v=double"]
     done = CliRunner().invoke(app, ["diff", str(path), "--key", "id", *words], env={"COLUMNS": "300"})
     assert done.exit_code == 1 and "--decimal ." in done.output

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from messages import raises
 from test_cli import run
 from test_files import read, write
 from test_files_bad import refused
@@ -292,9 +293,9 @@ def test_files_whose_types_no_type_holds_are_refused_at_once(tmp_path: Path) -> 
     (tmp_path / "d.csv").write_text("id,p\nx,\n")
     (tmp_path / "e.jsonl").write_text('{"id": 1, "p": {"x": 1}}\n{"id": 1, "p": 2}\n')
     for pair in (["a.jsonl", "c.jsonl"], ["a.jsonl", "d.csv"]):
-        with pytest.raises(SchemaMismatch, match=r"declare one type for all|cannot hold struct"):
+        with raises(SchemaMismatch):
             open_files([tmp_path / name for name in pair])
-    with pytest.raises(SchemaMismatch, match=r"e\.jsonl, column 'p': it has lists or objects, and others; declare one"):
+    with raises(SchemaMismatch):
         open_files([tmp_path / "e.jsonl"])
 
 

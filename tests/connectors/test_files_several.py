@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import raises
 from s3_server import Moto, moto, options
 from typer.testing import CliRunner
 
@@ -111,7 +112,7 @@ def test_a_file_of_two_patterns_is_of_the_first(tmp_path: Path) -> None:
     with flow_of().open() as engine:
         engine.run({"t": dd.sources.files(several)})
         assert held(engine) == [(1, 1.5, "x", 1), (2, 2.5, "y", 1)]
-    with flow_of().open() as engine, pytest.raises(dd.errors.DdflowError, match=r"new\.csv"):
+    with flow_of().open() as engine, raises(dd.errors.DdflowError):
         engine.run({"t": dd.sources.files(several[::-1])})
 
 
@@ -126,7 +127,7 @@ def test_a_file_that_was_read_in_part_goes_on_with_its_options(landing: Path, tm
         assert at is not None and at[0] == "../b/1.tsv" and 0 < at[3] < 200_000
     (first, *_) = patterns(landing)
     with flow_of().open(state) as engine:
-        with pytest.raises(SourceChanged, match=r"b/1\.tsv: it was read up to row .*, and no pattern has it"):
+        with raises(SourceChanged):
             engine.run({"t": dd.sources.files(first)})
         engine.run({"t": source})
         rows_held = held(engine)
@@ -141,16 +142,16 @@ def test_a_rename_that_names_no_column_names_its_file(landing: Path) -> None:
 
 
 def test_what_is_no_list_of_patterns(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="there is no pattern; give one or more"):
+    with raises(SpecError):
         dd.sources.files([])
     for two in ([tmp_path, "s3://bucket/a/*"], ["s3://bucket/a/*", "s3://other/a/*"]):
-        with pytest.raises(SpecError, match="are of several places; give those of this machine, or of one bucket"):
+        with raises(SpecError):
             dd.sources.files(two)
-    with pytest.raises(SpecError, match="lines=True"):
+    with raises(SpecError):
         dd.sources.files([tmp_path, dd.FilePath("a.csv", delimiter=";")], lines=True)
     (tmp_path / "b").mkdir()
     (tmp_path / "b/1.csv").write_text("id\n1\n")
-    with flow_of().open() as engine, pytest.raises(UnreadableInput, match=r"/a: there is no such file or folder, and"):
+    with flow_of().open() as engine, raises(UnreadableInput):
         engine.run({"t": dd.sources.files([tmp_path / "a", tmp_path / "b"])})
 
 
@@ -166,7 +167,7 @@ def test_full_files_of_several_patterns(tmp_path: Path) -> None:
         engine.run({"t": source})
         assert held(engine) == [(1, 7.5, "x", 1)]
         (tmp_path / "2026-10-31.csv").write_text("id;amount;shop\n1;1,5;x\n")
-        with pytest.raises(SourceChanged, match="full contents come in the order of names"):
+        with raises(SourceChanged):
             engine.run({"t": source})
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import raises
 
 import ddflow as dd
 from ddflow.connectors.formats.cells import CellForm, cells_as
@@ -131,9 +132,7 @@ def test_keys_of_deletes_come_from_the_message_key_first() -> None:
         engine.step({"t": table([change("c", {"id": 1, "v": "x"}, lsn=1)])})
         engine.step({"t": table([change("d", lsn=2)], key=[b'{"id": 1}'])})
         assert held(engine) == []
-        with pytest.raises(
-            dd.errors.BadMessage, match=r"row 0, counted from 0: it deletes, and says 'id' neither in its key nor"
-        ):
+        with raises(dd.errors.BadMessage):
             engine.step({"t": table([change("d", lsn=3)])})
 
 
@@ -190,9 +189,9 @@ def test_a_truncate_deletes_what_is_ordered_below_it() -> None:
 
 def test_a_truncate_is_refused_where_it_has_no_time_or_no_order() -> None:
     columns = {**COLUMNS, "at": pa.int64()}
-    with flow_of(columns, time="at").open() as engine, pytest.raises(dd.errors.WrongMode, match="it is a truncate"):
+    with flow_of(columns, time="at").open() as engine, raises(dd.errors.WrongMode):
         engine.push({"t": table([change("t", lsn=1)])})
-    with pytest.raises(dd.errors.BadMessage, match=r"says nothing of the order by \['at'\]"):
+    with raises(dd.errors.BadMessage):
         fed(change("t", lsn=1), columns=columns, order_by="at")
 
 
@@ -252,10 +251,7 @@ def test_one_table_of_a_topic_of_several() -> None:
         assert fed(*messages, format=dd.formats.debezium(table=name)) == [{"id": 1, "v": "mine"}]
     with pytest.warns(UserWarning, match="none so far is of the table 'other.t'"):
         assert fed(*messages, format=dd.formats.debezium(table="other.t")) == []
-    with pytest.raises(
-        dd.errors.BadMessage,
-        match=r"row 1, counted from 0: its table is 'public.u', that of others 'public.t': name one",
-    ):
+    with raises(dd.errors.BadMessage):
         fed(*messages)
 
 
@@ -381,24 +377,24 @@ def test_a_value_that_does_not_fit_names_itself_and_its_place(cell: Any, kind: p
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    "message",
     [
-        ("{", "it is no JSON"),
-        ("[1]", "it is no event of Debezium"),
-        ('{"op": "x", "after": {"id": 1}}', "it is no event of Debezium"),
-        ('{"op": "c", "after": null}', "it is no event of Debezium"),
-        ('{"status": "BEGIN", "id": "7"}', "it is no event of Debezium"),
+        "{",
+        "[1]",
+        '{"op": "x", "after": {"id": 1}}',
+        '{"op": "c", "after": null}',
+        '{"status": "BEGIN", "id": "7"}',
     ],
 )
-def test_what_is_no_event(message: str, said: str) -> None:
-    with pytest.raises(dd.errors.BadMessage, match=f"row 1, counted from 0: {said}.*nothing was taken in"):
+def test_what_is_no_event(message: str) -> None:
+    with raises(dd.errors.BadMessage):
         fed(change("c", {"id": 1, "v": "x"}, lsn=1), message)
     with flow_of(format=dd.formats.debezium(on_bad="drop")).open() as engine:
         given = table([message, change("c", {"id": 1, "v": "x"}, lsn=1), message])
         step = engine.step({"t": given})
         assert str(step.verdicts) == "applied 1, bad 2"
         assert step["t.bad"]["message"].to_pylist() == [message.encode()] * 2
-        with pytest.raises(dd.errors.NotReadable, match=r"on_bad='drop' of the input 't' adds it: .*; give it a sink"):
+        with raises(dd.errors.NotReadable):
             engine.read("t.bad")
 
 
@@ -423,7 +419,7 @@ def test_unavailable_values_keep_what_is_stored() -> None:
         engine.step({"t": table([change("u", {"id": 2, "n": 5, **hidden}, lsn=4)])})
         assert held(engine) == [{"id": 1, "v": None, "b": b"\0", "n": 2}, {"id": 2, "v": None, "b": None, "n": 5}]
         for moved in (change("c", {"id": 9, **hidden}), change("u", {"id": 9, **hidden}, {"id": 1})):
-            with pytest.raises(dd.errors.BadMessage, match=r"'[vb]' is unavailable, and the row's key changed"):
+            with raises(dd.errors.BadMessage):
                 engine.step({"t": table([change("d", None, {"id": 1}), moved])})
     other = dd.formats.debezium(unavailable=True, placeholder="?")
     rows = [change("c", {"id": 1, "v": "kept"}, lsn=1), change("u", {"id": 1, "v": "?"}, lsn=2)]
@@ -450,32 +446,29 @@ def test_what_messages_may_be() -> None:
         for wrong, said in (({"values": [text]}, "no column 'value'"), ({"value": [1]}, "'value' is int64")):
             with pytest.raises(dd.errors.SchemaMismatch, match=said):
                 engine.step({"t": pa.table(wrong)})
-        with pytest.raises(dd.errors.SchemaMismatch, match=r"the columns \['more'\] are none of messages"):
+        with raises(dd.errors.SchemaMismatch):
             engine.step({"t": pa.table({"value": [text], "more": [1]})})
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    "more",
     [
-        (
-            {"columns": {"id": pa.int64(), "_deleted": pa.bool_()}},
-            r"the columns \['_deleted'\] are those of the format",
-        ),
-        ({"columns": {"id": pa.int64(), "a": pa.int64(), "A": pa.int64()}}, "differ by upper and lower case"),
-        ({"delete": dd.tombstone("v", "D")}, "and the format deletes too"),
-        ({"format": "debezium"}, "give one of dd.formats"),
+        {"columns": {"id": pa.int64(), "_deleted": pa.bool_()}},
+        {"columns": {"id": pa.int64(), "a": pa.int64(), "A": pa.int64()}},
+        {"delete": dd.tombstone("v", "D")},
+        {"format": "debezium"},
     ],
 )
-def test_what_a_format_does_not_go_with(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(dd.errors.SpecError, match=said):
+def test_what_a_format_does_not_go_with(more: dict[str, Any]) -> None:
+    with raises(dd.errors.SpecError):
         flow_of(**more)
 
 
 def test_options_that_are_none() -> None:
     for wrong in ({"decimals": "float"}, {"binary": "raw"}, {"on_bad": "ignore"}, {"placeholder": ""}):
-        with pytest.raises(dd.errors.SpecError, match=f"{next(iter(wrong))}="):
+        with raises(dd.errors.SpecError):
             dd.formats.debezium(**wrong)
-    with pytest.raises(dd.errors.SpecError, match="give a function"):
+    with raises(dd.errors.SpecError):
         dd.formats.custom("x")  # type: ignore[arg-type]
 
 
@@ -510,9 +503,7 @@ def test_fractions_of_many_digits() -> None:
     )
     assert fed('{"id": 1, "v": 123456789012345678}', columns=columns, format=format)[0]["v"] == 123456789012345678
     assert fed('{"id": 1, "v": 1.5}', columns=columns, format=format)[0]["v"] == Decimal("1.5")
-    with pytest.raises(
-        dd.errors.BadMessage, match=r"column 'v' is 1\.2345678901234567890, it is too wide for decimal128"
-    ):
+    with raises(dd.errors.BadMessage):
         fed('{"id": 1, "v": 1.2345678901234567890}', columns=columns, format=format)
 
 
@@ -534,7 +525,7 @@ def test_a_plan_holds_its_formats(tmp_path: Path) -> None:
         assert again["t.bad"].num_rows == 1 and again.verdicts["bad"] == 1
         with pytest.raises(dd.errors.ReplayMismatch):
             engine.step({"t": table([change("c", {"id": 1, "v": "y"}, lsn=1)])}, epoch=1)
-    with pytest.raises(dd.errors.PlanChanged, match="format= of input 't'"):
+    with raises(dd.errors.PlanChanged):
         flow_of(format=dd.formats.debezium(table="u", on_bad="drop", unavailable=True)).open(tmp_path / "state")
 
 
@@ -575,8 +566,8 @@ def test_plain_json_upserts_rows_and_deletes_by_key() -> None:
         assert held(engine) == [{"id": 2, "v": "x"}, {"id": 4, "v": None}]
         engine.step({"t": pa.table({"value": ['{"id": 2, "v": "older"}'], "offset": [0]})})
         assert held(engine)[0] == {"id": 2, "v": "x"}
-        for wrong, said in (("5", "no object of JSON"), ("{", "no JSON"), (None, "its key does not say 'id'")):
-            with pytest.raises(dd.errors.BadMessage, match=f"row 0, counted from 0: .*{said}"):
+        for wrong in ("5", "{", None):
+            with raises(dd.errors.BadMessage):
                 engine.step({"t": pa.table({"value": pa.array([wrong], pa.string())})})
 
 
@@ -589,7 +580,7 @@ def test_a_function_reads_messages() -> None:
     with flow_of(format=dd.formats.custom(read)).open() as engine:
         engine.step({"t": pa.table({"value": ["1|a", "2|b", "1|"], "offset": [5, 6, 7]})})
         assert held(engine) == [{"id": 2, "v": "b"}]
-        with pytest.raises(dd.errors.BadMessage, match="its function raised ValueError"):
+        with raises(dd.errors.BadMessage):
             engine.step({"t": pa.table({"value": ["x|a"]})})
     for wrong, said in (({"no": [1]}, r"gave the columns \['no'\]"), ({"id": ["x"]}, "gave 'id' as string")):
         flow = flow_of(format=dd.formats.custom(lambda _, wrong=wrong: wrong))
@@ -696,9 +687,9 @@ def test_placeholders_of_every_type(name: str) -> None:
     columns, stored = {"id": pa.int64(), "v": kind}, None
     binary = "hex" if name == "hexadecimal" else "base64"
     hidden = change("u", {"id": 1, "v": cell}, lsn=2)
-    with pytest.raises(dd.errors.BadMessage, match="column 'v' is unavailable"):
+    with raises(dd.errors.BadMessage):
         fed(hidden, columns=columns, format=dd.formats.debezium(binary=binary))
-    with pytest.raises(dd.errors.BadMessage, match="column 'v' is unavailable"):
+    with raises(dd.errors.BadMessage):
         fed({"id": 1, "v": cell}, columns=columns, format=dd.formats.debezium(flattened=True, binary=binary))
     rows = fed(hidden, columns=columns, format=dd.formats.debezium(unavailable=True, binary=binary))
     assert rows == [{"id": 1, "v": stored}]

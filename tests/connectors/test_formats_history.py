@@ -19,6 +19,7 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka_cluster import Cluster
+from messages import raises
 from test_formats import change, schema_of, table
 from test_formats_others import canal, maxwell, one, two
 from test_kafka import produced
@@ -79,7 +80,7 @@ def test_the_advice_names_the_way_that_keeps_history() -> None:
     flow = dd.Flow()
     keyed = flow.upserts("t", COLUMNS, dd.Upsert(key="id"), format=dd.formats.debezium())
     for rows in (keyed, keyed.filter("id > 0"), keyed.project(["id", "updated_at"])):
-        with pytest.raises(SpecError, match=r"flow\.updates\('t', \.\.\., key=\['id'\], format=dd\.formats\.debezium"):
+        with raises(SpecError):
             rows.versions("id", order_by="updated_at")
     both = flow.upserts("u", COLUMNS, dd.Upsert(key=["id", "updated_at"]), format=dd.formats.debezium())
     with pytest.warns(
@@ -92,26 +93,24 @@ def test_the_advice_names_the_way_that_keeps_history() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    "more",
     [
-        ({}, "messages name rows by their key; give key=, as in key='id'"),
-        ({"key": "idd"}, "there is no column 'idd'; did you mean 'id'"),
-        ({"key": "id", "diff": "id"}, "messages say themselves what they do; leave diff= out"),
-        ({"key": "id", "format": dd.formats.debezium(unavailable=True)}, "unavailable=True leaves some out"),
-        ({"key": "id", "format": "debezium"}, r"give one of dd\.formats"),
-        ({"key": "id", "format": None}, "it has no format=, and rows have no key; leave key= out"),
+        {},
+        {"key": "idd"},
+        {"key": "id", "diff": "id"},
+        {"key": "id", "format": dd.formats.debezium(unavailable=True)},
+        {"key": "id", "format": "debezium"},
+        {"key": "id", "format": None},
     ],
 )
-def test_what_does_not_fit_is_refused(more: dict[str, Any], words: str) -> None:
-    with pytest.raises(SpecError, match=words):
+def test_what_does_not_fit_is_refused(more: dict[str, Any]) -> None:
+    with raises(SpecError):
         dd.Flow().updates("t", COLUMNS, **{"format": dd.formats.debezium(), **more})
 
 
 def test_an_order_that_end_rows_lack_is_refused() -> None:
     rows = dd.Flow().updates("t", COLUMNS, key="id", format=dd.formats.debezium())
-    with pytest.raises(
-        SpecError, match=r"\['updated_at'\] puts it before all versions; order by \['_position', '_row'\]"
-    ):
+    with raises(SpecError):
         rows.versions("id", order_by="updated_at", delete=dd.tombstone("_deleted"))
     rows.versions("id", order_by="updated_at")
 
@@ -284,9 +283,7 @@ def test_a_truncate_is_bad_because_it_does_not_say_whose_versions_end() -> None:
     cut = table([MOVE[0], change("t", None, None, 40)], offset=[1, 2])
     with (
         history_of(dd.formats.debezium(), COLUMNS).open() as engine,
-        pytest.raises(
-            BadMessage, match=r"offset 2: it is a truncate, which does not say whose versions end.*on_bad='drop'"
-        ),
+        raises(BadMessage),
     ):
         engine.step({"t": cut})
     with history_of(dd.formats.debezium(on_bad="drop"), COLUMNS).open() as engine:
@@ -302,7 +299,7 @@ def test_bad_messages_have_an_output_and_a_key_that_is_null_is_refused_or_droppe
     with history_of(dd.formats.debezium(on_bad="drop"), COLUMNS).open() as engine:
         step = engine.step({"t": came})
         assert sorted(step["t.bad"]["reason"].to_pylist()) == ["it is no JSON", "its key 'id' is null"]
-    with history_of(dd.formats.debezium(), COLUMNS).open() as engine, pytest.raises(NullKey, match=r"the key \['id'\]"):
+    with history_of(dd.formats.debezium(), COLUMNS).open() as engine, raises(NullKey):
         engine.step({"t": came.slice(0, 2)})
     with history_of(dd.formats.debezium(), COLUMNS, null_key="drop").open() as engine:
         assert str(engine.step({"t": came.slice(0, 2)}).verdicts) == "applied 1, bad 1"
@@ -325,9 +322,7 @@ def test_messages_without_a_place_are_refused_where_it_orders_versions() -> None
     came = table([change("c", BERN), change("u", CHUR, BERN)])
     flow = history_of(dd.formats.debezium(), COLUMNS)
     with flow.open() as engine:
-        with pytest.raises(
-            BadMessage, match="2 events say no place in a log and have no offset, so they have no order"
-        ):
+        with raises(BadMessage):
             engine.step({"t": came})
         engine.step({"t": came.append_column("offset", [[5, 6]])})
         assert versions(engine, "city") == [("Bern", 5, 6), ("Chur", 6, None)]
@@ -368,9 +363,9 @@ def test_a_state_goes_on_is_replayed_gets_columns_and_is_verified(tmp_path: Path
     with history_of(dd.formats.debezium(), {**COLUMNS, "zip": str}, keep=True).open(state) as engine:
         engine.step({"t": table([change("c", BERN | {"zip": "3000"}, None, 50)])})
         assert versions(engine, "city", "zip")[0] == ("Bern", "3000", 50, None)
-    with pytest.raises(dd.errors.PlanChanged, match=r"key= of input 't' is \['id', 'city'\], and was \['id'\]"):
+    with raises(dd.errors.PlanChanged):
         history_of(dd.formats.debezium(), COLUMNS, key=["id", "city"], keep=True).open(state)
-    with pytest.raises(dd.errors.PlanChanged, match=r"format= of input 't' is"):
+    with raises(dd.errors.PlanChanged):
         history_of(dd.formats.debezium(flattened=True), COLUMNS, keep=True).open(state)
 
 

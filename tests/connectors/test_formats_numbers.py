@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import raises
 
 import ddflow as dd
 from ddflow.columns.casts import decimals_of
@@ -238,7 +239,7 @@ def test_a_time_outside_a_day_and_a_date_outside_the_calendar(name: str) -> None
         (pa.timestamp("us"), ("253402300800000000", '"0000-12-31T00:00:00"')),
     ):
         for cell in cells:
-            with pytest.raises(dd.errors.BadMessage, match="column 'v' is "):
+            with raises(dd.errors.BadMessage):
                 fed(format, written(cell), kind)
     assert fed(format, written("2932896"), pa.date32()).year == 9999
 
@@ -253,5 +254,5 @@ def test_a_time_of_a_schema_outside_its_day() -> None:
         message = connect(f'{{"id": 1, "v": {number}}}', "int64").replace(
             '"v", "type"', f'"v", "name": "{name}", "type"'
         )
-        with pytest.raises(dd.errors.BadMessage, match=f"column 'v' is '{number}'"):
+        with raises(dd.errors.BadMessage):
             fed(F.debezium(), message, kind)

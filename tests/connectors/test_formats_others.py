@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import raises
 
 import ddflow as dd
 
@@ -160,13 +161,11 @@ def test_wal2json_of_both_versions() -> None:
 
 def test_wal2json_cells_that_were_not_written() -> None:
     made, kept = two("I", {"id": 1, "v": "long"}, lsn="0/A"), two("U", {"id": 1}, {"id": 1}, lsn="0/B")
-    with pytest.raises(
-        dd.errors.BadMessage, match=r"0/B of the log: column 'v' is unavailable: the source did not write it"
-    ):
+    with raises(dd.errors.BadMessage):
         fed(dd.formats.wal2json(), made, kept)
     assert fed(dd.formats.wal2json(unavailable=True), made, kept) == [{"id": 1, "v": "long"}]
     moved = two("U", {"id": 2}, {"id": 1}, lsn="0/B")
-    with pytest.raises(dd.errors.BadMessage, match=r"'v' is unavailable, and the row's key changed.*identity full"):
+    with raises(dd.errors.BadMessage):
         fed(dd.formats.wal2json(unavailable=True), made, moved)
     for all_of_it in ({"id": 1, "v": "long"}, {"v": "long", "id": 1}):  # as replica identity full has it
         for row in ({"id": 2}, {"id": 1}):
@@ -175,7 +174,7 @@ def test_wal2json_cells_that_were_not_written() -> None:
                 version_1 = one(("update", row, all_of_it), nextlsn="0/B")
                 assert fed(format, made, version_1) == [row | {"v": "long"}]
     gone = two("D", None, {"v": "x"}, lsn="0/C")
-    with pytest.raises(dd.errors.BadMessage, match="it deletes, and says 'id' neither"):
+    with raises(dd.errors.BadMessage):
         fed(dd.formats.wal2json(), gone)
 
 
@@ -228,9 +227,9 @@ def test_deltas_change_feed_as_upserts() -> None:
             engine.step({"t": [row]})
         engine.step({"t": [{"id": 2, "v": "c", "_change_type": "delete", "_commit_version": 3}]})
         assert held(engine) == [{"id": 9, "v": "moved"}]
-        with pytest.raises(dd.errors.SchemaMismatch, match=r"\['_change_type', '_commit_version'\] are missing"):
+        with raises(dd.errors.SchemaMismatch):
             engine.step({"t": [{"id": 1, "v": "x"}]})
-        with pytest.raises(dd.errors.BadMessage, match="row 0, counted from 0: its '_change_type' is none"):
+        with raises(dd.errors.BadMessage):
             engine.step({"t": [{"id": 1, "v": "x", "_change_type": "?", "_commit_version": 4}]})
 
 
@@ -243,7 +242,7 @@ ALL = [dd.formats.maxwell, dd.formats.canal, dd.formats.wal2json]
 @pytest.mark.parametrize("value", ["{", "[]", "5", "{}", '{"type": "?", "action": "?"}', '"x"'])
 def test_what_is_no_event_is_named_or_dropped(format: Any, value: str) -> None:
     came = pa.table({"value": [value], "offset": [3]})
-    with flow_of(format()).open() as engine, pytest.raises(dd.errors.BadMessage, match="offset 3: it is no"):
+    with flow_of(format()).open() as engine, raises(dd.errors.BadMessage):
         engine.step({"t": came})
     with flow_of(format(on_bad="drop")).open() as engine:
         assert engine.step({"t": came})["t.bad"]["message"].to_pylist() == [value.encode()]
@@ -262,7 +261,7 @@ def test_other_tables_are_left_out(format: Any) -> None:
     schema = "public" if format is dd.formats.wal2json else "shop"
     for name in ("t", f"{schema}.t"):
         assert fed(format(table=name), mine, other) == [row]
-    with pytest.raises(dd.errors.BadMessage, match=f"its table is '{schema}.u', that of others '{schema}.t'"):
+    with raises(dd.errors.BadMessage):
         fed(format(), mine, other)
 
 

@@ -18,6 +18,7 @@ import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.connectors.frames import to_table
@@ -166,7 +167,7 @@ def test_python_values_keep_all_they_are() -> None:
     assert table["sum"].to_pylist() == given["sum"]
     flow = dd.Flow()
     flow.output("days", flow.upserts("days", {"day": dt.date}, dd.Upsert(key="day")))
-    with flow.open() as engine, pytest.raises(SchemaMismatch, match=r"row 1 holds .*which does not fit date32"):
+    with flow.open() as engine, raises(SchemaMismatch):
         engine.step({"day": [dt.date(2020, 1, 1), noon]})
 
 
@@ -209,14 +210,14 @@ def test_what_is_wrong_with_the_columns_of_a_file_says_what_to_do(tmp_path: Path
 
 def test_a_file_of_decimal_commas_is_asked_for_its_delimiter(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id;price\n1;5,50\n2;6,10\n")
-    with pytest.raises(UnreadableInput, match=r"is the delimiter ';'\? give dd.FilePath\('.*a.csv', delimiter=';'\)"):
+    with raises(UnreadableInput):
         dd.compare(tmp_path / "a.csv", tmp_path / "a.csv", key="id")
 
 
 @pytest.mark.parametrize("kind", ["Int128", "UInt128"])
 def test_a_type_of_polars_that_arrow_does_not_have_is_named(kind: str) -> None:
     frame = pl.DataFrame({"id": [1], "n": [2]}).with_columns(pl.col("n").cast(getattr(pl, kind)))
-    with pytest.raises(NotArrow, match=rf"the columns {{'n': '{kind}'}} of the DataFrame are of types .*\.cast\("):
+    with raises(NotArrow):
         to_table(frame, "'t'", pa.schema([]))
 
 

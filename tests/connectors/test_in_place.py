@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from messages import raises
 from postgres_server import Server
 
 import ddflow as dd
@@ -100,7 +101,7 @@ def test_values_that_must_be_unique_change_places(server: Server) -> None:
     table = Table(server, OWN.format(" unique") + pointed)
     table.give(first)
     table.ask("insert into notes values (1)")
-    with pytest.raises(SinkRefused, match=r"UniqueViolation.*make it deferrable initially deferred"):
+    with raises(SinkRefused):
         table.give(then, [(3,)])
     assert table.rows() == first and table.ask("select * from notes") == [(1,)]
     table.ask("alter table t drop constraint t_city_key; alter table t add unique (city) deferrable initially deferred")

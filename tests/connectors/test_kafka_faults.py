@@ -24,6 +24,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from kafka_cluster import Cluster
+from messages import raises
 from tcp_proxy import Proxy
 from test_kafka import flow, held, produced, row
 from test_targets_bad import keeps_its_mode
@@ -150,13 +151,13 @@ def test_a_cluster_that_forgot_is_no_source_any_more(broker: Broker, topic: str,
     with flow().open(tmp_path / "state") as engine:
         engine.run({"rows": source}, sinks)
         broker.killed()
-        with pytest.raises(UnreadableInput, match=r"there is no such topic; create it, or mend its name"):
+        with raises(UnreadableInput):
             engine.run({"rows": source}, sinks)
         produced(broker.servers, topic, row(1, "Chur"), partition=0)
-        with pytest.raises(SourceChanged, match=r"it is another topic of this name: its id is .*: begin a new state"):
+        with raises(SourceChanged):
             engine.run({"rows": source}, sinks)
         produced(broker.servers, topic, *(row(n, "Chur") for n in range(20)), partition=0)  # so the offsets fit
-        with pytest.raises(SourceChanged, match=r"it is another topic of this name"):
+        with raises(SourceChanged):
             engine.run({"rows": source}, sinks)
         assert engine.epoch == 1 and len(held(engine)) == 10
     assert not dd.fsck(tmp_path / "state").problems
@@ -174,7 +175,7 @@ def test_a_cluster_that_forgets_under_a_run_ends_it(broker: Broker, topic: str, 
     thread.start()
     source = dd.sources.kafka(broker.servers, topic, follow=True, config={"reconnect.backoff.max.ms": 200})
     with flow().open(tmp_path / "state") as engine:
-        with pytest.raises((SourceChanged, UnreadableInput), match=r"another topic of this name|no such topic"):
+        with raises((SourceChanged, UnreadableInput)):
             engine.run({"rows": source}, interval="20ms", until="5min")
         thread.join()
         assert engine.epoch == 1 and len(held(engine)) == 10
@@ -190,7 +191,7 @@ def test_a_topic_that_is_created_anew_under_a_reader_ends_it(
     assert position["cluster"] == KEPT.decode()
     opened.poll(1 << 20)
     broker.rewritten[base64.urlsafe_b64decode(position["topic_id"] + "==")] = b"another topic id"
-    with pytest.raises(SourceChanged, match="it is another topic of this name"):
+    with raises(SourceChanged):
         until(lambda: opened.poll(1 << 20) is not None)
     opened.close()
     # One whose id nobody says is compared by its offsets.
@@ -209,7 +210,7 @@ def test_brokers_that_are_gone_are_noticed_before_the_next_look(
     polled(opened)
     broker.proxy.refuses = True
     broker.proxy.hang_up()
-    with pytest.raises(SourceFailed, match="see to the brokers"):
+    with raises(SourceFailed):
         until(lambda: opened.poll(1 << 20) is not None)
     opened.close()
 
@@ -222,7 +223,7 @@ def test_messages_that_retention_took_are_missed(servers: str, topic: str, tmp_p
         for _ in range(100):
             producer.produce(topic, json.dumps(row(1, "x" * 100_000)), b"1", partition=0)
         assert producer.flush(20) == 0
-        with pytest.raises(SourceChanged, match=r"was read up to 1, and has \d+ to 101; .*begin a new state"):
+        with raises(SourceChanged):
             engine.run({"rows": dd.sources.kafka(servers, topic)})
         assert held(engine) == [(0, "Bern")]
 
@@ -234,7 +235,7 @@ def test_an_error_in_a_range_is_no_message_of_it(servers: str, topic: str) -> No
             if end == 2:
                 assert [batch.num_rows for batch in reader.batches()] == [2]
                 continue
-            with pytest.raises(SourceChanged, match="messages in between are lost"):
+            with raises(SourceChanged):
                 list(reader.batches())
 
 
@@ -263,7 +264,7 @@ def test_a_broken_message_is_named_by_its_offset(servers: str, topic: str, tmp_p
         producer.produce(topic, value, partition=2)
     assert producer.flush(10) == 0
     source = {"rows": dd.sources.kafka(servers, topic)}
-    with flow().open(tmp_path / "state") as engine, pytest.raises(BadMessage, match=f"offset 1 of {topic}/2: .*on_bad"):
+    with flow().open(tmp_path / "state") as engine, raises(BadMessage):
         engine.run(source)
     with flow(dd.formats.plain_json(on_bad="drop")).open(tmp_path / "other") as engine:
         engine.run(source)
@@ -280,13 +281,11 @@ def test_a_topic_of_several_tables_feeds_an_input_each(servers: str, topic: str,
         produced(servers, topic, change, partition=3)
     tables = {"public.a": "left", "public.b": "right"}
     with made.open(tmp_path / "state") as engine:
-        with pytest.raises(
-            BadMessage, match=rf"offset 3 of {topic}/3: it is of the table 'public\.c', .*others='ignore'"
-        ):
+        with raises(BadMessage):
             engine.run({"shop": dd.sources.kafka(servers, topic, tables=tables)})
         engine.run({"shop": dd.sources.kafka(servers, topic, tables=tables, others="ignore")})
         assert (held(engine, "left"), held(engine, "right")) == ([(0,), (2,)], [(1,)])
-        with pytest.raises(DdflowError, match="there is no input 'lft'"):
+        with raises(DdflowError):
             engine.run({"shop": dd.sources.kafka(servers, topic, tables={"a": "lft"})})
 
 
@@ -315,13 +314,13 @@ def test_topics_that_are_not_ours_are_refused_and_a_rollback_is_mended(
         for n in range(2):
             produced(servers, topic, row(n, "Bern"), partition=0)
             engine.run({"rows": dd.sources.kafka(servers, topic)}, ours)
-        with pytest.raises(SinkRefused, match=r"rows and no record .*; give another table; or .*ddflow sync --adopt"):
+        with raises(SinkRefused):
             engine.run({}, theirs)
-        with pytest.raises(SinkRefused, match="it has the output 'by_city'; give each output a table"):
+        with raises(SinkRefused):
             engine.run({}, {"rows": ours["by_city"]})
     dd.rollback(tmp_path / "state", 1)
     with flow().open(tmp_path / "state") as engine:
-        with pytest.raises(SinkAhead, match=r"epoch 2, which is not in the history .*ddflow sync"):
+        with raises(SinkAhead):
             engine.run({}, ours)
         engine.sync(ours)
         engine.run({"rows": dd.sources.kafka(servers, topic)}, ours)  # what the rollback took back is read again
@@ -329,7 +328,7 @@ def test_topics_that_are_not_ours_are_refused_and_a_rollback_is_mended(
         assert engine.sync(ours, dry=True)["by_city"][:3] == (0, 0, 0)
     with flow().open(tmp_path / "other") as engine:
         engine.run({"rows": dd.sources.kafka(servers, topic)})
-        with pytest.raises(SinkRefused, match=r"written by the state with the id .*; give each a table"):
+        with raises(SinkRefused):
             engine.run({}, ours)
 
 
@@ -343,7 +342,7 @@ def test_a_topic_that_was_deleted_is_made_anew_by_sync_alone(servers: str, topic
         producer = Producer({"bootstrap.servers": servers, "log_level": 0})
         producer.produce(f"{topic}-out.ddflow", json.dumps(said), f"{topic}-out", 0)
         assert producer.flush(10) == 0
-        with pytest.raises(SinkRefused, match="it is gone, though epoch 3 was written into it; ddflow sync makes"):
+        with raises(SinkRefused):
             engine.run({"rows": dd.sources.kafka(servers, topic)}, sinks)
         opened = sinks["by_city"].open(TableShape("by_city", pa.schema({}), ()))
         opened.prepare()

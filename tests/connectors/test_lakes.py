@@ -13,6 +13,7 @@ import duckdb
 import polars
 import pyarrow as pa
 import pytest
+from messages import raises
 from pyiceberg.catalog import Catalog, load_catalog
 
 import ddflow as dd
@@ -155,7 +156,7 @@ def test_types_come_back(tmp_path: Path, kind: str) -> None:
     assert again.written() == FIRST
     assert sorted(again.read().to_pylist(), key=str) == sorted(rows.to_pylist(), key=str)
     at = pa.schema({"b": pa.bool_(), "at": pa.timestamp("ns"), "by": pa.time64("ns")})
-    with pytest.raises(SinkRefused, match=r"it cannot hold 'at', timestamp\[ns\], 'by', time64\[ns\]"):
+    with raises(SinkRefused):
         sink(kind, tmp_path, "u").open(TableShape("t", at, ("b",))).prepare()
 
 
@@ -217,7 +218,7 @@ def test_of_two_writers_one_commits(tmp_path: Path, kind: str, added: bool) -> N
     with pytest.raises(SinkFailed):
         two.write(taken, FIRST._replace(state="1" * 32), None)
     del stale._table
-    with pytest.raises(SinkAhead, match="another process writes there"):
+    with raises(SinkAhead):
         two.write(taken, FIRST._replace(state="1" * 32), None)
     assert there(kind, tmp_path, "t") == [(1,)]
 
@@ -227,13 +228,13 @@ def test_what_is_not_ours_is_refused_and_adopted(tmp_path: Path, kind: str) -> N
     other(kind, tmp_path, "out", pa.table({"city": ["Genf"], "n": [1], "total": [1]}))
     sinks = {"by_city": sink(kind, tmp_path, "out")}
     with flow().open(tmp_path / "state") as engine:
-        with pytest.raises(SinkRefused, match="adopt"):
+        with raises(SinkRefused):
             days(engine, sinks, DAYS[:1])
         engine.sync(sinks, adopt=True)
         assert there(kind, tmp_path, "out") == held(engine, "by_city")
     with (
         flow().open(tmp_path / "other") as engine,
-        pytest.raises(SinkRefused, match="it is written by the state with the id"),
+        raises(SinkRefused),
     ):
         days(engine, sinks, DAYS[:1])
     wrong = {"one": ({"city": [1]}, "'city' is int64, we write string"), "two": ({"more": ["x"]}, "columns that we do")}
@@ -285,14 +286,14 @@ def test_a_table_of_delta_lake_that_was_restored_says_so(tmp_path: Path, by: str
         table.optimize.compact()
         engine.step({"orders": {"id": [50], "city": ["Genf"], "amount": [1]}})
         for _ in range(2):
-            with pytest.raises(SinkRefused, match=r"it has epoch 1, and was given \d; was it restored\? ddflow sync"):
+            with raises(SinkRefused):
                 engine.run(sinks=sinks)
         engine.sync(sinks)
         assert there("delta", tmp_path, "out") == held(engine, "by_city")
         table = deltalake.DeltaTable(tmp_path / "out")
         table.restore(0)  # when it was made
     with flow().open(tmp_path / "state") as engine:
-        with pytest.raises(SinkRefused, match=r"it has lost its record, and was given epoch \d"):
+        with raises(SinkRefused):
             engine.run(sinks=sinks)
         engine.sync(sinks)
         days(engine, sinks, [[(7, "Genf", 1)]])
@@ -319,7 +320,7 @@ def test_a_table_of_iceberg_that_was_rolled_back_says_so(tmp_path: Path) -> None
         with table.manage_snapshots() as managed:
             managed.rollback_to_snapshot(before)
     with flow().open(tmp_path / "state") as engine:
-        with pytest.raises(SinkRefused, match="was it restored"):
+        with raises(SinkRefused):
             engine.run(sinks=sinks)
         engine.sync(sinks)
         assert there("iceberg", tmp_path, "out") == held(engine, "by_city")
@@ -348,13 +349,13 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
     of = dd.sinks.iceberg("shop.t", catalog=given)
     assert "hush" not in repr(of) + of.target
     opened = of.open(TableShape("t", pa.schema({"id": pa.int64()}), ("id",)))
-    with pytest.raises(SinkFailed, match=r"http://127.0.0.1:9/#shop.t: ConnectionError") as failed:
+    with raises(SinkFailed) as failed:
         opened.written()
     assert "hush" not in str(failed.value)
     for wrong in ({"type": "very-hush"}, {"type": "rest", "token": "hush"}):
         opened = dd.sinks.iceberg("shop.t", catalog=wrong).open(TableShape("t", pa.schema({"id": pa.int64()}), None))
-        with pytest.raises(SinkRefused, match="see to the catalog's settings") as refused:
+        with raises(SinkRefused) as refused:
             opened.written()
         assert "hush" not in str(refused.value)
-    with pytest.raises(SpecError, match="it has no namespace"):
+    with raises(SpecError):
         dd.sinks.iceberg("t")

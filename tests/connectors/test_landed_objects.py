@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from s3_server import Moto, Proxy, moto, options, proxy
 
 import ddflow as dd
@@ -85,7 +86,7 @@ def test_a_faulty_network_is_tried_again(bucket: Bucket, proxy: Proxy, tmp_path:
         assert engine.run({"rows": dd.sources.files(f"{bucket.url}/in/")}).rows == 5
     opened = dd.sources.files(f"{bucket.url}/in/").open({"rows": pa.schema({"id": pa.int64()})}, None)
     proxy.fail(7, 1.0, "403")
-    with pytest.raises(SourceFailed, match="see to the network, the bucket and its keys") as raised:
+    with raises(SourceFailed) as raised:
         opened.poll(1 << 20)
     assert "hush" not in str(raised.value)
 
@@ -96,14 +97,14 @@ def test_an_object_that_changed_is_an_error(bucket: Bucket, tmp_path: Path) -> N
     with flow().open(tmp_path / "state") as engine:
         engine.run({"rows": source})
         bucket.put("in/a.json", said((1, "Bern"), (2, "Chur")))
-        with pytest.raises(SourceChanged, match="give what is new a name of its own"):
+        with raises(SourceChanged):
             engine.run({"rows": source})
 
 
 def test_what_cannot_be_followed_says_so(bucket: Bucket) -> None:
     for address in ("gs://lake/a", "s3://me:hush@lake/a", "s3://lake"):
-        with pytest.raises(SpecError, match="s3://BUCKET/PREFIX") as raised:
+        with raises(SpecError) as raised:
             dd.sources.files(address)
         assert "hush" not in str(raised.value)
-    with flow().open() as engine, pytest.raises(UnreadableInput, match="check the address"):
+    with flow().open() as engine, raises(UnreadableInput):
         engine.run({"rows": dd.sources.files("s3://there-is-no-such-bucket/in/*.json")})

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from s3_server import Moto, Proxy, moto, options, proxy
 from test_files import read, write
 
-from ddflow.columns.wider import rewritten
+from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import Dialect, kind_of, named
@@ -50,9 +51,9 @@ def test_a_pattern_is_the_files_that_match_by_name(tmp_path: Path, monkeypatch: 
     assert open_files(["a/_*.csv"]).files == ["a/_tmp.csv"]  # who writes the mark means it
     assert open_files(["[x].csv"]).files == ["[x].csv"]  # a file of that very name
     assert open_files(["b*"]).files == ["b/2.csv"]  # a folder that matches
-    with pytest.raises(UnreadableInput, match=r"c/\*\.csv: no file matches; check the pattern"):
+    with raises(UnreadableInput):
         open_files(["c/*.csv"])
-    with pytest.raises(UnreadableInput, match=r"a/3\.txt: files of kind '\.txt' are not known"):
+    with raises(UnreadableInput):
         open_files(["a/*"])
 
 
@@ -74,7 +75,7 @@ def test_standard_input_is_of_the_kind_that_is_told_or_that_it_looks_like(
     data = write(tmp_path / f"a{ending}", TABLE).read_bytes()
     kind = named(ending) if told else None
     assert piped(data, monkeypatch, dialect=Dialect(kind=kind)) == TABLE.to_pylist()
-    with pytest.raises(UnreadableInput, match=r"-: it is empty \(0 bytes\)"):
+    with raises(UnreadableInput):
         piped(b"", monkeypatch, dialect=Dialect(kind=kind))
 
 
@@ -88,7 +89,7 @@ def test_standard_input_of_any_length_is_streamed(ending: str, tmp_path: Path, m
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(data))))
     source = open_files(["-"])
     list(source.batches())
-    with pytest.raises(UnreadableInput, match="standard input can be read only once"):
+    with raises(UnreadableInput):
         list(source.batches())
 
 
@@ -124,26 +125,26 @@ def test_delimiters_nulls_and_encodings_are_as_they_are_told(tmp_path: Path) -> 
         assert rows(tmp_path / "b.csv", dialect=Dialect(tab, (), "utf-16")) == [{"id": 1, "city": "Zürich, ZH"}]
     (tmp_path / "c.jsonl").write_bytes('{"id": 1, "city": "Zürich"}\n'.encode("latin-1"))
     assert rows(tmp_path / "c.jsonl", dialect=Dialect(encoding="latin-1")) == [{"id": 1, "city": "Zürich"}]
-    with pytest.raises(UnreadableInput, match=r"a\.csv, row 2, column 'city': it is not UTF-8; name its encoding"):
+    with raises(UnreadableInput):
         rows(tmp_path / "a.csv", dialect=Dialect(";"))
     (tmp_path / "d.csv").write_bytes(b"id\n\x81\n")
-    with pytest.raises(UnreadableInput, match=r"d\.csv: .*(cp1252|CP1252|CHARMAP|charmap)"):
+    with raises(UnreadableInput):
         rows(tmp_path / "d.csv", dialect=dialect)
 
 
 @pytest.mark.parametrize(
-    ("dialect", "said"),
+    "dialect",
     [
-        (Dialect(";;"), "the delimiter ';;': it is not one ASCII character"),
-        (Dialect('"'), "is not one ASCII character"),
-        (Dialect("é"), "is not one ASCII character"),
-        (Dialect(encoding="utf-9"), "the encoding 'utf-9': there is no such encoding; give one that Python knows"),
+        Dialect(";;"),
+        Dialect('"'),
+        Dialect("é"),
+        Dialect(encoding="utf-9"),
     ],
 )
-def test_a_dialect_that_no_reader_takes_is_refused(dialect: Dialect, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_a_dialect_that_no_reader_takes_is_refused(dialect: Dialect, tmp_path: Path) -> None:
+    with raises(SpecError):
         open_files([write(tmp_path / "a.csv", TABLE)], how=FileOptions(dialect=dialect))
-    with pytest.raises(SpecError, match=r"the format 'xls': there is no such kind of file; use \.parquet"):
+    with raises(SpecError):
         named("xls")
 
 
@@ -173,9 +174,7 @@ def test_conflict_markers_of_git_are_recognised(name: str, tmp_path: Path) -> No
         "a.jsonl": '{"id": 1}\n' + CONFLICT.format('{"id": 2}', '{"id": 3}'),
     }
     (tmp_path / name).write_text(texts[name])
-    with pytest.raises(
-        UnreadableInput, match=r"(row|line) \d: it holds git's conflict markers .*; resolve the conflict"
-    ):
+    with raises(UnreadableInput):
         read(tmp_path / name)
     (tmp_path / "text.csv").write_text('id,v\n1,"<<<<<<< HEAD\n=======\n"\n')  # within quotes it is a text like others
     assert read(tmp_path / "text.csv")["v"].to_pylist() == ["<<<<<<< HEAD\n=======\n"]
@@ -227,7 +226,7 @@ def test_an_array_is_the_lines_of_its_elements_wherever_it_is_cut(
 @pytest.mark.parametrize("text", ['[{"a": 1}', '[{"a": 1}]]', '{"a": 1}]', '[{"a": "', "[1], [2]", "[[{]}", "", "[] x"])
 def test_what_is_no_array_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text or " ")
-    with pytest.raises(UnreadableInput, match=r"a\.json"):
+    with raises(UnreadableInput):
         read(tmp_path / "a.json")
 
 
@@ -257,7 +256,7 @@ def test_scalars_under_a_text_type_are_the_text_in_the_file(tmp_path: Path) -> N
     assert read(path)["v"].to_pylist() == meant  # numbers and texts: the guess is text
     assert read(path, types={"v": pa.string()})["v"].to_pylist() == meant
     path.write_text('{"v": [1]}\n')
-    with pytest.raises(SchemaMismatch, match=r"line 1, column 'v': \[1\] is no string"):
+    with raises(SchemaMismatch):
         read(path, types={"v": pa.string()})
 
 
@@ -266,9 +265,9 @@ def test_a_text_that_looks_like_an_object_is_none(text: str, tmp_path: Path) -> 
     path = tmp_path / "a.jsonl"
     for good, kind in (('{"x": 2}', pa.struct([("x", pa.int64())])), ("[2]", pa.list_(pa.int64()))):
         path.write_text(f'{{"v": {good}}}\n{{"v": null}}\n{{"v": {text}}}\n')
-        with pytest.raises(SchemaMismatch, match="line 3, column 'v': "):
+        with raises(SchemaMismatch):
             read(path, types={"v": kind})
-        with pytest.raises(SchemaMismatch, match="column 'v': it has lists or objects, and others"):
+        with raises(SchemaMismatch):
             read(path)
 
 
@@ -283,8 +282,8 @@ def test_a_column_that_goes_from_number_to_text_says_what_to_type(tmp_path: Path
     assert str(caught.value).endswith("declare the type that fits: {'F_OUTAGE_ID': 'string'}")
     assert set(read(path, types={"F_OUTAGE_ID": pa.string()})["F_OUTAGE_ID"].to_pylist()) == {"12", "A-7"}
     known = pa.schema({"F_OUTAGE_ID": pa.int64()})
-    source = open_files([path], known=known, how=FileOptions(declare=rewritten))
-    with pytest.raises(SchemaMismatch, match=r"dd.evolve\(STATE, \{'F_OUTAGE_ID': 'string'\}\)"):
+    source = open_files([path], known=known, how=FileOptions(retype=evolve_column))
+    with raises(SchemaMismatch):
         list(source.batches())
 
 
@@ -295,7 +294,7 @@ def test_a_member_that_is_there_twice_or_that_no_column_has_is_found_by_counting
     assert read(path)['näme, "x"'].to_pylist() == ["y", "NaN", None]
     assert read(path)["id"].to_pylist() == [1.0, float("inf"), None]
     path.write_text(good + '{"id": 1, "id": 1}\n', encoding="utf-8")
-    with pytest.raises(UnreadableInput, match=r"line 5: the member 'id' is there twice"):
+    with raises(UnreadableInput):
         read(path)
 
 
@@ -345,9 +344,7 @@ def test_a_bucket_that_fails_is_an_error_that_repeats_no_secret(
     moto: Moto, proxy: Proxy, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(moto, bucket, "a.csv", b"id\n1\n")
-    with pytest.raises(
-        UnreadableInput, match=r"s3://nosuchbucket/a\.csv: .*; see to the network, the bucket and its keys"
-    ):
+    with raises(UnreadableInput):
         open_files(["s3://nosuchbucket/a.csv"])
     with pytest.raises(UnreadableInput) as caught:
         open_files([f"s3://KEY:SECRET@{bucket}/a.csv?token=TOKEN"])
@@ -356,7 +353,7 @@ def test_a_bucket_that_fails_is_an_error_that_repeats_no_secret(
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     source = open_files([f"s3://{bucket}/a.csv"])
     proxy.fail(1, 1.0, "403")
-    with pytest.raises(UnreadableInput, match=r"s3://.*/a\.csv: .*; see to the network, the bucket and its keys"):
+    with raises(UnreadableInput):
         list(source.batches())
     proxy.calm()
     proxy.fail(1, 0.3, "500", "cut")  # what goes by is tried again
@@ -365,9 +362,7 @@ def test_a_bucket_that_fails_is_an_error_that_repeats_no_secret(
 
 def test_without_the_library_an_address_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(
-        MissingExtra, match=r"read s3://bucket/a\.csv: obstore is missing .*; pip install 'ddflow\[s3\]'"
-    ):
+    with raises(MissingExtra):
         open_files(["s3://bucket/a.csv"])
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from messages import raises
 from postgres_server import Server
 from test_run import FIRST, SECOND, flow, land, landing, manifest_of, rows_of
 from test_targets_bad import keeps_its_mode
@@ -209,7 +210,7 @@ def test_a_table_that_is_made_has_its_key(server: Server, tmp_path: Path, monkey
 def test_what_cannot_be_held_is_refused_by_name(server: Server) -> None:
     for kind in (pa.struct({"x": pa.int64()}), pa.timestamp("ns"), pa.duration("s"), pa.list_(pa.list_(pa.int64()))):
         opened = dd.sinks.postgres(server.url, "t").open(TableShape("t", pa.schema({"odd": kind}), None))
-        with pytest.raises(SinkRefused, match="cannot hold 'odd'"):
+        with raises(SinkRefused):
             opened.prepare()
         opened.close()
 
@@ -218,13 +219,13 @@ def test_another_shape_is_refused_and_a_new_column_is_added(server: Server) -> N
     ask(server, "create table t (id bigint, city integer)")
     wide = pa.schema({"id": pa.int64(), "city": pa.string(), "n": pa.int64()})
     opened = dd.sinks.postgres(server.url, "t").open(TableShape("t", wide, ("id",)))
-    with pytest.raises(SinkRefused, match="'city' is integer, we write text"):
+    with raises(SinkRefused):
         opened.prepare()
     ask(server, "alter table t alter column city type text")
     opened.prepare()
     assert list(opened.columns("t")) == ["id", "city", "n"]  # type: ignore[attr-defined]
     ask(server, "alter table t add column more text")
-    with pytest.raises(SinkRefused, match=r"we do not write: \['more'\]"):
+    with raises(SinkRefused):
         opened.prepare()
     opened.close()
 
@@ -232,7 +233,7 @@ def test_another_shape_is_refused_and_a_new_column_is_added(server: Server) -> N
 def test_a_constraint_of_the_table_ends_the_run_and_changes_nothing(server: Server, tmp_path: Path) -> None:
     ask(server, "create table orders (id bigint primary key, city text check (city <> 'Genf'), amount bigint)")
     land(tmp_path / "in", "1.csv", [*FIRST, (9, "Genf", 1)])
-    with flow().open(tmp_path / "state") as engine, pytest.raises(SinkRefused, match="CheckViolation"):
+    with flow().open(tmp_path / "state") as engine, raises(SinkRefused):
         engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(server.url, "orders")})
     assert ask(server, "select * from orders") == []
 
@@ -245,7 +246,7 @@ def test_an_epoch_is_taken_once_and_a_second_writer_is_found(server: Server) -> 
     one.write(some, record(1), None)
     two.write(some, record(1), None)  # its answer was lost
     assert ask(server, "select * from t") == [(1,)]
-    with pytest.raises(SinkAhead, match="another process"):
+    with raises(SinkAhead):
         two.write(some, record(2), None)
     assert ask(server, "select * from t") == [(1,)]
     one.close()
@@ -259,7 +260,7 @@ def test_a_server_that_dies_is_waited_for(server: Server, tmp_path: Path, caplog
         engine.run(landing(tmp_path), sinks)
         server.stop()
         try:
-            with pytest.raises(SinkFailed, match="connect"):
+            with raises(SinkFailed):
                 dd.sinks.postgres(server.url, "orders").open(TableShape("t", pa.schema({"id": pa.int64()}), None))
             land(tmp_path / "in", "2.csv", SECOND)
 
@@ -348,7 +349,7 @@ def test_a_table_may_be_in_another_schema_which_has_to_be_there(server: Server, 
     land(tmp_path / "in", "1.csv", FIRST)
     sink = spelled_sink(f"{server.url}#other.orders", "orders", None)
     with flow().open(tmp_path / "state") as engine:
-        with pytest.raises(SinkRefused, match="no schema 'other'; create schema \"other\""):
+        with raises(SinkRefused):
             engine.run(landing(tmp_path), {"orders": sink})
         ask(server, "create schema other")
         engine.run(landing(tmp_path), {"orders": sink})
@@ -365,7 +366,7 @@ def test_passwords_are_shown_nowhere(server: Server, tmp_path: Path) -> None:
     for path in (tmp_path / "state").rglob("*"):
         assert path.is_dir() or b"Geheim7" not in path.read_bytes()
     for address in ("postgresql//me:Geheim7@db", "postgresql://me:Geheim7@db/x?no=1"):
-        with pytest.raises(SpecError, match="none of Postgres") as refused:
+        with raises(SpecError) as refused:
             dd.sinks.postgres(address, "t").target  # noqa: B018
         assert "Geheim7" not in str(refused.value)
     for port in ("1", "none"):
@@ -388,7 +389,7 @@ def test_a_column_that_others_dropped_is_filled_by_sync_alone(server: Server, tm
         engine.run(landing(tmp_path), sinks)
         ask(server, "alter table orders drop column amount")
         land(tmp_path / "in", "2.csv", SECOND)
-        with pytest.raises(SinkRefused, match=r"no column 'amount' any more.*; ddflow sync --yes adds it again and"):
+        with raises(SinkRefused):
             engine.run(landing(tmp_path), sinks)
         engine.sync(sinks)
         assert ask(server, "select id, city, amount from orders") == rows_of(engine, "orders")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import raises
 from postgres_server import Server
 from test_postgres_source import FORMAT, ask, cluster, server
 
@@ -71,7 +72,7 @@ def test_a_new_column_that_the_table_does_not_have_is_not_taken_in(server: Serve
     read()
     with (
         pytest.warns(UserWarning, match="'storey' of input 'fa' is new in this state, which keeps it for good"),
-        pytest.raises(UnreadableInput, match="it has no column 'storey'; there are"),
+        raises(UnreadableInput),
     ):
         read(storey=int)
     read()
@@ -150,7 +151,7 @@ def test_one_slot_more_is_needed_while_a_table_is_added(server: Server, tmp_path
     most = int(ask(server, "show max_replication_slots")[0][0])
     ask(server, *(f"select pg_create_physical_replication_slot('fill{n}')" for n in range(most - 1)))
     ask(server, "insert into fa values (2)")
-    with pytest.raises(UnreadableInput, match="raise max_replication_slots, or drop a slot"):
+    with raises(UnreadableInput):
         run(server, tmp_path / "s", fa="fa", fb="fb")
     ask(server, "select pg_drop_replication_slot('fill0')")
     assert run(server, tmp_path / "s", fa="fa", fb="fb") == {"fa": [1, 2], "fb": [1]}
@@ -163,7 +164,7 @@ def test_while_no_slot_is_free_a_table_that_is_to_be_copied_again_is_an_outage(
     most = int(ask(server, "show max_replication_slots")[0][0])
     ask(server, *(f"select pg_create_physical_replication_slot('fill{n}')" for n in range(most - 1)))
     ask(server, "drop table fa", "create table fa (id int primary key)", "insert into fa values (7)")
-    with pytest.raises(SourceFailed, match=r"public\.fa is to be copied again, .*; raise max_replication_slots"):
+    with raises(SourceFailed):
         run(server, tmp_path / "s", fa="fa")
     caplog.clear()
 
@@ -252,7 +253,7 @@ def test_a_table_that_is_made_anew_beside_a_run_ends_it_where_its_rows_are_folde
     source = opened(server, None, "fa")
     source.acknowledge(polled(source)[1])
     ask(server, "begin; drop table fa; create table fa (id int primary key); insert into fa values (7); commit")
-    with pytest.raises(SourceChanged, match=r"another table than the one that was copied \(oid \d+, and it was \d+\)"):
+    with raises(SourceChanged):
         source.poll(1 << 20)
     source.close()
 

@@ -19,6 +19,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from lives import replayed
+from messages import raises
 from postgres_server import Server
 from psycopg.rows import dict_row
 from tcp_proxy import Proxy
@@ -133,7 +134,7 @@ def test_a_sink_that_fails_for_too_long_ends_the_run_and_the_state_is_whole(serv
         ask(server, "insert into orders values (2, 1, 1)")
         proxy.refuses = True
         proxy.hang_up()
-        with pytest.raises(SinkFailed, match="see to the server"):
+        with raises(SinkFailed):
             engine.run({"orders": source(server)}, sinks, give_up_after="300ms", interval="10ms")
         assert held(engine) == there(server) and engine.epoch == 2
         proxy.refuses = False
@@ -147,7 +148,7 @@ def test_a_slot_in_use_says_by_whom_and_is_waited_for(server: Server, tmp_path: 
         engine.run({"orders": source(server)})
         holder = holding(server)
         ask(server, "insert into orders values (1, 1, 1)")
-        with pytest.raises(SourceFailed, match=r"is active for PID \d+; .*pg_terminate_backend"):
+        with raises(SourceFailed):
             engine.run({"orders": source(server)}, give_up_after="0s", interval="1ms")
         thread = beside(lambda: time.sleep(0.3), holder.close)
         engine.run({"orders": source(server)}, give_up_after="5min")
@@ -189,10 +190,10 @@ def test_a_role_that_may_not_log_in_any_more_is_an_outage(
         assert engine.run(sources, sinks, interval="10ms", give_up_after=None, until="10min").stopped == "signal"
         thread.join()
         shut_out("reader")()
-        with pytest.raises(UnreadableInput, match=r"alter role .* login"):
+        with raises(UnreadableInput):
             engine.run(sources, give_up_after=None)
         shut_out("writer")()
-        with pytest.raises(SinkRefused, match=r"alter role .* login"):
+        with raises(SinkRefused):
             engine.run({}, sinks, give_up_after=None)
     assert sorted(ask(server, "select * from copy")) == there(server)
     ask(server, *(f"drop owned by {each} cascade; drop role {each}" for each in ("reader", "writer")))
@@ -240,15 +241,15 @@ def test_tables_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
         for table, message in says.items():
             with pytest.raises(SinkRefused, match=message):
                 engine.run({}, {"rows": dd.sinks.postgres(server.url, table)})
-        with pytest.raises(SinkRefused, match=r"permission denied[^\n]*; let the role: grant"):
+        with raises(SinkRefused):
             engine.run({}, {"rows": dd.sinks.postgres(server.url.replace("postgres@", "poor@"), "fresh")})
         engine.run({}, {"rows": dd.sinks.postgres(server.url, "ours")})
-        with pytest.raises(SinkRefused, match=r"it has the output 'rows'; give each output a table"):
+        with raises(SinkRefused):
             engine.run({}, {"by_customer": dd.sinks.postgres(server.url, "ours")})
     ask(server, "select pg_drop_replication_slot('shop')")
     with flow().open(tmp_path / "other") as engine:
         engine.run({"orders": source(server)})
-        with pytest.raises(SinkRefused, match=r"written by the state with the id .*; give each a table"):
+        with raises(SinkRefused):
             engine.run({}, {"rows": dd.sinks.postgres(server.url, "ours")})
     ask(server, "drop owned by poor", "drop role poor")
 
@@ -283,9 +284,9 @@ def test_a_rollback_is_found_and_mended(server: Server, tmp_path: Path) -> None:
     dd.rollback(tmp_path / "state", 2)
     with flow().open(tmp_path / "state") as engine:
         # What the slot moved on behind is gone: the message says so.
-        with pytest.raises(SinkAhead, match=r"epoch 3, which is not in the history .*ddflow sync"):
+        with raises(SinkAhead):
             engine.run({}, sinks)
-        with pytest.raises(SourceChanged, match=r"it was moved on to .*; what changed since then is lost here: begin"):
+        with raises(SourceChanged):
             engine.run({"orders": source(server)})
         engine.sync(sinks)
         engine.run({}, sinks)
@@ -332,12 +333,12 @@ def test_a_password_is_shown_nowhere_whatever_fails(
 def test_tables_and_slots_that_are_not_there_say_what_to_do(server: Server, tmp_path: Path) -> None:
     made = dd.Flow()
     made.output("rows", made.upserts("orders", {"key": int} | COLUMNS, dd.Upsert(key="key"), format=FORMAT))
-    with made.open(tmp_path / "keyless") as engine, pytest.raises(DdflowError, match=r"it has no column 'key'; .*"):
+    with made.open(tmp_path / "keyless") as engine, raises(DdflowError):
         engine.run({"orders": source(server)})
     with flow().open(tmp_path / "state") as engine:
         engine.run({"orders": source(server)})
         ask(server, "drop table orders")
-        with pytest.raises(DdflowError, match="there is no such table; make it, or see"):
+        with raises(DdflowError):
             engine.run({"orders": source(server)})
 
 
@@ -381,10 +382,10 @@ def test_a_key_is_what_tells_rows_apart(server: Server, tmp_path: Path) -> None:
 
 def test_a_unique_column_is_a_key_where_the_identity_gives_it(server: Server, tmp_path: Path) -> None:
     ask(server, "create table t (a int primary key, b int not null unique, v text)", "insert into t values (1, 1)")
-    with pytest.raises(UnreadableInput, match=r"by \['a'\]; give it key=\['a'\], or: alter table .* identity full"):
+    with raises(UnreadableInput):
         keyed(server, tmp_path / "state", "b")
     ask(server, "alter table t replica identity using index t_b_key")
-    with pytest.raises(UnreadableInput, match=r"by \['b'\]; give it key=\['b'\]"):
+    with raises(UnreadableInput):
         keyed(server, tmp_path / "state", "a")
     assert keyed(server, tmp_path / "state", "b") == [(1, 1, None)]
     ask(server, "update t set b = 2")
@@ -392,7 +393,7 @@ def test_a_unique_column_is_a_key_where_the_identity_gives_it(server: Server, tm
     ask(server, "alter table t replica identity full", "update t set b = 3")
     assert keyed(server, tmp_path / "state", "b") == [(1, 3, None)]
     ask(server, "alter table t replica identity default")
-    with pytest.raises(UnreadableInput, match=r"by \['a'\]"):
+    with raises(UnreadableInput):
         keyed(server, tmp_path / "state", "b")
 
 
@@ -425,12 +426,12 @@ def test_tables_whose_changes_come_elsewhere_are_refused(server: Server, tmp_pat
 def test_a_table_of_another_name_is_proposed(server: Server, tmp_path: Path) -> None:
     ask(server, "create schema ops", 'create table ops."Deliveries" (id int primary key)')
     for name in ("ops.deliveries", "ops.Deliverys", 'ops."deliveries"', "Deliveries"):
-        with pytest.raises(UnreadableInput, match=r"no such table; did you mean 'ops.Deliveries'\? .*as they are, and"):
+        with raises(UnreadableInput):
             keyed(server, tmp_path / "state", "a", table=name)
-    with pytest.raises(UnreadableInput, match=r"no column 'a'"):
+    with raises(UnreadableInput):
         keyed(server, tmp_path / "state", "a", table="ops.Deliveries")
     ask(server, "drop schema ops cascade")
-    with pytest.raises(SpecError, match=r"unknown option 'slott'; did you mean 'slot'\?"):
+    with raises(SpecError):
         dd.sources.postgres("postgresql://me:secret@db/shop?slott=x", "orders").target  # noqa: B018
 
 
@@ -445,12 +446,12 @@ def test_what_does_not_fit_is_proposed_in_the_type_of_its_column(server: Server,
             "alter table orders alter amount type numeric(14, 4)",
         )
         ask(server, "insert into orders values (2, 1, 123456.789, '')")
-        with pytest.raises(BadMessage, match=r"evolve.*decimal\(14, ?4\)"):
+        with raises(BadMessage):
             engine.run({"orders": source(server)})
     ask(server, "select pg_drop_replication_slot('shop')", "update orders set amount = 1, at = 'infinity'")
     with (
         timed.open(tmp_path / "other") as engine,
-        pytest.raises(BadMessage, match="declare 'at' as str, in a new state"),
+        raises(BadMessage),
     ):
         engine.run({"orders": source(server)})
 
@@ -640,7 +641,7 @@ def test_what_a_decimal_cannot_hold_is_null_in_changes_and_in_copies(server: Ser
         assert run(unit=str) == [(1, 1.5, 1), (3, None, 1)]
     ask(server, "insert into t values (4, 1, 'NaN')", "alter table t add more text default 'x'")
     for more in ({}, {"more": str}):  # a change, and a copy
-        with pytest.raises(UnreadableInput, match=r"'w'.*in the row .*4.*; .*drop not null, until a run has read it"):
+        with raises(UnreadableInput):
             run(unit=str, **more)
     ask(server, "alter table t alter w drop not null")
     with pytest.warns(UserWarning, match=r"'w' is NaN in the row .*4"):

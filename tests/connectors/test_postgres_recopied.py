@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import raises
 from postgres_server import Server
 from test_postgres_faults import waited_for
 from test_postgres_source import FORMAT, ask, cluster, server
@@ -250,7 +251,7 @@ def test_it_is_refused_where_it_is_not_to_be_copied_again(server: Server, tmp_pa
         dies.keyed({"t": ["id"], "quiet": ["id"]}, ["t", "quiet"])
         dies.poll(1 << 20)
         dies.close()
-        with pytest.raises(SourceChanged, match="run once without recopy=False"):
+        with raises(SourceChanged):
             engine.run(source(server, recopy=False))
         engine.run(source(server))
         assert held(engine) == there(server)
@@ -258,7 +259,7 @@ def test_it_is_refused_where_it_is_not_to_be_copied_again(server: Server, tmp_pa
     address = f"postgres:{server.url.partition(':')[2]}&recopy=false&slot=shop#t,quiet"
     found = spelled_source(address, "shop", follow=False, lines=False)
     assert found == dd.sources.postgres(server.url, {"t": "t", "quiet": "quiet"}, slot="shop", recopy=False)
-    with pytest.raises(SpecError, match="write recopy=true or recopy=false"):
+    with raises(SpecError):
         spelled_source(address.replace("false", "no"), "shop", follow=False, lines=False)
 
 
@@ -275,7 +276,7 @@ def test_a_copy_that_was_to_be_made_is_refused_too(server: Server, tmp_path: Pat
     reached = opened.poll(1 << 20).position
     assert reached["tables"]["public.t"]["again"] and reached["tables"]["public.t"]["labels"] != {}
     opened.close()
-    with pytest.raises(SourceChanged, match="a run before this one was to do so"):
+    with raises(SourceChanged):
         source(server, recopy=False)["shop"].open(schemas, reached)
 
 
@@ -300,9 +301,7 @@ def test_folded_rows_are_never_copied_again(server: Server, tmp_path: Path, how:
         with pytest.warns(UserWarning, match=r"its rows were rewritten.*: rows that were there may have other values"):
             engine.run(shop)
         ask(server, *CHANGED["nothing"][1])
-        with pytest.raises(
-            SourceChanged, match=r"no replica identity.*; what it held is lost here, as its rows are folded"
-        ):
+        with raises(SourceChanged):
             engine.run(shop)
 
 
@@ -313,7 +312,7 @@ def test_an_unlogged_table_is_refused_and_copied_again_once_it_is_logged(
     with flow().open(tmp_path / "state") as engine:
         engine.run(source(server))
         ask(server, "alter table t set unlogged", WRITTEN)
-        with pytest.raises(UnreadableInput, match="no table whose changes the log has"):
+        with raises(UnreadableInput):
             engine.run(source(server))
         ask(server, "alter table t set logged")
         engine.run(source(server))

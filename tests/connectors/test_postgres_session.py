@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from messages import raises
 from postgres_server import Server
 from tcp_proxy import Proxy
 
@@ -303,7 +304,7 @@ def test_a_slot_that_lost_its_log_is_a_source_that_changed(tmp_path: Path) -> No
         for _ in range(4):
             ask(server, "create table x as select 1", "drop table x", "select pg_switch_wal()", "checkpoint")
         assert ask(server, "select wal_status from pg_replication_slots") == [("lost",)]
-        with pytest.raises(SourceChanged, match=r"removed the log .*drop this slot.*max_slot_wal_keep_size"):
+        with raises(SourceChanged):
             engine.run(given)
 
 
@@ -322,7 +323,7 @@ def test_a_slot_that_loses_its_log_within_a_run_ends_it(tmp_path: Path) -> None:
         with pytest.raises(SourceFailed):  # after which it is opened again
             source.poll(1 << 20)
         source.close()
-        with pytest.raises(SourceChanged, match="removed the log"):
+        with raises(SourceChanged):
             opened.open({"t": schema}, came.position)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import raises
 from postgres_server import Server
 from test_postgres_source import FORMAT, ask, cluster, server
 
@@ -50,7 +51,7 @@ def test_rows_that_row_level_security_hides_are_refused(server: Server, tmp_path
         engine.run(reads)
         assert ids(engine) == [1, *range(3, 21), 22]
         ask(server, "alter table t set unlogged", "delete from t where id = 4", "alter table t set logged")
-        with pytest.raises(UnreadableInput, match=r"copy the table public\.t for 't': row level security hides rows"):
+        with raises(UnreadableInput):
             engine.run(reads)
         ask(server, "alter role reader bypassrls")
         engine.run(reads)
@@ -73,7 +74,7 @@ def test_a_table_with_hidden_rows_is_not_written(server: Server, tmp_path: Path)
         writer = {"t rows": dd.sinks.postgres(server.url, "copied")}
         poor = {"t rows": dd.sinks.postgres(server.url.replace("postgres@", "writer@"), "copied")}
         source = {"t": dd.sources.postgres(server.url, "t", slot="shop")}
-        with pytest.raises(SinkRefused, match=r"row-level security policy .*; .*alter role \.\.\. bypassrls"):
+        with raises(SinkRefused):
             engine.run(source, poor)
         engine.run(source, writer)
     assert sorted(ask(server, "select * from copied")) == [(1,), (3,)]
@@ -103,7 +104,7 @@ def test_a_parent_is_read_beside_its_children_or_not_at_all(server: Server, tmp_
         ask(server, "create temp table d () inherits (t)")  # it is of another session, and gone
         engine.run(both)
         ask(server, "create table d () inherits (c)")
-        with pytest.raises(UnreadableInput, match=r"public\.c for 'c': public\.d inherit"):
+        with raises(UnreadableInput):
             engine.run(both)
         ask(server, "drop table d")
         engine.run(both)
@@ -157,11 +158,9 @@ def test_a_name_that_postgres_cuts_is_refused_at_once(server: Server, tmp_path: 
     made.output("kept", made.sql(f'select id % 2 as "{long[:-1]}x", count(*) n from t group by id % 2'))
     made.output("short", made.sql("select id % 2 as k, count(*) n from t group by id % 2"))
     with made.open(tmp_path / "state") as engine:
-        for name, table, cut in (("wide", "wide", long), ("short", f"{long}z", f"{long}z")):
+        for name, table in (("wide", "wide"), ("short", f"{long}z")):
             for mode in ("upsert", "changelog"):
-                with pytest.raises(
-                    SinkRefused, match=f"a name has 63 bytes at most in Postgres, and '{cut}' is longer"
-                ):
+                with raises(SinkRefused):
                     engine.run(source, {name: dd.sinks.postgres(server.url, table, mode=mode)})
         assert engine.epoch == 0 and ask(server, "select count(*) from pg_tables where tablename like 'w%'") == [(0,)]
         sinks = {
@@ -172,9 +171,9 @@ def test_a_name_that_postgres_cuts_is_refused_at_once(server: Server, tmp_path: 
             engine.run(source, sinks)
             ask(server, f"insert into t values ({number})")
         engine.run(source, sinks)
-        with pytest.raises(SinkRefused, match="is longer"):
+        with raises(SinkRefused):
             engine.run(source, {"wide": dd.sinks.postgres(server.url, "wide")})
         assert sorted(ask(server, f'select * from "{"x" * 63}"')) == [(0, 2), (1, 2)]
     ask(server, f"create table {'y' * 63} (id int primary key)", "select pg_drop_replication_slot('shop')")
-    with flow("t").open(tmp_path / "other") as engine, pytest.raises(UnreadableInput, match="there is no such table"):
+    with flow("t").open(tmp_path / "other") as engine, raises(UnreadableInput):
         engine.run({"t": dd.sources.postgres(server.url, "y" * 64, slot="shop")})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from postgres_server import Server
 from test_postgres_source import FORMAT, ask, cluster, server
 
@@ -247,12 +248,11 @@ def test_a_time_that_no_calendar_has_is_a_message_that_may_be_dropped(
             engine.run(source, sinks)
             return engine.read("rows").num_rows
 
-    remedy = r"dd\.evolve\(.*'at': 'string'" if pa.types.is_date(declared) else "declare 'at' as str, in a new state"
     assert run("stops") == 1
     for number, value in enumerate(values, 1):
         ask(server, f"insert into t values ({number}, '{value}')")
         for _ in range(2):
-            with pytest.raises(BadMessage, match=rf"column 'at' is '{re.escape(value)}', .* on_bad='drop'.*{remedy}"):
+            with raises(BadMessage):
                 run("stops")
         ask(server, f"delete from t where id = {number}", "select pg_drop_replication_slot('shop')")
         shutil.rmtree(tmp_path / "stops")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from messages import raises
 from test_formats_recorded import EVERYTHING, OPTIONS, PAIRS, expected, in_order, messages
 
 import ddflow as dd
@@ -67,9 +68,7 @@ def test_a_dump_by_lines_feeds_an_input_for_each_table(tmp_path: Path) -> None:
     lines = [change("a", 1), change("b", 2), change("a", 3), change("b", 2, "d"), change("c", 9), "no JSON"]
     path, tables = landed(tmp_path, *lines), {"public.a": "left", "shop.public.b": "right"}
     with two().open(tmp_path / "state") as engine:
-        with pytest.raises(
-            BadMessage, match=r"line 5 of .*in.jsonl: it is of the table 'shop\.public\.c', which feeds no.*others="
-        ):
+        with raises(BadMessage):
             engine.run({"dump": dd.sources.files(path, lines=True, tables=tables)})
         assert engine.epoch == 0
     with two().open(tmp_path / "state") as engine:
@@ -102,7 +101,7 @@ def test_a_tombstone_goes_where_its_key_says() -> None:
 def test_every_format_names_its_table(message: Any, table: str) -> None:
     batch = pa.record_batch({"value": [json.dumps(message)]})
     assert list(routed(batch, {"other": "x", table: "mine"}, "error", "read t")) == ["mine"]
-    with pytest.raises(BadMessage, match=r"row 0, .*: it is of the table .*a', which feeds no input; name it in"):
+    with raises(BadMessage):
         routed(batch, {"other": "x"}, "error", "read t")
     assert not routed(batch, {"other": "x"}, "ignore", "read t")
 
@@ -114,10 +113,10 @@ def test_what_is_of_no_table_is_no_error() -> None:
 
 
 def test_options_that_are_none_are_refused() -> None:
-    with pytest.raises(SpecError, match="others='drop'; use one of"):
+    with raises(SpecError):
         dd.sources.kafka("broker:9092", "t", others="drop")  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="tables= names none; write tables="):
+    with raises(SpecError):
         dd.sources.kafka("broker:9092", "t", tables={})
-    with pytest.raises(SpecError, match="these are files of rows; give lines=True"):
+    with raises(SpecError):
         dd.sources.files("in.csv", tables={"a": "x"})
     assert dd.sources.kafka("broker:9092", "t", tables=BOTH).inputs("dump") == ("everything", "pairs")

@@ -22,6 +22,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 from pyiceberg.catalog import load_catalog
 from test_run import FIRST, SECOND, flow, land, landing, of_sqlite, rows_of
 from typer.testing import CliRunner
@@ -97,23 +98,23 @@ def test_rows_that_we_did_not_write_are_left_alone(kind: str, tmp_path: Path) ->
     theirs(kind, tmp_path, pa.table(OURS))
     land(tmp_path / "in", "1.csv", FIRST)
     with flow().open(tmp_path / "state") as engine:
-        with pytest.raises(SinkRefused, match=r"rows and no record .*; give another table; or .*ddflow sync --adopt"):
+        with raises(SinkRefused):
             engine.run(landing(tmp_path), {"orders": sink(kind, tmp_path)})
         assert engine.epoch == 0 and there(kind, tmp_path)[0]["city"] == "Genf"
 
 
 @pytest.mark.parametrize("kind", ("sqlite", "duckdb", "delta", "iceberg"))
 @pytest.mark.parametrize(
-    ("columns", "says"),
+    "columns",
     [
-        ({"id": ["x"], "city": ["Genf"], "amount": [5]}, r"'id' is .*, we write .*; give another table, or change"),
-        ({"city": ["Genf"], "amount": [5]}, r"it lacks the key \['id'\]; give another table"),
-        ({**OURS, "more": ["x"]}, r"columns that we do not write: \['more'\]; give another table, or drop them"),
+        {"id": ["x"], "city": ["Genf"], "amount": [5]},
+        {"city": ["Genf"], "amount": [5]},
+        {**OURS, "more": ["x"]},
     ],
 )
-def test_tables_of_another_shape_are_left_alone(kind: str, tmp_path: Path, columns: Any, says: str) -> None:
+def test_tables_of_another_shape_are_left_alone(kind: str, tmp_path: Path, columns: Any) -> None:
     theirs(kind, tmp_path, pa.table(columns).slice(0, 0))
-    with flow().open(tmp_path / "state") as engine, pytest.raises(SinkRefused, match=says):
+    with flow().open(tmp_path / "state") as engine, raises(SinkRefused):
         engine.run({}, {"orders": sink(kind, tmp_path)})
 
 
@@ -143,7 +144,7 @@ def keeps_its_mode(place: Path, made: Any, first: str, then: str, held: Any) -> 
             engine.sync({"orders": made(then)}, adopt=True)
         assert (held(), engine.epoch) == (before, epoch)
         engine.detach("sink:orders")
-        with pytest.raises(SinkRefused, match=r"give (the sink the mode= that|another table)"):
+        with raises(SinkRefused):
             engine.run(landing(place), {"orders": made(then)})
         assert held() == before
         engine.run(landing(place), {"orders": made(first)})
@@ -169,9 +170,9 @@ def test_tables_of_another_state_or_output_are_left_alone(kind: str, tmp_path: P
     land(tmp_path / "in", "1.csv", FIRST)
     with flow().open(tmp_path / "state") as engine:
         engine.run(landing(tmp_path), {"orders": sink(kind, tmp_path)})
-        with pytest.raises(SinkRefused, match=r"it has the output .*; give each output a table of its own"):
+        with raises(SinkRefused):
             engine.run({}, {"by_city": sink(kind, tmp_path)})
-    refused = pytest.raises(SinkRefused, match=r"with the id .*; give each a table")
+    refused = raises(SinkRefused)
     with flow().open(tmp_path / "other") as engine, refused:
         engine.run(landing(tmp_path), {"orders": sink(kind, tmp_path)})
 
@@ -250,7 +251,7 @@ def test_what_fails_before_the_first_epoch_leaves_no_table_of_another_shape(kind
         run(int)
     assert str(refused.value).endswith("'Bern' is no int64; mend it, or declare another type: {'city': 'string'}")
     assert run(str) == (0, 0, 0)
-    with pytest.raises(SchemaMismatch, match=r"dd.evolve\("):
+    with raises(SchemaMismatch):
         land(tmp_path / "in", "2.csv", [(9, "Bern", "x")])
         run(str)
 
@@ -322,7 +323,7 @@ def test_where_records_are_no_output_goes(to: str, tmp_path: Path) -> None:
 
 
 def test_an_address_is_no_folder() -> None:
-    with pytest.raises(SpecError, match=r"parquet\('lake/t'\): that is no folder of this machine"):
+    with raises(SpecError):
         dd.sinks.parquet(f"s3://me:{MARKER}@lake/t")
 
 
@@ -336,7 +337,7 @@ def test_a_file_of_duckdb_that_another_process_has_open_is_waited_for(tmp_path: 
             [sys.executable, "-c", holding, tmp_path / "out.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-        with pytest.raises(SinkFailed, match=r"(?i)lock"):
+        with raises(SinkFailed):
             engine.run(landing(tmp_path), sinks, give_up_after="100ms", interval="10ms")
         assert engine.epoch == 1  # it is in the state, and waits
         thread = threading.Thread(target=lambda: (time.sleep(0.4), holder.communicate()))
@@ -385,7 +386,7 @@ def test_what_lasts_can_be_cancelled(kind: str, tmp_path: Path) -> None:
     table.prepare()
     timer = threading.Timer(0.2, table.cancel)
     timer.start()
-    with pytest.raises(SinkFailed, match=r"(?i)interrupted"), table.talking("write"), table.transaction():
+    with raises(SinkFailed), table.talking("write"), table.transaction():
         table.execute(COUNTED.get(kind, "select count(*) from range(1000000000000) t(n) where n % 7 = 3"))
     timer.join()
     table.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 1, "f" * 32), None)
@@ -436,6 +437,6 @@ def test_a_column_that_others_drop_within_a_run_ends_it(kind: str, tmp_path: Pat
     first, then = (TargetRecord("0" * 32, "t", epoch, "f" * 32) for epoch in (1, 2))
     opened.write(TableChanges(pa.table({"id": [1]}), pa.table(OURS), 1), first, None)
     drop_column(kind, tmp_path, "amount")
-    with pytest.raises((SinkRefused, SinkFailed), match="amount"):
+    with raises((SinkRefused, SinkFailed)):
         opened.write(TableChanges(pa.table({"id": [1]}), pa.table(OURS), 1), then, first)
     opened.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from test_targets_bad import sink
 
 from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
@@ -47,7 +48,7 @@ def test_values_come_back_and_are_told_apart_as_keys(kind: str, of: Any, values:
     rows = pa.table({"k": pa.array(values, of), "n": list(range(len(values)))})
     table = sink(kind, tmp_path).open(TableShape("t", rows.schema, ("k",)))
     if any(str(of).startswith(each) for each in REFUSED.get(kind, ())):
-        with pytest.raises(SinkRefused, match="it cannot hold 'k'"):
+        with raises(SinkRefused):
             table.prepare()
         return
     table.prepare()

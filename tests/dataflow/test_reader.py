@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 
 from ddflow.dataflow.holds import Hold, Holds
 from ddflow.errors import TimeWentBack
@@ -41,7 +41,7 @@ def test_the_least_time_is_the_least_of_all_that_are_held(data: st.DataObject) -
 def test_no_claim_goes_back_and_a_refused_one_stays_where_it_was() -> None:
     holds = Holds()
     hold = holds.add(5)
-    with pytest.raises(TimeWentBack, match="advance a reader to 4: it is already at 5; times may not go back"):
+    with raises(TimeWentBack):
         holds.advance(hold, 4)
     assert (hold.time, holds.least()) == (5, 5)
     holds.advance(hold, 5)

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.engine.epoch_log import EpochLog
@@ -112,11 +113,11 @@ def test_closing_commits_what_waits_for_its_span_and_loses_what_nobody_asked_for
         engine.step(row(1))
     with plan().open(tmp_path / "none", commit_every=None) as engine:
         step = engine.step(row(1))
-        with pytest.raises(SpecError, match="commits when it is asked to; call flush"):
+        with raises(SpecError):
             step.committed()
         with pytest.raises(TimeoutError):
             step.committed(0.01)
-    with pytest.raises(EngineClosed, match="it was closed; open the state again"):
+    with raises(EngineClosed):
         step.committed(1)
     for name, rows in (("span", 1), ("none", 0)):
         with plan().open(tmp_path / name) as engine:
@@ -131,7 +132,7 @@ def test_a_commit_that_fails_is_told_to_whoever_waits_and_ends_the_engine(tmp_pa
         spans.begin()
         with pytest.raises(Fenced):
             step.committed(120)
-    with pytest.raises(EngineClosed, match="a commit failed") as found:
+    with raises(EngineClosed) as found:
         engine.step(row(3))
     assert isinstance(found.value.__cause__, Fenced)
     engine.close()
@@ -142,7 +143,7 @@ def test_every_call_is_committed_when_it_returns_by_default(tmp_path: Path) -> N
         assert engine.step(row(1), 1).committed(0) == engine.flush() == 1
         assert engine.step(row(2), 2).committed(0) == 2
         assert engine.step(row(1), 1).committed() == 1  # given again
-    with plan().open() as engine, pytest.raises(SpecError, match="in memory"):
+    with plan().open() as engine, raises(SpecError):
         engine.step(row(1)).committed()
 
 
@@ -181,7 +182,7 @@ def test_closing_says_what_a_thread_could_not_commit_unless_somebody_was_told(
     engine.close()
 
     engine, _ = failed("the next call")
-    with pytest.raises(EngineClosed, match="a commit failed"):
+    with raises(EngineClosed):
         engine.flush()
     engine.close()
 
@@ -195,7 +196,7 @@ def test_whoever_waits_is_told_of_a_step_that_was_interrupted(
             patch.setattr(engine.dataflow.graph, "apply", broken(KeyboardInterrupt()))
             engine.step(row(2))
         spans.begin()
-        with pytest.raises(EngineClosed, match="a step was interrupted"):
+        with raises(EngineClosed):
             step.committed(120)
 
 
@@ -254,7 +255,7 @@ def test_a_call_given_again_is_looked_up_among_all_that_were_made(tmp_path: Path
         engine.step(row(3), 3)
         first = engine.step(row(1), 1, epoch=1)
         assert engine.epoch == 2 and first["by_city"].equals(steps[0]["by_city"])
-        with pytest.raises(SpecError, match="makes epochs by the clock; leave epoch= out"):
+        with raises(SpecError):
             engine.step(row(4), 4, epoch=3)
         engine.step(row(4), 4)
         engine.compact()
@@ -400,8 +401,8 @@ def test_interrupted_anywhere_no_call_is_half_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", ["soon", "0s", "-1s"])
 def test_what_is_no_span_is_refused(every: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="commit_every="):
+    with raises(SpecError):
         plan().open(tmp_path / "state", commit_every=every)
     assert not (tmp_path / "state").exists()
-    with pytest.raises(SpecError, match="commit_every=: it has no effect without a state"):
+    with raises(SpecError):
         plan().open(commit_every="50ms")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.storage.memory import MemoryStore
@@ -41,7 +42,7 @@ def test_a_step_without_a_time_takes_the_last_one_plus_one() -> None:
         assert stamped(engine.step({"people": rows((1, "Chur"))})) == [(1, "Bern", -4, -1), (1, "Chur", -4, 1)]
     with opened() as engine:
         engine.step(rows((1, "Bern")), dd.CLOSED - 1)
-        with pytest.raises(dd.SchemaMismatch, match="that is no int64 time"):
+        with raises(dd.SchemaMismatch):
             engine.step(rows((1, "Chur")))
 
 
@@ -56,7 +57,7 @@ def test_a_call_without_a_time_is_never_given_again_and_one_with_its_epoch_is(tm
             given = engine.step(rows((1, "Bern")), epoch=epoch)
             assert given["people_out"].equals(step["people_out"]) and given.verdicts == step.verdicts
         assert engine.epoch == 2
-        with pytest.raises(dd.ReplayMismatch, match="step at 2"):
+        with raises(dd.ReplayMismatch):
             engine.step(rows((1, "Chur")), epoch=2)
         third = engine.step(rows((1, "Chur")), epoch=3)
         assert stamped(third) == [(1, "Bern", 3, -1), (1, "Chur", 3, 1)] and engine.epoch == 3

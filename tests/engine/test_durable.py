@@ -21,6 +21,7 @@ import tight
 from doors import FOREVER, EngineDoor, plain
 from durable_case import CASES, TIGHT, Case, opened, perform
 from hypothesis import strategies as st
+from messages import raises
 from strategies import SHAPES, shapes
 from test_laws import quietly
 from test_medium import ALL, NONE, everything, figures, holds, moments, readable, stir
@@ -225,7 +226,7 @@ def test_an_epoch_of_several_calls_is_told_again_call_by_call(name: str) -> None
         for epoch, calls in ((1, (1, 2)), (2, (3, 4))):
             for number in calls:
                 case.agrees(door, perform(door, case.calls[number - 1], epoch), number)
-            with pytest.raises(ReplayMismatch, match="it was committed as"):
+            with raises(ReplayMismatch):
                 perform(door, case.calls[4], epoch)
             assert door.engine.flush() == 2
         door = case.open(store.writer(), commit_every=None)
@@ -251,14 +252,12 @@ def test_other_rows_times_or_calls_under_a_committed_number_are_refused_and_chan
     wrong += [["step", 9, inputs]] if verb == "step" else [["advance", 9]]
     for call in wrong:
         for again in (door, case.open(store.writer())):
-            with pytest.raises(
-                ReplayMismatch, match=r"it was committed as (step at 1|push) of rows with digest [0-9a-f]{32}"
-            ):
+            with raises(ReplayMismatch):
                 perform(again, call, 1)
             case.holds(again, 3)
             case.go(again, 1)
     if verb == "step":
-        with pytest.raises(ReplayMismatch, match="step at 1"):
+        with raises(ReplayMismatch):
             perform(door, wrong[0])
     case.go(case.open(store.writer()), 4)
 
@@ -268,21 +267,17 @@ def test_epochs_that_skip_or_are_kept_no_more_are_refused(name: str) -> None:
     case, store = CASES[name], MemoryStore()
     door = case.open(store)
     for epoch in (2, 3, 0, -1):
-        with pytest.raises(
-            EpochSkipped, match=r"the last one committed is 0, and the outputs of \[\] are kept; give epoch 1"
-        ):
+        with raises(EpochSkipped):
             case.play(door, epoch) if epoch > 0 else perform(door, case.calls[0], epoch)
     case.go(door, 1)
-    with pytest.raises(
-        EpochSkipped, match=r"the last one committed is 1, and the outputs of \[1\] are kept; give epoch 2"
-    ):
+    with raises(EpochSkipped):
         case.play(door, 3)
     case.holds(door, 1)
     later = [["step", 100 + i, {}] if name == "epochs" else ["advance", 1 + i] for i in range(8)]
     for epoch, call in enumerate(later, 2):
         perform(door, call, epoch)
     for again in (door, case.open(store.writer())):
-        with pytest.raises(EpochSkipped, match="epoch 1: the last one committed is 9"):
+        with raises(EpochSkipped):
             case.play(again, 1)
         perform(again, later[0], 2)
 
@@ -334,13 +329,13 @@ def test_without_commits_of_its_own_nothing_is_there_until_the_commit_and_then_a
 
 def test_commit_and_epochs_are_for_durable_state_only() -> None:
     door = EngineDoor(CASES["epochs"].scenario)
-    with pytest.raises(SpecError, match="this engine's state is in memory"):
+    with raises(SpecError):
         door.engine.flush()
-    with pytest.raises(SpecError, match="this engine's state is in memory and has no epochs"):
+    with raises(SpecError):
         CASES["epochs"].play(door, 1)
     assert door.engine.epoch == 0
     for option in ({"commit_every": None}, {"outputs": "somewhere"}):
-        with pytest.raises(SpecError, match="it has no effect without a state"):
+        with raises(SpecError):
             EngineDoor(CASES["epochs"].scenario, **option)
 
 
@@ -371,9 +366,9 @@ def test_a_writer_that_is_overtaken_between_step_and_commit_publishes_nothing(tm
     first, second = case.open(state, commit_every=None), case.open(state)
     perform(first, case.calls[1])
     case.go(second, 1)
-    with pytest.raises(Fenced, match="another writer has committed since this engine read manifest 0"):
+    with raises(Fenced):
         first.engine.flush()
-    with pytest.raises(EngineClosed, match="a commit failed"):
+    with raises(EngineClosed):
         perform(first, case.calls[2])
     first.close()
     gc.collect()
@@ -432,7 +427,7 @@ def test_what_a_crash_left_hidden_is_shown_by_whoever_opens_next(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ParquetSink, "finish", interrupted)
         case.play(door, 2)
-    with pytest.raises(EngineClosed, match="a commit failed"):
+    with raises(EngineClosed):
         case.play(door, 3)
     door.close()
     assert shown(place, door).keys() == {1, 2} and not shown(place, door)[2]
@@ -520,7 +515,7 @@ def test_history_is_read_after_reopening_as_far_back_as_before(tmp_path: Path, m
 @MEDIA
 def test_others_read_the_last_commit_and_older_ones_while_they_are_kept(tmp_path: Path, name: str, medium: Any) -> None:
     case, state = CASES[name], tmp_path / "state"
-    with pytest.raises(StateRefused, match="there is no state"):
+    with raises(StateRefused):
         dd.read(state, "all")
     for grace, kept in ((60.0, range(1, len(case.calls) + 1)), (0.0, range(len(case.calls) - 1, len(case.calls) + 1))):
         place = state / str(grace)
@@ -535,7 +530,7 @@ def test_others_read_the_last_commit_and_older_ones_while_they_are_kept(tmp_path
                     found = dd.read(place, output, epoch=epoch)
                     assert door.collection(output, found) == case.after[epoch].reads[output]
                 else:
-                    with pytest.raises(SnapshotExpired, match=f"epoch {epoch} of "):
+                    with raises(SnapshotExpired):
                         dd.read(place, output, epoch=epoch)
 
 
@@ -608,9 +603,9 @@ def test_a_step_that_fails_after_it_was_taken_in_is_not_gone_on_from(monkeypatch
             raise MemoryError
 
     monkeypatch.setattr("ddflow.dataflow.dataflow.make_room", no_memory)
-    with pytest.raises(OutOfMemory, match="the engine goes no further: open a new one"):
+    with raises(OutOfMemory):
         case.play(door, 2)
-    with pytest.raises(EngineClosed, match="a step was interrupted"):
+    with raises(EngineClosed):
         case.play(door, 2)
     door.close()
     monkeypatch.undo()

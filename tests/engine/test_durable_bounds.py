@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from msgspec.structs import replace
 from s3_server import moto, options
 
@@ -56,7 +57,7 @@ def test_a_clock_that_no_reader_understands_is_refused_before_anything_is_acknow
     with plan().open(tmp_path / "s") as engine:
         engine.step(ROWS, 1)
         monkeypatch.setattr("ddflow.storage.manifest_log.time", lambda: 1e12)
-        with pytest.raises(StateRefused, match=r"manifest 2: .* at `\$\.written`; .* nothing was committed"):
+        with raises(StateRefused):
             engine.step(ROWS, 2)
         monkeypatch.undo()
     with plan().open(tmp_path / "s") as engine:
@@ -97,7 +98,7 @@ def test_a_number_that_no_manifest_can_have_is_refused_by_name(
     for ask in ASKED.values():
         with pytest.raises(CorruptState) as caught:
             ask(opened())
-        assert f"{folder}/{LAST} of " in caught.value.asked and "remove it" in caught.value.remedy
+        assert f"{folder}/{LAST} of " in caught.value.asked and "remove it" in caught.value.fix
     if place == "local":
         (tmp_path / "s" / folder / LAST).unlink()
     else:

@@ -17,6 +17,7 @@ import pytest
 import tight
 from chance import SOAK, sample
 from durable_case import SMALL, TIGHT, Case
+from messages import raises
 from simdisk import KINDS, Faulty, SimDisk
 
 import ddflow as dd
@@ -164,7 +165,7 @@ def refuses(case: Case, door: Any, forever: bool) -> int:
             return epoch + 1
         return epoch
     for act in (lambda: case.play(door, epoch + 1), engine.flush, lambda: engine.read("a")):
-        with pytest.raises(EngineClosed, match="a commit failed"):
+        with raises(EngineClosed):
             act()
     return epoch
 
@@ -297,7 +298,7 @@ def test_files_that_are_lost_or_swapped_are_named_and_those_of_others_do_not_mat
     for what, (folder, node) in files.items():
         lost = copied(disk)
         lost.folders[folder] = {called: each for called, each in lost.folders[folder].items() if each != node}
-        with pytest.raises(CorruptState, match="missing") as caught:
+        with raises(CorruptState) as caught:
             whole(case, lost, **spills.options(medium))
         assert what in str(caught.value)
         for other, (_, second) in files.items():

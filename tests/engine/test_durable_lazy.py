@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.errors import CorruptState, EngineClosed, SpecError
@@ -62,5 +63,5 @@ def test_a_file_of_another_length_is_found_at_once(tmp_path: Path) -> None:
 
 def test_the_choice_is_one_of_two() -> None:
     given: Any = "never"
-    with pytest.raises(SpecError, match="verify='never'"):
+    with raises(SpecError):
         plan().open(verify=given)

@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from kinds import ENCODED, FLAT, PLAIN, pieces
+from messages import raises
 from rules import canonical, rank
 
 import ddflow as dd
@@ -152,7 +153,7 @@ def test_a_uuid_key_is_taken_as_its_16_bytes(tmp_path: Path) -> None:
     with flow.open(tmp_path / "state") as engine:
         gone = engine.replace("s", pa.table({"id": plain.slice(1), "n": [5, 2, 5]}), time=9)["rows"]
         assert gone.select(["id", "_diff"]).to_pylist() == [{"id": ids[0], "_diff": -1}]
-    with pytest.raises(dd.SchemaMismatch, match="cast it yourself"):
+    with raises(dd.SchemaMismatch):
         bare.open().step({"s": pa.table({"id": list(map(str, ids))})}, 0)
 
 

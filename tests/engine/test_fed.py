@@ -14,6 +14,7 @@ import pytest
 from chance import effort
 from hypothesis import example, given
 from hypothesis import strategies as st
+from messages import raises
 from proof_case import ARRIVAL, BERN, EPOCH, HELD, SCHEMA, WIDE, one, plan, replaced
 
 import ddflow as dd
@@ -217,7 +218,7 @@ def test_full_contents_bring_no_deleted_key_back_when_they_are_migrated() -> Non
     runs = (FedCalls(1, 1, 1, EVENTS), FedCalls(2, 2, 1, Way(FULL)), FedCalls(3, 3, 1, Way(FULL, BERN)))
     assert found is not None and found.fed == {"orders": Fed(runs)}
     assert dd.verify(new, {"orders": log}).ok
-    with pytest.raises(WrongMode, match="full contents are of one time"):
+    with raises(WrongMode):
         dd.migrate(old, MemoryStore(), plan(HELD), [{"orders": part} for part in log], whole=True)
 
 
@@ -262,9 +263,7 @@ def test_a_log_may_begin_with_full_contents_of_all() -> None:
     assert dd.verify(store, {"orders": [dd.Full(b), dd.Full(c)]}).ok
     with plan(EPOCH).open(store.writer()) as engine:
         engine.step({"orders": one(7)}, 4)
-    with pytest.raises(
-        LogUnclear, match="resolved by the orders that keys were deleted by before; give it from the beg"
-    ):
+    with raises(LogUnclear):
         dd.verify(store, {"orders": [dd.Full(b), dd.Full(c), one(7)]})
     assert dd.verify(store, {"orders": [a, dd.Full(b), dd.Full(c), one(7)]}).ok
 
@@ -298,13 +297,13 @@ def test_hold_back_mode_and_events_alone_take_no_marks() -> None:
         with plan(spec).open(store) as engine:
             _ = engine.push({"orders": log}) if spec.holds_back else engine.step({"orders": log}, 1)
         for mark in (dd.Full, dd.Restated):
-            with pytest.raises(LogUnclear, match="give it as events, without a mark"):
+            with raises(LogUnclear):
                 dd.verify(store, {"orders": [mark(log)]})
     with pytest.raises(WrongMode):
         dd.merge_on_read(dd.Full(one(1)), HELD)
     with pytest.raises(OutOfScope):
         dd.merge_on_read([dd.Full(one(1, city="Chur"), BERN)], EPOCH)
-    with pytest.raises(SpecError, match="give order="):
+    with raises(SpecError):
         dd.merge_on_read([one(1), dd.Full(table([]))], EPOCH)
 
 

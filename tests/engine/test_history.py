@@ -70,7 +70,7 @@ def plus(*bags: Bag) -> Bag:
 def refused(act: Callable[[], Any], kind: type[errors.DdflowError], why: str) -> None:
     with pytest.raises(kind, match=why) as caught:
         act()
-    assert caught.value.asked and caught.value.found and caught.value.remedy
+    assert caught.value.asked and caught.value.found and caught.value.fix
 
 
 # Changes

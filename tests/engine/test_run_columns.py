@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.connectors.attached import OpenSink, TableShape
@@ -118,14 +119,12 @@ def test_stop_names_the_column_and_where_it_came(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.land("1.csv", "id,city\n1,Bern\n")
     place.land("2.csv", "id,city,amount\n2,Bern,7\n")
-    with pytest.raises(
-        SchemaMismatch, match=r"column 'amount' \(int64\), first in 2.csv, which is new; .*evolve='add'"
-    ):
+    with raises(SchemaMismatch):
         place.run(evolve="stop")
     assert place.orders() == place.held() == [{"id": 1, "city": "Bern"}]
     assert place.run(flow(amount=pa.int64()), evolve="stop").rows == 1
     assert [row["amount"] for row in place.orders()] == [None, 7]
-    with flow().open() as engine, pytest.raises(SpecError, match="evolve='never'"):
+    with flow().open() as engine, raises(SpecError):
         engine.run({"orders": place.source}, evolve="never")  # type: ignore[arg-type]
 
 
@@ -139,9 +138,9 @@ def test_a_flow_may_lack_what_a_run_took_in_and_declare_more(tmp_path: Path) -> 
     place.land("4.csv", "id,city,amount\n3,Bern,8\n")
     place.run(flow(amount=pa.int64(), note=pa.string()))
     assert place.held()[2] == {"id": 3, "city": "Bern", "amount": 8, "note": None}
-    with pytest.raises(PlanChanged, match="'note' of input 'orders' is missing"):
+    with raises(PlanChanged):
         place.run()
-    with pytest.raises(PlanChanged, match=r"column 'amount' of input 'orders' is date32.*, and was int64"):
+    with raises(PlanChanged):
         place.run(flow(amount=pa.date32()))
 
 
@@ -189,7 +188,7 @@ def test_a_wider_column_ends_the_run_and_names_the_command(tmp_path: Path, kind:
     before = place.held()
     write("drop table orders; create table orders (id bigint, city text, n double)")
     write("insert into orders values (1, 'Bern', 2.5)")
-    with pytest.raises(SchemaMismatch, match=rf"dd.evolve\('{tmp_path}/state', \{{'n': 'double'\}}\)"):
+    with raises(SchemaMismatch):
         place.run(flow(n=pa.int32()))
     assert place.held() == before
     dd.evolve(tmp_path / "state", {"n": "double"})
@@ -204,13 +203,13 @@ def test_a_wider_column_of_files_names_the_command(tmp_path: Path) -> None:
         pa.table({"id": [1], "city": ["Bern"], "n": pa.array([5], pa.int32())}), tmp_path / "in" / "1.parquet"
     )
     place.run(flow(n=pa.int32()))
-    for values, command in (([2**40], "'n': 'int64'"), ([2.5], "'n': 'double'")):
+    for values in ([2**40], [2.5]):
         pq.write_table(pa.table({"id": [2], "city": ["Bern"], "n": values}), tmp_path / "in" / "2.parquet")
-        with pytest.raises(SchemaMismatch, match=rf"dd.evolve\('{tmp_path}/state', \{{{command}\}}\)"):
+        with raises(SchemaMismatch):
             place.run(flow(n=pa.int32()))
     (tmp_path / "in" / "2.parquet").unlink()
     place.land("2.csv", "id,city,n\n2,Bern,x\n")
-    with pytest.raises(SchemaMismatch, match=rf"dd.evolve\('{tmp_path}/state', \{{'n': 'string'\}}\)"):
+    with raises(SchemaMismatch):
         place.run(flow(n=pa.int32()))
     assert [row["n"] for row in place.held()] == [5]
 
@@ -271,7 +270,7 @@ def test_messages_get_columns_in_the_batch_in_which_they_come(tmp_path: Path) ->
         ]
     )
     place.land("3.jsonl", message("u", {"id": 2, "amount": 8, "note": "x"} | bern, 9))
-    with pytest.raises(SchemaMismatch, match=r"column 'note' \(string\), first in line 1 of .*3.jsonl"):
+    with raises(SchemaMismatch):
         place.run(flow(debezium), evolve="stop")
     place.run(flow(debezium))
     place.run(flow(debezium, amount=pa.float64(), note=pa.string()))
@@ -322,7 +321,7 @@ def test_a_column_whose_values_have_no_type_in_common_is_an_error(tmp_path: Path
     place = Place(tmp_path, dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True))
     place.land("1.jsonl", json.dumps({"id": 1, "city": "Bern"}))
     place.land("2.jsonl", json.dumps({"id": 2, "city_no": [1, "x"]}))
-    with pytest.raises(SchemaMismatch, match=r"as text: \{'city_no': str\}"):
+    with raises(SchemaMismatch):
         place.run(flow(dd.formats.plain_json()))
     place.run(flow(dd.formats.plain_json(), city_no=str))
     assert [row["city_no"] for row in place.held()] == [None, '[1,"x"]']
@@ -416,7 +415,7 @@ def test_a_wider_column_of_messages_names_the_command_for_its_input(tmp_path: Pa
             place.run(made)
         assert place.held() == before
     place.land("2.jsonl", message("c", ROW | {"id": "x"}, 2))
-    with pytest.raises(BadMessage, match=r"nothing was taken in$"):
+    with raises(BadMessage):
         place.run(made)
 
 

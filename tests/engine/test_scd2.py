@@ -15,6 +15,7 @@ from doors import FOREVER, EngineDoor, plain
 from durable_case import CASES, TIGHT, opened, perform
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from model import CLOSED, Collection
 from pair import Pair
 from strategies import scenarios
@@ -312,13 +313,13 @@ def test_before_anything_is_closed_there_is_no_version() -> None:
 
 def test_what_has_no_key_or_takes_a_column_is_refused() -> None:
     with people().open() as engine:
-        with pytest.raises(errors.NotReadable, match="did you mean 'people'"):
+        with raises(errors.NotReadable):
             engine.scd2("peopel")
-        with pytest.raises(errors.NotReadable, match="project, which has no key"):
+        with raises(errors.NotReadable):
             engine.scd2("cities")
-        with pytest.raises(errors.SpecError, match=r"\['city'\] are named twice"):
+        with raises(errors.SpecError):
             engine.scd2("people", current="city")
-        with pytest.raises(errors.SpecError, match=r"\['to'\] are named twice"):
+        with raises(errors.SpecError):
             engine.scd2("people", "to", "to")
     with pytest.raises(errors.EngineClosed):
         engine.scd2("people")
@@ -330,5 +331,5 @@ def test_two_versions_of_one_time_are_a_corrupt_state() -> None:
         arranged = engine.dataflow.graph.arrangements["people"]
         (part,) = arranged.spine.parts
         arranged.spine.items.append(type(arranged.spine.items[0])(arranged.spine.items[0].description, [part]))
-        with pytest.raises(errors.CorruptState, match="two values at one time, 1"):
+        with raises(errors.CorruptState):
             engine.scd2("people")

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow import errors
@@ -61,9 +62,9 @@ def test_days_are_in_all_that_comes_out() -> None:
         assert "as of 2026-11-30" in str(engine.why("by_city", {"city": "Zug"}))
         assert set(engine.scd2("people")["valid_from"].to_pylist()) == {DAY, dt.date(2026, 11, 29)}
         assert "frontier 2026-12-01" in str(engine.stats())
-        with pytest.raises(errors.TimeWentBack, match="cannot step at 2026-11-01: the last step was at 2026-11-30"):
+        with raises(errors.TimeWentBack):
             engine.step({}, time=DAY.replace(day=1))
-        with pytest.raises(errors.DuplicateKeys, match="replace of 'people' at time 2026-12-01"):
+        with raises(errors.DuplicateKeys):
             engine.replace(rows((1, "Zug", 6), (1, "Zug", 7)), time="2026-12-01")
 
 
@@ -101,24 +102,24 @@ def test_a_first_step_that_fails_says_no_type() -> None:
         with pytest.raises(errors.NullKey):
             engine.step({"id": [None], "city": ["Bern"], "v": [1]}, time=DAY)
         for wrong in ("soon", "2026-13-01", 1.5, True):
-            with pytest.raises(errors.SchemaMismatch, match=r"that is no (int64 time|time of type)"):
+            with raises(errors.SchemaMismatch):
                 engine.step({}, time=wrong)  # type: ignore[arg-type]  # as a user may give it
         assert engine.step(rows((1, "Bern", 5)))["by_city"]["_time"].to_pylist() == [1]
 
 
 @pytest.mark.parametrize(
-    ("first", "said"),
+    "first",
     [
-        (DAY, "are days, the last 2026-11-26, .*; give the day, such as time='2026-11-27'"),
-        (ZONED, r"are moments, .*; give the moment, such as time='2026-11-27 12:00:00\+00:00'"),
-        (dt.date.max, "such as time='9999-12-31'"),
+        DAY,
+        ZONED,
+        dt.date.max,
     ],
 )
-def test_a_day_or_a_moment_is_never_made_up(first: dt.date, said: str) -> None:
+def test_a_day_or_a_moment_is_never_made_up(first: dt.date) -> None:
     with flow_of().open() as engine:
         engine.step(rows((1, "Bern", 5)), time=first)
         for call in (engine.step, engine.replace, engine.restate):
-            with pytest.raises(errors.SchemaMismatch, match=f"^{call.__name__} without a time: .*{said}"):
+            with raises(errors.SchemaMismatch):
                 call(rows((2, "Bern", 5)))
         assert engine.read("by_city")["count"].to_pylist() == [1]
 
@@ -127,7 +128,7 @@ def test_a_run_on_days_takes_nothing_from_sources_and_gives_to_sinks(state: Path
     (tmp_path / "a.csv").write_text("id,city,v\n3,Bern,5\n")
     sinks = {"by_city": dd.sinks.sqlite(tmp_path / "a.db", "t")}
     with flow_of().open(state) as engine:
-        with pytest.raises(errors.SchemaMismatch, match=r"run with sources, whose steps are numbered: .* 2026-11-29"):
+        with raises(errors.SchemaMismatch):
             engine.run({"people": dd.sources.files(tmp_path / "*.csv")}, sinks)
         assert engine.run(sinks=sinks).sinks == {"by_city": 2}
 
@@ -135,16 +136,16 @@ def test_a_run_on_days_takes_nothing_from_sources_and_gives_to_sinks(state: Path
 def test_an_epoch_that_is_given_again_has_its_day(state: Path) -> None:
     with flow_of().open(state) as engine:
         assert engine.step(rows((1, "Bern", 5)), epoch=1)["by_city"]["_time"].to_pylist() == [DAY]
-        with pytest.raises(errors.SchemaMismatch, match="without a time"):
+        with raises(errors.SchemaMismatch):
             engine.step({}, epoch=3)
 
 
 def test_a_state_keeps_the_type(state: Path) -> None:
     with flow_of().open(state) as engine:
         assert engine.step(rows((1, "Bern", 5)), time=DAY)["by_city"]["_time"].to_pylist() == [DAY]  # given again
-        with pytest.raises(errors.ReplayMismatch, match="step at 2026-11-26: it was committed as step at 2026-11-26"):
+        with raises(errors.ReplayMismatch):
             engine.step(rows((3, "Bern", 5)), time=DAY)
-        with pytest.raises(errors.SchemaMismatch, match="int64"):
+        with raises(errors.SchemaMismatch):
             engine.step({}, time=3)
         engine.evolve({"more": pa.string()})
         done = engine.step(rows((3, "Chur", 5)) | {"more": ["x"]}, time=DAY.replace(day=30))
@@ -159,13 +160,13 @@ def test_a_state_keeps_the_type(state: Path) -> None:
     assert dd.verify(state, {"people": log}).ok
     rescale(state, 3)
     assert dd.read(state, "by_city", as_of="2026-11-28")["city"].to_pylist() == ["Bern"]
-    with pytest.raises(errors.StateRefused, match=r"are date32\[day\], and those of Spark's epochs are whole numbers"):
+    with raises(errors.StateRefused):
         EpochDriver.open(flow_of(more=str), state)
 
 
 def test_no_days_are_made_up_for_the_steps_of_a_log(state: Path, tmp_path: Path) -> None:
     log = [{"people": rows((1, "Bern", 5))}, {"people": rows((1, "Zug", 6), (2, "Zug", 6))}]
-    with pytest.raises(errors.StateRefused, match=r"days or moments \(date32\[day\]\).*each step with its day"):
+    with raises(errors.StateRefused):
         dd.migrate(state, tmp_path / "new", flow_of(), log)
     assert not (tmp_path / "new").exists()
 
@@ -175,5 +176,5 @@ def test_a_plan_is_read_back_with_the_type_and_damage_is_named(state: Path) -> N
         description = describe(snapshot.flow)
     assert description["times"] == "date32[day]" and describe(rebuild(description)) == description
     for wrong in ("string", "no type", 7):
-        with pytest.raises(errors.CorruptState, match="the plan of a state"):
+        with raises(errors.CorruptState):
             rebuild(description | {"times": wrong})

@@ -11,6 +11,7 @@ from typing import Any
 import every_operator
 import pyarrow as pa
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.dataflow.spilling import make_room
@@ -233,17 +234,15 @@ def test_a_look_up_takes_exactly_the_columns_of_a_key() -> None:
         assert engine.get("all") is None
         engine.step({"people": {"id": [1, 2], "city": ["Bern", "Zug"], "n": [1, 2], "gone": [False, False]}}, 1)
         assert engine.get("all") == {"count": 2}
-        with pytest.raises(
-            SpecError, match=r"get 'by_city' by \['count'\]: .* by \['city'\]; .*engine.read\('by_city'\)"
-        ):
+        with raises(SpecError):
             engine.get("by_city", count=1)
-        with pytest.raises(SpecError, match="give exactly these"):
+        with raises(SpecError):
             engine.get("people", id=1, city="Bern")
-        with pytest.raises(SpecError, match=r"proves no columns .*engine.read\('cities'\)"):
+        with raises(SpecError):
             engine.get("cities", city="Bern")
-        with pytest.raises(NotReadable, match="'Bern' is no int64"):
+        with raises(NotReadable):
             engine.get("people", id="Bern")
-        with pytest.raises(NotReadable, match="no output or input"):
+        with raises(NotReadable):
             engine.get("peple", id=1)
         with engine.reader("by_city") as reader:
             engine.step({"people": {"id": [3], "city": ["Zug"], "n": [1], "gone": [False]}}, 2)
@@ -325,7 +324,7 @@ def test_a_reader_follows_from_the_time_that_it_is_at_and_goes_on_where_it_was(t
             )
             assert step.committed(timeout=0) == 6
             assert engine.stats()["pinned"] == 0
-        with pytest.raises(NotReadable, match="it was closed"):
+        with raises(NotReadable):
             reader.changes()
     with plan().open(tmp_path / "state") as engine, engine.reader("people") as reader:
         assert list(reader.changes(timeout=0)) == []
@@ -370,7 +369,7 @@ def test_who_waits_for_steps_is_told_when_the_engine_ends(tmp_path: Path) -> Non
         with pytest.raises(KeyboardInterrupt):
             engine.step(one(1), 1)
         engine.dataflow.graph.apply = monkey
-        with pytest.raises(EngineClosed, match="a step was interrupted"):
+        with raises(EngineClosed):
             next(reader.changes())
 
 
@@ -400,9 +399,9 @@ def test_within_a_callback_of_a_call_one_may_read_and_not_open_a_reader() -> Non
     def positive(batch: pa.RecordBatch) -> pa.Array:
         if batch.num_rows and len(found) < 2:
             found.append(engine.read("people").num_rows)
-            with pytest.raises(ConcurrentUse, match="reader: a call of this thread is at work"):
+            with raises(ConcurrentUse):
                 engine.reader("people")
-            with pytest.raises(ConcurrentUse, match="step: another call writes"):
+            with raises(ConcurrentUse):
                 engine.step(one(9), 9)
         return pa.array([True] * batch.num_rows, pa.bool_())
 

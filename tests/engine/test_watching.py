@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.engine.live import LiveRows
@@ -72,11 +73,11 @@ def test_outside_of_a_notebook_nothing_is_drawn_and_it_can_be_shown() -> None:
 
 def test_names_and_columns_that_are_none_are_refused() -> None:
     with flow().open() as engine:
-        with pytest.raises(dd.errors.NotReadable, match="by_city"):
+        with raises(dd.errors.NotReadable):
             engine.watch("by_cty")
-        with pytest.raises(dd.errors.SpecError, match="count"):
+        with raises(dd.errors.SpecError):
             engine.watch("by_city", by="cont desc")
-        with pytest.raises(dd.errors.SpecError, match="rows=0"):
+        with raises(dd.errors.SpecError):
             engine.watch("by_city", rows=0)
         assert engine.calls.listeners == []
 

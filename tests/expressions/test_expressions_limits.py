@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 from chance import SOAK
+from messages import raises
 
 import ddflow as dd
 from ddflow.errors import CorruptState, DdflowError, ExpressionError, PlanChanged, SpecError
@@ -46,7 +47,7 @@ def refused(text: str, **options: Any) -> str:
     with pytest.raises(ExpressionError) as caught:
         compile(text, BATCH.schema, **options)
     assert len(str(caught.value)) < MOST_SAID
-    return f"{caught.value.found}; {caught.value.remedy}"
+    return f"{caught.value.found}; {caught.value.fix}"
 
 
 def failed(text: str, batch: pa.RecordBatch = BATCH) -> str:
@@ -205,10 +206,10 @@ def of(**spec: Any) -> dd.Flow:
 def test_errors_of_reopening_and_of_contents_do_not_repeat_them(tmp_path: Path) -> None:
     with of(where=f"s in ({LONG})").open(tmp_path / "state") as engine:
         engine.step({"s": BATCH}, 1)
-    with pytest.raises(PlanChanged, match="where= of input 's'") as caught:
+    with raises(PlanChanged) as caught:
         of(where=f"s not in ({LONG})").open(tmp_path / "state")
     assert len(str(caught.value)) < MOST_SAID
-    with of().open() as engine, pytest.raises(DdflowError, match="not in the scope") as out:
+    with of().open() as engine, raises(DdflowError) as out:
         engine.replace("s", BATCH, 1, scope=f"s in ({LONG})")
     assert len(str(out.value)) < MOST_SAID
 
@@ -223,7 +224,7 @@ def test_a_plan_that_is_merely_read_makes_no_constants(text: str) -> None:
     (made,) = (each for each in description["collections"].values() if each["op"] == "filter")
     made["predicate"]["sql"] = text
     before = pa.default_memory_pool().max_memory()
-    with pytest.raises(CorruptState, match="cannot compile filter") as caught:
+    with raises(CorruptState) as caught:
         rebuild(description)
     assert pa.default_memory_pool().max_memory() - before < 32 << 20
     assert len(str(caught.value)) < MOST_SAID

@@ -19,6 +19,7 @@ from durable_case import opened
 from hypothesis import given
 from hypothesis import strategies as st
 from merging_strategies import batches, events, scenarios
+from messages import raises
 from model import CLOSED
 from pair import Pair
 from strategies import VALUES, row_of, shapes, splits
@@ -317,7 +318,7 @@ def test_under_versions_of_rows_no_strategy_but_the_last_is(name: str, door: Any
 @pytest.mark.parametrize("name", BOUND)
 def test_what_the_table_calls_bound_to_arrival_is_refused_under_versions_of_cells(name: str) -> None:
     kind, strategy, *_ = BOUND[name]
-    with pytest.raises(SpecError, match=r"depends on arrival under versions='cell'"):
+    with raises(SpecError):
         two_arrivals(kind, strategy, (None, None), "cell")
 
 
@@ -332,7 +333,7 @@ def test_with_deletes_only_the_last_ones_are_order_free(name: str) -> None:
         "merge": {"columns": {"v": strategy}},
     }
     columns = {"k": INT, "o": INT, "v": kind, "gone": "bool"}
-    with pytest.raises(SpecError, match=r"depends on arrival under versions='cell' with deletes"):
+    with raises(SpecError):
         EngineDoor({"inputs": {"a": {"columns": columns, "spec": spec}}, "outputs": {"rows": ["input", "a"]}})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.errors import NotInvariant, SpecError
@@ -38,7 +39,7 @@ def test_what_keeps_the_law_passes(spec: dd.Upsert) -> None:
 def test_an_order_of_arrival_that_matters_is_shown_with_two_events() -> None:
     spec = dd.Upsert("id", order_by="at")
     assert not spec.order_free
-    with pytest.raises(NotInvariant, match="another order of arrival") as caught:
+    with raises(NotInvariant) as caught:
         invariance(spec, EVENTS, shuffled=True)
     # Two events of one key tie at 5; nothing else is needed to show it.
     assert caught.value.found.count("'id': 1") == 2 and caught.value.found.count("'id'") == 2
@@ -62,7 +63,7 @@ def test_another_collection_than_the_input_can_be_compared() -> None:
 
 
 def test_what_expires_is_refused() -> None:
-    with pytest.raises(SpecError, match="expiry"):
+    with raises(SpecError):
         invariance(dd.Upsert("id", order_by="at", expiry=dd.Expiry(ttl=3)), EVENTS)
 
 

@@ -13,6 +13,7 @@ import pytest
 from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from model import Collection, Feed, Node, difference, without_zeros
 from parts_by_hand import Hands
 from tight import tighten
@@ -216,7 +217,7 @@ def test_the_change_feed_of_a_table() -> None:
     other.output("log", other.updates("log", {"id": int, "_change_type": str}, dd.delta_cdf))
     with (
         other.open() as engine,
-        pytest.raises(SchemaMismatch, match=r"the diff .case .* is null in 1 rows, first in row 1, counted from 0"),
+        raises(SchemaMismatch),
     ):
         engine.step({"id": [1, 2], "_change_type": ["insert", "truncate"]})
 
@@ -228,10 +229,7 @@ def test_without_a_diff_every_row_counts_once_and_nulls_are_refused_or_dropped()
         assert dict(summed(engine.step({"v": ["a", None, "a"]})["log"])) == {(("a",), 1): 2, ((None,), 1): 1}
     rows = {"city": ["a", "b", "c"], "n": [1, 2, 3], "d": [1, None, 0]}
     with flow_of().open() as engine:
-        with pytest.raises(
-            SchemaMismatch,
-            match=r"the diff 'd' is null in 1 rows, first in row 1, counted from 0; mend",
-        ):
+        with raises(SchemaMismatch):
             engine.step(rows, 1)
         assert sum(engine.verdicts.counts.values()) == 0
     with flow_of(null_key="drop").open(verdicts="rows") as engine:
@@ -255,7 +253,7 @@ def test_both_kinds_of_inputs_stand_in_one_flow() -> None:
         engine.step({"people": {"id": [1, 2, 3], "city": ["Bern"] * 3}, "log": {"city": ["Bern"], "d": [1]}}, 1)
         assert engine.read("more").to_pylist() == [{"city": "Bern", "_diff": 1}]
         assert "log" not in engine.stats()["arrangements"]
-    with pytest.raises(SpecError, match="'timed' is in hold-back mode"):
+    with raises(SpecError):
         flow.updates("timed", {"at": int, "v": int}, time="at")
 
 
@@ -266,18 +264,18 @@ def test_what_is_not_kept_is_gone_for_new_outputs() -> None:
     for make in (lambda log: log.filter("n > 0"), lambda log: log.project(["n"]).count()):
         flow = flow_of()
         flow.output("new", make(flow.inputs["log"]))
-        with pytest.raises(PlanChanged, match=r"\['log'\], whose rows are not kept; make a new .* dd\.migrate"):
+        with raises(PlanChanged):
             flow.open(store.writer())
     flow = flow_of()
     flow.output("of_kept", flow.outputs["by_city"].filter("count > 0"))
     flow.output("fresh", flow.updates("other", {"v": str}).count())
     with flow.open(store.writer()) as engine:  # an input that is new has held nothing
         assert engine.step({"other": {"v": ["a"]}}, 2)["fresh"].num_rows == 1
-    with pytest.raises(PlanChanged, match="keep= of input 'log' is True, and was False"):
+    with raises(PlanChanged):
         flow_of(keep=True).open(store.writer())
     upserted = dd.Flow()
     upserted.output("same", upserted.upserts("log", SCHEMA.remove(3), dd.Upsert("city")))
-    with pytest.raises(PlanChanged, match="input 'log' is of upserts, and was of differences"):
+    with raises(PlanChanged):
         upserted.open(store.writer())
 
 
@@ -297,11 +295,11 @@ def test_verbs_of_keys_are_refused() -> None:
         rows = table(rows_of([("Bern", 1, 2)]), SCHEMA.remove(3))
         engine.step(rows, 1)
         for verb in (engine.replace, engine.restate):
-            with pytest.raises(SpecError, match="'log' is an input of differences, which has no keys"):
+            with raises(SpecError):
                 verb("log", rows, 2)
-        with pytest.raises(NotReadable, match="'log' is an input of differences, which has no keys"):
+        with raises(NotReadable):
             engine.why("log", "Bern")
-        with pytest.raises(NotReadable, match="which has no key and keeps no versions"):
+        with raises(NotReadable):
             engine.scd2("log")
         engine.step(rows, 2)
         engine.compact(forget=True)
@@ -329,7 +327,7 @@ def test_what_is_kept_is_compared_with_the_log(timed: bool) -> None:
     other = MemoryStore()
     with flow_of().open(other) as engine:
         engine.step(table(rows_of(given[:1])).drop_columns(["at"]), 1)
-    with pytest.raises(NotReadable, match="its rows are not kept; give keep=True"):
+    with raises(NotReadable):
         dd.verify(other, {"log": log})
 
 
@@ -380,7 +378,7 @@ def test_a_state_is_rewritten_with_wider_columns(partitions: int, more: dict[str
     if partitions > 1:
         rescale(store.writer(), partitions)
         if more:
-            with pytest.raises(PlanChanged, match=r"rows of \['log', 'distinct'\] are told apart by it"):
+            with raises(PlanChanged):
                 Hands(flow({"n": pa.int32(), **more}), store.writer(), partitions, random.Random(1))
     dd.evolve(store.writer(), flow=flow(wide))
     assert dd.fsck(store).ok
@@ -417,38 +415,38 @@ def test_multiplicities_that_leave_int64_refuse_the_step_whole() -> None:
     flow.output("v", flow.updates("log", {"v": str, "d": int}, "d", keep=True).filter("v = 'no'"))
     with flow.open() as engine:
         engine.step({"v": ["a"], "d": [2**62]}, 1)
-        with pytest.raises(CountOverflow, match="'a'"):
+        with raises(CountOverflow):
             engine.step({"v": ["a"], "d": [2**62]}, 2)
         assert held(engine.read("log")) == {("a",): 2**62}
     flow = dd.Flow()
     flow.output("v", flow.updates("log", {"v": str, "d": pa.uint64()}, "d"))
-    with flow.open() as engine, pytest.raises(SchemaMismatch, match="a diff leaves int64"):
+    with flow.open() as engine, raises(SchemaMismatch):
         engine.step(pa.table({"v": ["a"], "d": pa.array([2**63], pa.uint64())}), 1)
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    "how",
     [
-        ({"diff": "e"}, "there is no column 'e'"),
-        ({"diff": "v"}, "'v' is string; give a column of integers"),
-        ({"diff": 7}, "diff= is 7; name a column as text"),
-        ({"diff": ["d"]}, "name a column as text"),
-        ({"diff": dd.delta_cdf}, "there is no column '_change_type'"),
-        ({"time": "x"}, "there is no column 'x'"),
-        ({"time": "v"}, "'v' is string, which is no time"),
-        ({"keep": 1}, "keep=1; give True or False"),
-        ({"late": "drop"}, "late='drop' has no effect without time="),
-        ({"lateness": 3}, "lateness= has no effect without time="),
-        ({"time": "d", "lateness": -1}, "lateness=-1; give a whole number"),
-        ({"time": "d", "late": "never"}, "late='never'; use one of"),
-        ({"null_key": "keep"}, "null_key='keep'; use one of"),
-        ({"value": ["w"]}, "there is no column 'w'"),
-        ({"value": []}, "none is of the row; name some with value="),
-        ({"keep": True, "value": ["_times"]}, "'_times'.* occur more than once"),
+        {"diff": "e"},
+        {"diff": "v"},
+        {"diff": 7},
+        {"diff": ["d"]},
+        {"diff": dd.delta_cdf},
+        {"time": "x"},
+        {"time": "v"},
+        {"keep": 1},
+        {"late": "drop"},
+        {"lateness": 3},
+        {"time": "d", "lateness": -1},
+        {"time": "d", "late": "never"},
+        {"null_key": "keep"},
+        {"value": ["w"]},
+        {"value": []},
+        {"keep": True, "value": ["_times"]},
     ],
 )
-def test_what_does_not_fit_is_refused_where_it_is_written(how: dict[str, Any], words: str) -> None:
-    with pytest.raises((SpecError, ExpressionError), match=words):
+def test_what_does_not_fit_is_refused_where_it_is_written(how: dict[str, Any]) -> None:
+    with raises((SpecError, ExpressionError)):
         dd.Flow().updates("log", {"v": str, "d": int, "_times": int}, **how)
 
 

@@ -15,6 +15,7 @@ from chance import effort
 from doors import EngineDoor, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from pair import Pair
 from rules import Refused
 from test_durable import small_spines
@@ -186,25 +187,25 @@ def test_timestamps_expire_in_their_own_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expiry", "says"),
+    ("kind", "expiry"),
     [
-        ("string", {"ttl": 30}, "string"),
-        ("bool", {"ttl": 30}, "bool"),
-        ("decimal(9,2)", {"ttl": 30}, "decimal"),
-        ("int64", {"ttl": 1.5}, "whole"),
-        ("timestamp[us]", {"tombstone_ttl": 0.5}, "whole"),
-        ("int8", {"ttl": 256}, "int8"),
-        ("float64", {"ttl": float("inf")}, "double"),
+        ("string", {"ttl": 30}),
+        ("bool", {"ttl": 30}),
+        ("decimal(9,2)", {"ttl": 30}),
+        ("int64", {"ttl": 1.5}),
+        ("timestamp[us]", {"tombstone_ttl": 0.5}),
+        ("int8", {"ttl": 256}),
+        ("float64", {"ttl": float("inf")}),
     ],
 )
-def test_an_order_that_cannot_expire_is_refused(kind: str, expiry: dict[str, Any], says: str) -> None:
-    with pytest.raises(SpecError, match=says):
+def test_an_order_that_cannot_expire_is_refused(kind: str, expiry: dict[str, Any]) -> None:
+    with raises(SpecError):
         EngineDoor(scenario(expiry, COLUMNS | {"at": kind}))
 
 
 def test_upserts_do_not_go_out_of_what_is_forgotten_without_a_word() -> None:
     door = EngineDoor(scenario({"ttl": 30, "on_expire": "forget"}))
-    with pytest.raises(SpecError, match=r"leave on_expire=.forget. out"):
+    with raises(SpecError):
         door.inputs["a"].filter("at > 0").to_upserts("k")
 
 

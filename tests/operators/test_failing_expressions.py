@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import tight
+from messages import raises
 from parts_by_hand import Hands
 
 import ddflow as dd
@@ -60,7 +61,7 @@ def test_an_expression_behind_a_join_counts_for_pairs_that_are_there(query: str)
         engine.step(WRONG) if "full" not in query else None
         engine.step(RIGHT)
         assert rows_of(engine) == QUERIES[query]
-        with pytest.raises(ExpressionError, match=r"divide by zero|cannot be cast"):
+        with raises(ExpressionError):
             engine.step(WRONG)
         assert rows_of(engine) == QUERIES[query]
         engine.step({"b": {"id": [1], "k": [2], "v": [2], "t": ["2"]}})
@@ -90,7 +91,7 @@ def test_a_condition_that_can_fail_stays_above_the_join(query: str) -> None:
         assert rows_of(engine) == [(1, 1)]
         engine.step({"b": {"id": [7], "k": [8], "v": [0], "t": ["y"]}})
         if "<> 0" not in query:
-            with pytest.raises(ExpressionError, match="divide by zero"):
+            with raises(ExpressionError):
                 engine.step({"g": {"id": [2], "k": [8]}})
         assert rows_of(engine) == [(1, 1)]
 
@@ -151,7 +152,7 @@ def test_versions_delete_by_rows_that_are_there() -> None:
         engine.step(WRONG)
         engine.step(RIGHT)
         assert [row["v"] for row in engine.read("out").to_pylist()] == [5]
-        with pytest.raises(ExpressionError, match="divide by zero"):
+        with raises(ExpressionError):
             engine.step(WRONG)
 
 
@@ -201,7 +202,7 @@ def test_pads_of_a_step_in_pieces_cancel(tmp_path: Path) -> None:
             if value:
                 engine.step(step)
             else:
-                with pytest.raises(ExpressionError, match=r"divide by zero \(row \d+: v = 0\)"):
+                with raises(ExpressionError):
                     engine.step(step)
         assert seen and rows_of(engine) == [(10.0, n - 1), (5.0, 1)]
 
@@ -219,7 +220,7 @@ def test_held_back_the_error_names_the_time_up_to_which_times_can_be_closed() ->
         pairs = {"k": [1, 1, 1, 1], "w": [5, 0, 2, 0], "t": [1, 3, 4, 7]}
         engine.push({"a": {"id": [1], "k": [1], "t": [1]}, "b": pairs})
         for frontier in (4, 9):
-            with pytest.raises(ExpressionError, match=r"at time 3; .* 3 is the greatest frontier that succeeds"):
+            with raises(ExpressionError):
                 engine.advance_to(frontier)
         engine.advance_to(3)
         assert rows_of(engine) == [(1, 2, 1)]
@@ -236,7 +237,7 @@ def test_a_refused_step_leaves_a_durable_state_as_it_was(tmp_path: Path) -> None
     query, where = next(iter(QUERIES)), str(tmp_path / "state")
     with flow_of(query).open(where) as engine:
         engine.step(RIGHT)
-        with pytest.raises(ExpressionError, match="divide by zero"):
+        with raises(ExpressionError):
             engine.step(WRONG)
     with flow_of(query).open(where) as engine:
         assert engine.epoch == 1 and rows_of(engine) == QUERIES[query]
@@ -257,7 +258,7 @@ def test_a_scalar_subquery_of_two_rows_counts_if_a_row_asks(durable: bool, tmp_p
     with flow.open(str(tmp_path / "state")) if durable else flow.open() as engine:
         engine.step({"a": {"id": [1], "z": [5]}, "b": {"id": [1, 2], "z": [7, 7], "v": [3, 4], "gone": [False, False]}})
         assert rows_of(engine) == [(1, None, 1)]
-        with pytest.raises(NotSingle, match="it has 2 rows where z = 7"):
+        with raises(NotSingle):
             engine.step({"a": {"id": [2], "z": [7]}})
         assert rows_of(engine) == [(1, None, 1)]
         # A row of the subquery leaves, and one asks.
@@ -275,7 +276,7 @@ def test_an_uncorrelated_subquery_of_two_rows_counts_if_there_is_a_row() -> None
     flow.output("out", flow.sql("select a.id from a where a.z = (select b.v from b)"))
     with flow.open() as engine:
         engine.step({"b": {"id": [1, 2], "v": [3, 4]}})
-        with pytest.raises(NotSingle, match="it has 2 rows"):
+        with raises(NotSingle):
             engine.step({"a": {"id": [1], "z": [3]}})
 
 
@@ -286,7 +287,7 @@ def test_an_error_of_a_row_that_is_missing_below_is_the_one_that_is_raised() -> 
     flow.output("out", pairs.project({"id": "id", "r": "10 / v"}).to_upserts("id"))
     with flow.open() as engine:
         engine.step(RIGHT)
-        with pytest.raises(ExpressionError, match="divide by zero"):
+        with raises(ExpressionError):
             engine.step(WRONG)
 
 
@@ -296,7 +297,7 @@ def test_a_row_that_is_there_less_than_never_counts() -> None:
     flow.output("out", rows.project({"r": "10 / v"}))
     with flow.open() as engine:
         engine.step({"n": {"v": [0, 0], "n": [1, -1]}})
-        with pytest.raises(ExpressionError, match="divide by zero"):
+        with raises(ExpressionError):
             engine.step({"n": {"v": [0], "n": [-1]}})
 
 
@@ -310,7 +311,7 @@ def test_a_derived_column_counts_for_rows_that_are_there() -> None:
         engine.step({"m": {"id": [1, 2], "n": [5, 2], "gone": [False, False]}})
         engine.step({"m": {"id": [1, 2, 2], "n": [0, -2, 1], "gone": [True, False, False]}})
         assert rows_of(engine) == [(2, 10.0, 1)]
-        with pytest.raises(ExpressionError, match="divide by zero"):
+        with raises(ExpressionError):
             engine.step({"m": {"id": [2], "n": [-1], "gone": [False]}})
 
 
@@ -322,5 +323,5 @@ def test_a_condition_on_events_is_not_applied_to_the_filler_of_deletes() -> None
         engine.step({"m": {"id": [1, 2, 3], "v": [5, 2, 20], "gone": [False, False, False]}})
         engine.step({"m": {"id": [1, 4], "v": [0, 3], "gone": [True, False]}})
         assert rows_of(engine) == [(2, 2, 1), (4, 3, 1)]
-        with pytest.raises(ExpressionError, match="divide by zero"):
+        with raises(ExpressionError):
             engine.step({"m": {"id": [1], "v": [0], "gone": [False]}})

@@ -17,6 +17,7 @@ from chance import effort
 from doors import SECRET
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from tight import MEMORY, tighten
 
 import ddflow as dd
@@ -450,14 +451,12 @@ def refused(machine: dd.Machine, *rows: dict[str, Any]) -> None:
 
 def test_an_illegal_transition_refuses_the_step_and_names_it() -> None:
     strict = dd.Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")
-    with pytest.raises(
-        IllegalTransition, match=r"key \{'k': 1\} is in 'open', from which \{'symbol': 'coin'\} leads nowhere"
-    ):
+    with raises(IllegalTransition):
         refused(strict, {})
     several = dd.Machine("door", {("a", "coin"): {"a", "b"}, ("a", "push"): "a"}, on="symbol", start="a")
-    with pytest.raises(IllegalTransition, match=r"is in 'b', from which \{'symbol': 'push'\}"):
+    with raises(IllegalTransition):
         refused(several, {"symbol": "push"})
-    with pytest.raises(IllegalTransition, match=r"from which \{'symbol': None\} leads nowhere"):
+    with raises(IllegalTransition):
         refused(strict, {"k": 2, "symbol": None})
 
 
@@ -521,7 +520,7 @@ def test_a_compiled_transition_that_fails_is_named(function: Any, error: type[Dd
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("function", [too_many, negative])
 def test_a_compiled_transition_that_fails_names_the_key_of_its_event(function: Any) -> None:
-    with pytest.raises(DdflowError, match=r"the key \{'k': 2\}"):
+    with raises(DdflowError):
         refused(dd.Machine({"n": pa.int64()}, function, scalar=True), *[{"at": 0}] * 6, {"k": 2, "at": 2})
 
 
@@ -529,48 +528,45 @@ GOOD = {"state": "s", "transition": {("a", "x"): "b"}, "on": "symbol", "start": 
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    "changed",
     [
-        ({"on": None}, "without on="),
-        ({"start": None}, "give start="),
-        ({"transition": {}}, "is empty"),
-        ({"otherwise": "ignore"}, "otherwise='ignore'"),
-        ({"limit": 0}, "limit=0"),
-        ({"scalar": True}, "scalar=True"),
-        ({"states": ["a"]}, "goes to 'b', which is none of states="),
-        ({"states": ["b"]}, "'a', which is none"),
-        ({"transition": {("a", "x"): 1}}, "states are of"),
-        ({"transition": {"a": "b"}}, r"give {\(state, symbol"),
-        ({"state": {"a": pa.string(), "b": pa.string()}}, "has the columns"),
-        ({"state": {"s": pa.list_(pa.string())}}, "list"),
-        ({"transition": {(i, "x"): {i + 1} for i in range(64)}, "start": 0}, "65 states"),
-        ({"transition": print}, "on= or otherwise= with a function"),
-        ({"on": "nowhere"}, "no such column"),
-        ({"on": "k"}, "are no values of int64"),
-        ({"state": {"s": pa.int8()}}, "are no values of int8"),
-        ({"state": "k"}, "more than once"),
-        (
-            {"transition": print, "on": None, "state": {"n": pa.int64()}, "start": [{"n": 1}, {"n": 2}], "limit": 1},
-            "start= has 2 values, limit= is 1",
-        ),
+        {"on": None},
+        {"start": None},
+        {"transition": {}},
+        {"otherwise": "ignore"},
+        {"limit": 0},
+        {"scalar": True},
+        {"states": ["a"]},
+        {"states": ["b"]},
+        {"transition": {("a", "x"): 1}},
+        {"transition": {"a": "b"}},
+        {"state": {"a": pa.string(), "b": pa.string()}},
+        {"state": {"s": pa.list_(pa.string())}},
+        {"transition": {(i, "x"): {i + 1} for i in range(64)}, "start": 0},
+        {"transition": print},
+        {"on": "nowhere"},
+        {"on": "k"},
+        {"state": {"s": pa.int8()}},
+        {"state": "k"},
+        {"transition": print, "on": None, "state": {"n": pa.int64()}, "start": [{"n": 1}, {"n": 2}], "limit": 1},
     ],
 )
-def test_a_machine_that_contradicts_itself_or_its_input_is_refused(changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(SpecError, match=words):
+def test_a_machine_that_contradicts_itself_or_its_input_is_refused(changed: dict[str, Any]) -> None:
+    with raises(SpecError):
         dd.Flow().machine("events", EVENTS, dd.Upsert("k"), dd.Machine(**GOOD | changed))
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    "options",
     [
-        ({"merge": dd.Merge()}, "merge="),
-        ({"value": ["at"]}, "value="),
-        ({"where": "at > 1", "track": ["at"]}, "where=, track="),
-        ({"order_by": "at", "tie": "greatest"}, "tie='greatest'"),
+        {"merge": dd.Merge()},
+        {"value": ["at"]},
+        {"where": "at > 1", "track": ["at"]},
+        {"order_by": "at", "tie": "greatest"},
     ],
 )
-def test_a_spec_of_rows_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(SpecError, match=words):
+def test_a_spec_of_rows_is_refused(options: dict[str, Any]) -> None:
+    with raises(SpecError):
         dd.Flow().machine("events", EVENTS, dd.Upsert("k", **options), TURNSTILE)
 
 
@@ -582,7 +578,7 @@ def test_stale_events_are_told_with_their_own_columns() -> None:
     with flow.open(verdicts="rows") as engine:
         engine.step({"events": rows.slice(0, 1)}, 0)
         out = engine.step({"events": rows.slice(1)}, 1)
-        with pytest.raises(SpecError, match="it has a machine"):
+        with raises(SpecError):
             engine.replace("events", rows, 2)
         assert engine.read("out").num_rows == 1
         with pytest.raises(NotReadable):
@@ -635,7 +631,7 @@ def test_a_plan_with_tables_is_read_back_and_one_with_functions_needs_its_flow()
         assert describe(again) == written
         assert fingerprint(written) == fingerprint(describe(flow_of(machine, order_by="at")))
     assert describe(flow_of(TURNSTILE)) != describe(flow_of(ORDERS))
-    with pytest.raises(SpecError, match=r"sessions_columns.*give the flow itself"):
+    with raises(SpecError):
         rebuild(describe(flow_of(SESSIONS)))
 
 
@@ -646,7 +642,7 @@ def test_a_state_of_another_machine_is_refused() -> None:
         engine.step({"events": table_of([{"k": 1, "at": 1, "t": 0, "symbol": "coin", "gone": False}])}, 0)
     other = dd.Machine(SESSION, failures_columns)
     for machine in (other, dd.Machine(SESSION, sessions_columns, limit=9)):
-        with pytest.raises(PlanChanged, match=r"the machine of input 'events' is .*, and was "):
+        with raises(PlanChanged):
             flow_of(machine).open(store.writer())
     plain = dd.Flow()
     plain.output("out", plain.upserts("events", SCALAR, dd.Upsert("k", delete=dd.tombstone("gone"))))

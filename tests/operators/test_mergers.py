@@ -15,6 +15,7 @@ from chance import effort
 from doors import SECRET
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from pair import Pair
 
 import ddflow as dd
@@ -199,7 +200,7 @@ def test_a_hot_key_costs_calls_and_the_others_do_not_stand_in_them() -> None:
     assert sorted((r["k"], r["n"]) for r in out.to_pylist()) == [(1, 5), (2, 6), (3, 8), (7, 4)]
 
 
-def raises(held: Any, given: Any) -> Any:
+def divides(held: Any, given: Any) -> Any:
     raise ZeroDivisionError("of course")
 
 
@@ -208,7 +209,7 @@ def nulls(held: Any, given: Any) -> Any:
 
 
 FAILING: dict[str, tuple[Callable[..., Any], str]] = {
-    "raises": (raises, "raised ZeroDivisionError: of course"),
+    "raises": (divides, "raised ZeroDivisionError: of course"),
     "no batch": (lambda held, given: given.to_pylist(), "returned a list"),
     "rows": (lambda held, given: given.slice(1), "returned 0 rows for 1"),
     "columns": (lambda held, given: given.select(["k"]), r"returned the columns \['k'\]"),
@@ -250,19 +251,19 @@ def throws(held: Any, given: Any, out: Any) -> None:
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize(
-    ("function", "words"),
+    "function",
     [
-        (moves, "for the key {'k': 1} it changed one of"),
-        (empties, "left null in one of"),
-        (hides, "it changed one of"),
-        (throws, "ValueError: not so"),
+        moves,
+        empties,
+        hides,
+        throws,
     ],
 )
-def test_a_scalar_merger_that_fails_is_named(function: Any, words: str) -> None:
+def test_a_scalar_merger_that_fails_is_named(function: Any) -> None:
     schema = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
     flow = dd.Flow()
     flow.output("out", flow.upserts("a", schema, dd.Upsert("k", merge=dd.Merge(function=function, scalar=True))))
-    with flow.open() as engine, pytest.raises(MergerFailed, match=words):
+    with flow.open() as engine, raises(MergerFailed):
         engine.step({"a": pa.table({"k": [1, 1], "n": [1, 2]}, schema=schema)}, 0)
 
 
@@ -280,16 +281,15 @@ def uncompiled(held: Any, given: Any, out: Any) -> None:
 
 
 UNKNOWN = [
-    (unset, "unset names the field 'nowhere', which there is not"),
-    (unread, "unread names the field 'name', which there is not"),
-    (uncompiled, "uncompiled does not compile: .*as_py"),
+    unset,
+    unread,
+    uncompiled,
 ]
 
 
-@pytest.mark.parametrize(("function", "words"), UNKNOWN)
-def test_a_scalar_merger_of_unknown_fields_is_refused_when_the_flow_is_built(function: Any, words: str) -> None:
-    fields = r"mend f\(held, given, out\), where held has \['k', 'k_null', 'at', 'at_null', 's_is', .*\]; given has "
-    with pytest.raises(SpecError, match=f"the merger {function.__name__} of 'a': {words}.*{fields}"):
+@pytest.mark.parametrize("function", UNKNOWN)
+def test_a_scalar_merger_of_unknown_fields_is_refused_when_the_flow_is_built(function: Any) -> None:
+    with raises(SpecError):
         flow_of(function, scalar=True)
 
 
@@ -320,7 +320,7 @@ def flow_of(function: Any, scalar: bool = False) -> dd.Flow:
 def test_a_plan_names_its_merger_and_needs_it() -> None:
     assert describe(flow_of(set_columns)) == describe(flow_of(set_columns))
     assert describe(flow_of(set_columns)) != describe(flow_of(nulls))
-    with pytest.raises(SpecError, match=r"test_mergers.set_columns.*give the flow itself"):
+    with raises(SpecError):
         rebuild(describe(flow_of(set_columns)))
 
 
@@ -340,7 +340,7 @@ def test_a_state_of_another_merger_is_refused() -> None:
     with flow_of(set_columns).open(store.writer()) as engine:
         assert engine.read("out").num_rows == 1
     for other in (flow_of(nulls), flow_of(set_scalar, True)):
-        with pytest.raises(PlanChanged, match=r"merge= of input 'a' is .*, and was .*test_mergers.set_columns"):
+        with raises(PlanChanged):
             other.open(store.writer())
 
 

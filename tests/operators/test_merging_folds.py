@@ -16,6 +16,7 @@ import pytest
 from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 
 from ddflow.columns.hashing import Secret
 from ddflow.errors import ListTooLong, MergeOverflow, TooLarge
@@ -419,7 +420,7 @@ def test_a_sum_that_comes_back_into_bounds_is_refused_and_one_that_is_cleared_to
 
 def test_an_overflow_inside_a_struct_names_the_field() -> None:
     column = pa.array([{"n": 100}, {"n": 100}], pa.struct([("n", pa.int8())]))
-    with pytest.raises(MergeOverflow, match=r"a sum of 'c\.n': key 0: 100 \+ 100 leaves int8"):
+    with raises(MergeOverflow):
         fold(fields({"n": sum()}), column.type, *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str, "c")
 
 
@@ -458,14 +459,14 @@ def test_long_lists_are_not_quadratic() -> None:
 def test_what_passes_two_gibibytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold_lists, "MOST", 5)
     walk, texts = one(TAKE, TAKE), pa.array(["abc", "de"])
-    with pytest.raises(TooLarge, match="column 'c' of one output: its text takes 7 bytes"):
+    with raises(TooLarge):
         fold(join_text(), pa.string(), *walk, texts, EVERY, of_nothing(), SECRET, str, "c")
     wide = fold(
         join_text(), pa.large_string(), *walk, texts.cast(pa.large_string()), EVERY, of_nothing(), SECRET, str, "c"
     )
     assert wide.to_pylist() == ["abc,de"]
     lists = pa.array([[1, 2, 3], [4, 5, 6]])
-    with pytest.raises(TooLarge, match="lists of 'c': they have 6 elements"):
+    with raises(TooLarge):
         fold(append(), lists.type, *walk, lists, EVERY, of_nothing(), SECRET, str, "c")
 
 

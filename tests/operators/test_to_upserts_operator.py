@@ -19,6 +19,7 @@ from chance import effort
 from doors import FOREVER, SECRET, TwinDoor, plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from model import to_upserts
 from rules import Refused
 from strategies import plans, row_of, scenarios, some
@@ -282,7 +283,7 @@ def test_an_output_for_a_log_that_is_compacted() -> None:
         assert Counter(plain(changes)) == {(1, "Bern", True, -1): 1, (2, "Chur", True, 1): 1}
         with engine.reader("for_kafka", 2) as reader:
             assert reader.read().num_rows == 2
-        with pytest.raises(NotReadable, match="has no key"):
+        with raises(NotReadable):
             engine.scd2("for_kafka")
         assert engine.stats()["arrangements"]["to_upserts 0 by ['id']"]["keys"] == 1
 
@@ -353,9 +354,9 @@ def test_a_new_output_gives_all_it_holds_as_upserts_or_the_state_is_not_opened(t
             {"city": "Bern", "rows": [{"id": 1, "paid": True, "_diff": 1}], "_time": 3, "_deleted": False}
         ]
         engine.step(rows((2, "Bern", True)), 4)
-    with pytest.raises(NotUnique, match="at time 4"):
+    with raises(NotUnique):
         shop(**two, unique=("city", "error")).open(place)
-    with pytest.raises(PlanChanged, match="greatest"):
+    with raises(PlanChanged):
         shop(by_id=("id", "greatest"), by_city=("city", "all")).open(place)
     with shop(**two).open(place) as engine:
         assert engine.read("by_id").num_rows == 2
@@ -401,7 +402,7 @@ def test_nothing_can_be_made_of_upserts_but_an_output() -> None:
         lambda: input.concat(last),
         lambda: last.to_upserts("id"),
     ):
-        with pytest.raises(SpecError, match="apply it before to_upserts"):
+        with raises(SpecError):
             act()
     flow.output("out", last)
     assert [type(node).__name__ for node in flow.nodes] == ["Input", "AsUpserts"]
@@ -420,7 +421,7 @@ def test_what_it_cannot_do_is_said_when_the_plan_is_made() -> None:
     ]:
         with pytest.raises(error, match=words):
             plain_orders.to_upserts(key, rule)
-    with pytest.raises(SchemaMismatch, match="upserts get themselves"):
+    with raises(SchemaMismatch):
         input.to_upserts("id")
     assert not [node for node in flow.nodes if type(node).__name__ == "Back"]
 
@@ -437,5 +438,5 @@ def test_its_plan_is_written_and_read_back() -> None:
         with pytest.raises(CorruptState):
             rebuild(description | {"collections": nodes})
     behind = {"op": "negate", "of": [ident]}
-    with pytest.raises(CorruptState, match="apply it before to_upserts"):
+    with raises(CorruptState):
         rebuild(description | {"collections": description["collections"] | {"0" * 32: behind}})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from parts_by_hand import Hands
 
 import ddflow as dd
@@ -162,7 +163,7 @@ def test_after_a_rollback_a_sink_is_ahead_and_sync_mends_it(place: Place) -> Non
     place.day(DAYS[0])
     place.day(DAYS[1])
     dd.rollback(place.state, 1)
-    with pytest.raises(SinkAhead, match="ddflow sync"):
+    with raises(SinkAhead):
         place.day(DAYS[2])
     with closing(_driver(place)) as driver:
         assert sync_state(driver, place.sinks, adopt=False, dry=True)["by_city"][:3] == (1, 1, 0)
@@ -192,7 +193,7 @@ def test_another_states_table_is_refused_and_a_sink_is_forgotten(place: Place, t
     (tmp_path / "other").mkdir()
     other = Place(tmp_path / "other")
     other.sinks = place.sinks
-    with pytest.raises(SinkRefused, match="written by the state"):
+    with raises(SinkRefused):
         other.day(DAYS[0])
     with closing(_driver(place)) as driver:
         sync_state(driver, {}, False, False, ("cities",))

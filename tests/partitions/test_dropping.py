@@ -19,6 +19,7 @@ from chance import effort
 from every_operator import NARROW, plan
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from parts_by_hand import Hands
 from test_evolve import FOREVER, flow_without, plain, rows, same, told
 
@@ -176,7 +177,7 @@ def test_an_input_that_nothing_uses_stays_and_is_named() -> None:
         assert engine.step(some(2)).verdicts.counts["applied"] > 0
     without = dd.Flow()
     without.output("people", without.upserts("people", COLUMNS, dd.Upsert(key="id", stale="side", order_by="city")))
-    with pytest.raises(PlanChanged, match="input 'cities' is not in it"):
+    with raises(PlanChanged):
         without.open(store.writer())
 
 
@@ -194,11 +195,11 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     ):
         with pytest.raises(SpecError, match=found.replace("?", r"\?")):
             dd.evolve(state, drop_outputs=names)
-    with pytest.raises(SpecError, match="types are given, too"):
+    with raises(SpecError):
         dd.evolve(state, {"people": {"city": "large_string"}}, drop_outputs=["people"])
-    with pytest.raises(SpecError, match="drop_outputs="):
+    with raises(SpecError):
         dd.evolve(state, drop_outputs=[])
-    with pytest.raises(PlanChanged, match="it has more than the one"):
+    with raises(PlanChanged):
         dd.evolve(state, drop_outputs=["people"], flow=people("people", "by_city", "towns", "with_key"))
     assert sorted(state.rglob("*")) == before
     call = rf"dd\.evolve\('{state}', drop_outputs=\['people', 'by_city'\]\)"
@@ -244,7 +245,7 @@ def test_an_output_with_a_sink_is_detached_first_and_others_keep_what_waits(
         for number in range(20):
             engine.step(some(number))
     assert newest_of(LocalStore(state, readonly=True)).backlog[0].level > 1
-    with pytest.raises(SpecError, match=r"updates of 'by_city' are kept for its sink.*engine\.detach\('by_city'\)"):
+    with raises(SpecError):
         dd.evolve(state, drop_outputs=["by_city"])
     with people().open(state, grace=0) as engine:
         engine.detach("by_city")
@@ -281,7 +282,7 @@ def test_a_folder_of_outputs_shows_what_was_committed(tmp_path: Path) -> None:
         engine.step(some(4))
     assert dd.fsck(state).ok
 
-    with pytest.raises(StateRefused, match=r"dropped at epoch 3, and this is a new one.*move that folder away"):
+    with raises(StateRefused):
         people().open(state, outputs=folder)
     [old] = folder.glob("by_city-*")
     old.rename(tmp_path / "old")
@@ -331,7 +332,7 @@ def test_an_output_that_is_added_again_is_not_written_on_top_of_the_one_that_was
             if not ahead:
                 engine.step(some(40))
             for _ in range(1 + ahead):
-                with pytest.raises(SinkRefused, match=r"it was dropped since, and is a new one.*ddflow sync"):
+                with raises(SinkRefused):
                     engine.run({}, sinks)
             engine.sync(sinks)
             engine.step(some(60))

@@ -19,6 +19,7 @@ from chance import SOAK, effort, seeded
 from every_operator import NARROW, plan
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from parts_by_hand import Hands
 from test_dropping import COLUMNS, newest_of, operators, people, some, table
 from test_durable_kill import Deadly, died
@@ -268,10 +269,10 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     ):
         with pytest.raises(SpecError, match=found):
             dd.evolve(state, drop_outputs=outputs, drop_inputs=inputs)
-    with pytest.raises(SpecError, match="types are given, too"):
+    with raises(SpecError):
         dd.evolve(state, {"people": {"city": "large_string"}}, drop_inputs="cities")
     assert sorted(state.rglob("*")) == before
-    with pytest.raises(PlanChanged, match=rf"input 'cities' is not in it.*take them out first with {call}; or open it"):
+    with raises(PlanChanged):
         alone().open(state)
 
 

@@ -14,6 +14,7 @@ from chance import effort
 from doors import SECRET, plain, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from strategies import events, inputs, shapes, splits
 
 import ddflow as dd
@@ -144,7 +145,7 @@ def test_no_rows_are_no_chunks_but_their_columns_are_looked_at() -> None:
     route = Partitioner(flow, "s", 2, SECRET)
     assert routed(route, []) == []
     assert routed(route, [pa.record_batch({"id": pa.array([], pa.int32())})]) == []
-    with pytest.raises(SchemaMismatch, match=r"'id' is missing.*did you mean 'ids'"):
+    with raises(SchemaMismatch):
         routed(route, [pa.record_batch({"ids": pa.array([], pa.int32())})])
 
 

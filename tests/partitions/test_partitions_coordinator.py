@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tight
+from messages import raises
 from msgspec.structs import replace
 from parts_by_hand import Hands
 
@@ -160,7 +161,7 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     # Whoever opens it next goes on, with as many partitions, but does not know what led there.
     again = opened(store, flow_of(counted=True), partitions=None).begin()
     assert again._replace(store=start.store) == start._replace(past=()) and start.before(0, 0) != ()
-    with pytest.raises(CorruptState, match=r"it has 4 inventories, where the plan has 1 stages of 2 partitions"):
+    with raises(CorruptState):
         opened(store, flow_of(counted=True)).live.read(store, manifest.inventories, 1, 2)
 
 
@@ -186,9 +187,9 @@ def test_a_receipt_that_is_missing_is_named_and_nothing_is_committed() -> None:
     coordinator = opened(flow=flow_of(counted=True), partitions=14)
     start = coordinator.begin()
     receipts = Tasks(coordinator, start).all()
-    with pytest.raises(MissingReceipts, match=r"no receipt of partitions \[3\] on stage 1"):
+    with raises(MissingReceipts):
         coordinator.finish(start, [each for each in receipts if (each.stage, each.number) != (1, 3)])
-    with pytest.raises(MissingReceipts, match=r"\[1, 2, 3, 4, 5, 6, 7, 8, 9, 10\] and 3 more on stage 0"):
+    with raises(MissingReceipts):
         coordinator.finish(start, receipts[:1])
     assert coordinator.epoch == 0 and coordinator.finish(start, receipts).epoch == 1
 
@@ -207,7 +208,7 @@ def test_of_two_attempts_the_first_is_taken_and_they_agree() -> None:
         ("outputs", {}),
     ]:
         other = replace(second[0], **{field: value})
-        with pytest.raises(ReceiptsDisagree, match=f"two attempts at partition 0 on stage 0 differ in {field}"):
+        with raises(ReceiptsDisagree):
             coordinator.finish(start, [*first, other])
     done = coordinator.finish(start, [*first, *slow])
     assert done.figures["step"] == 14
@@ -225,7 +226,7 @@ def test_receipts_of_others_are_refused() -> None:
     ]:
         with pytest.raises(SpecError, match=message):
             coordinator.finish(start, [first, receipt])
-    with pytest.raises(ReceiptsDisagree, match="closed to 2, partition 1 on stage 0 to 9"):
+    with raises(ReceiptsDisagree):
         coordinator.finish(start, [first, replace(second, frontier=9)])
     for wrong in (
         {"rows": {"others": 1}},
@@ -234,12 +235,12 @@ def test_receipts_of_others_are_refused() -> None:
         {"outputs": {"by_city": first.outputs["orders"]}},
         {"outputs": {"orders": Output((Blob("00ff00ff00ff00ff-1.parquet", 1, bytes(16)),), 1)}},
     ):
-        with pytest.raises(CorruptState, match="partition 1 on stage 0: it tells of"):
+        with raises(CorruptState):
             coordinator.finish(start, [first, replace(second, **wrong)])
-    with pytest.raises(SpecError, match="it was not begun, or another was begun since"):
+    with raises(SpecError):
         coordinator.finish(start._replace(time=8), [first, second])
     coordinator.finish(start, [first, second])
-    with pytest.raises(SpecError, match="it was not begun"):
+    with raises(SpecError):
         coordinator.finish(start, [first, second])
 
 
@@ -252,7 +253,7 @@ def test_no_part_gives_up_what_it_never_had() -> None:
     start = coordinator.begin()
     tasks = Tasks(coordinator, start)
     own = tasks.receipt(0, 0, gone=(first.added[0].name,))
-    with pytest.raises(CorruptState, match=f"partition 1 on stage 0: it leaves {first.added[0].name}, which its"):
+    with raises(CorruptState):
         coordinator.finish(start, [own, tasks.receipt(0, 1, gone=(first.added[0].name,))])
     coordinator.finish(start, [own, tasks.receipt(0, 1)])
     assert coordinator.log.manifest_log.names == names_of(store, coordinator.manifest) | {second.added[0].name}
@@ -278,9 +279,7 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
         bad += [replace(first, inventory=Blob("00ff00ff00ff00ff-1.json", 1, bytes(16)))]
         bad += [replace(first, outputs={"orders": Output((lost,), 3)})]
     for each in bad:
-        with pytest.raises(
-            StateRefused, match=r"1 of .* files that tasks wrote are not in it.*; mount the same folder"
-        ):
+        with raises(StateRefused):
             coordinator.finish(start, [each, second])
     assert coordinator.epoch == 0
     coordinator.finish(start, [first, second])
@@ -333,7 +332,7 @@ def test_a_batch_is_taken_once_and_in_its_turn() -> None:
     store = MemoryStore()
     coordinator = opened(store, keep=2)
     feed = Feed("a", 4)
-    with pytest.raises(FeedChanged, match=r"batch 4 of query 'a' .* the 4 batches before it went elsewhere"):
+    with raises(FeedChanged):
         coordinator.committed(feed=feed)
     assert coordinator.committed(feed=feed, adopt=True) is None
     epoch(coordinator, feed=feed, adopt=True)
@@ -348,23 +347,18 @@ def test_a_batch_is_taken_once_and_in_its_turn() -> None:
     assert again.replayed and again.epoch == 4 and again.outputs == kept.calls[0].outputs
     assert (again.time, again.frontier, again.counts) == (4, 5, {"applied": 3})
     for rows in (({"orders": 2}, {"orders": "02" * 16}), ({"orders": 3}, {"orders": "13" * 16}), ({}, {})):
-        with pytest.raises(ReplayMismatch, match="give epoch 4 of memory again: it was committed of rows with digest"):
+        with raises(ReplayMismatch):
             coordinator.replayed(kept, *rows)
-    with pytest.raises(
-        EpochSkipped,
-        match=r"give batch 8 of query 'a' .* last batch is 6: 1 batches were left out.* delete .* adopt=True",
-    ):
+    with raises(EpochSkipped):
         coordinator.begin(feed=Feed("a", 8))
-    with pytest.raises(
-        EpochSkipped, match="batches that were given before batch 6 are not kept; the checkpoint is old"
-    ):
+    with raises(EpochSkipped):
         coordinator.committed(feed=Feed("a", 5))
-    with pytest.raises(EpochSkipped, match="begin epoch 4 of memory: it is committed"):
+    with raises(EpochSkipped):
         coordinator.begin(feed=Feed("a", 6))
-    with pytest.raises(SpecError, match="they may contradict each other"):
+    with raises(SpecError):
         coordinator.committed(feed=feed, epoch=5)
     for bad in (Feed("a", -1), Feed("a" * 201, 0), Feed("a", True), Feed("a", 1.0), Feed(None, 1)):  # type: ignore[arg-type]
-        with pytest.raises(SpecError, match="that is no batch of a query"):
+        with raises(SpecError):
             coordinator.committed(feed=bad)
     assert coordinator.committed(feed=Feed("a", 7)) is None
 
@@ -374,17 +368,17 @@ def test_another_query_feeds_a_state_only_when_it_is_adopted() -> None:
     epoch(coordinator, feed=Feed("a", 0))
     epoch(coordinator, feed=Feed("a", 1))
     for batch in (0, 1, 2, 9):
-        with pytest.raises(FeedChanged, match=f"batch {batch} of query 'b' .* fed by query 'a', whose last batch is 1"):
+        with raises(FeedChanged):
             coordinator.begin(feed=Feed("b", batch))
     start = coordinator.begin(feed=Feed("b", 2), adopt=True)
-    with pytest.raises(SpecError, match=r"as Feed.*: it was begun as Feed"):
+    with raises(SpecError):
         coordinator.finish(start, [], feed=Feed("b", 1))
     coordinator.finish(start, Tasks(coordinator, start).all(), feed=Feed("b", 2))
     assert coordinator.manifest.feed == Feed("b", 2)
     assert [each.batch for each in coordinator.manifest.receipts] == [None, None, 2]
     found = coordinator.committed(feed=Feed("b", 2), adopt=True)
     assert found is not None and found.epoch == 3
-    with pytest.raises(EpochSkipped, match="not kept"):  # it was the other query's
+    with raises(EpochSkipped):  # it was the other query's
         coordinator.committed(feed=Feed("b", 1), adopt=True)
     with pytest.raises(FeedChanged):
         coordinator.committed(feed=Feed("a", 2))
@@ -395,7 +389,7 @@ def test_a_query_has_rows_for_the_same_inputs_until_another_is_adopted() -> None
     epoch(coordinator, feed=Feed("a", 0, ("s", "t")))
     epoch(coordinator, feed=Feed("a", 1))  # of whom that is not known
     for batch in (1, 2):
-        with pytest.raises(FeedChanged, match=r"rows for \['s'\], and had them for \['s', 't'\].* give frames for"):
+        with raises(FeedChanged):
             coordinator.begin(feed=Feed("a", batch, ("s",)))
     epoch(coordinator, feed=Feed("a", 2, ("s", "t")))
     epoch(coordinator, feed=Feed("b", 0, ("s",)), adopt=True)
@@ -408,9 +402,9 @@ def test_a_query_without_an_id_is_known_by_its_numbers() -> None:
         epoch(coordinator, feed=Feed("", batch))
     kept = coordinator.committed(feed=Feed("", 2))
     assert kept is not None and coordinator.replayed(kept, {"orders": 3}, {"orders": "03" * 16}).epoch == 3
-    with pytest.raises(FeedChanged, match="another query, or its checkpoint was deleted"):
+    with raises(FeedChanged):
         coordinator.replayed(kept, {"orders": 1}, {"orders": "01" * 16})
-    with pytest.raises(FeedChanged, match=r"batch 0 of a query without an id .* the last one was 3"):
+    with raises(FeedChanged):
         coordinator.begin(feed=Feed("", 0))
     last = coordinator.committed(feed=Feed("", 3))
     assert last is not None
@@ -432,10 +426,7 @@ def test_epochs_by_number() -> None:
     kept = coordinator.committed(epoch=2)
     assert kept is not None and kept.epoch == 2
     for number in (0, 1, 5, -1):
-        with pytest.raises(
-            EpochSkipped,
-            match=rf"epoch {number} of memory: the last one committed is 3, and the outputs of \[2, 3\] are",
-        ):
+        with raises(EpochSkipped):
             coordinator.begin(epoch=number)
 
 
@@ -444,7 +435,7 @@ def test_two_coordinators_of_one_state() -> None:
     one, other = opened(store), opened(store)
     start, late = one.begin(), other.begin()
     one.finish(start, Tasks(one, start).all())
-    with pytest.raises(Fenced, match="another writer has committed"):
+    with raises(Fenced):
         other.finish(late, Tasks(other, late).all())
     with pytest.raises(Fenced):
         other.begin()
@@ -509,22 +500,22 @@ def test_what_a_plan_may_have_got_since() -> None:
     epoch(opened(store))
     growing = opened(store, flow_of(counted=True)).growing
     assert growing is not None and growing.new.outputs == ("by_city",)
-    with pytest.raises(PlanChanged, match="order_by= of input 'orders'"):
+    with raises(PlanChanged):
         opened(store, flow_of(order_by="at"))
     wider = opened(store, flow_of({"price": pa.float64()}))
     assert wider.log.change.columns == {"orders": ["price"]}
     kept = wider.committed(epoch=1)
     assert kept is not None
-    with pytest.raises(ReplayMismatch, match="and the plan has other columns since"):
+    with raises(ReplayMismatch):
         wider.replayed(kept, {"orders": 3}, {"orders": "13" * 16})
     epoch(wider)
     assert [each.epoch for each in wider.manifest.receipts] == [1, 2] and not wider.log.change
     assert [each.epoch for each in wider.manifest.past] == [1]
-    with pytest.raises(PlanChanged, match=r"column 'price' .* is missing"):
+    with raises(PlanChanged):
         opened(store)
     flow = dd.Flow()
     flow.upserts("orders", {"id": pa.int64()}, dd.Upsert(key="id"))
-    with pytest.raises(SpecError, match="0 outputs"):
+    with raises(SpecError):
         opened(fresh := MemoryStore(), flow)
     assert fresh.numbers() == []
 
@@ -534,9 +525,9 @@ def test_commands_quote_a_folder_with_a_space(tmp_path: Path) -> None:
     driver = opened(folder)
     epoch(driver)
     driver.close()
-    with pytest.raises(SpecError, match=f"ddflow rescale '{folder}' --partitions 3"):
+    with raises(SpecError):
         opened(folder, partitions=3)
-    with pytest.raises(StateRefused, match=f"ddflow rescale '{folder}' --partitions 1"):
+    with raises(StateRefused):
         flow_of().open(folder)
 
 
@@ -547,17 +538,17 @@ def test_partitions_are_the_states_until_it_is_rescaled() -> None:
     assert opened(store, partitions=5).partitions == 5  # nothing was committed yet
     epoch(opened(store, partitions=5))
     before = store.numbers()
-    with pytest.raises(SpecError, match=r"with partitions=2: it has 5, .* ddflow rescale memory --partitions 2"):
+    with raises(SpecError):
         opened(store, partitions=2)
     assert store.numbers() == before
     assert opened(store, partitions=5).partitions == 5
     assert opened(store, partitions=None).begin().partitions == 5
     assert opened(partitions=None, default_partitions=7).partitions == 7
     for bad in (0, -1, True, 2.0, 1 << 17, "2"):
-        with pytest.raises(SpecError, match="partitions="):
+        with raises(SpecError):
             opened(store, partitions=bad)
     for option in ("keep", "retain", "default_partitions"):
-        with pytest.raises(SpecError, match=f"{option}="):
+        with raises(SpecError):
             opened(store, **{option: -1})
 
 
@@ -574,7 +565,7 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
     tasks = Tasks(coordinator, start)
     [whole] = coordinator.manifest.inventories
     kept = tasks.receipt(1, 0, inventory=whole, nonce="", added=())
-    with pytest.raises(ReceiptsDisagree, match=r"the stages \[1\] keep .*, the inventory of all stages"):
+    with raises(ReceiptsDisagree):
         coordinator.finish(start, [tasks.receipt(0, 0), kept])
     assert hands.epoch({"orders": rows})[0].counts == {"noop": 3}  # nothing is sent to the count
     committed, outputs = hands.epoch({"orders": rows.set_column(1, "city", [["Wil"] * 3])})

@@ -12,6 +12,7 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import PLAIN
+from messages import raises
 from rules import canonical
 
 import ddflow as dd
@@ -90,11 +91,11 @@ def test_rows_of_every_type_come_back_as_they_were(kind: str, told: bool) -> Non
 def test_what_is_not_such_a_chunk_is_refused() -> None:
     rows = pa.record_batch({"n": [1, 2]})
     payload = packed(rows, [0, 0])[0]["payload"]
-    with pytest.raises(Misrouted, match=r"a chunk of 3 rows with the columns \['n'\]: it has 2 rows; run it again"):
+    with raises(Misrouted):
         unpack(payload, rows.schema, 3)
-    with pytest.raises(Misrouted, match="one version of ddflow"):
+    with raises(Misrouted):
         unpack(payload.slice(0, 4), rows.schema, 2)
-    with pytest.raises(Misrouted, match="one version of ddflow"):
+    with raises(Misrouted):
         unpack(payload, pa.schema({"n": pa.int64(), "m": pa.string()}), 2)
 
 

@@ -18,6 +18,7 @@ import pytest
 from chance import effort
 from hypothesis import given, note
 from hypothesis import strategies as st
+from messages import raises
 from msgspec import structs
 from parts_by_hand import Hands
 from proof_case import EPOCH, HELD, SCHEMA, WIDE, events, plan
@@ -231,7 +232,7 @@ def test_a_new_count_of_what_is_in_many_partitions_is_read() -> None:
 
 def test_an_engine_has_one_partition_and_says_so() -> None:
     cut, _ = case("epochs", 3)
-    with pytest.raises(StateRefused, match=r"3 partitions, and an engine has one; .* rescale memory"):
+    with raises(StateRefused):
         plan(EPOCH).open(cut)
     assert dd.read(cut, "orders").num_rows
 
@@ -312,7 +313,7 @@ def test_inventories_that_do_not_fit_together_are_found(name: str) -> None:
     report = dd.fsck(cut)
     assert any(all(word in problem.found for word in words) for problem in report.problems), str(report)
     if name != "unknown":
-        with pytest.raises(CorruptState, match=r"partition|a stage has|events came in"):
+        with raises(CorruptState):
             dd.read(cut, "orders")
 
 

@@ -28,6 +28,7 @@ from durable_case import CASES, SMALL, TIGHT
 from hypothesis import given
 from hypothesis import strategies as st
 from merging_strategies import scenarios as merging
+from messages import raises
 from pair import Pair
 from proof_case import EPOCH, events, plan
 from strategies import shapes
@@ -352,11 +353,11 @@ def test_a_task_that_told_nothing_or_whose_file_is_not_there_stops_it(tmp_path: 
     made(tmp_path / "state")
     with Rescaler.open(tmp_path / "state", 2) as rescaler:
         some = [task(rescaler.cut, rescaler.move, *each) for each in rescaler.tasks]
-        with pytest.raises(MissingReceipts, match=r"1 of 2 tasks told nothing, first those of .* \[\(0, 0\)\]"):
+        with raises(MissingReceipts):
             rescaler.finish(some[1:])
         lost = some[0].added[0]
         rescaler.store.delete(lost.name)
-        with pytest.raises(CorruptState, match=f"{lost.name}.* the task of stage 0 and partition 0 wrote"):
+        with raises(CorruptState):
             rescaler.finish(some)
     goes_on(tmp_path / "state")
 
@@ -382,7 +383,7 @@ def test_who_commits_first_wins_and_the_other_is_fenced_and_leaves_nothing(tmp_p
     assert newest_one is not None and newest_one.note == "rescale 1 -> 3"
     old = {blob.name for each in some for blob in each.added}
     assert not old & {entry.name for entry in store.list()}
-    with pytest.raises(StateRefused, match="--partitions 1"):
+    with raises(StateRefused):
         case.open(state)
 
 
@@ -404,16 +405,16 @@ def test_a_damaged_file_is_named_and_nothing_is_left(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     flow = made(tmp_path / "state")
     for number in (0, -1, 65_537, True, 2.0, None):
-        with pytest.raises(SpecError, match="from 1 to 65,536"):
+        with raises(SpecError):
             rescale(tmp_path / "state", number)  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="too small to work in"):
+    with raises(SpecError):
         rescale(tmp_path / "state", 2, memory="1MB")
-    with pytest.raises(StateRefused, match="there is no state"):
+    with raises(StateRefused):
         rescale(MemoryStore(), 2)
     with pytest.raises(StateRefused):
         rescale(tmp_path / "nowhere", 2)
     flow.output("more", flow.inputs["a"].project(["k"]))
-    with pytest.raises(PlanChanged, match="it has more than the one that the state was made by"):
+    with raises(PlanChanged):
         rescale(tmp_path / "state", 2, flow=flow)
 
 

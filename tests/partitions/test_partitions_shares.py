@@ -12,6 +12,7 @@ from chance import effort
 from doors import to_arrow
 from hypothesis import event, given
 from hypothesis import strategies as st
+from messages import raises
 from msgspec.structs import replace
 from parts_by_hand import Hands
 from spark_session import counted
@@ -153,15 +154,15 @@ def test_a_version_is_what_it_says_or_an_error(tmp_path: Path) -> None:
         store = LocalStore(place, create=False, readonly=True)
         version = Version.of(store, found(store), "owner")
         assert read_updates(version, None, "out", None).to_pylist() == [{"id": 1, "_time": 1, "_diff": 1}]
-        with pytest.raises(StateRefused, match="mount the same folder"):
+        with raises(StateRefused):
             read_updates(version._replace(digest="0" * 32), None, "out", None)
-        with pytest.raises(StateRefused, match="manifest 9 is not there"):
+        with raises(StateRefused):
             read_updates(version._replace(number=9), None, "out", None)
-        with pytest.raises(StateRefused, match="mount the same folder"):
+        with raises(StateRefused):
             read_updates(version._replace(store=str(tmp_path / "other")), None, "out", None)
         for time in range(2, 80):
             engine.step({"a": pa.table({"id": [time]})}, time)
-        with pytest.raises(SnapshotExpired, match="swept away"):
+        with raises(SnapshotExpired):
             read_updates(version, None, "out", None)
         other = dd.Flow()
         other.output("out", other.upserts("b", {"id": pa.int64()}, dd.Upsert("id")))
@@ -181,7 +182,7 @@ def test_upserts_come_as_those_and_have_no_changes() -> None:
     table = contents(reading, "out")
     assert table.schema == flow.outputs["out"].updates_schema(flow.time_type)
     assert sorted(row["id"] for row in table.to_pylist()) == [1, 2]
-    with pytest.raises(SpecError, match="upserts"):
+    with raises(SpecError):
         contents(reading, "out", after=5)
 
 
@@ -190,10 +191,10 @@ def test_a_share_with_what_is_not_its_own_is_damage() -> None:
     hands = Hands(flow, store, 2, random.Random(3))
     hands.epoch({"orders": orders_of(50)})
     manifest = found(store)
-    with pytest.raises(CorruptState, match="lacks the operators"):
+    with raises(CorruptState):
         Share(store, manifest, flow, 1, -1)  # the other stage's
     swapped = manifest.inventories[1::-1] + manifest.inventories[2:]
-    with pytest.raises(CorruptState, match="has a key of"):
+    with raises(CorruptState):
         Share(store, replace(manifest, inventories=swapped), flow, 0, 0)
     hands.close()
 

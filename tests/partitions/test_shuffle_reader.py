@@ -16,6 +16,7 @@ from doors import SECRET, plain, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import PLAIN
+from messages import raises
 from strategies import events, inputs, splits
 
 import ddflow as dd
@@ -241,7 +242,7 @@ def test_a_row_without_a_payload_only_calls_its_partition() -> None:
         assert (shuffle.rows, shuffle.receipts, shuffle.input("s")) == ({}, [], None)
     with (
         ShuffleReader(cut(opened({"id": pa.int64()})), 0, 1) as shuffle,
-        pytest.raises(Misrouted, match="for partition 2"),
+        raises(Misrouted),
     ):
         shuffle.take(call)
 
@@ -265,7 +266,7 @@ def test_columns_that_are_not_there_stay_away() -> None:
         assert read(shuffle).to_pylist() == [{"id": 2, "at": 1}]
     with ShuffleReader(cut(flow), 0, 0) as shuffle:
         shuffle.take(batch)
-        with pytest.raises(Misrouted, match="one version of ddflow"):
+        with raises(Misrouted):
             read(shuffle)
 
 
@@ -300,6 +301,6 @@ def test_several_spools_share_a_scratch_folder_and_errors_name_it(tmp_path: Path
     assert os.listdir(tmp_path) == []
     with (
         ShuffleReader(cut(flow), 0, 0, 0, str(tmp_path / "gone")) as shuffle,
-        pytest.raises((SpillRefused, OSError), match="gone"),
+        raises((SpillRefused, OSError)),
     ):
         shuffle.take(batch)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from messages import raises
 from sql_witness import Held, answer, duck, flow_of, rows_of, step
 
 import ddflow as dd
@@ -118,5 +119,5 @@ def test_a_query_that_needs_more_columns_on_a_state_is_another_plan(tmp_path: Pa
         engine.step({"o": [{"id": 1, "c": 2, "gone": False}]}, time=1)
     flow = of("amounts")
     flow.output("days", flow.sql("select c.name, o.status from o join c on o.c = c.id"))
-    with pytest.raises(PlanChanged, match="output 'days' is"):
+    with raises(PlanChanged):
         flow.open(tmp_path / "state")

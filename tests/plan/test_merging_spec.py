@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, SpecError
@@ -121,7 +122,7 @@ def test_what_does_not_fit_the_columns_is_refused_when_they_meet(options: dict[s
 
 
 def test_a_formula_of_what_is_not_there_is_refused() -> None:
-    with pytest.raises(ExpressionError, match="nope"):
+    with raises(ExpressionError):
         bind("visits", COLUMNS, dd.Upsert("id", merge=dd.Merge(), derive={"n": "nope + 1"}))
 
 
@@ -129,14 +130,14 @@ def test_cells_that_may_be_left_without_a_value_must_be_nullable() -> None:
     schema = pa.schema(
         [pa.field("id", pa.int64()), pa.field("at", pa.int64()), pa.field("n", pa.int64(), nullable=False)]
     )
-    with pytest.raises(SpecError, match="'n' cannot be null"):
+    with raises(SpecError):
         bind("visits", schema, dd.Upsert("id", groups={"at": ["n"]}))
     assert bind("visits", schema, dd.Upsert("id", order_by="at", merge=dd.Merge())).merging is not None
 
 
 def test_columns_called_like_those_kept_beside_rows_are_refused() -> None:
     schema = pa.schema({"id": pa.int64(), "_given_n": pa.bool_(), "n": pa.int64()})
-    with pytest.raises(SpecError, match="_given_n"):
+    with raises(SpecError):
         bind("visits", schema, dd.Upsert("id", merge=dd.Merge({"n": dd.last()})))
 
 
@@ -214,5 +215,5 @@ def test_a_function_is_named_in_json_and_not_read_back() -> None:
     spec = dd.Upsert("id", merge=dd.Merge(function=merger))
     text = spec.to_json()
     assert "test_merging_spec.merger" in text and spec.fingerprint != dd.Upsert("id", merge=dd.Merge()).fingerprint
-    with pytest.raises(SpecError, match="merger"):
+    with raises(SpecError):
         dd.Upsert.from_json(text)

@@ -6,9 +6,9 @@ import xml.etree.ElementTree as xml
 from itertools import combinations
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 
 import ddflow as dd
 from ddflow.plan.layers import Size, laid_out
@@ -60,9 +60,9 @@ def test_texts_of_a_plan_cannot_break_the_page() -> None:
 def test_names_and_formats_that_are_none_are_refused_and_large_plans_are_text() -> None:
     made = flow()
     assert "people" in picture(made, "served") and "amount < 7" not in made.explain("served", format="svg")
-    with pytest.raises(dd.errors.SpecError, match="by_city"):
+    with raises(dd.errors.SpecError):
         made.explain("by_cty", format="svg")
-    with pytest.raises(dd.errors.SpecError, match="png"):
+    with raises(dd.errors.SpecError):
         made.explain(format="png")  # type: ignore[call-overload]
     node = made.inputs["orders"]
     for n in range(MOST):

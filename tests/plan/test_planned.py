@@ -21,6 +21,7 @@ from chance import effort, seeded
 from doors import plain, plan, schema_of, spec_of, to_arrow
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from strategies import events, scenarios
 
 import ddflow as dd
@@ -267,7 +268,7 @@ TWO_OF_A_NAME: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("what", TWO_OF_A_NAME)
 def test_two_formulas_of_one_name_are_refused_and_one_that_is_used_twice_is_not(what: str) -> None:
     one, other = TWO_OF_A_NAME[what]
-    with pytest.raises(SpecError, match="two different formulas are both called"):
+    with raises(SpecError):
         describe(output(lambda rows: rows.filter(one).concat(rows.filter(other))))
     twice = describe(output(lambda rows: rows.filter(one).concat(rows.filter(one))))
     assert len(twice["collections"]) == 3
@@ -303,7 +304,7 @@ def test_a_digest_sees_code_and_plain_values_that_a_function_was_made_with() -> 
 @pytest.mark.parametrize("verb", ["filter", "project"])
 def test_a_plan_with_a_formula_that_is_not_sql_needs_the_flow(formula: Any, verb: str) -> None:
     flow = output(lambda rows: rows.filter(formula) if verb == "filter" else rows.project({"m": formula, "s": "s"}))
-    with pytest.raises(SpecError, match=rf"people\.{verb}\(.*is not SQL; give the flow itself: flow=") as error:
+    with raises(SpecError) as error:
         rebuild(describe(flow), "state/orders")
     assert error.value.asked == "read the plan of state/orders"
 

@@ -74,7 +74,7 @@ def test_a_contradiction_is_refused_when_the_spec_is_made(what: str) -> None:
     with pytest.raises(SpecError) as error:
         dd.Upsert(**({"key": "id"} | options))
     assert found in str(error.value)
-    assert error.value.remedy
+    assert error.value.fix
 
 
 NO_NAMES: list[Any] = [5, True, 1.5, object(), len, dd.Upsert, pa.array([1]), b"id", {"id"}, {1: 2}]
@@ -126,7 +126,7 @@ def test_what_is_no_name_is_refused_wherever_one_is_wanted(taker: str) -> None:
             continue  # these are lists of states, and refused for what the table says
         with pytest.raises((SpecError, ExpressionError)) as error:
             TAKERS[taker](wrong)
-        assert error.value.remedy
+        assert error.value.fix
 
 
 SWAPPED = """flow.output: it is given Input(id int64) and 'rows'; write flow.output("name", collection)"""

@@ -10,6 +10,7 @@ from contextlib import suppress
 import nexmark_queries as nexmark
 import pyarrow as pa
 import pytest
+from messages import raises
 from queries import listed
 from sql_witness import flow_of, rows_of, same_as_duckdb
 from sqlglot import exp
@@ -42,7 +43,7 @@ def test_a_collection_is_asked_for_by_keyword_and_goes_before_an_input() -> None
     big = flow.inputs["o"].filter("n > 1")
     assert flow.sql("select id from big", big=big).inputs == (big,)
     assert flow.sql("select id from o", o=big).inputs == (big,)
-    with pytest.raises(SpecError, match="no collection of this flow"):
+    with raises(SpecError):
         flow.sql("select id from other", other=flow_of().inputs["o"])
 
 
@@ -60,10 +61,10 @@ def test_double_quotes_are_around_names_in_a_query_and_refused_for_a_column_in_a
         engine.step([{"id": 1, "ward name": "IPS"}, {"id": 2, "ward name": "Notfall"}, {"id": 3, "ward name": 'a "b"'}])
         rows = sorted(engine.read("out").select(["ward name", "how many"]).to_pylist(), key=str)
     assert rows == [{"ward name": "IPS", "how many": 1}, {"ward name": "Notfall", "how many": 1}]
-    with pytest.raises(ExpressionError, match=r"no column 'IPS'.* write 'IPS' if it is a text"):
+    with raises(ExpressionError):
         flow.sql('select id from beds where `ward name` = "IPS"')
     for wrong in (lambda: beds.filter("\"Ward name\" = 'IPS'"), lambda: beds.group_by("id").agg(n='max("ward name")')):
-        with pytest.raises(ExpressionError, match=r"is a text.* write `ward name` in backquotes for the column"):
+        with raises(ExpressionError):
             wrong()
     assert beds.filter('`ward name` = "IPS"').schema == beds.schema
 
@@ -194,16 +195,16 @@ def test_queries_with_parts_of_others_have_an_answer_or_a_refusal() -> None:
 def test_what_is_written_instead_of_a_window_over_groups_gives_the_same() -> None:
     groups = "from o group by c, status"
     for window in ("rank() over (partition by c order by sum(id) desc)", "max(count(*)) over (partition by status)"):
-        with pytest.raises(ExpressionError, match="cannot be maintained") as caught:
+        with raises(ExpressionError) as caught:
             flow_of().sql(f"select c, status, {window} r {groups}")
         written = re.fullmatch(
             r"name the query of the groups, with (.*) as v1, as T in a WITH, and over it write (.*)",
-            caught.value.remedy,
+            caught.value.fix,
         )
         assert written is not None
         followed = f"with T as (select c, status, {written[1]} v1 {groups}) select c, status, {written[2]} r from T"
         same_as_duckdb(followed, f"select c, status, {window} r {groups}", 7)
-    with pytest.raises(ExpressionError, match="name the query of the groups, as T in a WITH, and over it write 1"):
+    with raises(ExpressionError):
         flow_of().sql("select c, rank() over (order by c) r from o group by c")
 
 
@@ -300,9 +301,9 @@ WINDOWS = [
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_what_is_written_instead_of_a_window_gives_the_same(window: str) -> None:
-    with pytest.raises(ExpressionError, match="cannot be maintained") as caught:
+    with raises(ExpressionError) as caught:
         flow_of().sql(f"select id, {window} r from o")
-    written = re.fullmatch("write (.*), with T for the table", caught.value.remedy)
+    written = re.fullmatch("write (.*), with T for the table", caught.value.fix)
     assert written is not None
     given = "with T as (select * from o where n is not null)"
     same_as_duckdb(f"{given} select T.id, {written[1]} r from T", f"{given} select id, {window} r from T", 7)
@@ -314,14 +315,14 @@ def test_windows_that_look_at_rows_by_their_places_are_computed_where_rows_are_r
         "sum(n) over (order by id rows 2 preceding)",
         "ntile(3) over (order by n)",
     ):
-        with pytest.raises(ExpressionError, match=r"row_number\(\) <= k can; compute others over the rows"):
+        with raises(ExpressionError):
             flow_of().sql(f"select {window} r from o")
 
 
 def test_values_of_a_flow_without_inputs_have_no_first_event() -> None:
-    with pytest.raises(SpecError, match="has no inputs"):
+    with raises(SpecError):
         dd.Flow().sql("values (1)")
-    with pytest.raises(ExpressionError, match="give a query as text"):
+    with raises(ExpressionError):
         dd.Flow().sql(1)  # type: ignore[arg-type]
 
 

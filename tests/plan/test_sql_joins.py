@@ -6,6 +6,7 @@ import nexmark_queries as nexmark
 import pyarrow as pa
 import pytest
 from chance import seeded
+from messages import raises
 from queries import listed
 from sql_witness import flow_of, rows_of, same_as_duckdb
 from tpch_queries import KEYS, QUERIES, TYPES
@@ -36,7 +37,7 @@ def test_the_row_of_an_aggregate_without_groups_is_there_from_the_first_event_on
 
 
 def test_columns_that_are_neither_grouped_nor_aggregated_are_refused() -> None:
-    with pytest.raises(ExpressionError, match=r"'o\.id' is neither grouped by nor in an aggregate at line 1, column 8"):
+    with raises(ExpressionError):
         flow_of().sql("select id, count(*) k from o group by status")
 
 
@@ -46,11 +47,11 @@ def test_a_scalar_subquery_of_two_rows_refuses_the_step_and_names_the_key() -> N
     with flow.open() as engine:
         rows = {"id": [1, 2], "c": pa.array([4, 4], pa.int32()), "status": ["a", "b"], "gone": [False, False]}
         asks = pa.table({"id": pa.array([4], pa.int32())})
-        with pytest.raises(NotSingle, match=r"it has 2 rows where id = 4"):
+        with raises(NotSingle):
             engine.step({"o": pa.table(rows), "c": asks}, time=1)
         assert rows_of(engine.read("out")) == {}
         engine.step({"o": pa.table(rows)}, time=1)
-        with pytest.raises(NotSingle, match=r"it has 2 rows where id = 4"):
+        with raises(NotSingle):
             engine.step({"c": asks}, time=2)
 
 

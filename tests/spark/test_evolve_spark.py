@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from spark_session import counted, frame_of
@@ -66,7 +67,7 @@ def test_a_state_is_rewritten_by_a_job_and_goes_on(
 def test_wider_integers_are_taken_when_a_state_is_opened(spark: SparkSession, tmp_path: Path) -> None:
     state, wide = str(tmp_path / "state"), NARROW | {"n": pa.int64(), "city": pa.large_string()}
     spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(0, 9))}, 2, state=state)
-    with pytest.raises(PlanChanged, match="'n': 'double'"):
+    with raises(PlanChanged):
         spark_bridge.run(plan(NARROW | {"n": pa.float64()}), {"a": frame_of(spark, rows(0, 9))}, state=state)
     spark_bridge.run(plan(wide), {"a": frame_of(spark, rows(3, 9, wide))}, state=state)
     with plan(wide).open() as twin:
@@ -80,7 +81,7 @@ def test_what_tells_rows_apart_by_a_new_column_moves_them(spark: SparkSession, t
     state, wide = str(tmp_path / "state"), NARROW | {"new": pa.string()}
     frames = {"a": frame_of(spark, rows(0, 9)), "b": frame_of(spark, rows(2, 9))}
     spark_bridge.run(plan(NARROW, True), frames, 2, state=state)
-    with pytest.raises(PlanChanged, match=r"rows of \['distinct'\] are told apart by it"):
+    with raises(PlanChanged):
         spark_bridge.run(plan(wide, True), {"a": frame_of(spark, rows(0, 9, wide))}, state=state)
     both = {name: {"new": "string"} for name in ("a", "b")}
     spark_bridge.evolve(state, both)
@@ -120,7 +121,7 @@ def test_a_batch_that_a_query_gives_again_after_a_change_is_the_one_it_was(spark
     assert run(plan(wide), "id long, city string, n long, new string") == [(2, True)]
     forget_commit()
     give(1, rows(5, 9))
-    with pytest.raises(ReplayMismatch, match="other columns since"):
+    with raises(ReplayMismatch):
         run(plan(wide), "id long, city string, n long, new string")
     give(1, rows(4, 9))
     give(2, rows(2, 3, wide))
@@ -135,7 +136,7 @@ def test_a_batch_that_a_query_gives_again_after_a_change_is_the_one_it_was(spark
 def test_an_input_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: Path) -> None:
     state, frame = str(tmp_path / "state"), frame_of(spark, rows(0, 9))
     spark_bridge.run(plan(NARROW, True), {"a": frame, "b": frame}, 3, state=state)
-    with pytest.raises(PlanChanged, match=r"drop_outputs=\['either'\], drop_inputs=\['b'\]"):
+    with raises(PlanChanged):
         spark_bridge.run(plan(NARROW), {"a": frame}, state=state)
     done = spark_bridge.evolve(state, drop_outputs="either", drop_inputs="b")
     assert (done.outputs, done.inputs) == (("either",), ("b",)) and dd.fsck(state).ok
@@ -157,7 +158,7 @@ def test_an_output_is_taken_out_between_two_runs(spark: SparkSession, tmp_path: 
 
     state = str(tmp_path / "state")
     spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(0, 9))}, 3, state=state)
-    with pytest.raises(PlanChanged, match=r"drop_outputs=\['by_n'\]"):
+    with raises(PlanChanged):
         spark_bridge.run(fewer(), {"a": frame_of(spark, rows(0, 9))}, state=state, epoch=1)
     done = spark_bridge.evolve(state, drop_outputs=["by_n"])
     assert (done.outputs, done.epoch, done.versions) == (("by_n",), 1, 0)
@@ -194,7 +195,7 @@ def test_a_query_whose_input_was_dropped_goes_on_with_another_checkpoint(spark: 
     with pytest.raises(StreamingQueryException, match=r"There are \[2\] sources in the checkpoint"):
         run("a")
     other = str(tmp_path / "other")
-    with pytest.raises(FeedChanged, match="with adopt=True: what the state has seen changes nothing"):
+    with raises(FeedChanged):
         run("a", checkpoint=other)
     shutil.rmtree(other)
     run("a", checkpoint=other, adopt=True)

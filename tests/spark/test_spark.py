@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -164,7 +165,7 @@ def test_every_type_that_spark_sends_goes_through_as_payload(spark: SparkSession
 
 def test_a_column_of_spark_s_void_is_refused_when_the_flow_is_built(spark: SparkSession) -> None:
     frame = spark.range(2).selectExpr("id as k", "null as nothing")
-    with pytest.raises(SpecError, match="of the type null"):
+    with raises(SpecError):
         dd.Flow().upserts("s", frame, dd.Upsert("k"))
 
 

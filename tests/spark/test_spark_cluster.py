@@ -164,7 +164,7 @@ def test_a_state_that_executors_cannot_see_is_refused_before_they_work(
             )
             with pytest.raises(StateRefused, match=found) as told:
                 spark_bridge.run(flow, {"orders": frame}, 2, state="state")
-        assert os.uname().nodename in told.value.asked and "mount the same folder" in told.value.remedy
+        assert os.uname().nodename in told.value.asked and "mount the same folder" in told.value.fix
         assert not os.listdir("state/blobs")
     # What is named from the driver's own folder is the same for all, though they have others.
     ran = spark_bridge.run(flow, {"orders": frame}, 2, state="state", outputs="outputs")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from pyspark.sql import SparkSession
 from spark_session import counted, frame_of
 from stages_by_hand import by_hand
@@ -64,7 +65,7 @@ def test_a_run_without_a_state_gives_what_one_engine_gives(partitions: int) -> N
     with flow_of().open() as engine:
         step = engine.step(FINE, time=0)
         assert all(counted(found[name]) == counted(step[name]) for name in flow_of().outputs)
-    with pytest.raises(ExpressionError, match="divide by zero"):
+    with raises(ExpressionError):
         by_hand(flow_of(), {"g": [FINE["g"]], "b": [FINE["b"].slice(1)]}, partitions)
 
 

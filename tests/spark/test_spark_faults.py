@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_faults.driving import flow_of
@@ -45,10 +46,10 @@ def test_a_checkpoint_of_another_state_is_refused(fed: Fed) -> None:
     fed.run()
     checkpoint = f"{fed.state}.checkpoint"
     fed.give(rows_of(1))
-    with pytest.raises(FeedChanged, match="the 1 batches before it went elsewhere"):
+    with raises(FeedChanged):
         fed.run(state=str(fed.folder / "another"), checkpoint=checkpoint)
     shutil.rmtree(fed.state)  # the state is gone, and the checkpoint is not
-    with pytest.raises(FeedChanged, match=f"or this one was made anew; .* or delete the folder {checkpoint}, to start"):
+    with raises(FeedChanged):
         fed.run()
     shutil.rmtree(checkpoint)
     assert [each.epoch for each in fed.run().ddflow.stats()] == [1, 2]
@@ -80,7 +81,7 @@ def test_batches_that_go_back_are_told_again_as_far_as_they_are_kept(fed: Fed) -
     job.close()
     shutil.rmtree(checkpoint)
     shutil.copytree(fed.folder / "old", checkpoint)
-    with pytest.raises(EpochSkipped, match="not kept"):
+    with raises(EpochSkipped):
         fed.run()
 
 
@@ -107,7 +108,7 @@ def test_of_two_queries_on_one_state_one_is_told(fed: Fed, monkeypatch: pytest.M
     assert sorted(type(each).__name__ for each in ends) == ["Fenced", "NoneType"]
     fed.check()
     loser = ("one", "two")[0 if isinstance(ends[0], Fenced) else 1]
-    with pytest.raises(FeedChanged, match="fed by query"):
+    with raises(FeedChanged):
         fed.run(checkpoint=str(fed.folder / loser))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from spark_session import frame_of
@@ -90,12 +91,12 @@ def test_lazily_as_an_engine(spark: SparkSession) -> None:
 
 def test_what_cannot_be_read_stops_the_run(spark: SparkSession, tmp_path: Path) -> None:
     state = str(tmp_path / "state")
-    with pytest.raises(dd.errors.BadMessage, match=r"offset \d+ of shop/\d: it is no JSON"):
+    with raises(dd.errors.BadMessage):
         spark_bridge.run(flow_of(), {"t": frame_of(spark, messages(0, 40))}, state=state)
     cut = pa.table({"value": ['{"op": "t", "source": {"lsn": 1}}']})
-    with pytest.raises(dd.errors.BadMessage, match=": it is a truncate"):
+    with raises(dd.errors.BadMessage):
         spark_bridge.run(flow_of(), {"t": frame_of(spark, cut)}, state=state)
-    with pytest.raises(dd.errors.SchemaMismatch, match="there is no column 'value'"):
+    with raises(dd.errors.SchemaMismatch):
         spark_bridge.run(flow_of(), {"t": frame_of(spark, pa.table({"id": [1]}))}, state=state)
 
 
@@ -120,7 +121,7 @@ def test_messages_of_two_tables_are_refused_whichever_task_reads_them(
         spark_bridge.run(flow, {"t": other.union(mine)}, state=state, partitions=3, epoch=1)
     first = spark_bridge.run(flow, {"t": mine}, state=state, partitions=3, epoch=1)
     if on_bad == "stop":
-        with pytest.raises(dd.errors.BadMessage, match="its table is 'b', that of others 'a': name one, "):
+        with raises(dd.errors.BadMessage):
             spark_bridge.run(flow, {"t": other}, state=state, epoch=2)
     else:  # the state knows the table, and so do tasks, also those that read no message of it
         for _ in range(2):
@@ -140,7 +141,7 @@ def test_decoded_messages_of_another_table_in_a_later_batch_are_bad(on_bad: Any)
     given = [batch for table in ("a", "b", "a") for batch in of_table(table, 1).to_batches()]
     rows = Decode(bound.format, bound.target, ("value",), ())(given)
     if on_bad == "stop":
-        with pytest.raises(dd.errors.BadMessage, match="its table is 'b', that of others 'a'"):
+        with raises(dd.errors.BadMessage):
             list(rows)
         return
     reasons = [row["_bad"] and row["_bad"]["reason"] for batch in rows for row in batch.to_pylist()]
@@ -155,7 +156,7 @@ def test_a_column_that_no_message_has_is_told_by_the_driver_once(spark: SparkSes
     with flow.open(state) as engine, pytest.warns(UserWarning, match="column 'w', which is null"):
         engine.step({"t": of_table("a", 0)})
     lacks, has = of_table("a", 1), json.dumps({"op": "c", "after": {"id": 2, "w": None}, "source": {"table": "a"}})
-    with pytest.raises(dd.errors.BadMessage, match="its table is 'b', that of others 'a'"):
+    with raises(dd.errors.BadMessage):
         spark_bridge.run(flow, {"t": frame_of(spark, of_table("b", 5))}, state=state, epoch=2)
     frame, more = frame_of(spark, lacks, pa.table({"value": [has]})), "messages for 't': they have the columns ['d'], "
     with said() as told:
@@ -240,11 +241,11 @@ def test_history_of_a_topic_as_an_engine_and_of_decoded_rows(spark: SparkSession
 def test_what_cannot_be_decoded_is_said_before_a_job_or_by_it(spark: SparkSession) -> None:
     format, spec = dd.formats.debezium(), dd.Upsert(key="id")
     good = frame_of(spark, messages(0, 3))
-    with pytest.raises(dd.errors.SchemaMismatch, match="there is no column 'value'"):
+    with raises(dd.errors.SchemaMismatch):
         spark_bridge.decode(frame_of(spark, pa.table({"id": [1]})), format, COLUMNS, spec)
-    with pytest.raises(dd.errors.SpecError, match="there is no such column; did you mean 'offset'"):
+    with raises(dd.errors.SpecError):
         spark_bridge.decode(good, format, COLUMNS, spec, keep=["ofset"])
-    with pytest.raises(dd.errors.SpecError, match=r"give one of dd\.formats"):
+    with raises(dd.errors.SpecError):
         spark_bridge.decode(good, "debezium", COLUMNS, spec)
     cut = frame_of(spark, pa.table({"value": ['{"op": "t", "source": {"lsn": 1}}']}))
     with pytest.raises(PySparkException, match="it is a truncate"):

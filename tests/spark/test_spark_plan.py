@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from doors import TYPES, plain
+from messages import raises
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from spark_session import counted, locally
@@ -140,7 +141,7 @@ def test_an_output_alone_takes_no_stage_that_only_others_need() -> None:
 def test_a_flow_without_outputs_is_refused() -> None:
     flow, _ = flow_of()
     for only in (None, "out"):
-        with pytest.raises(SpecError, match="1 inputs and 0 outputs"):
+        with raises(SpecError):
             cut(flow, only)
 
 
@@ -204,15 +205,15 @@ def test_what_travels_comes_back_as_it_was(name: str) -> None:
 def test_a_type_that_spark_lacks_is_refused_by_its_column(kind: pa.DataType) -> None:
     flow = dd.Flow()
     flow.output("out", flow.upserts("s", {"k": pa.int64(), "odd": kind}, dd.Upsert("k")))
-    with pytest.raises(SpecError, match=r"column 'odd' of output 'out': .* Spark has no type"):
+    with raises(SpecError):
         spark_bridge.schema(flow)
 
 
 def test_a_value_that_does_not_fit_its_column_is_refused_and_never_rounded() -> None:
-    with pytest.raises(SchemaMismatch, match=r"'at' of output 'x': row 0 .* not fit timestamp\[us\]; .*\[ns\]"):
+    with raises(SchemaMismatch):
         carried(pa.record_batch({"at": pa.array([1], pa.timestamp("ns"))}), "output 'x'")
     table = pa.table({"n": pa.array([300], pa.int16())})
-    with pytest.raises(SchemaMismatch, match=r"column 'n' of rows for 's': row 0 holds 300 .* not fit uint8"):
+    with raises(SchemaMismatch):
         restored(table, pa.schema({"n": pa.uint8()}), "rows for 's'")
 
 
@@ -227,7 +228,7 @@ def test_a_value_that_does_not_fit_its_column_is_refused_and_never_rounded() -> 
 )
 def test_a_column_that_spark_cannot_hand_over_is_named(spark: SparkSession, kind: T.DataType) -> None:
     frame = spark.createDataFrame([], T.StructType([T.StructField("k", T.LongType()), T.StructField("odd", kind)]))
-    with pytest.raises(SchemaMismatch, match=r"column 'odd' of a DataFrame: .*cast it, or drop it"):
+    with raises(SchemaMismatch):
         arrow_schema(frame)
 
 
@@ -338,7 +339,7 @@ def test_a_chunk_of_another_partition_is_refused() -> None:
     flow.output("orders", orders)
     chunks = list(router(flow, "orders", 2, SECRET, ("id",))([pa.record_batch({"id": range(99)})], 0))
     assert {to for chunk in chunks for to in chunk.column("to").to_pylist()} == {0, 1}
-    with pytest.raises(Misrouted, match="came to it"):
+    with raises(Misrouted):
         list(RunStage(cut(flow), 0, SECRET, 2, {"orders": ("id",)}, "orders")(iter(chunks)))
 
 
@@ -353,14 +354,14 @@ def stage_of(spec: dd.Upsert, build: Any = lambda orders: orders) -> Any:
 
 def test_a_stage_is_refused_where_arrival_would_decide() -> None:
     for spec in (dd.Upsert("id"), dd.Upsert("id", order_by="at"), dd.Upsert("id", order_by="at", tie="first")):
-        with pytest.raises(SpecError, match=r"goes by arrival.*seq=.*or use spark_bridge.run"):
+        with raises(SpecError):
             stage_of(spec)
     for spec in (dd.Upsert("id", seq="at"), dd.Upsert("id", order_by="at", tie="greatest")):
         assert callable(stage_of(spec))
 
 
 def test_a_stage_is_refused_where_rows_must_meet_again() -> None:
-    with pytest.raises(SpecError, match=r"another shuffle.*by \[city\].*keep the key"):
+    with raises(SpecError):
         stage_of(dd.Upsert("id", seq="at"), lambda orders: orders.project(["city"]).count())
 
 
@@ -368,17 +369,17 @@ def test_a_stage_has_one_input_and_one_output() -> None:
     flow, orders = flow_of(dd.Upsert("id", seq="at"))
     flow.output("one", orders)
     flow.output("two", orders.filter("paid"))
-    with pytest.raises(SpecError, match=r"2 outputs, \['one', 'two'\]"):
+    with raises(SpecError):
         spark_bridge.stage(flow)
-    with pytest.raises(SpecError, match=r"outputs \['one', 'two'\]"):
+    with raises(SpecError):
         spark_bridge.schema(flow)
     flow, orders = flow_of(dd.Upsert("id", seq="at", stale="side"))
     flow.output("one", orders)
-    with pytest.raises(SpecError, match=r"2 outputs, \['one', 'orders.stale'\]"):
+    with raises(SpecError):
         spark_bridge.stage(flow)
     flow, orders = flow_of(dd.Upsert("id", seq="at"))
     flow.output("one", orders.concat(flow.upserts("more", ORDERS, dd.Upsert("id", seq="at"))))
-    with pytest.raises(SpecError, match=r"2 inputs, \['orders', 'more'\]"):
+    with raises(SpecError):
         spark_bridge.stage(flow)
 
 
@@ -414,7 +415,7 @@ for name in ("run", "stage", "schema"):
     try:
         getattr(spark_bridge, name)
     except MissingExtra as error:
-        print(error.remedy)
+        print(error.fix)
 print(spark_bridge.ensure_java.__name__)
 """
     assert python(code).splitlines() == ["pip install 'ddflow[spark]'"] * 3 + ["ensure_java"]

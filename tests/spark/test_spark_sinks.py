@@ -13,6 +13,7 @@ import deltalake
 import polars as pl
 import pyarrow as pa
 import pytest
+from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from spark_session import frame_of
@@ -107,9 +108,9 @@ def test_an_epoch_that_is_given_again_goes_nowhere_twice(spark: SparkSession, tm
     assert ran.replayed and deltalake.DeltaTable(tmp_path / "orders").version() == 1
     with pytest.warns(UserWarning, match=r"the sinks of \['orders'\] of .* are attached and not given"):
         spark_bridge.run(flow(), frame, 2, state=state, epoch=1)
-    with pytest.raises(SpecError, match="there is no state"):
+    with raises(SpecError):
         spark_bridge.run(flow(), frame, sinks=sinks)
-    with pytest.raises(SpecError, match="there is no such output"):
+    with raises(SpecError):
         spark_bridge.run(flow(), frame, 2, state=state, sinks={"by_town": sinks["orders"]})
 
 
@@ -134,7 +135,7 @@ def test_a_driver_that_dies_before_the_sink_has_it_goes_on_there(
     spark_bridge.run(flow(), {"orders": frame_of(spark, table(DAYS[2]))}, state=state, sinks=sinks)
     assert of_sqlite(tmp_path / "out.db", "by_city") == held(state, "by_city")
     dd.rollback(state, 2)
-    with pytest.raises(SinkAhead, match="ddflow sync"):
+    with raises(SinkAhead):
         spark_bridge.run(flow(), {"orders": frame_of(spark, table(DAYS[2]))}, state=state, sinks=sinks)
     assert manifest_of(state).epoch == 2  # it was refused before anything was taken in
     spark_bridge.sync(flow(), state, sinks)
@@ -228,7 +229,7 @@ def test_a_sink_that_is_away_gets_its_epochs_when_it_is_back(
         spark.streams.awaitAnyTermination()
     spark.streams.resetTerminated()
     assert not query.isActive and "it is away" in str(query.exception())
-    with pytest.raises(SinkFailed, match="it is away"):
+    with raises(SinkFailed):
         query.awaitTermination()
     assert manifest_of(state).epoch == 3 and dd.fsck(state).ok
     fails[0] = 0

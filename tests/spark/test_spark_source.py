@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from messages import raises
 from parts_by_hand import Hands
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -197,9 +198,9 @@ def test_columns_are_chosen_by_a_schema(state: str) -> None:
     some = type(own)([own["city"], own["_diff"]])
     assert batch(some, path=state, output="paid").column_names == ["city", "_diff"]
     wrong = spark_schema(pa.schema({"city": pa.int64()}), "a test")
-    with pytest.raises(SchemaMismatch, match="column 'city' of 'paid' as bigint: it is string"):
+    with raises(SchemaMismatch):
         batch(wrong, path=state, output="paid")
-    with pytest.raises(SchemaMismatch, match="there is none"):
+    with raises(SchemaMismatch):
         batch(spark_schema(pa.schema({"town": pa.int64()}), "a test"), path=state, output="paid")
 
 
@@ -236,7 +237,7 @@ def test_what_cannot_be_read_says_why(
 def test_a_state_that_is_none_and_options_of_streams(state: str) -> None:
     with pytest.raises(StateRefused):
         source(path=state).schema()
-    with pytest.raises(SpecError, match="to load"):
+    with raises(SpecError):
         source().schema()
     hands = hands_of(state, 2)
     assert batch(path=state, output="paid").num_rows == 0 and not Query(path=state, output="paid").poll()
@@ -353,9 +354,7 @@ def test_epochs_that_are_gone_and_states_that_went_back(state: str) -> None:
     for epoch in range(2, 13):
         hands.epoch({"orders": orders_of(30, seed=epoch)})
         assert fast.poll()
-    with pytest.raises(
-        SnapshotExpired, match=r"the updates of epoch 2 are not kept any more, those of .5, 6.*start again"
-    ):
+    with raises(SnapshotExpired):
         slow.poll()
     named = Query(path=state, output="paid", startingEpoch=7)
     assert named.poll() and named.log == [({"epoch": 6, "mark": named.log[0][0]["mark"]}, fast.at)]
@@ -365,13 +364,13 @@ def test_epochs_that_are_gone_and_states_that_went_back(state: str) -> None:
     assert not coming.poll()
     hands.close()
     rollback(LocalStore(state), epoch=11)
-    with pytest.raises(SnapshotExpired, match="rolled back"):
+    with raises(SnapshotExpired):
         fast.poll()
     hands = hands_of(state, 2)
     for epoch in (12, 13):
         hands.epoch({"orders": orders_of(30, seed=50 + epoch)})
     for query in (fast, latest):
-        with pytest.raises(SnapshotExpired, match="rolled back"):
+        with raises(SnapshotExpired):
             query.poll()
     hands.close()
 
@@ -384,13 +383,13 @@ def test_an_output_that_is_taken_out_ends_those_who_follow_it_and_no_others(stat
     hands.close()
     dd.evolve(state, drop_outputs="by_city")
     assert not paid.poll()
-    with pytest.raises(SnapshotExpired, match=r"'by_city' was dropped since.*a new checkpoint"):
+    with raises(SnapshotExpired):
         cities.poll()
     hands = hands_of(state, None)
     hands.epoch({"orders": orders_of(30, seed=2)})
     hands.close()
     assert paid.poll()
-    with pytest.raises(SnapshotExpired, match="'by_city' was dropped since"):
+    with raises(SnapshotExpired):
         cities.poll()
     for query in (paid, Query(path=state, output="by_city"), Query(path=state, output="by_city", startingEpoch=1)):
         query.poll()
@@ -410,7 +409,7 @@ def test_an_older_spark_follows_all_there_is(state: str) -> None:
     queries = [Query(path=state, output=name) for name in ("paid", "by_city", "diff")]
     assert not any(query.poll() for query in queries)
     latest = Query(path=state, output="paid", startingEpoch="latest")
-    with pytest.raises(MissingExtra, match=r"maxEpochsPerTrigger=2.*pyspark>=4\.2"):
+    with raises(MissingExtra):
         Query(path=state, output="paid", maxEpochsPerTrigger=2)
     for epoch in range(1, 8):
         hands.epoch({"orders": orders_of(40, seed=epoch)})
@@ -423,11 +422,11 @@ def test_an_older_spark_follows_all_there_is(state: str) -> None:
     assert latest.sums == queries[0].sums
     hands.close()
     rollback(LocalStore(state), epoch=6)
-    with pytest.raises(SnapshotExpired, match="rolled back"):
+    with raises(SnapshotExpired):
         latest.poll()
     hands = hands_of(state, 3)
     hands.epoch({"orders": orders_of(40, seed=50)})
-    with pytest.raises(SnapshotExpired, match="rolled back"):
+    with raises(SnapshotExpired):
         latest.poll()
     hands.close()
 
@@ -461,7 +460,7 @@ def test_side_outputs_and_upserts_are_followed_too(state: str, tmp_path: Path) -
     late = Query(path=state, output=names[0])  # a state holds no such rows, so it begins with the epochs that are kept
     assert late.poll() and late.log == [({"epoch": 0, "mark": ""}, query.log[-1][1])]
     assert late.sums == query.sums != Counter()
-    with pytest.raises(NotReadable, match=r"stale=.* adds it: it tells of events, .* with readStream"):
+    with raises(NotReadable):
         batch(path=state, output=names[0])
     hands.close()
     flow, place = dd.Flow(), str(tmp_path / "back")

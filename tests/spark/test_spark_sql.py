@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from queries import TABLES
@@ -234,7 +235,7 @@ def test_a_stream_into_a_join_and_a_sum(spark: SparkSession, tmp_path: Path, ste
     options: dict[str, Any] = {"trigger": {"availableNow": True}, "outputs": take}
     spark_bridge.stream(flow, {"t": frame}, state=str(tmp_path / state), **options).start().awaitTermination()
     assert Counter({row: n for row, n in told.items() if n}) == {("x", "21"): 1, ("y", "200"): 1}
-    with pytest.raises(WrongMode, match=r"give it to spark_bridge\.stream"):
+    with raises(WrongMode):
         spark_bridge.sql("select sum(a) s from t", {"t": frame})
 
 
@@ -250,7 +251,7 @@ def test_the_stages_of_a_query_are_said(spark: SparkSession) -> None:
         "stage 2: sums 2 by [city] of project; agg; out",
     ]
     assert "join(on={'c': 'id'})    rows are looked up by [c] and [id]" in plan
-    with pytest.raises(SpecError, match="0 outputs"):
+    with raises(SpecError):
         spark_bridge.explain(dd.Flow())
 
 
@@ -278,16 +279,16 @@ def test_what_is_refused_before_a_job_runs(spark: SparkSession) -> None:
     for kind, message, query, frames in refused:
         with pytest.raises(kind, match=message):
             spark_bridge.sql(query, frames)
-    with pytest.raises(SpecError, match="its spec is 'id'"):
+    with raises(SpecError):
         dd.keyed(frame, "id")  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="run with epoch="):
+    with raises(SpecError):
         spark_bridge.sql("select id from o", {"o": keyed}, epoch=1)
 
 
 def test_an_epoch_that_overflows_is_refused_as_on_an_engine(spark: SparkSession, tmp_path: Path) -> None:
     query, state = "select sum(n) s from t", str(tmp_path / "state")
     frame = spark.range(2).selectExpr(f"{2**62} n")
-    with pytest.raises(AggregateOverflow, match=r"s = sum\(n\) leaves its type"):
+    with raises(AggregateOverflow):
         spark_bridge.sql(query, {"t": frame}, 2, state=state)
     told = spark_bridge.sql(query, {"t": frame.limit(1)}, 2, state=state)
     assert told.toArrow().to_pylist() == [{"s": 2**62, "_time": 1, "_diff": 1}]

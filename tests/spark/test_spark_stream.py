@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_session import counted
@@ -141,7 +142,7 @@ def test_a_batch_that_is_given_again_with_other_rows_stops_the_query(fed: Fed) -
     fed.run()
     fed.forget_commit()
     fed.write(1, THIRD)
-    with pytest.raises(ReplayMismatch, match="give epoch 2"):
+    with raises(ReplayMismatch):
         fed.run()
     fed.write(1, SECOND)
     assert fed.run().ddflow.stats()[0].replayed
@@ -152,12 +153,12 @@ def test_a_checkpoint_and_a_state_belong_together(fed: Fed) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
     shutil.rmtree(f"{fed.state}.checkpoint")
-    with pytest.raises(FeedChanged, match=rf"checkpoint is the folder {fed.state}\.checkpoint, .* adopt=True"):
+    with raises(FeedChanged):
         fed.run()
     another = str(fed.folder / "another")
-    with pytest.raises(FeedChanged, match=f"the folder {another}, with a state of its own"):  # nor does a second one
+    with raises(FeedChanged):  # nor does a second one
         fed.run(checkpoint=another)
-    with pytest.raises(SpecError, match="partitions=7: it has 2, and opening a state does not rewrite it"):
+    with raises(SpecError):
         fed.run(partitions=7)
     told = fed.run(adopt=True).ddflow.stats()
     assert [each.epoch for each in told] == [3, 4]
@@ -175,14 +176,14 @@ def test_a_checkpoint_that_is_older_or_newer_than_the_state_is_told(fed: Fed) ->
     shutil.rmtree(fed.state)
     shutil.copytree(fed.folder / "old state", fed.state)
     fed.give(FIRST)
-    with pytest.raises(EpochSkipped, match="left out"):
+    with raises(EpochSkipped):
         fed.run()
 
 
 def test_what_a_step_refuses_ends_the_query_with_the_same_error(fed: Fed) -> None:
     fed.give(FIRST, rows_of((None, "Bern", 1)))
     query = fed.stream(trigger=None).start()
-    with pytest.raises(NullKey, match="id"):
+    with raises(NullKey):
         query.processAllAvailable()
     with pytest.raises(NullKey):
         query.awaitTermination()
@@ -266,17 +267,17 @@ def test_several_inputs_and_times_that_close_at_the_end(spark: SparkSession, tmp
 def test_what_cannot_be_streamed_is_said_before_it_starts(fed: Fed) -> None:
     stream, frames = spark_bridge.stream, {"orders": fed.frame()}
     batch = fed.spark.createDataFrame([], SQL)
-    with pytest.raises(WrongMode, match="no stream"):
+    with raises(WrongMode):
         stream(fed.flow, {"orders": batch}, state=fed.state)
-    with pytest.raises(SchemaMismatch, match="no such input"):
+    with raises(SchemaMismatch):
         stream(fed.flow, {"orderz": fed.frame()}, state=fed.state)
-    with pytest.raises(SchemaMismatch, match="'id' is missing"):
+    with raises(SchemaMismatch):
         stream(fed.flow, {"orders": fed.frame().drop("id")}, state=fed.state)
-    with pytest.raises(SpecError, match="no DataFrame"):
+    with raises(SpecError):
         stream(fed.flow, {}, state=fed.state)
-    with pytest.raises(SpecError, match="checkpoint"):
+    with raises(SpecError):
         stream(fed.flow, frames, state="s3://bucket/state")
-    with pytest.raises(WrongMode, match="close=True"):
+    with raises(WrongMode):
         stream(fed.flow, frames, state=fed.state, close=True, trigger=NOW)
     triggers: list[tuple[Any, str]] = [
         ("10 seconds", "it is a str; give one: {'availableNow': True}, or"),
@@ -292,7 +293,7 @@ def test_what_cannot_be_streamed_is_said_before_it_starts(fed: Fed) -> None:
             stream(fed.flow, frames, state=fed.state, trigger=given)
     held = dd.Flow()
     held.output("o", held.upserts("orders", SCHEMA, dd.Upsert("id", time="at")))
-    with pytest.raises(SpecError, match="has no end"):
+    with raises(SpecError):
         stream(held, frames, state=fed.state, close=True, trigger={"processingTime": "1 second"})
     assert not Path(fed.state).exists()
 
@@ -360,5 +361,5 @@ def test_the_order_of_frames_does_not_matter_to_a_checkpoint_and_their_names_do(
     land("b", 1, 2)
     assert run(names[::-1]) == [[9], [4]]
     land("c", 3, 1)
-    with pytest.raises(FeedChanged, match=r"rows for \['a', 'c'\], and had them for \['a', 'b'\]"):
+    with raises(FeedChanged):
         run(("a", "c"))

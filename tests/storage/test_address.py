@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from typer.testing import CliRunner
 
 import ddflow as dd
@@ -119,7 +120,7 @@ def test_outputs_at_any_scheme_are_refused_before_anything_is_made(
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "s3"])
 def test_a_folder_to_spill_to_has_no_scheme(scheme: str, here: Path) -> None:
-    with pytest.raises(SpillRefused, match=f"{scheme}:// is not supported") as caught:
+    with raises(SpillRefused) as caught:
         flow().open(memory="64MB", spill=f"{scheme}://AKIAI44:{SECRET}@bucket/spill")
     assert SECRET not in str(caught.value) and not list(here.iterdir())
 

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pytest
 from chance import sample
 from kinds import ENCODED, PLAIN
+from messages import raises
 from test_manifest import WHERE, body_of, encoded, typical
 
 from ddflow.columns.wider import widening
@@ -413,11 +414,11 @@ def test_a_file_is_read_as_what_it_is_only() -> None:
         for other, array in PLAIN.items():
             pair = storage(PLAIN[name].type), storage(array.type)
             if pair[0] != pair[1] and widening(*pair) != "read":
-                with pytest.raises(CorruptState, match="its columns are not those expected"):
+                with raises(CorruptState):
                     read(data, pa.schema({"c": array.type}))
                     raise AssertionError(f"{name} was read as {other}")
     for wrong in ({}, {"d": pa.int8()}, {"c": pa.int8(), "d": pa.int8()}):
-        with pytest.raises(CorruptState, match="its columns are not those expected"):
+        with raises(CorruptState):
             read(files["int8"], pa.schema(wrong))
 
 
@@ -425,7 +426,7 @@ def test_a_file_is_read_as_what_it_is_only() -> None:
 def test_encodings_are_none_of_a_state(name: str) -> None:
     array, normal = ENCODED[name]
     assert not readable(array.type) and readable(normal)
-    with pytest.raises(CorruptState, match="its columns are not those expected"):
+    with raises(CorruptState):
         read(file_of([pa.record_batch({"c": array})], pa.schema({"c": array.type})), pa.schema({"c": normal}))
 
 
@@ -464,7 +465,7 @@ def test_a_map_with_keys_that_are_null_is_refused() -> None:
     for pairs in ([[{"key": None, "value": 1}]], [[None]]):
         batch = pa.RecordBatch.from_arrays([pa.array(pairs, entries)], ["c"])
         schema = pa.schema({"c": pa.map_(pa.string(), pa.int8())})
-        with pytest.raises(CorruptState, match="the file x: a map has a key that is null"):
+        with raises(CorruptState):
             read(confused(file_of([], schema), file_of([batch], batch.schema)), schema)
 
 
@@ -479,11 +480,11 @@ def test_a_bomb_is_refused_before_it_goes_off() -> None:
     before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(pool)
     try:
-        with pytest.raises(CorruptState, match="the file x: a batch is compressed, and not by LZ4"):
+        with raises(CorruptState):
             read(bomb, batch.schema, 1 << 19)
-        with pytest.raises(CorruptState, match=r"the file x: a buffer of .* says that it holds 67,108,864"):
+        with raises(CorruptState):
             read(greater, batch.schema)
-        with pytest.raises(CorruptState, match="the file x: a batch of"):
+        with raises(CorruptState):
             read(liar, batch.schema)
         assert pool.max_memory() < 1 << 16
         with pa.ipc.open_file(pa.BufferReader(bomb)) as reader:
@@ -500,7 +501,7 @@ def test_a_file_of_one_batch_has_one() -> None:
         if times == 1:
             assert read_batch(data, batch.schema, 2, "the file x").equals(batch)
             continue
-        with pytest.raises(CorruptState, match=f"the file x: it has {times} record batches, and one is expected"):
+        with raises(CorruptState):
             read_batch(data, batch.schema, None, "the file x")
 
 
@@ -527,10 +528,10 @@ def test_what_is_no_file_of_arrow_is_an_error() -> None:
     batch = pa.record_batch({"n": [1, 2]})
     whole = file_of([batch], batch.schema)
     for data in (b"", b"ARROW1", b"ARROW1\0\0ARROW1", b"PAR1" * 20, bytes(1000), whole + b"\0", whole[8:]):
-        with pytest.raises(CorruptState, match="the file x: "):
+        with raises(CorruptState):
             read(data, batch.schema)
     for i in range(len(whole)):
-        with pytest.raises(CorruptState, match="the file x: "):
+        with raises(CorruptState):
             read(whole[:i], batch.schema)
 
 

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import ENCODED, PLAIN
+from messages import raises
 
 from ddflow.errors import CorruptState, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
 from ddflow.storage.batch_store import BatchStore, StoredBatch
@@ -194,7 +195,7 @@ def test_a_damaged_file_is_refused_before_it_is_parsed_and_removed(
         for write in (folder.write, lambda batch: folder.mapped([batch], batch.schema)):
             with pytest.raises(CorruptState, match=f"of {place}") as caught:
                 write(INTS)
-            assert files(place) == [] and caught.value.remedy
+            assert files(place) == [] and caught.value.fix
 
 
 # Nothing stays.
@@ -249,7 +250,7 @@ def test_close_removes_everything_and_leaves_what_was_mapped_readable(tmp_path: 
     mapped.drop()
     assert mapped.batch.equals(INTS)
     for call in (lambda: folder.write(INTS), lambda: folder.mapped([INTS], INTS.schema)):
-        with pytest.raises(EngineClosed, match="the folder was closed; open a new engine"):
+        with raises(EngineClosed):
             call()
     assert os.listdir(tmp_path) == []
 
@@ -320,7 +321,7 @@ def test_what_a_killed_engine_left_is_gone_at_the_next_open_and_nothing_else(tmp
         tmp_path,
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    with pytest.raises(SpillInUse, match=f"process {process.pid}"):
+    with raises(SpillInUse):
         ScratchStore(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -405,7 +406,7 @@ def test_a_table_given_up_leaves_no_file(folder: BatchStore, tmp_path: Path) -> 
 
 
 def test_a_second_engine_is_refused_until_the_first_lets_go(folder: BatchStore, tmp_path: Path) -> None:
-    with pytest.raises(SpillInUse, match=f"{re.escape(str(tmp_path))}.*process {os.getpid()}"):
+    with raises(SpillInUse):
         ScratchStore(tmp_path)
     link = tmp_path.parent / f"{tmp_path.name} by another name"
     link.symlink_to(tmp_path)
@@ -424,7 +425,7 @@ def test_a_folder_on_a_full_disk_is_left_without_a_lock(tmp_path: Path, monkeypa
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(SpillFull, match="No space left"):
+        with raises(SpillFull):
             ScratchStore(tmp_path)
     assert os.listdir(tmp_path) == [] and len(os.listdir("/proc/self/fd")) == before
     ScratchStore(tmp_path).close()

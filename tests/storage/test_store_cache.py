@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
+from messages import raises
 
 from ddflow.errors import CorruptState, StateRefused, StorageFull
 from ddflow.storage.cache import Cache, default_place
@@ -80,7 +81,7 @@ def test_what_arrives_wrong_is_not_kept(tmp_path: Path) -> None:
     blob, data = made(1)
     endless = (b"x" * 1000 for _ in iter(int, 1))
     for pieces in ([data[:-1]], [data, b"x"], [data[::-1]], [], endless):
-        with pytest.raises(CorruptState, match=f"{blob.name} of there"):
+        with raises(CorruptState):
             cache.fill(blob, pieces, "there")
     assert os.listdir(tmp_path) == []
 
@@ -93,7 +94,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", write)
-    with pytest.raises(StorageFull, match="No space left"):
+    with raises(StorageFull):
         cache.fill(blob, [data], "there")
     assert os.listdir(tmp_path) == []
 
@@ -104,14 +105,14 @@ def test_the_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert stat.S_IMODE(os.stat(cache.path).st_mode) == 0o700
     assert stat.S_IMODE(os.stat(tmp_path / "a" / "b" / blob.digest.hex()).st_mode) == 0o600
     os.chmod(cache.path, 0o770)
-    with pytest.raises(StateRefused, match="mode is 770"):
+    with raises(StateRefused):
         Cache(cache.path)
     os.chmod(cache.path, 0o700)
-    with pytest.raises(StateRefused, match="cannot be made"):
+    with raises(StateRefused):
         Cache(tmp_path / "a" / "b" / blob.digest.hex())
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-    with pytest.raises(StateRefused, match=f"belongs to user {mine}"):
+    with raises(StateRefused):
         Cache(cache.path)
 
 

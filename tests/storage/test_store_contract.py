@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from s3_server import Moto, moto, options
 
 from ddflow.errors import CorruptState, EngineClosed
@@ -138,7 +139,7 @@ def test_an_expired_manifest_is_missing(opener: Opener) -> None:
     store.expire(1)
     store.expire(1)
     assert store.numbers() == [2] and not store.published(1)
-    with pytest.raises(CorruptState, match="missing"):
+    with raises(CorruptState):
         store.manifest(1)
 
 
@@ -174,7 +175,7 @@ def test_a_closed_store_takes_nothing(opener: Opener) -> None:
     store.close()
     store.close()
     for write in (lambda: store.put("arrow", lambda sink: sink.write(b"")), lambda: store.publish(1, b"")):
-        with pytest.raises(EngineClosed, match="closed"):
+        with raises(EngineClosed):
             write()
     assert whole.to_pybytes() == b"four" and opener().numbers() == []
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from simdisk import KINDS, Faulty, SimDisk
 from test_store_power import PATH, Writer, blobs, check
 
@@ -56,7 +57,7 @@ def troubled(make: Callable[[Any], Store], disk: Faulty, note: Callable[[Any], N
         writer.commit(Random(3))
     except (StorageFull, StorageFailed, OutcomeUnknown) as error:
         if isinstance(error, OutcomeUnknown):
-            with pytest.raises(StorageFailed, match="open the state again"):
+            with raises(StorageFailed):
                 store.publish(9, b"it refuses to go on")
         return won, error
     return won, None
@@ -183,7 +184,7 @@ def test_a_full_disk_is_told_through_arrows_code_and_even_when_the_writer_hides_
     disk = SimDisk()
     store = LocalStore(PATH, disk=Full(disk))
     for write in (arrow, silent):
-        with pytest.raises(StorageFull, match=r"write the file [0-9a-f]{16}-\d+\.arrow, in the state /data/orders"):
+        with raises(StorageFull):
             store.put("arrow", write)
     assert disk.names(f"{PATH}/blobs") == [] and not disk.open
 
@@ -192,10 +193,10 @@ def test_after_a_failed_sync_of_names_it_takes_no_more() -> None:
     disk = SimDisk()
     store = LocalStore(PATH, disk=disk)
     store.site.disk = Faulty(disk, 0, "fsync")
-    with pytest.raises(StorageFailed, match=r"sync its files.*Input/output error"):
+    with raises(StorageFailed):
         store.sync()
     for call in (store.sync, lambda: store.publish(0, b"names what may be lost")):
-        with pytest.raises(StorageFailed, match="a sync of its files failed; open the state again"):
+        with raises(StorageFailed):
             call()
     assert LocalStore(PATH, disk=disk).numbers() == []
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from messages import raises
 from simdisk import Faulty, SimDisk
 
 from ddflow.errors import (
@@ -83,15 +84,15 @@ def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, k
     one.expire(0), one.expire(0)
     assert mapped.to_pybytes() == b"four" and other.numbers() == [1]
     for gone in (lambda: other.map(kept[1]), lambda: other.manifest(0)):
-        with pytest.raises(CorruptState, match="is missing"):
+        with raises(CorruptState):
             gone()
-    with pytest.raises(CorruptState, match=f"{kept[0].name}.*0 bytes.*and 1 with .* were written"):
+    with raises(CorruptState):
         one.map(kept[0]._replace(length=1))
     for wrong in ("../x", "0-1.arrow", kept[0].name + "/x"):
         with pytest.raises((ValueError, CorruptState)):
             one.map(Blob(wrong, 4, bytes(16)))
     one.close(), one.close()
-    with pytest.raises(EngineClosed, match="it was closed; open it again"):
+    with raises(EngineClosed):
         put(one)
     assert other.numbers() == [1]
 
@@ -145,7 +146,7 @@ def test_a_folder_that_others_may_write_to_is_refused_unless_they_are_trusted(pl
     for bits in (0o720, 0o702, 0o777):
         (place / which).chmod(bits)
         for readonly in (False, True):
-            with pytest.raises(StateRefused, match=rf"the mode of .*orders.* is {bits:o}.*chmod go-w.*trust='group'"):
+            with raises(StateRefused):
                 LocalStore(place, readonly=readonly)
         assert LocalStore(place, trust="group").numbers() == [0]
     (place / which).chmod(0o755)
@@ -156,10 +157,10 @@ def test_another_users_folder_is_refused_unless_they_are_trusted(place: Path, mo
     LocalStore(place)
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    with pytest.raises(StateRefused, match=f"belongs to user {user}, not to {user + 1}; give a folder of your own"):
+    with raises(StateRefused):
         LocalStore(place)
     LocalStore(place, trust="group")
-    with pytest.raises(StateRefused, match="trust is 'all'; give 'owner' or 'group'"):
+    with raises(StateRefused):
         LocalStore(place, trust="all")
 
 
@@ -170,14 +171,14 @@ def test_nothing_is_made_where_there_is_no_state_and_none_is_wanted(tmp_path: Pa
     (tmp_path / "empty").mkdir()
     for options in ({"create": False}, {"readonly": True}, {"create": False, "readonly": True}):
         for name in ("missing", "empty", "missing/below"):
-            with pytest.raises(StateRefused, match=f"open the state .*{name}: there is no state; give the folder of"):
+            with raises(StateRefused):
                 LocalStore(tmp_path / name, **options)
     assert tree(tmp_path) == {"empty": None}
 
 
 def test_a_folder_with_other_things_in_it_is_not_littered(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(StateRefused, match=r"it is not empty \(thesis.txt\); give an empty folder"):
+    with raises(StateRefused):
         LocalStore(tmp_path)
     assert tree(tmp_path) == {"thesis.txt": b"years of work"}
 
@@ -186,20 +187,20 @@ def test_a_state_that_lost_its_manifests_is_not_taken_for_a_new_one(place: Path)
     store = LocalStore(place)
     put(store)
     (place / "manifests").rmdir()
-    with pytest.raises(StateRefused, match=r"not empty \(blobs\)"):
+    with raises(StateRefused):
         LocalStore(place)
 
 
 @pytest.mark.parametrize("what", [3, None, "nul\0", b"\xff\0"])
 def test_what_is_no_path_is_refused(what: Any) -> None:
-    with pytest.raises(StateRefused, match="no path"):
+    with raises(StateRefused):
         LocalStore(what)
 
 
 def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(StateRefused, match=r"no folder|Not a directory"):
+        with raises(StateRefused):
             LocalStore(path)
 
 
@@ -218,11 +219,11 @@ def test_links_are_followed_to_a_state_and_nowhere_inside(tmp_path: Path) -> Non
     (real / "manifests" / "0000000000000003").mkdir()
     assert store.list() == []
     for read in (lambda: store.map(blob), *(lambda n=n: store.manifest(n) for n in (1, 2, 3))):
-        with pytest.raises(CorruptState, match="cannot be read"):
+        with raises(CorruptState):
             read()
     (real / "marks").rmdir()
     (real / "marks").symlink_to(tmp_path)
-    with pytest.raises(StateRefused, match="marks is no folder, or a link to one"):
+    with raises(StateRefused):
         LocalStore(real)
 
 
@@ -267,7 +268,7 @@ def test_a_manifest_that_is_too_large_is_not_read(place: Path) -> None:
     store = LocalStore(place)
     with open(place / "manifests" / NUMBER, "wb") as file:
         file.truncate(MANIFEST + 1)
-    with pytest.raises(CorruptState, match=r"manifest 0 of .*File too large"):
+    with raises(CorruptState):
         store.manifest(0)
     assert not store.publish(0, b"mine")
     for number in (-1, 10**16):
@@ -303,14 +304,14 @@ def failing(number: int) -> Any:
 
 
 def test_a_disk_that_lets_two_writers_win_or_cannot_link_is_refused() -> None:
-    with pytest.raises(StateRefused, match="lets two writers publish under one name; give a folder on a local"):
+    with raises(StateRefused):
         LocalStore("/s", disk=Linking(SimDisk(), overwriting))
     for number in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
         disk = SimDisk()
-        with pytest.raises(StateRefused, match=rf"cannot link files \({os.strerror(number)}\)"):
+        with raises(StateRefused):
             LocalStore("/s", disk=Linking(disk, failing(number)))
         assert disk.names("/s/manifests") == []
-    with pytest.raises(StorageFailed, match="Input/output error"):
+    with raises(StorageFailed):
         LocalStore("/s", disk=Linking(SimDisk(), failing(errno.EIO)))
 
 
@@ -334,10 +335,10 @@ def test_after_an_unknown_outcome_it_takes_no_more() -> None:
     disk = SimDisk()
     store = LocalStore("/s", disk=disk)
     store.site.disk = Linking(disk, failing(errno.EIO))
-    with pytest.raises(OutcomeUnknown, match=r"publish manifest 4, in the state /s: .*open the state again"):
+    with raises(OutcomeUnknown):
         store.publish(4, b"m")
     for call in (lambda: put(store), lambda: store.publish(5, b"m"), store.sync, lambda: store.delete("x")):
-        with pytest.raises(StorageFailed, match="unknown whether manifest 4 was published; open the state again"):
+        with raises(StorageFailed):
             call()
     assert store.numbers() == [] and disk.names("/s/manifests") == []
 
@@ -406,7 +407,7 @@ def test_a_reader_changes_nothing_and_needs_no_right_to(place: Path) -> None:
         lambda: reader.expire(0),
         reader.scratch,
     ):
-        with pytest.raises(StateRefused, match="opened for reading; open it without readonly=True"):
+        with raises(StateRefused):
             change()
     reader.close()
     assert set(calls) <= {"status", "names", "read", "map"}

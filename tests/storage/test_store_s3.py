@@ -14,6 +14,7 @@ from typing import Any
 import obstore
 import pytest
 from chance import sample
+from messages import raises
 from s3_model import Model
 from s3_server import Moto, Proxy, moto, options, proxy
 
@@ -99,9 +100,9 @@ def test_a_publication_whose_answer_is_lost(
     if fault in ("denied", "cut"):  # of these two the reading back is spared
         assert store.publish(1, b"mine")
     else:
-        with pytest.raises(OutcomeUnknown, match="put manifests/0000000000000001"):
+        with raises(OutcomeUnknown):
             store.publish(1, b"mine")
-        with pytest.raises(StorageFailed, match="unknown whether manifest 1"):
+        with raises(StorageFailed):
             store.publish(2, b"more")
     proxy.calm()
     other = beside(store, moto, tmp_path)
@@ -125,11 +126,11 @@ def test_a_publication_is_tried_again_and_read_back(moto: Moto, proxy: Proxy, st
 
 def test_a_refusal_is_known_not_to_have_happened(moto: Moto, proxy: Proxy, store: S3Store, tmp_path: Path) -> None:
     proxy.fail(1, 1.0, "403")
-    with pytest.raises(StorageFailed, match="403"):
+    with raises(StorageFailed):
         store.publish(1, b"mine")
-    with pytest.raises(StorageFailed, match="403"):
+    with raises(StorageFailed):
         put(store, b"four")
-    with pytest.raises(StorageFailed, match="403"):
+    with raises(StorageFailed):
         S3Store(store.where, cache=tmp_path, options=options(proxy.url))
     proxy.calm()
     assert store.publish(1, b"mine") and store.list() == []
@@ -183,7 +184,7 @@ def test_large_blobs_travel_in_pieces(proxy: Proxy, store: S3Store) -> None:
 def test_an_upload_that_failed_leaves_nothing(moto: Moto, proxy: Proxy, store: S3Store, tmp_path: Path) -> None:
     proxy.fail(1, 1.0, "503")
     for size in (10, bucket.PIECE + 1):
-        with pytest.raises(StorageFailed, match="503"):
+        with raises(StorageFailed):
             put(store, bytes(size))
     proxy.calm()
     for _ in range(8):  # connections that uploads gave up may be in the client's pool, and one request fails on each
@@ -203,8 +204,7 @@ def test_what_changed_in_the_bucket_is_found(store: S3Store) -> None:
     client = store._bucket._many
     for blob, there in zip(blobs, (b"x" * 99 + b"y", b"x" * 99, b"x" * 101), strict=True):
         obstore.put(client, f"blobs/{blob.name}", there)
-        found = "100 bytes with checksum" if len(there) == 100 else f"{len(there)} bytes, the manifest says 100"
-        with pytest.raises(CorruptState, match=f"{blob.name} .* it has {found}"):
+        with raises(CorruptState):
             store.fetch(blob)
     obstore.put(client, "blobs/notes.txt", b"mine")
     obstore.put(client, "manifests/notes", b"mine")
@@ -225,20 +225,20 @@ def test_ages_are_told_by_the_servers_clock(
 
 def test_a_store_that_ignores_conditions_is_refused(moto: Moto, proxy: Proxy, tmp_path: Path) -> None:
     url, proxy.conditions = f"s3://{moto.bucket()}/state", False
-    with pytest.raises(StateRefused, match="two writers could both win"):
+    with raises(StateRefused):
         S3Store(url, cache=tmp_path, options=options(proxy.url))
-    with pytest.raises(StateRefused, match="conditional put is disabled"):
+    with raises(StateRefused):
         S3Store(url, cache=tmp_path, options=options(moto.url, conditional_put="disabled"))
     proxy.conditions = True
     proxy.fail(1, 1.0, "conflict")
-    with pytest.raises(StorageFailed, match="prove the conditional put"):
+    with raises(StorageFailed):
         S3Store(url, cache=tmp_path, options=options(proxy.url))
 
 
 def test_a_reader_writes_nothing(moto: Moto, store: S3Store, tmp_path: Path) -> None:
-    with pytest.raises(StateRefused, match="there is no state"):
+    with raises(StateRefused):
         beside(store, moto, tmp_path, readonly=True)
-    with pytest.raises(StateRefused, match="there is no state"):
+    with raises(StateRefused):
         beside(store, moto, tmp_path, create=False)
     blob = put(store, b"four")
     store.publish(0, b"zero")
@@ -253,7 +253,7 @@ def test_a_reader_writes_nothing(moto: Moto, store: S3Store, tmp_path: Path) -> 
         lambda: reader.mark(0),
         reader.scratch,
     ):
-        with pytest.raises(StateRefused, match="opened for reading"):
+        with raises(StateRefused):
             write()
     assert obstore.list(store._bucket._many).collect() == before
 
@@ -263,22 +263,22 @@ def test_what_cannot_be_opened_says_why(moto: Moto, tmp_path: Path, monkeypatch:
         return S3Store(url, cache=tmp_path, options=options(moto.url) | more)
 
     for url in ("s3://", "s3://Bucket", "gs://bucket/a", "s3://bucket/a/../b", "s3://bucket/a?b", "bucket"):
-        with pytest.raises(StateRefused, match="not of the form"):
+        with raises(StateRefused):
             opened(url)
-    with pytest.raises(StateRefused, match="NoSuchBucket"):
+    with raises(StateRefused):
         opened("s3://no-such-bucket/state")
-    with pytest.raises(StateRefused, match="nonsense"):
+    with raises(StateRefused):
         opened("s3://bucket/state", nonsense=1)
     name = moto.bucket()
-    with pytest.raises(StorageFailed, match="see to the network"):
+    with raises(StorageFailed):
         opened(f"s3://{name}/state", endpoint="http://127.0.0.1:9")
-    with pytest.raises(StorageFailed, match="builder error"):
+    with raises(StorageFailed):
         opened(f"s3://{name}", client_options={"allow_http": False})
     obstore.put(opened(f"s3://{name}/full")._bucket._many, "other/file.csv", b"x")
-    with pytest.raises(StateRefused, match=r"not empty.*other/file\.csv"):
+    with raises(StateRefused):
         opened(f"s3://{name}/full")
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(MissingExtra, match=r"ddflow\[s3\]"):
+    with raises(MissingExtra):
         opened(f"s3://{name}/state")
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import raises
 from typer.testing import CliRunner
 
 import ddflow as dd
@@ -117,7 +118,7 @@ def test_the_new_state_keeps_as_much_history_as_the_old_one(asked: int | None, k
     migrate(old, new := MemoryStore(), after := plan(SPECS["id"], 1), log, retain=asked)
     with after.open(new.writer()) as engine:
         assert (engine.last, engine.since) == (7, 7)
-        with pytest.raises(NotReadable, match="since is 7"):
+        with raises(NotReadable):
             engine.read("large", as_of=6)
         for time in range(8, 14):
             engine.step(log[0], time)
@@ -125,9 +126,9 @@ def test_the_new_state_keeps_as_much_history_as_the_old_one(asked: int | None, k
 
 
 def test_a_log_is_a_list_of_calls() -> None:
-    with pytest.raises(SpecError, match="one mapping, and a log has one for each call"):
+    with raises(SpecError):
         migrate(MemoryStore(), MemoryStore(), plan(SPECS["id"]), {"orders": []})  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match=r"write dd.Snapshot.open\(state\)"):
+    with raises(SpecError):
         dd.Snapshot(MemoryStore())
 
 
@@ -137,14 +138,14 @@ def test_outputs_that_cannot_be_compared_are_refused_by_name_or_given_whole() ->
     after = plan(SPECS["id"], 0, ["id", "amount"])
     after.output("more", after.inputs["orders"].project(["region"]))
     new = MemoryStore()
-    with pytest.raises(PlanChanged, match=r"'large'.*'region', 'int64'"):
+    with raises(PlanChanged):
         migrate(old.writer(), new, after, log)
     assert not new.shared.blobs and not new.shared.manifests
     done = migrate(old.writer(), new, after, log, whole=True)
     assert (done.new, done.whole, done.gone) == (["more"], ["large"], [])
     assert done.tables["large"].to_pylist() == [{"id": 1, "amount": 5, "_time": 2, "_diff": 1}]
     assert done.tables["more"].num_rows == 1 and done.tables["by_region"].num_rows == 0
-    with pytest.raises(NotReadable, match="lage"):
+    with raises(NotReadable):
         migrate(old.writer(), MemoryStore(), after, log, "lage")
     assert list(migrate(old.writer(), MemoryStore(), after, log, "by_region").tables) == ["by_region"]
 
@@ -161,7 +162,7 @@ def test_when_it_fails_nothing_of_the_new_state_is_left(tmp_path: Path, there: b
         migrate(old, new, plan(SPECS["id"], 3), [good, bad])
     assert new.exists() == there and list(new.rglob("*")) == []
     migrate(old, new, plan(SPECS["id"], 3), [good])
-    with pytest.raises(StateRefused, match="there is a state already"):
+    with raises(StateRefused):
         migrate(old, new, plan(SPECS["id"], 3), [good])
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / "mine" / "notes").write_text("mine")

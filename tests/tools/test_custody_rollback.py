@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import raises
 from typer.testing import CliRunner
 
 import ddflow as dd
@@ -141,12 +142,12 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_is_left() -> None:
     store = MemoryStore()
     lived(store)
     before = dict(store.shared.blobs), dict(store.shared.manifests)
-    with pytest.raises(SnapshotExpired, match="epoch 7"):
+    with raises(SnapshotExpired):
         rollback(store.writer(), 7)
     for number in range(5):
         for blob in at(store, number).inventories:
             damage(store, blob.name)
-    with pytest.raises(CorruptState, match="no version of it is whole"):
+    with raises(CorruptState):
         rollback(store.writer(), 3)
     assert store.shared.manifests == before[1] and set(store.shared.blobs) == set(before[0])
     with pytest.raises(StateRefused):
@@ -183,7 +184,7 @@ def test_of_two_who_write_at_once_one_wins_and_the_copies_of_the_other_are_gone(
             return super().publish(number, data)
 
     before = set(store.shared.blobs)
-    with pytest.raises(Fenced, match="meanwhile"):
+    with raises(Fenced):
         rollback(slow := Slow(store.shared))
     assert not [name for name in set(store.shared.blobs) - before if name.startswith(slow.nonce)]
     writer.step(rows(6), 60)
@@ -204,7 +205,7 @@ def test_of_one_who_slept_while_others_went_on_and_tidied_up_nothing_stands() ->
             assert number not in self.numbers()
             return super().publish(number, data)
 
-    with pytest.raises(Fenced, match="meanwhile"):
+    with raises(Fenced):
         rollback(slow := Asleep(store.shared))
     assert store.numbers() == [7, 8] and not [name for name in store.shared.blobs if name.startswith(slow.nonce)]
     writer.step(rows(9), 90)

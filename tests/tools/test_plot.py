@@ -7,7 +7,7 @@ import datetime as dt
 import matplotlib
 import numpy as np
 import pyarrow as pa
-import pytest
+from messages import raises
 
 import ddflow as dd
 from ddflow.metrics import CallMetrics
@@ -54,9 +54,9 @@ def test_verdicts_are_stacked_by_call() -> None:
 
 
 def test_what_has_no_changes_or_verdicts_is_refused() -> None:
-    with pytest.raises(dd.errors.SchemaMismatch, match="_diff"):
+    with raises(dd.errors.SchemaMismatch):
         dd.plot.changes({"_time": [1]})
-    with pytest.raises(dd.errors.SpecError, match="dict"):
+    with raises(dd.errors.SpecError):
         dd.plot.verdicts([{"applied": 1}])
 
 
@@ -65,7 +65,7 @@ def test_changes_of_several_steps_are_a_list_of_their_updates() -> None:
     axes = dd.plot.changes([step["by_city"] for step in steps])
     assert [heights(each) for each in axes.containers] == [[1, 2], [0, -1]]
     for given in (steps[0], steps):
-        with pytest.raises(dd.SpecError, match="a step has the updates of each output; give those of one"):
+        with raises(dd.SpecError):
             dd.plot.changes(given)
 
 
@@ -91,5 +91,5 @@ def test_few_changes_beside_many_noops_are_seen_and_keys_that_are_gone_too() -> 
         days = [each.get_text() for each in axes.get_xticklabels()]
         assert days == (["net"] if given is net else ["2026-11-08"])
     assert [heights(each) for each in dd.plot.changes(net).containers] == [[3], [-4]]
-    with pytest.raises(dd.errors.SchemaMismatch, match=r"no column 'idd' .*did you mean 'id'"):
+    with raises(dd.errors.SchemaMismatch):
         dd.plot.changes(net, key="idd")

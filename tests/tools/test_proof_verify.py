@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from messages import raises
 from proof_case import EPOCH, HELD, SCHEMA, WIDE, events, feed, lie, plan, rewritten
 
 import ddflow as dd
@@ -239,14 +240,14 @@ def test_rows_out_of_place_are_a_corrupt_state() -> None:
         )
 
     lie(store, tell)
-    with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
+    with raises(dd.errors.CorruptState):
         compared(store, steps)
 
 
 def test_an_input_that_is_not_there_is_refused() -> None:
     store = MemoryStore()
     feed(store, events(8, 1))
-    with pytest.raises(dd.errors.NotReadable, match="did you mean 'orders'"):
+    with raises(dd.errors.NotReadable):
         dd.verify(store, {"order": []})
     with pytest.raises(dd.errors.NotArrow):
         dd.verify(store, {"orders": 7})
@@ -300,7 +301,7 @@ def test_rows_out_of_place_or_of_another_range_are_a_corrupt_state(again: int) -
     assert len(high) == 4 and Piece.of(table, bound, secret, high[0], high[-1]).high.tolist() == high
     wrong = pa.concat_tables([table.slice(0, 3), table.slice(again, 1)])
     for bad, begin, end in ((wrong, 0, 2**64 - 1), (table, high[0] + 1, high[-1]), (table, high[0], high[-1] - 1)):
-        with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
+        with raises(dd.errors.CorruptState):
             Piece.of(bad, bound, secret, begin, end)
 
 

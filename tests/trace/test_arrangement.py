@@ -14,6 +14,7 @@ import pytest
 from chance import effort
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from messages import raises
 
 from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows, gather
@@ -318,7 +319,7 @@ def test_since_never_retreats_and_upper_never_goes_back() -> None:
     assert (twin.arranged.since, twin.arranged.upper) == (3, 6)
     with pytest.raises(TimeWentBack):
         twin.arranged.apply([], 4, 3)
-    with pytest.raises(NotReadable, match="from 3 up to, not including, 6"):
+    with raises(NotReadable):
         twin.arranged.read(2)
 
 
@@ -369,14 +370,14 @@ def test_two_live_values_of_a_key_at_one_time_are_corrupt_state_and_never_a_sile
     twin = Twin(1, False, 0, False)
     twin.apply(two_values_of_one_key(), 5, 0)
     for at in (2, 3):
-        with pytest.raises(CorruptState, match="two values at one time, 2; do not use this state"):
+        with raises(CorruptState):
             twin.arranged.read(at)
-    with pytest.raises(CorruptState, match="two values of one key at time 2"):
+    with raises(CorruptState):
         twin.arranged._check()
     spine = twin.arranged.spine
     spine.items[:] = [RunMerge(spine.items[:], whole=True)]  # type: ignore[arg-type]
     for _ in range(2):  # what was refused is refused again: nothing was eaten
-        with pytest.raises(CorruptState, match="a read or a merge"):
+        with raises(CorruptState):
             spine.work(None, twin.arranged.slots, twin.arranged.index, 0, False)
         assert spine.owed == spine.versions == 4
 
@@ -446,7 +447,7 @@ def test_a_batch_out_of_order_or_with_two_values_of_a_key_at_one_time_fails_its_
     batch([1, 1, 2], [0, 4, 1])._check()
     with pytest.raises(AssertionError, match="hash order"):
         batch([2, 1], [0, 0])._check()
-    with pytest.raises(CorruptState, match="rows 1 and 2 are two values of one key at time 3"):
+    with raises(CorruptState):
         batch([1, 2, 2], [0, 3, 3])._check()
 
 

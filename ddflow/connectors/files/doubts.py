@@ -21,12 +21,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.type_text import as_declared
 from ddflow.connectors.files.file_path import as_null, others, written
 from ddflow.connectors.files.guess import MOMENTS
 from ddflow.connectors.files.kinds import Dialect
 from ddflow.connectors.files.read_text import Block, TextFile
 from ddflow.connectors.files.reading import File, brief
+from ddflow.errors import Declare, Phrase
 
 _NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
 FIRST: Final = 1_000
@@ -37,7 +37,7 @@ _CODE: Final = re.compile(r"[+-]?\d+")
 _DIGIT: Final = re.compile(r"\d")
 
 
-def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -> list[str]:
+def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -> list[Phrase]:
     """Those of the columns of files whose types were guessed.  O(bytes of their heads)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
@@ -46,7 +46,7 @@ def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -
     return [found for name in names if (found := doubt(name, named) or formed(name, heads)) is not None]
 
 
-def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> str | None:
+def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase | None:
     """Why a column that was guessed as text may have numbers or dates of another form.  O(`FIRST`)."""
     there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
     first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
@@ -59,8 +59,10 @@ def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> str | None:
     for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
         if ways := others(dialect, texts, kind):
             shown = f"{brief(texts[0])} ({file.place.name}, {head.where(pc.index(column.texts, texts[0]).as_py())})"
-            calls = " or ".join(written(file.place.name, each, file.dialect) for each in ways)
-            return f"{name!r} is text, because of {shown}: give {calls}, or declare {as_declared(name, 'string')}"
+            calls = Phrase.joined(" or ", [written(file.place.name, each, file.dialect) for each in ways])
+            return Phrase(
+                f"{name!r} is text, because of {shown}: give ", calls, ", or declare ", Declare({name: "string"})
+            )
     return None
 
 
@@ -73,12 +75,12 @@ def _without_null(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialec
     return some, dialect._replace(nulls=(*dialect.nulls, *words))
 
 
-def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> str | None:
+def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phrase | None:
     """Why a column that was guessed as text may be none; None for one that is text.  O(bytes of the heads).
 
     ``heads``: of each file that has the column, what it is called, how it is written, and what was looked at.
     """
-    numbers, values, first, shown, nulls, null = 0, 0, "", "", True, ""
+    numbers, values, first, shown, nulls, null = 0, 0, "", "", True, Phrase()
     for file, dialect, head in heads:
         if (column := head.columns.get(name)) is None:
             continue
@@ -94,6 +96,6 @@ def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> str | None:
             null = as_null(file, dialect, first)
     if not first or 2 * numbers <= values or _CODE.fullmatch(first):
         return None
-    null = f"{null}, " if nulls and len(first) <= WORD else ""
+    null = null + ", " if nulls and len(first) <= WORD else Phrase()
     found = f"{name!r} is text, because {shown} is no number; {numbers:,} of its first {values:,} values are"
-    return f"{found}: mend it, {null}or declare {as_declared(name, 'string')} if it is right"
+    return Phrase(f"{found}: mend it, ", null, "or declare ", Declare({name: "string"}), " if it is right")

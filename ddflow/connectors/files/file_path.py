@@ -23,7 +23,7 @@ import pyarrow.types as pat
 from ddflow.connectors.files.forms import COMMA, GROUPS, POINT, likely
 from ddflow.connectors.files.kinds import PLAIN, Dialect, Kind, ending_of, named
 from ddflow.connectors.files.spelling import fits
-from ddflow.errors import SpecError
+from ddflow.errors import FileFix, Phrase, SpecError
 from ddflow.expressions.types import is_number
 
 WRITING: Final = ("delimiter", "null", "encoding", "decimal", "dates", "thousands", "format", "rename")
@@ -117,49 +117,49 @@ def dialect_of(given: Any) -> Dialect:
     return how.checked()
 
 
-def delimited(path: str, dialect: Dialect, between: str) -> str:
+def delimited(path: str, dialect: Dialect, between: str) -> Phrase:
     """What to do about a file whose values another character separates, for the remedy of an error.
 
     >>> delimited("days/1.csv", PLAIN, ";")
     "is the delimiter ';'? give dd.FilePath('days/1.csv', delimiter=';')"
     """
-    return f"is the delimiter {between!r}? give {written(path, dialect._replace(delimiter=between))}"
+    return Phrase(f"is the delimiter {between!r}? give ", written(path, dialect._replace(delimiter=between)))
 
 
-def written(path: str, dialect: Dialect, now: Dialect = PLAIN) -> str:
+def written(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
     """A file with how it is written, as a call.  ``now``: how it is read, since what differs is shown, too.
 
-    >>> written("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso")))
+    >>> str(written("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
     "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
     """
-    said = [
-        f"{name}={_shown(value)}"
+    options = {
+        name: _given(value)
         for name, value, usual, was in zip(WRITING, dialect, PLAIN, now, strict=True)
         if value != usual or (value != was and value is not None)
-    ]
-    return f"dd.FilePath({', '.join([repr(path), *said])})"
+    }
+    return FileFix(path, options)
 
 
-def _shown(value: Any) -> str:
-    """What a path is given for one of them."""
+def _given(value: Any) -> Any:
+    """Return what a path is given for one of them."""
     if isinstance(value, Kind):
-        return repr(ending_of(value))
+        return ending_of(value)
     if isinstance(value, tuple) and any(isinstance(each, tuple) for each in value):
-        return repr(dict(value))
+        return dict(value)
     several = list(value) if isinstance(value, tuple) and len(value) > 1 else None
-    return repr(several or (value[0] if isinstance(value, tuple) else value))
+    return several or (value[0] if isinstance(value, tuple) else value)
 
 
-def as_null(path: str, dialect: Dialect, text: str) -> str:
+def as_null(path: str, dialect: Dialect, text: str) -> Phrase:
     """What to do about a text that means null, for the remedy of an error.
 
     >>> as_null("1.csv", Dialect(nulls=("NA",)), "-")
     "give dd.FilePath('1.csv', null=['NA', '-']) if it means null"
     """
-    return f"give {written(path, dialect._replace(nulls=(*dialect.nulls, text)))} if it means null"
+    return Phrase("give ", written(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null")
 
 
-def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> str | None:
+def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> Phrase:
     """The calls by which a text would be a value of a type, where it is one in another form.
 
     >>> reformed("1.csv", PLAIN, "12,50", pa.float64()), reformed("1.csv", PLAIN, "3.1.2024", pa.date32())
@@ -169,7 +169,7 @@ def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> str |
     >>> reformed("1.csv", Dialect(decimal=","), "0.552", pa.float64())
     "dd.FilePath('1.csv', decimal='.')"
     """
-    return " or ".join(written(path, each, dialect) for each in others(dialect, [text], kind)) or None
+    return Phrase.joined(" or ", [written(path, each, dialect) for each in others(dialect, [text], kind)])
 
 
 def others(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:

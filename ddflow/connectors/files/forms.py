@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.expressions.types import is_number
 
 ISO: Final = "iso"
@@ -121,13 +121,17 @@ class Forms(NamedTuple):
     def checked(self) -> "Forms":
         """The same.  Raises `SpecError` for what says no form."""
         if self.decimal not in (".", ","):
-            raise SpecError(f"decimal={self.decimal!r}", "it is neither a point nor a comma", "give '.' or ','")
+            raise SpecError(Option("decimal", self.decimal), "it is neither a point nor a comma", "give '.' or ','")
         if self.thousands is not None and self.thousands not in [*"".join(GROUPS)]:
             found = "it is no point, comma, space or apostrophe"
-            raise SpecError(f"thousands={self.thousands!r}", found, "give '.', ',', ' ' or \"'\"")
+            raise SpecError(Option("thousands", self.thousands), found, "give '.', ',', ' ' or \"'\"")
         if self.thousands == self.decimal:
-            found = f"decimal={self.decimal!r} is the same"
-            raise SpecError(f"thousands={self.thousands!r}", found, "give both: decimal=',', thousands='.'")
+            found = Phrase(Option("decimal", self.decimal), " is the same")
+            raise SpecError(
+                Option("thousands", self.thousands),
+                found,
+                Phrase("give both: ", Option("decimal", ","), ", ", Option("thousands", ".")),
+            )
         for each in self.dates:
             if each != ISO:
                 _pattern(each)
@@ -140,7 +144,7 @@ USUAL: Final = Forms()
 @cache
 def _pattern(form: str) -> str:
     """The regular expression of a form of dates, with a group for each part.  Raises `SpecError`."""
-    asked, tokens = f"dates={form!r}", [(each[1], each[2]) for each in _TOKEN.finditer(form)]
+    asked, tokens = Option("dates", form), [(each[1], each[2]) for each in _TOKEN.finditer(form)]
     parts = [part for part, between in tokens if not between and part != "%"]
     remedy = "write it as '%d.%m.%Y' or '%m/%d/%Y %H:%M', or 'iso'"
     if odd := [each for each in parts if each not in _PARTS]:

@@ -20,7 +20,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from ddflow.connectors.files.forms import Forms
-from ddflow.errors import SpecError, UnreadableInput
+from ddflow.errors import FileFix, Phrase, SpecError, UnreadableInput
 
 
 class Kind(NamedTuple):
@@ -128,7 +128,7 @@ def kind_of(name: str | PurePath, given: Kind | None = None) -> Kind:
             return kind
     ending = "".join(path.suffixes[-2:]) if path.suffix.lower() in WRAPS else path.suffix
     found = f"files of kind {ending!r} are not known" if ending else "its name has no extension to tell its kind"
-    remedy = f"{USE}; or say what it holds, as in dd.FilePath({str(name)!r}, format='csv')"
+    remedy = Phrase(f"{USE}; or say what it holds, as in ", FileFix(str(name), {"format": "csv"}))
     raise UnreadableInput(str(name), found, remedy)
 
 

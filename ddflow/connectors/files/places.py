@@ -331,9 +331,9 @@ def _asked(address: str, ask: Callable[..., Any], *given: Any) -> Any:
     try:
         return ask(*given)
     except MissingExtra as error:
-        raise MissingExtra(f"read {address}", error.found, error.remedy) from None
+        raise MissingExtra(f"read {address}", error.found, error.fix) from None
     except StateRefused as error:
-        raise UnreadableInput(address, error.found, error.remedy) from None
+        raise UnreadableInput(address, error.found, error.fix) from None
     except (DdflowError, FileNotFoundError) as error:
         found = error.found if isinstance(error, DdflowError) else str(error)
         remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"

@@ -34,7 +34,7 @@ from ddflow.connectors.files.file_path import delimited, written
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
 from ddflow.connectors.files.reading import File, brief, check_width, described, encoded, packed, reading
-from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
+from ddflow.errors import DdflowError, Phrase, SchemaMismatch, UnreadableInput
 
 _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")
 _VALUE = re.compile(r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?(?P<what>.*)")
@@ -131,12 +131,12 @@ class CsvFile(TextFile):
             if CONFLICT.search(shape["what"]):
                 return _conflict(f"{where}, {_row(shape['row'])}" if shape["row"] else where)
             if self.bytes(head=True).read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                said = f"give {written(where, self.dialect._replace(encoding='utf-16'))}"
-                return UnreadableInput(where, "it begins with the mark of UTF-16", said)
+                given = written(where, self.dialect._replace(encoding="utf-16"))
+                return UnreadableInput(where, "it begins with the mark of UTF-16", Phrase("give ", given))
             if self.bytes(head=True).read(8) == b"<<<<<<< ":
                 return _conflict(f"{where}, {_row(1)}")
             said = f"{_row(shape['row'])}: " if shape["row"] else ""
-            remedy = "mend the row: is it a whole CSV file?"
+            remedy = Phrase("mend the row: is it a whole CSV file?")
             header = self.bytes(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
             if (error := self._excels(header)) is not None:
                 return error
@@ -144,7 +144,9 @@ class CsvFile(TextFile):
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
                 remedy = delimited(where, self.dialect, between)
             elif shape["what"].startswith("Expected 1 columns") and between is None:
-                remedy = f"if the first line, {brief(header.rstrip())}, is a title, delete it; else mend the row"
+                remedy = Phrase(
+                    f"if the first line, {brief(header.rstrip())}, is a title, delete it; else mend the row"
+                )
             return UnreadableInput(where, said + shape["what"], remedy)
         if "straddl" in message:
             message = f"a row is longer than {SAMPLE:,} bytes; is a quote not closed?"
@@ -161,9 +163,9 @@ class CsvFile(TextFile):
         """The error of a file that begins with what Excel alone reads: ``sep=;``."""
         if (found := _SEPARATED.fullmatch(header.rstrip("\r\n"))) is None:
             return None
-        remedy = "delete that line"
+        remedy = Phrase("delete that line")
         if found[1] != self._between:
-            remedy += f", and give {written(self.place.name, self.dialect._replace(delimiter=found[1]))}"
+            remedy += Phrase(", and give ", written(self.place.name, self.dialect._replace(delimiter=found[1])))
         return UnreadableInput(self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy)
 
     def _check_conflicts(self, texts: pa.Array, before: int) -> None:

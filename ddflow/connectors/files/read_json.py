@@ -31,14 +31,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.type_text import as_declared
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import ARRAY
 from ddflow.connectors.files.read_csv import CONFLICT
 from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
 from ddflow.connectors.files.reading import check_width, encoded, reading
 from ddflow.connectors.files.structure import DEPTH, ArrayElements, depths
-from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
+from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, UnreadableInput
 
 Row = dict[str, msgspec.Raw]
 _DECODER: Final = msgspec.json.Decoder(Row)
@@ -149,7 +148,7 @@ class JsonFile(TextFile):
             seen.add(name)
             if name not in names:
                 found = f"there is a column {name!r}, which the beginning of no file has"
-                remedy = f"declare it: {as_declared(name, 'string')}; {did_you_mean(name, names)}"
+                remedy = Phrase("declare it: ", Declare({name: "string"}), f"; {did_you_mean(name, names)}")
                 raise SchemaMismatch(where, found, remedy)
 
 

@@ -27,7 +27,7 @@ import pyarrow.json as pj
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
-from ddflow.columns.type_text import as_declared, spelled_type
+from ddflow.columns.type_text import spelled_type
 from ddflow.connectors.files.file_path import NO_VALUE, as_null, reformed
 from ddflow.connectors.files.forms import USUAL, Forms
 from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
@@ -36,7 +36,7 @@ from ddflow.connectors.files.places import Place
 from ddflow.connectors.files.reading import File, brief, reading
 from ddflow.connectors.files.spelling import Misspelled, converted, fits, values
 from ddflow.connectors.files.wire import digits_within, is_listed, restored, wire
-from ddflow.errors import SchemaMismatch
+from ddflow.errors import Declare, Fix, Phrase, SchemaMismatch
 from ddflow.expressions.types import is_number
 
 UNQUOTED = (pat.is_integer, pat.is_floating, pat.is_boolean, pat.is_duration)
@@ -132,26 +132,26 @@ class Block(NamedTuple):
     where: Callable[[int], str]
 
 
-Declare = Callable[[str, pa.DataType, pa.DataType], str]
+Retype = Callable[[str, pa.DataType, pa.DataType], Fix]
 """What to write to declare another type of a column: of its name, its type and the other."""
 
 
-def declaring(name: str, was: pa.DataType, to: pa.DataType) -> str:
-    """Where nothing holds the type that it had.
+def declare(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
+    """Return what to write where no state holds the type that a column had.
 
-    >>> declaring("n", pa.int64(), pa.string())
+    >>> str(declare("n", pa.int64(), pa.string()))
     "{'n': 'string'}"
     """
     del was
-    return str({name: spelled_type(to)})
+    return Declare({name: spelled_type(to)})
 
 
 class TextFile(File):
-    """A file of text.  ``dialect``: how it is written.  ``declare``: of columns that have their types already."""
+    """A file of text.  ``dialect``: how it is written.  ``retype``: of columns that have their types already."""
 
-    def __init__(self, place: Place, dialect: Dialect, declare: Mapping[str, Declare]) -> None:
+    def __init__(self, place: Place, dialect: Dialect, retype: Mapping[str, Retype]) -> None:
         super().__init__(place)
-        self.dialect, self._declare = dialect, declare
+        self.dialect, self._retype = dialect, retype
         self._head: Block | None = None
 
     @abstractmethod
@@ -214,23 +214,24 @@ class TextFile(File):
             return pa.string()
         return fit
 
-    def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, str]:
+    def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, Phrase]:
         """What is wrong with a value that is none of its column's type, and what to type."""
         text, shown, dialect = str(column.texts[row]), column.shown(row), self.dialect
-        form = None
+        form = Phrase()
         if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):
             form = reformed(self.place.name, dialect, text, kind)
-        give = f"give {form}, " if form else ""
+        give = Phrase("give ", form, ", ") if form else Phrase()
         if text.lower() in NO_VALUE and column.quoted is None:  # null= is of CSV
-            give = f"{as_null(self.place.name, dialect, text)}, "
+            give = as_null(self.place.name, dialect, text) + ", "
         if declared:
             zoned = pat.is_timestamp(kind) and fits(pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.forms)
             other = pa.timestamp("us", "UTC") if zoned else pa.string()
-            declare = self._declare.get(name, declaring)(name, kind, other)
-            return f"{shown} is no {kind}", f"{give}mend it, or declare another type: {declare}"
+            fix = self._retype.get(name, declare)(name, kind, other)
+            return f"{shown} is no {kind}", Phrase(give, "mend it, or declare another type: ", fix)
         fit = self._fitting(column, text, kind)
-        remedy = f"{give}mend it, or declare the type that fits: {self._declare.get(name, declaring)(name, kind, fit)}"
+        fix = self._retype.get(name, declare)(name, kind, fit)
+        remedy = Phrase(give, "mend it, or declare the type that fits: ", fix)
         with suppress(Misspelled):
             converted(column.texts.slice(row, 1), kind, column.forms)
-            remedy += f"; declaring {as_declared(name, spelled_type(kind))} converts it"
+            remedy += Phrase("; declaring ", Declare({name: spelled_type(kind)}), " converts it")
         return f"{shown} is not how a value of type {kind} is written", remedy

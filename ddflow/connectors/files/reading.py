@@ -18,6 +18,7 @@ import errno
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -26,7 +27,7 @@ from ddflow.connectors.files.file_path import written
 from ddflow.connectors.files.guess import ANY, Possible
 from ddflow.connectors.files.kinds import PLAIN, Dialect, is_text_kind, is_utf8
 from ddflow.connectors.files.places import Place
-from ddflow.errors import DdflowError, SchemaMismatch, UnreadableInput
+from ddflow.errors import DdflowError, Declare, Evolve, Phrase, SchemaMismatch, UnreadableInput
 
 Types = Mapping[str, pa.DataType]
 ROWS = 1 << 16
@@ -113,10 +114,11 @@ class Renamed(File):
             for batch in self.plain.batches(own, {self._own(name) for name in converted}):
                 yield batch.rename_columns([self._new.get(name, name) for name in batch.schema.names])
         except SchemaMismatch as error:
-            remedy = error.remedy
-            for old, new in self._new.items():
-                remedy = remedy.replace(f"{{{old!r}: ", f"{{{new!r}: ")
-            raise SchemaMismatch(error.asked, error.found, remedy) from None
+            error.map(
+                Declare | Evolve,
+                lambda fix: replace(fix, types={self._new.get(name, name): kind for name, kind in fix.types.items()}),
+            )
+            raise
 
     def rows(self) -> int | None:
         """As the file."""
@@ -159,11 +161,12 @@ def packed(place: Place) -> UnreadableInput | None:
     )
 
 
-def encoded(place: Place, dialect: Dialect) -> str:
+def encoded(place: Place, dialect: Dialect) -> Phrase:
     """What to do about text that is not in the encoding that is given for it."""
     if not is_utf8(dialect.encoding):
-        return "give the encoding that it is in, or write it in UTF-8"
-    return f"name its encoding ({written(place.name, dialect._replace(encoding='cp1252'))}), or write it in UTF-8"
+        return Phrase("give the encoding that it is in, or write it in UTF-8")
+    given = written(place.name, dialect._replace(encoding="cp1252"))
+    return Phrase("name its encoding (", given, "), or write it in UTF-8")
 
 
 def described(error: BaseException) -> str:

@@ -30,7 +30,6 @@ import pyarrow as pa
 from ddflow.columns.declared import to_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
-from ddflow.columns.type_text import as_declared
 from ddflow.connectors.files.changes import Changes
 from ddflow.connectors.files.doubts import doubts
 from ddflow.connectors.files.guess import ANY, Possible, guess
@@ -53,10 +52,10 @@ from ddflow.connectors.files.read_columnar import ArrowFile, ParquetFile
 from ddflow.connectors.files.read_csv import CsvFile, lacks
 from ddflow.connectors.files.read_json import JsonFile
 from ddflow.connectors.files.read_lines import LinesFile
-from ddflow.connectors.files.read_text import Declare, TextFile, declaring
+from ddflow.connectors.files.read_text import Retype, TextFile, declare
 from ddflow.connectors.files.reading import File, Renamed, Types, described, is_empty
 from ddflow.connectors.files.wire import holds, restored
-from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
+from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, SpecError, UnreadableInput
 
 _TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
 _COLUMNAR: Mapping[str, type[File]] = {PARQUET: ParquetFile, ARROW: ArrowFile, STREAM: ArrowFile}
@@ -85,8 +84,8 @@ class FileOptions:
         Whether a file of no bytes is one without columns and rows.
     skip
         Told of a file that cannot be read, which is left out then.  None: it is an error.
-    declare
-        What to write to declare types of columns that are known.
+    retype
+        What to write to declare another type of a column that is known.
     converts
         The known columns whose types were declared, so that text is converted to them; the others were guessed.
     """
@@ -95,7 +94,7 @@ class FileOptions:
     strict: bool = False
     empty: bool = False
     skip: Callable[[str, DdflowError], None] | None = None
-    declare: Declare = declaring
+    retype: Retype = declare
     converts: Collection[str] = ()
 
 
@@ -163,8 +162,8 @@ class FilesSource:
         self._there.append(there)
 
     def _text(self, place: Place) -> TextFile:
-        declare = dict.fromkeys(self._known.names if self._known is not None else (), self._how.declare)
-        return _TEXTS[place.kind.name](place, self._how.dialect, declare)
+        retype = dict.fromkeys(self._known.names if self._known is not None else (), self._how.retype)
+        return _TEXTS[place.kind.name](place, self._how.dialect, retype)
 
     def _union(self) -> pa.Schema:
         """All columns, in types that do not depend on which file is the first."""
@@ -292,7 +291,7 @@ class FilesSource:
             meant = f"in {self._of[name]} it is"
         elif name not in self._declared:
             meant = "in the state it is"
-            words = f"widen it: {self._how.declare(name, column.type, kind)}; or convert this one"
+            words = Phrase("widen it: ", self._how.retype(name, column.type, kind), "; or convert this one")
         raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words)
 
     def _cast(self, file: str, table: pa.Table) -> pa.Table:
@@ -325,7 +324,7 @@ class Nothing(File):
 
 
 def _one_type(name: str) -> str:
-    return f"declare one type for all files ({as_declared(name, 'string')}), or convert this one"
+    return Phrase("declare one type for all files (", Declare({name: "string"}), "), or convert this one")
 
 
 def open_files(

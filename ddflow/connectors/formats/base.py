@@ -27,13 +27,13 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.type_text import spelled_type
-from ddflow.columns.wider import WIDENED, holding, rewriting, widening
+from ddflow.columns.wider import holding, widening
 from ddflow.connectors.formats.examples import Examples
 from ddflow.connectors.formats.messages import Messages, as_values
 from ddflow.connectors.formats.parse import Bools, reader
 from ddflow.connectors.formats.positions import POSITION, ROW
 from ddflow.connectors.formats.row_columns import Own, Path, columns_at, guessed, struct_at, with_values
-from ddflow.errors import BadMessage, SpecError
+from ddflow.errors import BadMessage, Option, Phrase, Row, SpecError, Widen, around
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 DELETED: Final = "_deleted"
@@ -76,7 +76,7 @@ class Truncate(NamedTuple):
 
     row: int
     order: dict[str, Any]
-    place: str
+    place: str | Row
 
 
 class Upserts(NamedTuple):
@@ -150,7 +150,7 @@ class Format:
         """Raise `SpecError` for an option that is none of those there are."""
         for name, known in options.items():
             if (value := getattr(self, name)) not in known:
-                raise SpecError(f"dd.formats.{self.kind}", f"{name}={value!r}", f"use one of {list(known)}")
+                raise SpecError(f"dd.formats.{self.kind}", Option(name, value), f"use one of {list(known)}")
 
     def needs(self) -> None:
         """Raise `MissingExtra` where a library that it needs is not installed: what reads JSON."""
@@ -273,8 +273,8 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
         wider = _wider(bad, row, target, format, messages)
         raise BadMessage(
             f"messages for {target.what}",
-            f"{messages.place(row)}: {bad.reasons[row]}{more}",
-            f"mend the source, or leave it out with on_bad='drop'; nothing was taken in{wider}",
+            Phrase(around("", messages.place(row), ": "), f"{bad.reasons[row]}{more}"),
+            Phrase("mend the source, or leave it out with ", Option("on_bad", "drop"), "; nothing was taken in", wider),
         )
     return _with_bad(made, at, messages, bad, target)
 
@@ -285,7 +285,7 @@ def _upserts(format: Format, messages: Messages, target: Target) -> tuple[Upsert
     return format.upserts(messages, target, bad), bad
 
 
-def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages: Messages) -> str:
+def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages: Messages) -> str | Widen:
     """What to do besides where a column may have become wider at its source."""
     if row not in bad.narrow:
         return ""
@@ -299,7 +299,7 @@ def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages:
         kinds = format.kinds(alone, [field.name]) if field.name in format.columns(alone) else {}
         told = kinds.get(field.name, wide)
         wide = told if pat.is_decimal(told) and widening(wide, told) is not None else wide
-    return f"; {WIDENED}{rewriting({field.name: spelled_type(wide)})}"
+    return Widen({field.name: spelled_type(wide)})
 
 
 def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
@@ -323,7 +323,9 @@ def uncut(made: Decoded, what: str) -> Decoded:
     """The same, where no truncate cuts it.  Raises `BadMessage` for one, where what is held is not at hand."""
     for each in made.truncates:
         remedy = "take this batch with an engine's step; nothing was taken in"
-        raise BadMessage(f"messages for {what}", f"{each.place}: it is a truncate, of what others hold", remedy)
+        raise BadMessage(
+            f"messages for {what}", around("", each.place, ": ") + "it is a truncate, of what others hold", remedy
+        )
     return made
 
 

@@ -18,7 +18,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text, one_chunk, plain
 from ddflow.connectors.formats.parse import Bools
-from ddflow.errors import SchemaMismatch
+from ddflow.errors import Option, Phrase, Row, SchemaMismatch
 
 VALUE: Final = "value"
 COLUMNS: Final = (VALUE, "key", "topic", "partition", "offset", "timestamp")
@@ -45,10 +45,12 @@ class Messages:
             given = self.table = pa.table({VALUE: pa.nulls(0, pa.string())})
         names = given.column_names
         if VALUE not in names:
-            remedy = f"messages have {', '.join(COLUMNS[:-1])} and {COLUMNS[-1]}; without format= give rows"
+            remedy = Phrase(
+                f"messages have {', '.join(COLUMNS[:-1])} and {COLUMNS[-1]}; without ", Option("format"), " give rows"
+            )
             raise SchemaMismatch(f"messages for {what}", f"there is no column {VALUE!r} among {names}", remedy)
         if more := [name for name in names if name not in (*COLUMNS, *IGNORED, FILE, LINE) or names.count(name) > 1]:
-            remedy = f"give them as {', '.join(COLUMNS)}, and leave others out"
+            remedy = Phrase(f"give them as {', '.join(COLUMNS)}, and leave others out")
             raise SchemaMismatch(f"messages for {what}", f"the columns {more} are none of messages", remedy)
         there: dict[str, pa.Array] = {name: _column(given, name) for name in COLUMNS if name in names}
         self.raw = there[VALUE]
@@ -90,10 +92,10 @@ class Messages:
             raise SchemaMismatch(f"messages for {self.what}", found, "give integers, or leave the column out")
         return there[name].cast(pa.int64())
 
-    def place(self, row: int) -> str:
-        """What an error calls a message: its position, and how rows are counted.  O(1)."""
+    def place(self, row: int) -> str | Row:
+        """Return what an error calls a message: its position, or its row.  O(1)."""
         position = self.position(row)
-        return f"{position}, counted from 0" if position.startswith("row ") else position
+        return Row(self.first + row) if position.startswith("row ") else position
 
     def position(self, row: int) -> str:
         """Where a message lies: a line, an offset, its own words, or a row of what was given.  O(its bytes)."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF, TIME, did_you_mean
 from ddflow.connectors.frames import to_table
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 
 MODES = ("debezium", "upsert", "changelog", "retract")
 
@@ -85,7 +85,7 @@ def write(
     by = None if key is None else (key,) if isinstance(key, str) else tuple(key)
     table = _table(updates, by or (), asked)
     if mode == "upsert" and by is None:
-        raise SpecError(asked, "it has no key", "give key=, the columns that identify a row")
+        raise SpecError(asked, "it has no key", Phrase("give ", Option("key"), ", the columns that identify a row"))
     if epoch is None:
         epoch = int(np.max(np.asarray(table.column(TIME)).astype(np.int64), initial=0))
     secret = Secret.fresh()
@@ -99,6 +99,10 @@ def _table(updates: Any, by: Sequence[str], asked: str) -> pa.Table:
     table = to_table(updates, "dd.formats.write", pa.schema([]))
     for name in (TIME, DIFF, *by):
         if name not in table.schema.names:
-            remedy = f"give what a step gave, and columns of it as key=; {did_you_mean(name, table.schema.names)}"
+            remedy = Phrase(
+                "give what a step gave, and columns of it as ",
+                Option("key"),
+                f"; {did_you_mean(name, table.schema.names)}",
+            )
             raise SpecError(asked, f"the updates have no column {name!r}", remedy)
     return table

@@ -33,13 +33,13 @@ import pyarrow.parquet as pq
 
 from ddflow.connectors.parquet.place import MARK, READABLE, OutputPlace, of
 from ddflow.connectors.protocol import Fragment, Leftover, Owner
-from ddflow.errors import SpecError, StateRefused
+from ddflow.errors import Command, Phrase, SpecError, StateRefused
 from ddflow.storage import address
 from ddflow.storage.disk import Disk
 from ddflow.storage.protocol import Blob, lost, verified
 from ddflow.storage.site import Site
 
-COPY: Final = "restore it from a copy, or go back with dd.rollback"
+COPY: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
 SHOWN: Final = re.compile(r"(?P<epoch>[0-9]{12,})-(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)")
 HIDDEN: Final = re.compile(r"\.(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)\.hidden")
 PLACE: Final = re.compile(rf"(?:[A-Za-z0-9][A-Za-z0-9._]{{0,{READABLE - 1}}}-)?[0-9a-f]{{16}}")

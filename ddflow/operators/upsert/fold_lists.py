@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import ALL_VALID, Flags, Ints, Secret, flags, validity, value_hashes
 from ddflow.columns.layout import Array, offset_width
-from ddflow.errors import ListTooLong, TooLarge
+from ddflow.errors import ListTooLong, Option, Phrase, TooLarge
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.lists import contributions, distinct, spelled
 from ddflow.plan.merge.strategy import Strategy
@@ -175,7 +175,7 @@ def _limited(strategy: Strategy, parts: Parts, ends: Ints, rows: int, name: str,
     raise ListTooLong(
         f"{strategy} of {name!r}",
         f"key {of}: {before} elements and {more} more, the limit is {limit}",
-        "raise limit=, or mend the events; nothing was changed",
+        Phrase("raise ", Option("limit"), ", or mend the events; nothing was changed"),
     )
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Narrow, validity
 from ddflow.columns.rows import Rows, gather, shown_row
-from ddflow.errors import TieRefused
+from ddflow.errors import Option, Phrase, TieRefused
 from ddflow.kernels.resolve import ERROR, LAPSED, LIVE, NOTHING, OUTCOME, Outcomes, Rules
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.ordering import Order
@@ -125,5 +125,5 @@ class FullRows:
         return TieRefused(
             f"a step of {self.state.bound.name!r}",
             f"the key {key} has two events of order {order} at time {time}",
-            "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
+            Phrase("mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"),
         )

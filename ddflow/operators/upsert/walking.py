@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Narrow, validity
 from ddflow.columns.rows import RowPool, Rows, gather_column, shown_row
-from ddflow.errors import TieRefused
+from ddflow.errors import Option, Phrase, TieRefused
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
 from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_groups
@@ -273,5 +273,5 @@ class Walking:
         return TieRefused(
             f"a step of {bound.name!r}",
             f"the key {key} has another event of the order {order}, at time {time}",
-            "mend the feed, or choose tie='last', 'first' or 'greatest'; nothing was changed",
+            Phrase("mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"),
         )

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import check_names, did_you_mean
 from ddflow.columns.schema import is_flat
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.bind import Bound, bind, check_given
 from ddflow.plan.merge.bound import Group, Merging
 from ddflow.plan.merge.machine import Machine
@@ -28,7 +28,11 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
             f"a machine makes them: leave them out; it goes by {', '.join(USED)}",
         )
     if spec.tie == "greatest":
-        raise SpecError(what, "tie='greatest' compares rows, and its events are none", "use 'last', 'first' or 'error'")
+        raise SpecError(
+            what,
+            Phrase(Option("tie", "greatest"), " compares rows, and its events are none"),
+            "use 'last', 'first' or 'error'",
+        )
     base = bind(name, schema, spec)
     if given.on is not None and given.on not in schema.names:
         raise SpecError(

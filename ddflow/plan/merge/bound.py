@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_flat
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.merge.machines import Machined
@@ -217,22 +217,26 @@ def _check_names(name: str, schema: pa.Schema, spec: Upsert, merge: Merge, row: 
     for option, column in (*(("merge", c) for c in merge.strategies), *(("derive", c) for c in derived), *grouped):
         if schema.get_field_index(column) < 0:
             raise SpecError(
-                f"{option}= of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
+                Option(option) + f" of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
             )
         if column == tombstone:
-            raise SpecError(f"{option}= of {name!r}", f"{column!r} is the column that deletes", "name another one")
+            raise SpecError(
+                Option(option) + f" of {name!r}", f"{column!r} is the column that deletes", "name another one"
+            )
         order = option == "groups" and any(column in of for of, _ in spec.grouped)
         if column not in row.names and not order:
-            raise SpecError(f"{option}= of {name!r}", f"{column!r} is not in the row", f"it has {row.names}")
+            raise SpecError(Option(option) + f" of {name!r}", f"{column!r} is not in the row", f"it has {row.names}")
     for of, _ in spec.grouped:
         for column in of:
             if not is_flat(schema.field(column).type):
                 found = f"{column!r} is {schema.field(column).type}, which has no order"
-                raise SpecError(f"groups= of {name!r}", found, "use numbers, text, binary, dates, decimals")
+                raise SpecError(
+                    Phrase(Option("groups"), f" of {name!r}"), found, "use numbers, text, binary, dates, decimals"
+                )
     for column in schema.names:
         if column.startswith((GIVEN, "_order_", "_tie_")):
             found = f"there is a column {column!r}, and what is kept beside rows is called so"
-            raise SpecError(f"merge= of {name!r}", found, "rename that column in the input")
+            raise SpecError(Phrase(Option("merge"), f" of {name!r}"), found, "rename that column in the input")
 
 
 def _check_type(name: str, field: pa.Field, strategy: Strategy) -> None:

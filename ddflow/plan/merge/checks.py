@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from ddflow.columns.names import column_names
+from ddflow.errors import Option, Phrase, PhrasePart
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import COMMUTING, ORDER_FREE, WITHOUT_DELETES, Strategy, last_non_null
 
-Refuse = Callable[[str, str], NoReturn]
+Refuse = Callable[[str | PhrasePart, str | PhrasePart], NoReturn]
 """Is told what was found and what to do.  ``spec`` is an `ddflow.plan.spec.Upsert`, which asks for these checks."""
 
 
@@ -29,7 +30,7 @@ def groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(of, columns) for of, columns in given]
     except (TypeError, ValueError):
-        refuse(f"groups= is {given!r}", "give {order column, or a tuple of them: columns}")
+        refuse(Phrase(Option("groups"), f" is {given!r}"), "give {order column, or a tuple of them: columns}")
 
     def named(columns: Any) -> tuple[str, ...]:
         return column_names(columns, "an upsert spec", "groups")
@@ -42,13 +43,13 @@ def derived(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(name, text) for name, text in given]
     except (TypeError, ValueError):
-        refuse(f"derive= is {given!r}", "give {column: SQL over the merged row}")
+        refuse(Phrase(Option("derive"), f" is {given!r}"), "give {column: SQL over the merged row}")
     for name, text in pairs:
         if not isinstance(name, str) or not isinstance(text, str):
-            refuse(f"derive= holds {name!r}: {text!r}", "give column names and SQL as text")
+            refuse(Phrase(Option("derive"), f" holds {name!r}: {text!r}"), "give column names and SQL as text")
     twice = sorted({name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1})
     if twice:
-        refuse(f"derive= names {twice} more than once", "derive each column once")
+        refuse(Phrase(Option("derive"), f" names {twice} more than once"), "derive each column once")
     return tuple(pairs)
 
 
@@ -65,19 +66,21 @@ def tupled(value: Any) -> Any:
 def check(spec: Any, refuse: Refuse) -> None:
     """Refuse a spec whose options of merging or expiry contradict each other."""
     if spec.merge is not None and spec.merge != "first_row" and not isinstance(spec.merge, Merge):
-        refuse(f"merge= is {spec.merge!r}", "give dd.Merge(...), or 'first_row'")
+        refuse(Phrase(Option("merge"), f" is {spec.merge!r}"), "give dd.Merge(...), or 'first_row'")
     if not isinstance(spec.exclusive, bool):
         refuse(f"exclusive={spec.exclusive!r}", "give True or False")
     if spec.exclusive and not spec.groups:
-        refuse("exclusive=True without groups=", "name the groups, or leave it out")
+        refuse(Phrase("exclusive=True without ", Option("groups")), "name the groups, or leave it out")
     if spec.deletes != "row" and not spec.groups:
-        refuse(f"deletes={spec.deletes!r} without groups=", "name the groups, or leave it out")
+        refuse(Phrase(f"deletes={spec.deletes!r} without ", Option("groups")), "name the groups, or leave it out")
     if spec.deletes != "row" and spec.delete is None and spec.where is None:
-        refuse(f"deletes={spec.deletes!r} without delete=", "say which events delete, or leave it out")
+        refuse(
+            Phrase(f"deletes={spec.deletes!r} without ", Option("delete")), "say which events delete, or leave it out"
+        )
     if spec.derive and not spec.merges:
         refuse(
-            f"derive= names {[name for name, _ in spec.derived]}, without merge=",
-            "a full row is given as it is: give merge=, or project the output",
+            Phrase(Option("derive"), f" names {[name for name, _ in spec.derived]}, without ", Option("merge")),
+            Phrase("a full row is given as it is: give ", Option("merge"), ", or project the output"),
         )
     _names(spec, refuse)
     if spec.groups or spec.versions == "cell":
@@ -96,7 +99,7 @@ def _names(spec: Any, refuse: Refuse) -> None:
         if getattr(spec, option) is not None:
             owner.setdefault(getattr(spec, option), f"the {option} column")
     if not all(of for of, _ in spec.grouped):
-        refuse("groups= has a group without an order column", "name one, or leave the group out")
+        refuse(Phrase(Option("groups"), " has a group without an order column"), "name one, or leave the group out")
     grouped: dict[str, str] = {}
     orders = [column for of, _ in spec.grouped for column in of]
     decided = [column for _, columns in spec.grouped for column in columns]
@@ -108,7 +111,7 @@ def _names(spec: Any, refuse: Refuse) -> None:
         for column in those:
             if not isinstance(column, str) or column in owner or column in grouped:
                 what = owner.get(column, grouped.get(column, "no name"))
-                refuse(f"groups= {does} {column!r}, which is {what}", remedy)
+                refuse(Phrase(Option("groups"), f" {does} {column!r}, which is {what}"), remedy)
             grouped[column] = said
     owner |= {name: grouped[name] for name in orders}
     named = list(spec.merge.strategies) if isinstance(spec.merge, Merge) else []
@@ -121,26 +124,38 @@ def _names(spec: Any, refuse: Refuse) -> None:
                     "keys, orders, sequences and times are never merged or derived",
                 )
             if option == "merge=" and column in computed:
-                refuse(f"merge= and derive= both name {column!r}", "name it in one of them")
+                refuse(
+                    Phrase(Option("merge"), " and ", Option("derive"), f" both name {column!r}"),
+                    "name it in one of them",
+                )
     if spec.value is not None and (lost := [c for c in (*named, *computed) if c not in spec.value]):
-        refuse(f"value= leaves {lost} out of the row, which merge= or derive= names", "drop them from one")
+        refuse(
+            Phrase(f"value= leaves {lost} out of the row, which ", Option("merge"), " or ", Option("derive"), " names"),
+            "drop them from one",
+        )
 
 
 def _orders(spec: Any, refuse: Refuse) -> None:
     """What groups and versions of cells need and exclude."""
-    what = "groups=" if spec.groups else "versions='cell'"
+    what = Option("groups") if spec.groups else Option("versions", "cell")
     if spec.groups and spec.versions == "cell":
-        refuse("groups= and versions='cell' both say which order decides a cell", "leave one of them out")
+        refuse(
+            Phrase(Option("groups"), " and ", Option("versions", "cell"), " both say which order decides a cell"),
+            "leave one of them out",
+        )
     if spec.merge == "first_row" or (isinstance(spec.merge, Merge) and spec.merge.function is not None):
         given = "merge='first_row'" if spec.merge == "first_row" else "a function of merge="
         refuse(f"{given} with {what}", f"it takes whole rows: leave {what} out")
     if spec.holds_back and spec.late != "advance":
         refuse(
             f"{what} in hold-back mode holds no order from one time to the next",
-            "use late='advance', or leave time= out",
+            Phrase("use ", Option("late", "advance"), ", or leave ", Option("time"), " out"),
         )
     if spec.versions == "cell" and not spec.keeps_order:
-        refuse("versions='cell' without order_by=", "name the order by which cells are compared")
+        refuse(
+            Phrase(Option("versions", "cell"), " without ", Option("order_by")),
+            "name the order by which cells are compared",
+        )
 
 
 def _free(spec: Any, refuse: Refuse) -> None:
@@ -150,8 +165,12 @@ def _free(spec: Any, refuse: Refuse) -> None:
     for name, strategy in (*merge.strategies.items(), ("default", merge.default or last_non_null())):
         if (why := bound_to_arrival(strategy, deletes)) is not None:
             refuse(
-                f"{why} for {name!r} depends on arrival under versions='cell'{' with deletes' * deletes}",
-                "use dd.last_non_null() or dd.last(), or versions='row'",
+                Phrase(
+                    f"{why} for {name!r} depends on arrival under ",
+                    Option("versions", "cell"),
+                    f"{' with deletes' * deletes}",
+                ),
+                Phrase("use dd.last_non_null() or dd.last(), or ", Option("versions", "row")),
             )
 
 
@@ -171,9 +190,16 @@ def _expiry(spec: Any, refuse: Refuse) -> None:
         refuse(f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)")
     if spec.holds_back:
         refuse(
-            "expiry= in hold-back mode, where a deleted key is nothing at all and late= rules what is old",
-            "leave time= out and name it in order_by=, or leave expiry= out",
+            Phrase(
+                "expiry= in hold-back mode, where a deleted key is nothing at all and ",
+                Option("late"),
+                " rules what is old",
+            ),
+            Phrase("leave ", Option("time"), " out and name it in ", Option("order_by"), ", or leave expiry= out"),
         )
     if len(spec.order_by) != 1 or spec.groups:
         orders = [*spec.order_by, *(column for of, _ in spec.grouped for column in of)]
-        refuse(f"expiry= with {len(orders)} order columns {orders}", "a time to live is told by one order_by= column")
+        refuse(
+            f"expiry= with {len(orders)} order columns {orders}",
+            Phrase("a time to live is told by one ", Option("order_by"), " column"),
+        )

@@ -25,7 +25,7 @@ import pyarrow as pa
 from ddflow.columns.declared import to_type
 from ddflow.columns.names import column_name, column_names
 from ddflow.columns.schema import is_flat
-from ddflow.errors import SpecError
+from ddflow.errors import Option, Phrase, PhrasePart, SpecError
 from ddflow.plan.merge.absent import KEYS, Absent, told_of
 
 Value = str | int | bool
@@ -97,7 +97,7 @@ class Machine:
         if self.otherwise not in ("error", "stay", "drop"):
             self._refuse(f"otherwise={self.otherwise!r}", "use one of ['error', 'stay', 'drop']")
         if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
-            self._refuse(f"limit={self.limit!r}", "give a whole number, 1 or more")
+            self._refuse(Option("limit", self.limit), "give a whole number, 1 or more")
         if table:
             self._check_table()
         else:
@@ -108,7 +108,10 @@ class Machine:
         given = {self.state: self._kind()} if isinstance(self.state, str) else dict(self._pairs("state", self.state))
         kinds = {name: to_type(kind, f"dd.Machine, the state column {name!r}") for name, kind in given.items()}
         if not kinds or (table and len(kinds) != 1):
-            self._refuse(f"state= has the columns {list(kinds)}", "name one for a table, one or more for a function")
+            self._refuse(
+                Phrase(Option("state"), f" has the columns {list(kinds)}"),
+                "name one for a table, one or more for a function",
+            )
         for name, kind in kinds.items():
             if not is_flat(kind):
                 self._refuse(f"the state column {name!r} is {kind}", "use numbers, text, binary, dates, decimals")
@@ -117,8 +120,8 @@ class Machine:
             object.__setattr__(self, "states", _sorted(tuple(self.states)))
             self._check_states()
 
-    def _refuse(self, found: str, remedy: str) -> NoReturn:
-        raise SpecError("dd.Machine", found, remedy)
+    def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
+        raise SpecError("dd.Machine", found, fix)
 
     def _pairs(self, option: str, given: Any) -> tuple[tuple[str, Any], ...]:
         """``{column: value}``, or the pairs of it."""
@@ -126,7 +129,7 @@ class Machine:
             pairs = tuple((name, each) for name, each in (given.items() if isinstance(given, Mapping) else given))
         except (TypeError, ValueError):
             remedy = "give {column: type}" if option == "state" else "give {column: value}, or a list of them"
-            self._refuse(f"{option}= has {given!r:.200}", remedy)
+            self._refuse(Option(option) + f" has {given!r:.200}", remedy)
         column_names([name for name, _ in pairs], "dd.Machine", option)
         return pairs
 
@@ -170,14 +173,17 @@ class Machine:
         if self.scalar and self.states is not None:
             self._refuse("states= with scalar=True", "leave it out, and let the function see to it")
         if isinstance(self.state, str):
-            self._refuse(f"state={self.state!r} of a function has no type", "give {column: type}")
+            self._refuse(Phrase(Option("state", self.state), " of a function has no type"), "give {column: type}")
         start: Any = self.start
         if start is not None and not isinstance(start, Mapping | list | tuple):
             self._refuse(f"start= is {start!r:.200}", "give {column: value}, or a list of them")
         listed = [self._pairs("start", each) for each in ([start] if isinstance(start, Mapping) else start or ())]
         names = [name for name, _ in self._pairs("state", self.state)]
         if len(listed) > self.limit:
-            self._refuse(f"start= has {len(listed)} values, limit= is {self.limit}", "raise limit=, or start with less")
+            self._refuse(
+                Phrase(f"start= has {len(listed)} values, ", Option("limit"), f" is {self.limit}"),
+                Phrase("raise ", Option("limit"), ", or start with less"),
+            )
         for each in listed:
             if sorted(name for name, _ in each) != sorted(names):
                 self._refuse(f"start= has {dict(each)!r}", f"give a value for each of {names}")

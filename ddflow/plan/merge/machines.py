@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Ints, Secret, value_hashes
 from ddflow.columns.ranking import dense_ranks
 from ddflow.columns.rows import shown_row
-from ddflow.errors import IllegalTransition, ListTooLong, SpecError
+from ddflow.errors import IllegalTransition, ListTooLong, Option, Phrase, SpecError
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, machine, records
 from ddflow.plan.merge.automaton import Automaton, lists
@@ -211,6 +211,6 @@ class Machined:
     def _too_many(self, key: str, found: int) -> NoReturn:
         raise ListTooLong(
             self.asked,
-            f"the key {key} would hold {found} values, limit= is {self.machine.limit}",
+            Phrase(f"the key {key} would hold {found} values, ", Option("limit"), f" is {self.machine.limit}"),
             "raise the limit, or let values go; nothing was changed",
         )

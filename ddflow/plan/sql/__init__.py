@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ddflow.aside import aside
-from ddflow.errors import DdflowError, ExpressionError, SpecError
+from ddflow.errors import DdflowError, ExpressionError, Option, SpecError
 from ddflow.plan.registry import operator
 from ddflow.plan.sql.lower import QueryLowering
 from ddflow.plan.sql.query import ReadQuery, SelectQuery
@@ -56,7 +56,9 @@ def _planned(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool)
         raise ExpressionError(ASKED, f"it is given {text!r:.99}", "give a query as text")
     for name, each in collections.items():
         if getattr(each, "flow", None) is not flow:
-            raise SpecError(ASKED, f"{name}= is {each!r:.99}, no collection of this flow", "build it in this flow")
+            raise SpecError(
+                ASKED, Option(name) + f" is {each!r:.99}, no collection of this flow", "build it in this flow"
+            )
     tables = {**flow.inputs, **collections}
 
     def made() -> Answer:

@@ -194,7 +194,7 @@ class ClauseReader:
         try:
             find(name)
         except Refusal as refusal:
-            raise refused(node, refusal.found, refusal.remedy) from None
+            raise refused(node, refusal.found, refusal.fix) from None
 
     def _check_distinct(self, tree: Tree) -> None:
         for each in tree.find_all(exp.Distinct):

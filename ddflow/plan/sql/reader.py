@@ -66,7 +66,7 @@ class QueryReader(ClauseReader):
         try:
             tree = parse_query(sql)
         except Refusal as refusal:
-            raise ExpressionError(ASKED, refusal.found, refusal.remedy) from refusal
+            raise ExpressionError(ASKED, refusal.found, refusal.fix) from refusal
         for node in tree.find_all(*CHANGING):
             self._placed_by_text(node, sql)
         complete(tree)

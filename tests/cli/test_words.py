@@ -5,11 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from messages import raises
 from test_cli import run
 
 import ddflow as dd
-from ddflow.cli.worded import in_shell
-from ddflow.errors import BadMessage, SchemaMismatch
+from ddflow.cli.words import ShellWords
+from ddflow.errors import (
+    BadMessage,
+    Command,
+    Declare,
+    DeleteRule,
+    Evolve,
+    FileFix,
+    Option,
+    Phrase,
+    SchemaMismatch,
+    in_words,
+)
 
 OPTIONS = {"null_key": "--null-key", "track": "--track", "time": "--time", "scalar": "--scalar", "types": "--types"} | {
     name: f"--{name}" for name in ("delimiter", "decimal", "dates", "thousands")
@@ -23,38 +35,46 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "shell"),
+    ("fix", "shell"),
     [
-        ("choose null_key='drop'", "choose --null-key drop"),
-        ("track=['a', 'b'] and time=", "--track a,b and --time"),
-        ("time= soon: no", "--time soon: no"),
-        ("scalar=True has no effect", "--scalar has no effect"),
-        ("time='two words'", "--time 'two words'"),
+        ("choose " + Option("null_key", "drop"), "choose --null-key drop"),
+        (Phrase(Option("track", ["a", "b"]), " and ", Option("time")), "--track a,b and --time"),
+        (Option("scalar", True) + " has no effect", "--scalar has no effect"),
+        (Phrase(Option("time", "two words")), "--time 'two words'"),
         ("the scope 'time=1', a row's own", "the scope 'time=1', a row's own"),
-        ("dd.tombstone(time='x'), late='drop'", "dd.tombstone(time='x'), late='drop'"),
-        ("declare {'a': 'decimal(9,2)'}", "declare --types 'a=decimal(9,2)'"),
-        ("keys {'a': 'x'}", "keys {'a': 'x'}"),
-        ("by dd.evolve(STATE, {'a': 'int64'})", "by ddflow evolve STATE --types a=int64"),
-        ("dd.evolve('my s', {'in': {'a': 'int64'}})", "ddflow evolve 'my s' --input in --types a=int64"),
-        ("give dd.FilePath('my a.csv', delimiter=';')", "give --delimiter ';'"),
+        (Phrase(DeleteRule("op", "D"), ", ", Option("late", "drop")), "dd.tombstone('op', 'D'), late='drop'"),
+        ("declare " + Declare({"a": "decimal(9,2)"}), "declare --types 'a=decimal(9,2)'"),
+        ("by " + Evolve({"a": "int64"}), "by ddflow evolve STATE --types a=int64"),
+        (Phrase(Evolve({"a": "int64"}, "in", "my s")), "ddflow evolve 'my s' --input in --types a=int64"),
         (
-            "dd.FilePath('a.csv', decimal=',', dates=['%d.%m.%Y', '%d.%m.%Y %H:%M'])",
+            Phrase(Evolve({"a": "string"}, state="s", moves=True)),
+            "ddflow migrate s NEW LOG... --whole --types a=string",
+        ),
+        ("give " + FileFix("my a.csv", {"delimiter": ";"}), "give --delimiter ';'"),
+        (
+            Phrase(FileFix("a.csv", {"decimal": ",", "dates": ["%d.%m.%Y", "%d.%m.%Y %H:%M"]})),
             "--decimal ',' --dates %d.%m.%Y --dates '%d.%m.%Y %H:%M'",
         ),
-        ("dd.FilePath('a.csv', thousands=' ')", "--thousands ' '"),
-        ("dd.FilePath('a.csv', decimal='.', thousands=\"'\")", "--decimal . --thousands ''\"'\"''"),
-        ("dd.evolve('my s', drop_outputs=['a', 'b c'])", "ddflow evolve 'my s' --drop-output a --drop-output 'b c'"),
-        ("dd.evolve('s', drop_inputs=['a', 'b c'])", "ddflow evolve s --drop-input a --drop-input 'b c'"),
-        ("dd.evolve('s', drop_outputs=['a'], drop_inputs=['b'])", "ddflow evolve s --drop-output a --drop-input b"),
+        (Phrase(FileFix("a.csv", {"thousands": " "})), "--thousands ' '"),
+        (Phrase(FileFix("a.csv", {"decimal": ".", "thousands": "'"})), "--decimal . --thousands ''\"'\"''"),
+        (Phrase(Evolve(state="s", drop_outputs=["a", "b c"])), "ddflow evolve s --drop-output a --drop-output 'b c'"),
+        (
+            Phrase(Evolve(state="s", drop_outputs=["a"], drop_inputs=["b"])),
+            "ddflow evolve s --drop-output a --drop-input b",
+        ),
+        ("go back with " + Command("rollback"), "go back with ddflow rollback"),
     ],
 )
-def test_words_of_python_become_those_of_the_shell(python: str, shell: str) -> None:
-    assert in_shell(python, OPTIONS) == shell
+def test_words_of_python_become_those_of_the_shell(fix: str, shell: str) -> None:
+    assert in_words(fix, ShellWords(OPTIONS)) == shell
 
 
 def test_how_text_is_written_is_said_in_the_address_of_a_source() -> None:
-    said = in_shell("give dd.FilePath('a.csv', delimiter=';', null=['NA', '-'])", {"from": "--from"})
+    fix = "give " + FileFix("a.csv", {"delimiter": ";", "null": ["NA", "-"]})
+    said = in_words(fix, ShellWords({"from": "--from"}))
     assert said == "give --from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-'"
+    assert in_words(fix, ShellWords({}, tables=True)) == "give 'NAME=FILE:delimiter=;:null=NA:null=-'"
+    assert in_words(Phrase(DeleteRule("op", "D")), ShellWords({}, tables=True)) == ":tombstone=op=D"
 
 
 def test_the_same_mistake_is_worded_for_who_made_it() -> None:
@@ -63,7 +83,7 @@ def test_the_same_mistake_is_worded_for_who_made_it() -> None:
     flow = dd.Flow()
     flow.output("rows", flow.upserts("rows", {"id": int, "n": int}, dd.Upsert(key="id")))
     with flow.open() as engine:
-        with pytest.raises(SchemaMismatch, match=r"row 3, column 'n': .* another type: \{'n': 'string'\}$"):
+        with raises(SchemaMismatch):
             engine.step("a.csv")
         with pytest.raises(ValueError, match="first in row 3; mend them, or choose null_key='drop' or"):
             engine.step("null.csv")
@@ -85,7 +105,7 @@ def test_a_message_that_cannot_be_read_is_named_by_its_file_and_line() -> None:
     flow.output("rows", rows)
     with (
         flow.open() as engine,
-        pytest.raises(BadMessage, match=r"line 3 of .*/a.jsonl: it is no JSON; .*on_bad="),
+        raises(BadMessage),
     ):
         engine.run({"rows": dd.sources.files("*.jsonl", lines=True)})
     words = ["--format", "debezium", "--key", "id", "--types", "id=int64"]

@@ -1,0 +1,119 @@
+"""Write the data of errors as a shell's command line is typed.
+
+The library names options and calls by their names in Python, because it does not know the caller. `ShellWords` writes
+them as options of the verb that runs, if it has them. All other text stays as it is.
+
+>>> from ddflow.errors import Declare, Evolve, Option, Phrase, in_words
+>>> words = ShellWords({"null_key": "--null-key", "types": "--types"})
+>>> in_words("choose " + Option("null_key", "drop") + ", declare " + Declare({"n": "double"}), words)
+'choose --null-key drop, declare --types n=double'
+>>> in_words(Phrase(Evolve({"n": "int64"}, state="my state")), words), in_words("null_key='drop'", words)
+("ddflow evolve 'my state' --types n=int64", "null_key='drop'")
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+
+from ddflow.errors import Evolve, Words, in_words
+
+OTHERWISE: Final = {"group": "groups"}
+"""Options that have another name in Python."""
+VERB: Final[ContextVar[Any]] = ContextVar("VERB", default=None)
+"""The verb that runs, as Typer has it."""
+
+
+class ShellWords(Words):
+    """``options``: those of the verb, by their names in Python.  ``tables``: whether they stand behind each file."""
+
+    def __init__(self, options: Mapping[str, str], tables: bool = False) -> None:
+        self.options, self.tables = options, tables
+
+    def option(self, name: str, value: Any = ...) -> str:
+        """See `Words.option`."""
+        if name not in self.options:
+            return super().option(name, value)
+        if value is ... or value is None or isinstance(value, bool):
+            return self.options[name]
+        if isinstance(value, list):
+            return f"{self.options[name]} {shlex.quote(','.join(map(str, value)))}"
+        return f"{self.options[name]} {_quoted(str(value))}"
+
+    def declare(self, types: Mapping[str, str]) -> str:
+        """See `Words.declare`."""
+        return _types(types) if "types" in self.options else super().declare(types)
+
+    def columns(self, input: str) -> str:
+        """See `Words.columns`."""
+        return f"{self.options['input']} {_quoted(input)}" if "input" in self.options else super().columns(input)
+
+    def evolve(self, fix: Evolve) -> str:
+        """See `Words.evolve`."""
+        given = [f"--input {shlex.quote(fix.input)}"] if fix.input else []
+        given += [_types(fix.types)] if fix.types else []
+        given += [
+            f"--{name[:-1].replace('_', '-')} {shlex.quote(each)}" for name, all in fix.drops.items() for each in all
+        ]
+        return f"ddflow evolve {' '.join(['STATE' if fix.state is None else shlex.quote(fix.state), *given])}"
+
+    def migrate(self, fix: Evolve) -> str:
+        """See `Words.migrate`."""
+        if fix.state is None:
+            return super().migrate(fix)
+        return f"ddflow migrate {shlex.quote(fix.state)} NEW LOG... --whole {_types(fix.types)}"
+
+    def take(self, fix: Evolve) -> str:
+        """See `Words.take`: a shell has no open engine."""
+        return ""
+
+    def call(self, name: str) -> str:
+        """See `Words.call`."""
+        return f"ddflow {name}"
+
+    def file(self, path: str, options: Mapping[str, Any]) -> str:
+        """See `Words.file`: options of the verb, or an end of a file's or a source's name."""
+        after = "".join(f":{name}={value}" for name, value in _each(options))
+        if self.tables:
+            return f"'NAME=FILE{after}'" if shlex.quote(after) == after else shlex.quote(f"NAME=FILE{after}")
+        if "delimiter" in self.options:
+            return " ".join(f"{self.options[name]} {_quoted(value)}" for name, value in _each(options))
+        if "from" in self.options:
+            return f"{self.options['from']} {_quoted(f'INPUT=files:PATTERN{after}')}"
+        return super().file(path, options)
+
+    def tombstone(self, column: str, value: Any = None) -> str:
+        """See `Words.tombstone`."""
+        rule = column if value is None else f"{column}={value}"
+        if self.tables:
+            return f":tombstone={rule}"
+        if "tombstone" in self.options:
+            return f"{self.options['tombstone']} {_quoted(rule)}"
+        return super().tombstone(column, value)
+
+
+def in_shell(text: str) -> str:
+    """Return a text of the library as the verb that runs says it.  O(text)."""
+    given = VERB.get()
+    options = () if given is None else [each for each in given.params if each.opts and each.opts[0].startswith("-")]
+    names = {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options}
+    return in_words(text, ShellWords(names, tables=given is not None and given.name == "sql"))
+
+
+def _each(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The options of a file, each value apart."""
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from ((name, f"{old}={new}") for old, new in value.items())
+        else:
+            yield from ((name, str(each)) for each in (value if isinstance(value, list) else [value]))
+
+
+def _types(types: Mapping[str, str]) -> str:
+    return f"--types {shlex.quote(','.join(f'{name}={kind}' for name, kind in types.items()))}"
+
+
+def _quoted(value: str) -> str:
+    """A value as it is typed, in quotes if it would be taken for the sentence's own comma."""
+    quoted = shlex.quote(value)
+    return f"'{value}'" if quoted == value and value.endswith(",") else quoted

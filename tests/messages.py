@@ -1,0 +1,105 @@
+"""Expect an error of ddflow, with its fields, and with a text that a reviewer has read.
+
+`raises` stands for `pytest.raises`. It compares the fields that a test names, and looks up the text of the error in
+``tests/golden/messages.txt``, among those of the test's file. What differs from run to run (paths, ports, digests) is
+named there instead. ``make messages`` records all texts anew; read the diff.
+
+>>> with raises(TimeWentBack, input="") as caught:
+...     raise TimeWentBack("cannot advance to 4", "the frontier is already 7", "times may not go back")
+>>> caught.value.found
+'the frontier is already 7'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pytest
+
+from ddflow.errors import DdflowError
+
+E = TypeVar("E", bound=DdflowError)
+ROOT: Final = Path(__file__).parent.parent
+GOLDEN: Final = ROOT / "tests" / "golden" / "messages.txt"
+RECORDED: Final = ROOT / "tests" / "golden" / ".messages"
+"""Where the processes of a recording run put what they see."""
+RECORD: Final = bool(os.environ.get("DDFLOW_MESSAGES"))
+HEAD: Final = "Texts of errors by test file.  make messages records them.\n"
+_VARYING: Final = (
+    (re.compile(r"(?:/dev/shm|/tmp)/pytest-of-[^/]+/pytest-\d+/(?:popen-gw\d+/)?[^/\s'\"),;:\]]+"), "TMP"),
+    (re.compile(r"(?:/dev/shm|/tmp|/var/folders)/[^\s'\"),;:\]]+"), "TMP"),
+    (re.compile(re.escape(str(ROOT))), "ROOT"),
+    (re.compile(r"\b(?:127\.0\.0\.1|localhost|\[::1\])(?::\d+)?"), "HOST"),
+    (re.compile(r"\bport \d+"), "port PORT"),
+    (re.compile(r"\b0x[0-9a-f]+"), "ADDRESS"),
+    (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "UUID"),
+    (re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}\b"), "DIGEST"),
+    (re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{6,8}\b"), "LSN"),
+    (re.compile(r"\bgw\d+\b"), "WORKER"),
+)
+
+
+@contextmanager
+def raises(kind: type[E] | tuple[type[E], ...], **fields: Any) -> Iterator[pytest.ExceptionInfo[E]]:
+    """Expect an error of a class, with some fields, and with a text of the golden file."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    error = caught.value
+    found = {name: getattr(error, name) for name in fields}
+    assert found == fields, f"{found} of: {error}"
+    test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+    text = f"{type(error).__name__}: {steady(str(error))}"
+    if RECORD:
+        RECORDED.mkdir(exist_ok=True)
+        with (RECORDED / f"{os.getpid()}.jsonl").open("a") as file:
+            file.write(json.dumps([test, text]) + "\n")
+    else:
+        assert text in golden().get(test, ()), f"not in {GOLDEN.relative_to(ROOT)} (make messages):\n{text}"
+
+
+def steady(text: str) -> str:
+    """A text with names for what differs from run to run, on one line."""
+    for pattern, name in _VARYING:
+        text = pattern.sub(name, text)
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+@cache
+def golden() -> dict[str, set[str]]:
+    """The recorded texts, by test file."""
+    texts, test = defaultdict[str, set[str]](set), ""
+    for line in GOLDEN.read_text().splitlines() if GOLDEN.exists() else ():
+        if line.startswith("  "):
+            texts[test].add(line.removeprefix("  "))
+        else:
+            test = line
+    return texts
+
+
+def collect(whole: bool) -> None:
+    """Put what was recorded into the golden file; where it is ``whole``, instead of what was there."""
+    texts = defaultdict[str, set[str]](set) if whole else golden()
+    for file in RECORDED.glob("*.jsonl"):
+        for test, text in map(json.loads, file.read_text().splitlines()):
+            texts[test].add(text)
+        file.unlink()
+    RECORDED.rmdir()
+    lines = [line for test, each in sorted(texts.items()) for line in (test, *(f"  {text}" for text in sorted(each)))]
+    GOLDEN.write_text("\n".join([HEAD, *lines]) + "\n")
+
+
+if __name__ == "__main__":
+    run = [sys.executable, "-m", "pytest", "--numprocesses=2", "-m", "not soak", *sys.argv[1:]]
+    done = subprocess.run(run, cwd=ROOT, env=os.environ | {"DDFLOW_MESSAGES": "1"}, check=False)
+    collect(whole=not sys.argv[1:])
+    raise SystemExit(done.returncode)
