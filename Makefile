@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter for .venv, WORKERS=4 the processes that run the tests.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cdc check test lint docs bench bench-compare soak mutants golden notebooks release lock clean
+.PHONY: help setup demo demo-cdc check test lint docs bench bench-compare soak mutants golden messages notebooks release lock clean
 
 RUN := .venv/bin
 WORKERS ?= 2
@@ -59,6 +59,9 @@ mutants: setup ## small random changes of the code, and which tests notice them;
 
 golden: setup ## record anew what users see: public names, help texts, answers
 	$(RUN)/python tests/test_outside.py
+
+messages: setup ## record anew the texts of errors that tests see; runs every test
+	$(RUN)/python tests/messages.py
 
 notebooks: setup ## run the notebooks and keep their output
 	PYTHONPATH=examples/cdc $(RUN)/python tests/test_notebooks.py

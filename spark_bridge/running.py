@@ -244,6 +244,7 @@ def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None)
                 f"rows for {name!r}",
                 f"there is no DataFrame among {list(frames)}",
                 "give one for every input; it may be empty",
+                input=name,
             )
     wide, secret = _partitions(partitions, next(iter(frames.values()))), Secret.fresh()
     chunks = {name: routed(frames[name], router(flow, name, wide, secret, columns[name]), None) for name in flow.inputs}

@@ -287,6 +287,7 @@ class DdflowSource(DataSource):
                     f"column {field.name!r} of {name!r} as {field.dataType.simpleString()}",
                     "there is none" if kind is None else f"it is {kind.simpleString()}",
                     "leave schema() out, or name columns as they are",
+                    column=field.name,
                 )
         return pa.schema([own.field(field.name) for field in asked])
 

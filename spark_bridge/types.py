@@ -109,6 +109,7 @@ def carried_schema(schema: pa.Schema, what: str) -> pa.Schema:
                 f"column {field.name!r} of {what}",
                 f"it is {field.type}, for which Spark has no type",
                 "project it to another type, or leave it out",
+                column=field.name,
             )
         fields.append(pa.field(field.name, kind))
     return pa.schema(fields)

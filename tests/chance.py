@@ -26,6 +26,8 @@ SEED = int(os.environ.setdefault("DDFLOW_SEED", str(SystemRandom().getrandbits(3
 """The number that all draws of this run come from; processes that it starts inherit it."""
 SOAK = os.environ.get("DDFLOW_SOAK") == "1"
 """Whether this run takes its time."""
+RECORD = bool(os.environ.get("DDFLOW_MESSAGES"))
+"""Whether this run records the texts of errors (`messages`), for which no test is left out."""
 SHARE = float(os.environ.get("DDFLOW_EXAMPLES", "20" if SOAK else "0.1"))
 """How many of the examples that a property names are drawn.  A tenth finds in ten runs what all find in one."""
 

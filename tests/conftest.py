@@ -23,7 +23,7 @@ import pytest
 import soaking
 import spark_classes
 from _pytest.doctest import DoctestModule
-from chance import SEED, SHARE, SOAK, draw_for, effort, sample
+from chance import RECORD, SEED, SHARE, SOAK, draw_for, effort, sample
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from xdist.scheduler import LoadScopeScheduling
@@ -159,7 +159,7 @@ def left_out(items: list[pytest.Item]) -> set[pytest.Item]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest first, and of tests that draw their cases those that are drawn, unless cases are asked for by name.
     Doctests of kernels are marked: the runs with bounds checks and without the compiler include them."""
-    if not config.option.keyword and not any("[" in each for each in config.args):
+    if not config.option.keyword and not RECORD and not any("[" in each for each in config.args):
         out = left_out(items)
         config.hook.pytest_deselected(items=list(out))
         items[:] = [item for item in items if item not in out]

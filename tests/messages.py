@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
+from chance import RECORD
 
 from ddflow.errors import DdflowError
 
@@ -33,7 +34,6 @@ ROOT: Final = Path(__file__).parent.parent
 GOLDEN: Final = ROOT / "tests" / "golden" / "messages.txt"
 RECORDED: Final = ROOT / "tests" / "golden" / ".messages"
 """Where the processes of a recording run put what they see."""
-RECORD: Final = bool(os.environ.get("DDFLOW_MESSAGES"))
 HEAD: Final = "Texts of errors by test file.  make messages records them.\n"
 _VARYING: Final = (
     (re.compile(r"(?:/dev/shm|/tmp)/pytest-of-[^/]+/pytest-\d+/(?:popen-gw\d+/)?[^/\s'\"),;:\]]+"), "TMP"),

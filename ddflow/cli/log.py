@@ -47,12 +47,14 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
     if name is None and len(known) != 1:
         raise NotReadable(f"an input of {state}", f"it has {list(known)}", "say which: --input NAME")
     if name is not None and name not in known:
-        raise NotReadable(f"the input {name!r} of {state}", "it has none of that name", did_you_mean(name, known))
+        raise NotReadable(
+            f"the input {name!r} of {state}", "it has none of that name", did_you_mean(name, known), input=name
+        )
     name = next(iter(known)) if name is None else name
     bound = known[name]
     if not isinstance(bound, Bound):
         why = "it is of differences, which have no keys"
-        raise NotReadable(f"the input {name!r} of {state}", why, "name an input of upserts: --input NAME")
+        raise NotReadable(f"the input {name!r} of {state}", why, "name an input of upserts: --input NAME", input=name)
     return bind(name, bound.schema, bound.spec, bound.format)
 
 
@@ -127,7 +129,9 @@ def key_of(text: str, bound: Bound) -> dict[str, Any]:
         wrong = [name.strip() for name, equals, _ in pairs if equals and name.strip() not in names]
         if not wrong:
             raise
-        raise NotReadable(asked, f"there is no key column {wrong[0]!r}", did_you_mean(wrong[0], names)) from None
+        raise NotReadable(
+            asked, f"there is no key column {wrong[0]!r}", did_you_mean(wrong[0], names), column=wrong[0]
+        ) from None
 
 
 def _check_equals(asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequence[str], bound: Bound) -> None:
@@ -138,7 +142,7 @@ def _check_equals(asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequ
     near = did_you_mean(name, names)
     if near.startswith("did you mean") or name in bound.schema.names:
         remedy = f"{near}; a value that is so is {names[0]}={name}={pairs[0][2]}"
-        raise NotReadable(asked, f"there is no key column {name!r}", remedy)
+        raise NotReadable(asked, f"there is no key column {name!r}", remedy, column=name)
     say(f"{''.join(pairs[0])!r} is taken as a value of the key {names[0]!r}", err=True)
 
 
@@ -148,7 +152,7 @@ def values_of(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[str, 
     for word in words:
         name, _, text = word.partition("=")
         if name not in schema.names:
-            raise NotReadable(asked, f"there is no column {name!r}", did_you_mean(name, schema.names))
+            raise NotReadable(asked, f"there is no column {name!r}", did_you_mean(name, schema.names), column=name)
         out[name] = value_in(text, schema.field(name).type, asked) if text else None
     return out
 

@@ -92,7 +92,9 @@ def projection(texts: Iterable[str]) -> dict[str, str]:
         parts = [(match[1] or match[2], match[3].strip())] if match else [(name, name) for name in names([text])]
         for name, expression in parts:
             if name in out:
-                raise SpecError("--project", f"the column {name!r} is named more than once", "name each column once")
+                raise SpecError(
+                    "--project", f"the column {name!r} is named more than once", "name each column once", column=name
+                )
             out[name] = expression
     return out
 

@@ -154,7 +154,7 @@ def _of_spark(record: Any, what: str) -> pa.Schema:
         kind = spark_type(field["type"])
         if kind is None:
             found = f"Spark's {field['type']!r:.200} does not go to Python and back unchanged"
-            raise NotArrow(f"{what}, column {field['name']!r}", found, "cast it, or leave it out")
+            raise NotArrow(f"{what}, column {field['name']!r}", found, "cast it, or leave it out", column=field["name"])
         fields.append(pa.field(field["name"], kind, field["nullable"]))
     return pa.schema(fields)
 

@@ -276,6 +276,7 @@ def _room(total: int, wide: int, name: str) -> pa.Buffer:
             f"column {name!r} of one output",
             f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
             "take smaller steps, or declare the column large_string",
+            column=name,
         )
     return pa.py_buffer(np.empty(total, np.uint8))
 

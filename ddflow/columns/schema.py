@@ -213,13 +213,16 @@ def check_sound(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[in
                 found = _first_unsound(chunk)
             except pa.ArrowInvalid as error:
                 remedy = "mend it where it is made: its table.validate(full=True) fails, too"
-                raise SchemaMismatch(asked, f"it is no whole {column.type}: {error}", remedy) from None
+                name = rows.schema.names[at]
+                raise SchemaMismatch(asked, f"it is no whole {column.type}: {error}", remedy, column=name) from None
             if found is not None:
                 array, row = found
                 there = f"row {before + row:,} holds" if array is chunk else "it holds"
                 limits = "a time is within a day, a moment within the years 1 to 9999"
                 shown = f"{there} {_value(array, row)}, which no clock or calendar has"
-                raise SchemaMismatch(asked, shown, f"mend the row: {limits}")
+                place = before + row if array is chunk else None
+                name = rows.schema.names[at]
+                raise SchemaMismatch(asked, shown, f"mend the row: {limits}", column=name, row=place)
             before += len(chunk)
 
 
@@ -281,10 +284,13 @@ def conform(
                 f"rows for {what}",
                 f"the column {name!r} is missing",
                 f"it cannot be null for all rows: {did_you_mean(name, names)}",
+                column=name,
             )
     for name in names:
         if names.count(name) > 1:
-            raise SchemaMismatch(f"rows for {what}", f"the column {name!r} occurs more than once", "give it one name")
+            raise SchemaMismatch(
+                f"rows for {what}", f"the column {name!r} occurs more than once", "give it one name", column=name
+            )
         if schema.get_field_index(name) < 0:
             remedy = f"{did_you_mean(name, schema.names)}; leave it out of the rows"
             if name in RESERVED:
@@ -294,7 +300,9 @@ def conform(
             elif input:
                 types = {input: {name: spelled_type(usual_type(table.schema.field(name).type))}}
                 remedy += f", or take it in with engine.evolve({types})"
-            raise SchemaMismatch(f"rows for {what}", f"there is a column {name!r} that was not declared", remedy)
+            raise SchemaMismatch(
+                f"rows for {what}", f"there is a column {name!r} that was not declared", remedy, column=name
+            )
     deciding, asked = {*fixed, *required}, f"rows for {what}"
     columns = [
         lossless(table.column(each.name), each, asked, partial(widen, input=input, fixed=each.name in deciding))
@@ -367,10 +375,12 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[
         fits = usual_type(fitting(array.type, field.type))
         rounds = pat.is_decimal(array.type) and pat.is_floating(field.type)
         mend = f"cast the column to {field.type} yourself, which rounds" if rounds else "mend the row"
-        raise SchemaMismatch(asked, found, Phrase(f"{mend}, or declare {fits}", how(field, fits) if how else ""))
+        fix = Phrase(f"{mend}, or declare {fits}", how(field, fits) if how else "")
+        raise SchemaMismatch(asked, found, fix, column=field.name, row=row)
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
     found = f"it is {kind}, declared is {field.type}" + "".join(f"; row {i:,} holds {_value(array, i)}" for i in there)
-    raise SchemaMismatch(asked, found, Phrase(f"cast it yourself, or declare {kind}", how(field, kind) if how else ""))
+    fix = Phrase(f"cast it yourself, or declare {kind}", how(field, kind) if how else "")
+    raise SchemaMismatch(asked, found, fix, column=field.name)
 
 
 def _value(array: pa.Array, row: int) -> str:

@@ -148,7 +148,9 @@ class FeedReader(OpenSource):
         there = {*self.columns.names, *self.newest.names}
         for name in names:
             if name not in there:
-                raise UnreadableInput(self.asked, f"it has no column {name!r}", did_you_mean(name, sorted(there)))
+                raise UnreadableInput(
+                    self.asked, f"it has no column {name!r}", did_you_mean(name, sorted(there)), column=name
+                )
 
     @property
     def ended(self) -> bool:

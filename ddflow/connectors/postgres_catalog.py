@@ -176,7 +176,7 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
     kinds = {row.name: row.kind for row in found if row.name not in OWN}
     gone = [name for name in declared.names if name not in kinds and name not in OWN]
     if gone and first:
-        raise UnreadableInput(asked, f"it has no column {gone[0]!r}", did_you_mean(gone[0], kinds))
+        raise UnreadableInput(asked, f"it has no column {gone[0]!r}", did_you_mean(gone[0], kinds), column=gone[0])
     for column in declared:
         if kinds.get(column.name, "").endswith("[]") and pat.is_nested(column.type):
             raise UnreadableInput(asked, f"{column.name!r} is an array, which comes as text", "declare it as text")

@@ -127,7 +127,9 @@ def _declared(values: Any, field: pa.Field, target: str) -> pa.Array:
         kinds = {str: pa.string(), bytes: pa.binary(), float: pa.float64(), int: pa.int64()}
         wide = next(kind for of, kind in kinds.items() if any(isinstance(value, of) for value in values))
         remedy = error.fix + widen(field, wide)
-        raise SchemaMismatch(f"column {field.name!r} of {target}", f"{error.asked}: {error.found}", remedy) from None
+        raise SchemaMismatch(
+            f"column {field.name!r} of {target}", f"{error.asked}: {error.found}", remedy, column=field.name
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,7 @@ class Admission:
                 f"the times of {self.bound.name!r}",
                 Phrase(f"{name!r} is null in {rows.size:,} rows", around(", first in ", where(int(rows[0])))),
                 "every event needs a time: mend the rows; nothing was taken in",
+                column=name,
             )
         assert self.words is not None
         times = self.words(column).view(np.int64)
@@ -279,6 +280,7 @@ class Admission:
                 f"the times of {self.bound.name!r}",
                 Phrase(f"{beyond.size:,} rows have time {CLOSED}", around(", first ", where(int(beyond[0])))),
                 "that is the closed frontier itself; use smaller times",
+                column=name,
             )
         return times, least, greatest, ascending
 
@@ -294,6 +296,8 @@ class Admission:
                     f"{self.bound.keyed_by} is null in {rows.size:,} rows", around(", first in ", where(int(rows[0])))
                 ),
                 Phrase("mend them, or choose ", Option("null_key", "drop"), others, "; nothing was taken in"),
+                input=self.bound.name,
+                column=next(name for name in self.key if events.column(name).null_count),
             )
             error.cells = cut(str(shown_row(events, int(rows[0]))))
             raise error
@@ -314,12 +318,16 @@ class Admission:
                     *("push them before advancing, or choose ", Option("late", "drop"), " or "),
                     *(Option("late", "advance"), "; nothing was taken in"),
                 ),
+                input=self.bound.name,
             )
         if rule == "drop":
             codes[late] = LATE
             return original
         if frontier == CLOSED:
             raise LateEvent(
-                f"rows for {self.bound.name!r}", "the frontier is CLOSED", "no time is left to advance them to"
+                f"rows for {self.bound.name!r}",
+                "the frontier is CLOSED",
+                "no time is left to advance them to",
+                input=self.bound.name,
             )
         return np.where(late, frontier, original)

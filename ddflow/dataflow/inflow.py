@@ -174,7 +174,7 @@ def full_by_input(call: str, name: Any, rows: Any, known: Mapping[str, Admission
 
 def no_input(name: Any, known: Iterable[str]) -> SchemaMismatch:
     """The error for the name of an input that there is not."""
-    return SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known))
+    return SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known), input=name)
 
 
 def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str, Inflow]) -> int:

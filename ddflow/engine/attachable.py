@@ -42,9 +42,11 @@ def fed_by(plan: Plan, sources: Mapping[str, Source]) -> dict[str, str]:
         for each in source.inputs(name):
             if each not in plan.inputs:
                 remedy = f"{did_you_mean(each, plan.inputs)}; a source of one table or topic has the name of its input"
-                raise SpecError(f"the source {name!r}", f"there is no input {each!r}", remedy)
+                raise SpecError(f"the source {name!r}", f"there is no input {each!r}", remedy, input=each)
             if fed.setdefault(each, name) != name:
-                raise SpecError(f"the source {name!r}", f"{fed[each]!r} feeds the input {each!r}", "give one")
+                raise SpecError(
+                    f"the source {name!r}", f"{fed[each]!r} feeds the input {each!r}", "give one", input=each
+                )
             if (format := plan.inputs[each].bound.format) is not None:
                 format.needs()
         source.needs()

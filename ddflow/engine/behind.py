@@ -140,7 +140,9 @@ def _values(node: Collection, row: Any, asked: str) -> pa.Table:
         if column in RESERVED:  # as a row that was read has them
             continue
         if column not in node.schema.names:
-            raise NotReadable(asked, f"there is no column {column!r}", did_you_mean(column, node.schema.names))
+            raise NotReadable(
+                asked, f"there is no column {column!r}", did_you_mean(column, node.schema.names), column=column
+            )
         fields.append(node.schema.field(column).with_nullable(True))
         columns.append(value_of(fields[-1], value, asked))
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))

@@ -238,6 +238,7 @@ class EpochLog:
                 f"epoch {epoch} given again",
                 f"column {error.column!r} of output {name!r} had a value that its type of now does not hold: {error}",
                 "go on with the next epoch",
+                column=error.column,
             ) from None
 
     @property
@@ -337,4 +338,5 @@ def check_types(flow: Plan) -> None:
                     f"open a state with {what}",
                     f"its column {field.name!r} is {field.type}, which files of a state cannot hold",
                     "declare another type, or project it away",
+                    column=field.name,
                 )

@@ -325,7 +325,7 @@ class Reading(Looking):
             if (as_of is not None or between is not None) and name in self.flow.inputs:
                 found = "the story of a key tells of all times that are kept"
                 remedy = f"leave {'between' if as_of is None else 'as_of'}= out, or name an output"
-                raise NotReadable(f"why {key!r} of the input {name!r}", found, remedy)
+                raise NotReadable(f"why {key!r} of the input {name!r}", found, remedy, input=name)
             if name not in self.flow.inputs and name in (sides := self.flow.side_outputs()):
                 raise told_only(f"why of {name!r}", name, sides[name][0])
             return why(still, name, key, log)
@@ -390,4 +390,5 @@ def told_only(asked: str, name: str, input: Input) -> NotReadable:
         f"{adds} of the input {input.name!r} adds it: it tells of events, and a state holds rows",
         f"give it a sink in mode 'changelog'; or take its rows from each step, as step[{name!r}], from the files of "
         f"outputs=, or on Spark with readStream; the rows held are {input.name!r}",
+        input=input.name,
     )

@@ -80,6 +80,7 @@ class SqlRun:
                 self._asked,
                 f"the batch's column {field.name!r} {found}",
                 "give batches of the schema it was compiled for",
+                column=field.name,
             )
         return batch.column(index)
 

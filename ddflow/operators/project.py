@@ -58,7 +58,9 @@ class Project(Operator):
                 self.columns.append(expression)
                 fields.append(pa.field(name, expression.type))
             else:
-                raise SpecError("project", f"there is no column {name!r}", did_you_mean(name, of.schema.names))
+                raise SpecError(
+                    "project", f"there is no column {name!r}", did_you_mean(name, of.schema.names), column=name
+                )
         schema = pa.schema(fields)
         kept = {c: field.name for c, field in zip(self.columns, schema, strict=True) if isinstance(c, str)}
         super().__init__(of.flow, schema, [of], of.consolidated and of.told_by(kept))

@@ -33,7 +33,7 @@ def bound(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> pa.Sc
     asked = f"updates to turn into upserts by {list(key)}"
     for name in (*key, TIME, DIFF):
         if name not in given.names or (name in (TIME, DIFF) and name in key):
-            raise SchemaMismatch(asked, f"there is no column {name!r}", did_you_mean(name, given.names))
+            raise SchemaMismatch(asked, f"there is no column {name!r}", did_you_mean(name, given.names), column=name)
     rows = [field for field in given if field.name not in (TIME, DIFF)]
     check_names([field.name for field in rows], asked)
     schema = pa.schema([field.with_type(normal_type(field.type)) for field in rows])

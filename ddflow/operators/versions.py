@@ -111,7 +111,10 @@ class AsVersions(Operator):
         taken = [name for i, name in enumerate(self.names) if name in (*row.names, *self.names[:i])]
         if taken:
             raise SpecError(
-                asked, f"there is a column {taken[0]!r} already", "choose other names with valid_from= and valid_to="
+                asked,
+                f"there is a column {taken[0]!r} already",
+                "choose other names with valid_from= and valid_to=",
+                column=taken[0],
             )
         order = row.field(self.order_by[0])
         shown += [order.with_name(valid_from), order.with_name(valid_to).with_nullable(True)]

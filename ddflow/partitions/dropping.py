@@ -121,7 +121,7 @@ def _check(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: 
             raise SpecError(asked, f"there is no output {name!r}", did_you_mean(name, plan.outputs))
     for name in inputs:
         if name not in plan.inputs:
-            raise SpecError(asked, f"there is no input {name!r}", did_you_mean(name, plan.inputs))
+            raise SpecError(asked, f"there is no input {name!r}", did_you_mean(name, plan.inputs), input=name)
     if {*outputs} == {*plan.outputs}:
         raise SpecError(
             asked, "it has no other, and a state has one at least", "delete the state, or open it with another output"

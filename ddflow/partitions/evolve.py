@@ -134,6 +134,7 @@ def inexact(where: str) -> Iterator[None]:
             f"evolve {where}",
             f"column {error.column!r} holds a value that the wider type does not: {error}",
             "give a decimal type that holds every value, such as decimal(20,0); nothing was changed",
+            column=error.column,
         ) from None
 
 

@@ -176,6 +176,7 @@ class Partitioner:
                 f"rows for {self.input!r}",
                 f"{name!r} is null in {column.null_count:,} rows",
                 f"{' and '.join(KAFKA)} say where rows come from: mend them, or drop both columns",
+                input=self.input,
             )
         return column.cast(pa.int64())
 
@@ -219,16 +220,22 @@ def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
         return tuple(bound.schema.names)
     for name in names:
         if names.count(name) > 1:
-            raise SchemaMismatch(asked, f"the column {name!r} occurs more than once", "give it one name")
+            raise SchemaMismatch(asked, f"the column {name!r} occurs more than once", "give it one name", column=name)
     arrival = carried_only(given, bound.schema)
     for name in names:
         if name not in bound.schema.names and name not in arrival:
             raise SchemaMismatch(
-                asked, f"there is a column {name!r} that was not declared", did_you_mean(name, bound.schema.names)
+                asked,
+                f"there is a column {name!r} that was not declared",
+                did_you_mean(name, bound.schema.names),
+                column=name,
             )
     for name in bound.required:
         if name not in names:
             raise SchemaMismatch(
-                asked, f"the column {name!r} is missing", f"it cannot be null for all rows: give it (found {names})"
+                asked,
+                f"the column {name!r} is missing",
+                f"it cannot be null for all rows: give it (found {names})",
+                column=name,
             )
     return tuple(name for name in bound.schema.names if name in names)

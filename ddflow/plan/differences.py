@@ -197,7 +197,9 @@ class BoundDifferences(BoundInput):
                 diffs = self.diff(events).cast(pa.int64())
             except pa.ArrowInvalid as error:
                 remedy = "give an int64; nothing was taken in"
-                raise SchemaMismatch(f"rows for {self.name!r}", f"a diff leaves int64 ({error})", remedy) from None
+                raise SchemaMismatch(
+                    f"rows for {self.name!r}", f"a diff leaves int64 ({error})", remedy, input=self.name
+                ) from None
         columns = [events.column(name) for name in self.event_schema.names[:-1]]
         return pa.RecordBatch.from_arrays([*columns, diffs], schema=self.event_schema)
 

@@ -50,7 +50,9 @@ def asked_for(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.Data
     """
     if isinstance(given, Mapping) and given and all(map(_is_columns, given.values())):
         if unknown := [name for name in given if name not in plan.inputs]:
-            raise SpecError(asked, f"there is no input {unknown[0]!r}", did_you_mean(str(unknown[0]), plan.inputs))
+            raise SpecError(
+                asked, f"there is no input {unknown[0]!r}", did_you_mean(str(unknown[0]), plan.inputs), input=unknown[0]
+            )
         return {name: _types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
     if len(plan.inputs) != 1:
         found = f"the plan has the inputs {list(plan.inputs)}"
@@ -99,6 +101,8 @@ def refuse_slips(plan: Plan, added: Mapping[str, Container[str]], asked: str) ->
                     "there is no such column, and a new one stays for good",
                     f"{did_you_mean(column, known)}; a new column of a name like another's is taken in by the flow "
                     "that declares it, when that opens the state",
+                    column=column,
+                    input=name,
                 )
 
 
@@ -119,6 +123,7 @@ def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Sc
                     *("a column may become wider (docs/semantics.md, Columns that change); for another type make a "),
                     *("new state of the log with ", Command("migrate")),
                 ),
+                column=field.name,
             )
         fields.append(field.with_type(kind))
     added = [pa.field(name, normal_type(kind)) for name, kind in types.items() if name not in bound.schema.names]

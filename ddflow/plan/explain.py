@@ -83,7 +83,7 @@ def named(plan: Plan, name: str | None) -> Mapping[str, Collection]:
     if name is None:
         return plan.outputs or plan.inputs
     if name not in known:
-        raise SpecError("explain", f"there is no output or input {name!r}", did_you_mean(name, known))
+        raise SpecError("explain", f"there is no output or input {name!r}", did_you_mean(name, known), input=name)
     return {name: known[name]}
 
 

@@ -155,7 +155,7 @@ def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str], a
             names.append(text)
             continue
         if text == key and text not in side.schema.names and key.replace("_", "a").isalnum():
-            raise SpecError(asked, f"there is no column {key!r}", did_you_mean(key, side.schema.names))
+            raise SpecError(asked, f"there is no column {key!r}", did_you_mean(key, side.schema.names), column=key)
         name, n = f"key {len(names) + 1}", len(names) + 1
         while name in columns:
             name, n = f"key {n + 1}", n + 1

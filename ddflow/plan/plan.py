@@ -229,7 +229,9 @@ class Plan(Nodes):
         name, spec = bound.name, bound.spec
         if name in self.inputs or name in self.outputs:
             by = "input" if name in self.inputs else "output"
-            raise SpecError(f"input {name!r}", f"an {by} has that name already", "give every input a name of its own")
+            raise SpecError(
+                f"input {name!r}", f"an {by} has that name already", "give every input a name of its own", input=name
+            )
         for other in self.inputs.values():
             self._agree(bound, other.bound)
         for side, schema in bound.sides.items():
@@ -240,6 +242,7 @@ class Plan(Nodes):
                     f"input {name!r}",
                     f"{why} adds an output {side!r}, which is taken",
                     "give that output another name",
+                    input=name,
                 )
         self.inputs[name] = Input(self, bound)
         return self.inputs[name]
@@ -295,7 +298,9 @@ class Plan(Nodes):
             raise SpecError(asked, "an output has that name already", "give every output a name of its own")
         if name in self.side_outputs():
             by = self.side_outputs()[name][0].name
-            raise SpecError(asked, f"the input {by!r} adds an output of that name", "give this one another name")
+            raise SpecError(
+                asked, f"the input {by!r} adds an output of that name", "give this one another name", input=by
+            )
         if name in self.inputs and self.inputs[name] is not collection:
             found = "an input has that name, and only its own rows may be put out under it"
             raise SpecError(asked, found, "give this output another name")

@@ -273,6 +273,7 @@ def _schema(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
                 f"compare, column {name!r}",
                 found,
                 Phrase("cast one of them, or leave the column out: ", Option("ignore")),
+                column=name,
             )
         fields.append(pa.field(name, _told(kind)))
     values = [name for name in names if name not in keys]

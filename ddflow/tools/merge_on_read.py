@@ -114,7 +114,7 @@ def folded(
     """
     parts, first = _parts(log) if schema is None else (parts_of(log, repr(LOG)), schema)
     if first is None:
-        raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=")
+        raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=", input=LOG)
     declared = to_schema(first, f"the schema of {LOG!r}")
     flow = Flow()
     # What stale= adds is no part of the collection.

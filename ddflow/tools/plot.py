@@ -123,7 +123,9 @@ def _updates(updates: Any, keys: Sequence[str]) -> pa.Table:
             remedy = "give the updates of an output: step['by_city'], or those of several steps in a list"
             if name in keys:
                 remedy = did_you_mean(name, table.schema.names)
-            raise SchemaMismatch("plot changes", f"there is no column {name!r} among {table.schema.names}", remedy)
+            raise SchemaMismatch(
+                "plot changes", f"there is no column {name!r} among {table.schema.names}", remedy, column=name
+            )
     if TIME in table.schema.names:
         return table
     return table.append_column(TIME, pa.array(["net"] * table.num_rows, pa.string()))

@@ -205,6 +205,7 @@ def verify(
                     f"verify the input {name!r}",
                     "the state has none of that name",
                     did_you_mean(name, snapshot.flow.inputs),
+                    input=name,
                 )
         found = {}
         for name, log in logs.items():
@@ -228,6 +229,7 @@ class _Comparison:
                 f"verify the input {name!r}",
                 "its rows are not kept",
                 Phrase("give ", Option("keep", True), " to flow.updates"),
+                input=name,
             )
         self.secret = Secret(*snapshot.manifest.secret)
         self.bound = self.upsert.bound

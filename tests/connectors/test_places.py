@@ -331,12 +331,12 @@ def test_objects_are_listed_as_files_are(moto: Moto, bucket: str) -> None:
     assert open_files([f"{whole}/*/*.csv", f"{whole}/5.csv"]).files == [
         *(f"{whole}/{key}" for key in ("days/1.csv", "days/2.csv", "more/3.csv", "5.csv")),
     ]
-    for key, said in (
-        ("more", "there are folders in it: .'deep'.; they are not gone into"),
-        ("none.csv", "there is no such object"),
-        ("none/*.csv", "there is no such object; check the pattern"),
+    for key in (
+        "more",
+        "none.csv",
+        "none/*.csv",
     ):
-        with pytest.raises(UnreadableInput, match=said):
+        with raises(UnreadableInput):
             open_files([f"{whole}/{key}"])
 
 

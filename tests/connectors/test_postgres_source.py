@@ -14,7 +14,6 @@ import pages
 import psycopg
 import pyarrow as pa
 import pytest
-from ddflow.cli.worded import in_shell
 from messages import raises
 from postgres_server import Server
 from tcp_proxy import Proxy
@@ -22,6 +21,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
+from ddflow.cli.words import ShellWords
 from ddflow.connectors.postgres_slot import Slot
 from ddflow.connectors.spelled import spelled_source
 from ddflow.errors import (
@@ -32,6 +32,7 @@ from ddflow.errors import (
     SourceFailed,
     SpecError,
     UnreadableInput,
+    in_words,
 )
 
 ORDERS = "create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)"
@@ -276,7 +277,7 @@ def test_a_column_that_widens_ends_the_run_until_the_state_is_evolved(
     for _ in "12":
         with pytest.raises(BadMessage) as error:
             run(flow())
-        command = re.search(r"ddflow (evolve .*/state) --types (.*)", in_shell(str(error.value), {}))
+        command = re.search(r"ddflow (evolve .*/state) --types (.*)", in_words(error.value.message, ShellWords({})))
         assert command is not None and command[2] == f"customer={wide}"
         assert not dd.fsck(tmp_path / "state").problems
     evolved = CliRunner().invoke(app, [*command[1].split(), "--types", command[2]])
@@ -554,12 +555,12 @@ def test_who_is_not_let_in_is_told_at_once(server: Server, tmp_path: Path) -> No
     ask(server, ORDERS, "drop role if exists reader", "create role reader login", "grant select on orders to reader")
     with Proxy(f"{server.place}/.s.PGSQL.5432", lambda data: data) as proxy, flow().open(tmp_path / "a") as engine:
         to = f"127.0.0.1:{proxy.port}"
-        for url, remedy in (
-            (f"postgresql://reader@{to}/postgres", r"alter role \.\.\. replication"),
-            (f"postgresql://reader@{to}/shpo", "mend the address"),
-            (f"postgresql://nobody@{to}/postgres", "mend the address"),
+        for url in (
+            f"postgresql://reader@{to}/postgres",
+            f"postgresql://reader@{to}/shpo",
+            f"postgresql://nobody@{to}/postgres",
         ):
-            with pytest.raises(UnreadableInput, match=remedy):
+            with raises(UnreadableInput):
                 engine.run({"orders": dd.sources.postgres(url, "orders")}, until="5min")
         with raises(SinkRefused):
             engine.run({}, {"rows": dd.sinks.postgres(f"postgresql://reader@{to}/shpo", "copy")}, until="5min")

@@ -674,8 +674,8 @@ def test_starts_of_functions_and_lists_of_other_things() -> None:
     with flow.open() as engine:
         engine.step({"a": pa.table({"k": [1, 2, 3], "tags": [["x", "y", "x"], [], None]}, pa.schema(rows.schema))}, 0)
         assert counted(engine.read("tags")) == Counter({("x", 2): 1, ("y", 1): 1})
-    for column, words in (("k", "is int64"), ("tag", "did you mean 'tags'")):
-        with pytest.raises(SpecError, match=words):
+    for column in ("k", "tag"):
+        with raises(SpecError):
             rows.unnest(column)
 
 

@@ -118,7 +118,12 @@ class ArrowFile(Columnar):
         file.seek(max(end - 8, 0))
         if end != size or file.read(8) != _END:
             found = f"it has no end mark, or ends at byte {end:,} of {size:,}"
-            raise UnreadableInput(self.place.name, found, "write it again, and close the writer: it is cut or damaged")
+            raise UnreadableInput(
+                self.place.name,
+                found,
+                "write it again, and close the writer: it is cut or damaged",
+                file=self.place.name,
+            )
 
 
 def _spelled(schema: pa.Schema) -> pa.Schema:

@@ -63,7 +63,9 @@ class CsvFile(TextFile):
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
             remedy = "name each column once" + ("; if its first line is a title, delete that" if "" in twice else "")
-            raise UnreadableInput(self.place.name, f"the columns {twice} occur more than once", remedy)
+            raise UnreadableInput(
+                self.place.name, f"the columns {twice} occur more than once", remedy, file=self.place.name
+            )
         self._check_conflicts(pa.array(names[:1]), -1)
         return dict.fromkeys(names)
 
@@ -166,7 +168,9 @@ class CsvFile(TextFile):
         remedy = Phrase("delete that line")
         if found[1] != self._between:
             remedy += Phrase(", and give ", written(self.place.name, self.dialect._replace(delimiter=found[1])))
-        return UnreadableInput(self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy)
+        return UnreadableInput(
+            self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy, file=self.place.name
+        )
 
     def _check_conflicts(self, texts: pa.Array, before: int) -> None:
         """Of a single column, or the first name: there such a line is a value like others."""

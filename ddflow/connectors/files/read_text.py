@@ -184,7 +184,7 @@ class TextFile(File):
                 except Misspelled as error:
                     where = f"{self.place.name}, {block.where(error.row)}, column {name!r}"
                     found, remedy = self._misfit(name, column, error.row, kind, name in converted)
-                    raise SchemaMismatch(where, found, remedy) from None
+                    raise SchemaMismatch(where, found, remedy, file=self.place.name, column=name) from None
             yield pa.RecordBatch.from_arrays(arrays, names=list(block.columns))
 
     def bytes(self, head: bool = False) -> pa.NativeFile:

@@ -136,14 +136,18 @@ def reading(place: Place, dialect: Dialect | None = None) -> Iterator[None]:
     except DdflowError:
         raise
     except FileNotFoundError:
-        raise UnreadableInput(place.name, "there is no such file", "check the name and where you are") from None
+        raise UnreadableInput(
+            place.name, "there is no such file", "check the name and where you are", file=place.name
+        ) from None
     except UnicodeDecodeError as error:
         name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's of many is charmap
         raise packed(place) or UnreadableInput(
-            place.name, f"it is not {name} ({error.reason})", encoded(place, dialect or PLAIN)
+            place.name, f"it is not {name} ({error.reason})", encoded(place, dialect or PLAIN), file=place.name
         ) from None
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-        worded = UnreadableInput(place.name, described(error), f"is it a whole {place.kind.name} file?")
+        worded = UnreadableInput(
+            place.name, described(error), f"is it a whole {place.kind.name} file?", file=place.name
+        )
         raise packed(place) or worded from None
 
 
@@ -187,7 +191,7 @@ def check_width(place: Place, columns: int) -> None:
     """Raises `UnreadableInput` for a file of more columns than ``WIDEST``."""
     if columns > WIDEST:
         found = f"it has {columns:,} columns, more than {WIDEST:,}"
-        raise UnreadableInput(place.name, found, "make rows of them: a name and a value each")
+        raise UnreadableInput(place.name, found, "make rows of them: a name and a value each", file=place.name)
 
 
 def is_empty(place: Place) -> bool:

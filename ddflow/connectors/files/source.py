@@ -142,7 +142,9 @@ class FilesSource:
         """A reader for a file, which is looked at."""
         if is_empty(place):
             if not self._how.empty:
-                raise UnreadableInput(place.name, "it is empty (0 bytes)", "leave it out, or write it again")
+                raise UnreadableInput(
+                    place.name, "it is empty (0 bytes)", "leave it out, or write it again", file=place.name
+                )
             self._readers.append(Nothing(place))
             self._there.append({})
             return
@@ -215,12 +217,15 @@ class FilesSource:
             return kind
         first = next((each for each in told if not each[1]), told[0])
         if not first[1]:
-            raise SchemaMismatch(f"{first[0]}, column {name!r}", "it has lists or objects, and others", _one_type(name))
+            raise SchemaMismatch(
+                f"{first[0]}, column {name!r}", "it has lists or objects, and others", _one_type(name), column=name
+            )
         other = next(each for each in told if guess([first[1], each[1]]) is None)
         raise SchemaMismatch(
             f"{other[0]}, column {name!r}",
             f"it is like {guess([other[1]])}, in {first[0]} like {guess([first[1]])}",
             _one_type(name),
+            column=name,
         )
 
     def columns(self, file: str) -> pa.Schema:
@@ -281,7 +286,9 @@ class FilesSource:
         if kind is None:
             if not holds(column.type, reader.place.kind.name):
                 found = f"a {reader.place.kind.name} file cannot hold {column.type}"
-                raise SchemaMismatch(f"{file}, column {name!r}", found, "give Parquet, Arrow or JSON lines")
+                raise SchemaMismatch(
+                    f"{file}, column {name!r}", found, "give Parquet, Arrow or JSON lines", column=name
+                )
             return
         with suppress(SchemaMismatch):
             conform(self._cast(file, pa.table({name: pa.array([], kind)})), pa.schema([column]), file)
@@ -292,7 +299,7 @@ class FilesSource:
         elif name not in self._declared:
             meant = "in the state it is"
             words = Phrase("widen it: ", self._how.retype(name, column.type, kind), "; or convert this one")
-        raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words)
+        raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words, column=name)
 
     def _cast(self, file: str, table: pa.Table) -> pa.Table:
         """The table with declared columns in their types: what was asked for may be more than is safe unasked."""
@@ -306,6 +313,7 @@ class FilesSource:
                         f"{file}, column {name!r}",
                         described(error),
                         f"{table.schema.field(place).type} cannot be {kind}: declare another type, or mend the file",
+                        column=name,
                     ) from None
                 table = table.set_column(place, name, column)
         return table

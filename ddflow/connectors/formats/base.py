@@ -270,11 +270,12 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
     if format.on_bad == "stop":
         row = min(bad.reasons)
         more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
-        wider = _wider(bad, row, target, format, messages)
+        wider, place = _wider(bad, row, target, format, messages), messages.place(row)
         raise BadMessage(
             f"messages for {target.what}",
-            Phrase(around("", messages.place(row), ": "), f"{bad.reasons[row]}{more}"),
+            Phrase(around("", place, ": "), f"{bad.reasons[row]}{more}"),
             Phrase("mend the source, or leave it out with ", Option("on_bad", "drop"), "; nothing was taken in", wider),
+            offset="" if isinstance(place, Row) else place,
         )
     return _with_bad(made, at, messages, bad, target)
 

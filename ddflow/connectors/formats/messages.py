@@ -48,7 +48,9 @@ class Messages:
             remedy = Phrase(
                 f"messages have {', '.join(COLUMNS[:-1])} and {COLUMNS[-1]}; without ", Option("format"), " give rows"
             )
-            raise SchemaMismatch(f"messages for {what}", f"there is no column {VALUE!r} among {names}", remedy)
+            raise SchemaMismatch(
+                f"messages for {what}", f"there is no column {VALUE!r} among {names}", remedy, column=VALUE
+            )
         if more := [name for name in names if name not in (*COLUMNS, *IGNORED, FILE, LINE) or names.count(name) > 1]:
             remedy = Phrase(f"give them as {', '.join(COLUMNS)}, and leave others out")
             raise SchemaMismatch(f"messages for {what}", f"the columns {more} are none of messages", remedy)

@@ -156,7 +156,7 @@ def guessed(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.Dat
             out[name] = schema_of(lines, {}).field(name).type
         except (SchemaMismatch, UnreadableInput) as error:
             remedy = f"declare it in the flow, as text: {{{name!r}: str}}"
-            raise SchemaMismatch(f"the new column {name!r} of {what}", error.found, remedy) from None
+            raise SchemaMismatch(f"the new column {name!r} of {what}", error.found, remedy, column=name) from None
     return out
 
 

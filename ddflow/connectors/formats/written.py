@@ -104,5 +104,5 @@ def _table(updates: Any, by: Sequence[str], asked: str) -> pa.Table:
                 Option("key"),
                 f"; {did_you_mean(name, table.schema.names)}",
             )
-            raise SpecError(asked, f"the updates have no column {name!r}", remedy)
+            raise SpecError(asked, f"the updates have no column {name!r}", remedy, column=name)
     return table

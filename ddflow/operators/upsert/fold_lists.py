@@ -218,5 +218,8 @@ def _arrow(name: str, function: Callable[[Any], pa.Array], argument: Any) -> pa.
 
 def _too_large(name: str, found: str) -> NoReturn:
     raise TooLarge(
-        f"column {name!r} of one output", found, "take smaller steps, or declare wider offsets (large_string)"
+        f"column {name!r} of one output",
+        found,
+        "take smaller steps, or declare wider offsets (large_string)",
+        column=name,
     )

@@ -126,4 +126,5 @@ class FullRows:
             f"a step of {self.state.bound.name!r}",
             f"the key {key} has two events of order {order} at time {time}",
             Phrase("mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"),
+            input=self.state.bound.name,
         )

@@ -274,4 +274,5 @@ class Walking:
             f"a step of {bound.name!r}",
             f"the key {key} has another event of the order {order}, at time {time}",
             Phrase("mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"),
+            input=bound.name,
         )

@@ -217,7 +217,10 @@ def _check_names(name: str, schema: pa.Schema, spec: Upsert, merge: Merge, row: 
     for option, column in (*(("merge", c) for c in merge.strategies), *(("derive", c) for c in derived), *grouped):
         if schema.get_field_index(column) < 0:
             raise SpecError(
-                Option(option) + f" of {name!r}", f"there is no column {column!r}", did_you_mean(column, schema.names)
+                Option(option) + f" of {name!r}",
+                f"there is no column {column!r}",
+                did_you_mean(column, schema.names),
+                column=column,
             )
         if column == tombstone:
             raise SpecError(

@@ -106,6 +106,7 @@ class Expiry:
                 asked,
                 f"the order column {field.name!r} is {kind}, of which nothing can be subtracted",
                 "order by a number or a time, or leave expiry= out",
+                column=field.name,
             )
         for name in ("ttl", "tombstone_ttl"):
             given = getattr(self, name)
@@ -116,6 +117,7 @@ class Expiry:
                     f"{asked}, {name}={given!r}",
                     f"the order column {field.name!r} is {kind}",
                     "give a whole number of its units",
+                    column=field.name,
                 )
             if (isinstance(given, float) and not math.isfinite(given)) or (
                 not pat.is_floating(kind) and given >= 2**kind.bit_width

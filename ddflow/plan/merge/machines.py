@@ -58,6 +58,7 @@ class Machined:
                         self.asked,
                         f"the state column {field.name!r} is {field.type}, and scalar=True",
                         "use numbers, booleans and times, or a function of batches",
+                        column=field.name,
                     )
             values, event = np.zeros(1, self.kind), np.zeros(1, kind_of(schema, self.asked))[0]
             function: Any = machine.transition
