@@ -60,7 +60,7 @@ class Expression:
     given: Source
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        """The values for ``batch``, which has the columns of the schema (others, and their order, do not matter)."""
+        """Compute the values for ``batch``, which has the columns of the schema, in any order, and may have more."""
         return self._run(batch)
 
     @property
@@ -69,7 +69,7 @@ class Expression:
         return bool(getattr(self._run, "fallible", True))
 
     def to_json(self) -> str:
-        """The SQL text. Raises SpecError for functions and pyarrow expressions, which have none."""
+        """Return the SQL text. Raises SpecError for functions and pyarrow expressions, which have none."""
         if self.text is None:
             raise SpecError(f"cannot write {self.what} as JSON", "it is not SQL", "give it as SQL to have a JSON form")
         return self.text

@@ -54,7 +54,7 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
     if (found := lasting(sign, left, right)) is not None:
         return found
     if DATE in (left.type, right.type) and sign in "+-":
-        return _shifted(sign, left, right)
+        return _move_date(sign, left, right)
     kind = meeting([left.type, right.type])
     if kind == NULL:
         kind = DOUBLE
@@ -90,7 +90,7 @@ def minus(node: Node) -> Node:
 
 
 def shift_days(date: Node, days: Node, sign: str) -> Node:
-    """A date so many days later (+) or earlier (-); days are an int."""
+    """Move a date by a number of days, later (+) or earlier (-); days are an int."""
     compute = _CHECKED[sign]
     return apply(
         lambda day, count: compute(day.cast(INT32), count).cast(DATE), date, convert(days, INT32), fallible=True
@@ -98,20 +98,20 @@ def shift_days(date: Node, days: Node, sign: str) -> Node:
 
 
 def _of_durations(left: Node, right: Node) -> str | None:
-    """What to do about a duration beside what it does not go with."""
+    """Suggest a remedy for a duration combined with a type that does not fit it."""
     if not (is_duration(left.type) or is_duration(right.type)):
         return None
     return "extract(epoch from x) is the seconds of a duration, and n * interval 1 second makes one of a number"
 
 
 def _of_text(left: Node, right: Node) -> str | None:
-    """What to do about a text beside a timestamp."""
+    """Suggest a remedy for a text combined with a timestamp."""
     if STRING not in (left.type, right.type) or not (pat.is_timestamp(left.type) or pat.is_timestamp(right.type)):
         return None
     return "cast the text to timestamp, or declare its column as one (--types); a column of no value is read as text"
 
 
-def _shifted(sign: str, left: Node, right: Node) -> Node:
+def _move_date(sign: str, left: Node, right: Node) -> Node:
     date, days = (right, left) if right.type == DATE and sign == "+" else (left, right)
     if date.type != DATE or not (is_integer(days.type) and days.type != INT64):
         raise Refusal(
@@ -144,7 +144,7 @@ def _positive_remainder(left: pa.Array, right: pa.Array) -> pa.Array:
 
 
 def _as_decimal(node: Node, kind: pa.DataType) -> Node:
-    """An operand beside a decimal: an integer literal counts with the digits it is written with."""
+    """Convert an operand of a decimal to a decimal; an integer literal has as many digits as its text."""
     if node.literal and is_integer(node.type) and node.constant is not None:
         return convert(node, pa.decimal128(len(str(abs(node.constant.as_py()))), 0))
     return convert(node, kind if node.type == NULL else decimal_of(node.type))
@@ -235,7 +235,7 @@ def _divide(a: pa.DataType, b: pa.DataType, scale: int) -> Compute:
 
 
 def _divide_by_value(x: pa.Array, y: pa.Array, scale: int) -> pa.Array:
-    """The same for types whose quotients may have more digits than there are: microseconds a value."""
+    """Divide as `_divide` does, for quotients with more than 76 digits. Takes microseconds a value."""
     out: list[Decimal | None] = []
     with localcontext(prec=4 * WIDEST):
         for one, other in zip(x.to_pylist(), y.to_pylist(), strict=True):
@@ -272,7 +272,7 @@ _DECIMALS: dict[str, Callable[[pa.DataType, pa.DataType], Plan]] = {
 
 
 def number(text: str) -> Node:
-    """The literal number ``text`` stands for: int, bigint or decimal by its digits, double with an exponent.
+    """Parse a literal number: int, bigint or decimal by its digits, double with an exponent.
 
     >>> number("1.50").type, number("3000000000").type
     (Decimal128Type(decimal128(3, 2)), DataType(int64))

@@ -79,7 +79,7 @@ def convert(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
 
 
 def load(array: pa.Array) -> pa.Array:
-    """A column in its working type. Raises ArrowInvalid where that overflows (2 GB of text in a batch). O(rows)."""
+    """Cast a column to its working type. Raises ArrowInvalid if that overflows (2 GB of text in a batch). O(rows)."""
     kind = working(array.type)
     if array.type == kind:
         return array
@@ -91,7 +91,7 @@ def load(array: pa.Array) -> pa.Array:
 
 
 def as_text(node: Node) -> Node:
-    """What a function of text makes of an argument that is none, as Spark does."""
+    """Cast an argument of a text function to text, as Spark does."""
     return convert(node, STRING)
 
 
@@ -102,7 +102,7 @@ _POINT: Final = Phrase(
 
 
 def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
-    def checked(array: pa.Array) -> pa.Array:
+    def convert_strictly(array: pa.Array) -> pa.Array:
         result = turn(array)
         if result.null_count == array.null_count:
             return result
@@ -118,11 +118,11 @@ def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
             raise pa.ArrowInvalid(f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}{hint}")
         return result
 
-    return checked
+    return convert_strictly
 
 
 def _turn(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
-    """How values of ``source`` become ``kind``, null where they cannot; and whether there are such values."""
+    """Choose how to convert values of ``source`` to ``kind``, and whether a value may have no counterpart (null)."""
     found: tuple[Convert, bool] | None = None
     if source == STRING:
         found = _from_text(kind)
@@ -202,7 +202,7 @@ def _numbers(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
         return lambda array: array.cast(kind, safe=False), False
     if is_integer(source):
         return lambda array: within(array, kind), source.bit_width > kind.bit_width
-    return lambda array: _truncated(array, kind), True
+    return lambda array: _cut_doubles(array, kind), True
 
 
 def _to_decimal(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
@@ -216,7 +216,7 @@ def _to_decimal(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
 
 
 def _whole(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The part of decimals before the point, as integers; null where they do not fit."""
+    """Convert the whole part of decimals to integers; null if it does not fit."""
     cut = pc.trunc(array.cast(pa.decimal256(WIDEST, array.type.scale)))
     limits = np.iinfo(kind.to_pandas_dtype())
     low, high = (pa.scalar(int(limit), pa.decimal256(WIDEST, array.type.scale)) for limit in (limits.min, limits.max))
@@ -224,8 +224,8 @@ def _whole(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.if_else(inside, cut, pa.scalar(None, cut.type)).cast(pa.decimal256(WIDEST, 0)).cast(kind)
 
 
-def _truncated(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The part of doubles before the point, as integers; null where they do not fit, and for NaN."""
+def _cut_doubles(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert the whole part of doubles to integers; null if it does not fit, and for NaN."""
     cut = pc.trunc(array.cast(DOUBLE))
     bound = 2.0 ** (kind.bit_width - 1)
     inside = pc.and_(pc.greater_equal(cut, -bound), pc.less(cut, bound))
@@ -238,7 +238,7 @@ def _times(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | Non
     if is_integer(source) and is_time(kind) and kind.tz:
         return lambda array: array.cast(INT64).cast(pa.timestamp("s")).cast(kind), True
     if is_float(source) and is_time(kind) and kind.tz:
-        return lambda array: _truncated(pc.multiply(array.cast(DOUBLE), 1e6), INT64).cast(INSTANT).cast(kind), True
+        return lambda array: _cut_doubles(pc.multiply(array.cast(DOUBLE), 1e6), INT64).cast(INSTANT).cast(kind), True
     if not is_time(source):
         return None
     if kind == DATE:

@@ -31,7 +31,7 @@ class Columns:
     names: list[str] = field(default_factory=list)
 
     def resolve(self, parts: Sequence[str]) -> Node:
-        """The node of ``parts``: a column, then fields of structs. O(columns) once, then O(columns read)."""
+        """Build the node of ``parts``: a column, then fields of structs. O(columns) once, then O(columns read)."""
         name = self._find(parts)
         if name not in self.names:
             self.names.append(name)
@@ -42,11 +42,11 @@ class Columns:
 
     @cached_property
     def _spelt(self) -> dict[str, list[str]]:
-        return _grouped(self.schema.names, str)
+        return _group_names(self.schema.names, str)
 
     @cached_property
     def _lower(self) -> dict[str, list[str]]:
-        return _grouped(self.schema.names, str.lower)
+        return _group_names(self.schema.names, str.lower)
 
     def _find(self, parts: Sequence[str]) -> str:
         asked, names = parts[0], self.schema.names
@@ -67,7 +67,7 @@ class Columns:
         )
 
 
-def _grouped(names: Sequence[str], by: Callable[[str], str]) -> dict[str, list[str]]:
+def _group_names(names: Sequence[str], by: Callable[[str], str]) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for name in names:
         out.setdefault(by(name), []).append(name)
@@ -75,7 +75,7 @@ def _grouped(names: Sequence[str], by: Callable[[str], str]) -> dict[str, list[s
 
 
 def field_of(node: Node, name: str) -> Node:
-    """A field of a struct; null where the struct is."""
+    """Read a field of a struct; null if the struct is null."""
     kind = node.type
     if not pat.is_struct(kind):
         raise Refusal(f"{name!r} is asked of a {sql_name(kind)}, which has no fields", "only structs have fields")

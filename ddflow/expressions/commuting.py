@@ -59,7 +59,7 @@ class _Unlike(Exception):
 
 
 def carried(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:
-    """The type of an SQL expression over wider columns, where it means what it meant; None where that is not known.
+    """Return the type of an SQL expression over wider columns if its values stay the same; None if that is unknown.
 
     ``old``, ``new``: the narrower and the wider columns, of equal names.  O(text).
     """
@@ -77,7 +77,7 @@ class _Pair:
         self.changed = {name.lower() for name in differing(old, new)}
 
     def both(self, tree: Tree) -> _Both:
-        """A tree over both.  Raises `_Unlike`."""
+        """Compile a tree over the narrower and the wider columns.  Raises `_Unlike`."""
         if isinstance(tree, exp.Paren):
             return self.both(tree.this)
         old, new = self.old.lower(tree), self.new.lower(tree)
@@ -108,8 +108,8 @@ class _Pair:
         return _Both(old, new, old.type == new.type)
 
     def _choices(self, tree: Tree, parts: list[_Both]) -> list[_Both] | None:
-        """What a piece has one of, by tests that are the same; None where it makes what it gives.  Raises `_Unlike`."""
-        if _called(tree) in _CHOICES:
+        """List the pieces that ``tree`` chooses from by unchanged tests; None if it chooses none.  Raises `_Unlike`."""
+        if _function_name(tree) in _CHOICES:
             return parts
         if not isinstance(tree, exp.Case) or tree.this is not None:
             return None
@@ -121,7 +121,7 @@ class _Pair:
 
 
 def _operands(tree: Tree) -> list[Tree]:
-    """What a piece is made of; types, names and marks are none of it."""
+    """List the operands of a piece, without types, names and marks."""
     found: list[Any] = list(tree.iter_expressions())
     if isinstance(tree, exp.Cast | exp.TryCast):
         found = [tree.this]
@@ -129,12 +129,12 @@ def _operands(tree: Tree) -> list[Tree]:
     return [each for each in parts if isinstance(each, exp.Expression) and not isinstance(each, exp.Identifier)]
 
 
-def _called(tree: Tree) -> str:
+def _function_name(tree: Tree) -> str:
     return tree.name.lower() if isinstance(tree, exp.Anonymous) else ""
 
 
 def _is_null_test(tree: Tree) -> bool:
-    return (isinstance(tree, exp.Is) and isinstance(tree.expression, exp.Null)) or _called(tree) in _NULL_TESTS
+    return (isinstance(tree, exp.Is) and isinstance(tree.expression, exp.Null)) or _function_name(tree) in _NULL_TESTS
 
 
 def _whole(part: _Both) -> bool:

@@ -140,7 +140,7 @@ def _each(lists: Iterable[pa.Array]) -> list[Node]:
 
 
 def _failing(error: Exception, node: Node) -> Node:
-    """What fails for whoever asks for it."""
+    """Build a node that raises ``error`` for every row."""
 
     def compute(_: Datum) -> Datum:
         raise error
@@ -149,7 +149,7 @@ def _failing(error: Exception, node: Node) -> Node:
 
 
 def _membership(known: pa.Array, or_null: bool) -> Compute:
-    """Whether a value is among the known ones; ``or_null``: if not, that is null."""
+    """Test values for membership in ``known``; with ``or_null``, a miss is null."""
     kind = known.type
     zero = pa.scalar(0.0, kind) if is_float(kind) else None
     known = known if zero is None else pc.add(known, zero)
@@ -202,7 +202,7 @@ def _operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
 
 
 def _exactly(node: Node) -> Node:
-    """A number of up to 38 digits in 76, so that Arrow can bring any two to one scale."""
+    """Widen a number of up to 38 digits to 76, so that Arrow can bring any two to one scale."""
     exact = convert(node, decimal_of(node.type))
     wide = pa.decimal256(MOST_DIGITS, exact.type.scale)
     return apply(lambda value: value.cast(wide), exact)
@@ -228,7 +228,7 @@ def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
             case ["%", "x", "%"]:
                 return apply(lambda value: pc.match_substring(value, needle), node)
     inner = "".join({"%": ".*", "_": "."}.get(part) or re.escape(part[1:]) for part in parts)
-    regex = _taken(f"(?s)^{inner}$", "the pattern of LIKE", "write a shorter one")
+    regex = _check_regex(f"(?s)^{inner}$", "the pattern of LIKE", "write a shorter one")
     return apply(lambda value: pc.match_substring_regex(value, regex, ignore_case=ignore_case), node)
 
 
@@ -262,7 +262,7 @@ def matches(node: Node, pattern: Node) -> Node:
 
 
 def literal_text(node: Node, place: str) -> str | None:
-    """The text of a constant, None for a null one. Raises Refusal when it differs from row to row."""
+    """Return the text of a constant, None for a null one. Raises Refusal if it differs from row to row."""
     if node.constant is None or node.type not in (STRING, NULL):
         raise Refusal(f"{place} is not a text literal", "write it as a literal: it is compiled once, not per row")
     value: str | None = node.constant.as_py()
@@ -270,13 +270,13 @@ def literal_text(node: Node, place: str) -> str | None:
 
 
 def checked_regex(node: Node, place: str) -> str | None:
-    """The text of a constant regular expression, None for null. Raises Refusal when RE2 does not take it."""
+    """Return the text of a constant regular expression, None for null. Raises Refusal if RE2 refuses it."""
     text = literal_text(node, place)
-    return None if text is None else _taken(text, place, "use RE2's syntax: no look-around, no back references")
+    return None if text is None else _check_regex(text, place, "use RE2's syntax: no look-around, no back references")
 
 
-def _taken(regex: str, place: str, remedy: str) -> str:
-    """A regular expression that RE2 takes."""
+def _check_regex(regex: str, place: str, remedy: str) -> str:
+    """Return a regular expression after RE2 accepted it. Raises Refusal if it does not."""
     try:
         pc.match_substring_regex(pa.scalar(""), regex)
     except pa.ArrowInvalid as error:

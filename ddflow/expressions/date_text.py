@@ -47,7 +47,7 @@ def _number(part: Part, width: int = 1) -> Part:
     return lambda values: pc.utf8_lpad(part(values).cast(STRING), width, "0")
 
 
-def _named(part: Part, names: Sequence[str]) -> Part:
+def _pick_name(part: Part, names: Sequence[str]) -> Part:
     return lambda values: pa.array(names).take(part(values))
 
 
@@ -78,17 +78,17 @@ _PARTS: Final[dict[str, Part]] = {
     "yy": lambda values: pc.utf8_slice_codeunits(_YEAR(values), 2, 4),
     "yyyy": _YEAR,
     **{letter * width: _number(pc.month, width) for letter in "ML" for width in (1, 2)},
-    **{letter * 3: _named(_month, [name[:3] for name in _MONTHS]) for letter in "ML"},
-    **{letter * 4: _named(_month, _MONTHS) for letter in "ML"},
+    **{letter * 3: _pick_name(_month, [name[:3] for name in _MONTHS]) for letter in "ML"},
+    **{letter * 4: _pick_name(_month, _MONTHS) for letter in "ML"},
     "d": _number(pc.day),
     "dd": _number(pc.day, 2),
     "D": _number(pc.day_of_year),
     "DDD": _number(pc.day_of_year, 3),
-    **dict.fromkeys(("E", "EE", "EEE"), _named(pc.day_of_week, [name[:3] for name in _DAYS])),
-    "EEEE": _named(pc.day_of_week, _DAYS),
+    **dict.fromkeys(("E", "EE", "EEE"), _pick_name(pc.day_of_week, [name[:3] for name in _DAYS])),
+    "EEEE": _pick_name(pc.day_of_week, _DAYS),
     "Q": _number(pc.quarter),
     "QQ": _number(pc.quarter, 2),
-    "a": _named(pc.hour, ["AM"] * 12 + ["PM"] * 12),
+    "a": _pick_name(pc.hour, ["AM"] * 12 + ["PM"] * 12),
     **{"H" * width: _number(pc.hour, width) for width in (1, 2)},
     **{"h" * width: _number(_hours(12, *range(1, 12)), width) for width in (1, 2)},
     **{"K" * width: _number(_hours(*range(12)), width) for width in (1, 2)},
@@ -102,7 +102,7 @@ _PARTS: Final[dict[str, Part]] = {
 
 @TABLE.function("date_format", takes=[moment, literal("the pattern of date_format")])
 def date_format(node: Node, pattern: str) -> Node:
-    """A timestamp as text."""
+    """Format a timestamp as text."""
     parts = _parts(pattern)
     longest = len(pattern.encode()) + _LONGEST * len(parts)
 
@@ -118,7 +118,7 @@ def date_format(node: Node, pattern: str) -> Node:
 
 
 def _parts(pattern: str) -> list[Part]:
-    """What each piece of a pattern becomes.  Raises Refusal for letters that are not supported."""
+    """Choose a function for each piece of a pattern.  Raises Refusal for letters that are not supported."""
     out: list[Part] = []
     for piece in _pieces(pattern):
         if piece[0] == "'" and len(piece) > 1:

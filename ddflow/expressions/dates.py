@@ -109,7 +109,7 @@ _UNITS = {
 
 
 def _unit(*allowed: str) -> Take:
-    """The literal of a unit, in one word."""
+    """Build a reader of the literal of a unit, which gives the unit's one name."""
 
     def take(node: Node, name: str) -> str | None:
         text = literal_text(node, f"the unit of {name}")
@@ -123,14 +123,14 @@ def _unit(*allowed: str) -> Take:
 
 @TABLE.function("date_trunc", takes=[_unit(*set(_UNITS.values())), moment], of_null=INSTANT)
 def date_trunc(unit: str, node: Node) -> Node:
-    """The start of the unit that a timestamp lies in, as a timestamp."""
+    """Truncate a timestamp to the start of its unit, as a timestamp."""
     compute = on_arrays(lambda values: pc.floor_temporal(wall(values), unit=unit).cast(INSTANT))
     return apply(compute, convert(node, INSTANT))
 
 
 @TABLE.function("trunc", takes=[date, _unit("year", "quarter", "month", "week")], of_null=DATE)
 def trunc(node: Node, unit: str) -> Node:
-    """The first day of the year, quarter, month or week that a date lies in."""
+    """Truncate a date to the first day of its year, quarter, month or week."""
     return apply(lambda values: pc.floor_temporal(values, unit=unit), node)
 
 

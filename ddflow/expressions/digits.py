@@ -89,7 +89,7 @@ def fit(array: pa.Array, precision: int, scale: int) -> pa.Array:
 
 
 def _round(array: pa.Array, places: int) -> pa.Array:
-    """Rounded half up in the same scale, with a digit more, for 9.9 becomes 10.0."""
+    """Round half up in the same scale, with one more digit, because 9.9 becomes 10.0."""
     kind = array.type
     more = kind.precision + 1
     wide = pa.decimal128(more, kind.scale) if more <= MOST_DIGITS else pa.decimal256(WIDEST, kind.scale)
@@ -103,7 +103,7 @@ def round_decimal(array: pa.Array, places: int, precision: int, scale: int) -> p
 
 
 def decimal_to_double(array: pa.Array, kind: pa.DataType = DOUBLE) -> pa.Array:
-    """The floating-point number nearest to each decimal."""
+    """Convert each decimal to the nearest floating-point number."""
     precision, scale = array.type.precision, array.type.scale
     if kind == DOUBLE and precision <= _EXACT_DIGITS:
         # The same bytes read with scale 0 are the digits as an integer; one exact division then rounds once.
@@ -114,7 +114,7 @@ def decimal_to_double(array: pa.Array, kind: pa.DataType = DOUBLE) -> pa.Array:
 
 
 def double_to_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
-    """The decimal that a double's shortest text rounds half up to; null where it does not fit, infinite or NaN."""
+    """Round a double's shortest text half up to a decimal; null if it does not fit, is infinite or NaN."""
     array = array.cast(DOUBLE)  # Spark widens a float first, and so rounds the digits of the double
     size = pc.abs(array)
     # What is bounded here is for the parser's sake, which takes 76 digits; `fit` then draws the exact line.

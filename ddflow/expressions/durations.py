@@ -50,13 +50,13 @@ def lasting(sign: str, left: Node, right: Node) -> Node | None:
     if sign == "-" and _is_moment(left) and _is_moment(right):
         return days_between(left, right) if left.type == right.type == DATE else _between(left, right)
     if sign == "+" and is_duration(left.type) and _is_moment(right):
-        return _moved(sign, right, left)
+        return _move_moment(sign, right, left)
     if sign in _ADDED and is_duration(right.type) and _is_moment(left):
-        return _moved(sign, left, right)
+        return _move_moment(sign, left, right)
     if sign == "*" and is_duration(right.type):
         left, right = right, left
     if sign in ("*", "/") and is_duration(left.type):
-        return _scaled(sign, left, right)
+        return _scale_duration(sign, left, right)
     kind = meeting([left.type, right.type])
     if sign in _ADDED and kind is not None and is_duration(kind):
         return apply(_ADDED[sign], convert(left, kind), convert(right, kind), fallible=True)
@@ -73,7 +73,7 @@ def days_between(end: Node, start: Node) -> Node:
 
 
 def part(field: str, node: Node) -> Node:
-    """A part of a duration by its name in ``FIELDS``: whole ones, with its sign, or all of it in seconds, a double."""
+    """Extract a part of a duration by its name in ``FIELDS``: a signed whole number, or all seconds as a double."""
     second = 1000 ** UNITS.index(node.type.unit)
     if field == "EPOCH":
         return apply(lambda values: pc.divide(values.cast(INT64).cast(DOUBLE, safe=False), float(second)), node)
@@ -96,16 +96,16 @@ def _between(end: Node, start: Node) -> Node:
     return apply(pc.subtract_checked, convert(end, kind), convert(start, kind), fallible=True)
 
 
-def _moved(sign: str, moment: Node, by: Node) -> Node:
-    """A date, from its midnight in UTC, or a timestamp so much later or earlier."""
+def _move_moment(sign: str, moment: Node, by: Node) -> Node:
+    """Add a duration to a timestamp, or to the midnight (UTC) of a date, or subtract it."""
     moment = convert(moment, INSTANT) if moment.type == DATE else moment
     unit = max(moment.type.unit, by.type.unit, key=UNITS.index)
     moment, by = convert(moment, pa.timestamp(unit, moment.type.tz)), convert(by, pa.duration(unit))
     return apply(_ADDED[sign], moment, by, fallible=True)
 
 
-def _scaled(sign: str, duration: Node, number: Node) -> Node | None:
-    """A duration so many times, or the so-manieth of one."""
+def _scale_duration(sign: str, duration: Node, number: Node) -> Node | None:
+    """Multiply or divide a duration by a number."""
     if number.type == NULL:
         return null(duration.type)
     if not is_number(number.type):
@@ -114,15 +114,15 @@ def _scaled(sign: str, duration: Node, number: Node) -> Node | None:
         compute = pc.multiply_checked if sign == "*" else on_arrays(_quotient)
         return apply(compute, duration, convert(number, INT64), fallible=True)
 
-    def rounded(values: pa.Array, by: pa.Array) -> pa.Array:
+    def scale_values(values: pa.Array, by: pa.Array) -> pa.Array:
         exact = (pc.multiply if sign == "*" else pc.divide_checked)(values.cast(INT64).cast(DOUBLE, safe=False), by)
         return pc.round(exact, round_mode="half_towards_infinity").cast(INT64).cast(values.type)
 
-    return apply(on_arrays(rounded), duration, convert(number, DOUBLE), fallible=True)
+    return apply(on_arrays(scale_values), duration, convert(number, DOUBLE), fallible=True)
 
 
 def _quotient(values: pa.Array, by: pa.Array) -> pa.Array:
-    """Rounded half away from zero, in integers: a double would lose digits."""
+    """Divide and round half away from zero, in integers: a double would lose digits."""
     cut = pc.divide_checked(values.cast(INT64), by)
     value, number, whole = (np.asarray(pc.fill_null(each, 1)) for each in (values.cast(INT64), by, cut))
     rest, size = (-np.abs(each) for each in (value - whole * number, number))  # below zero, where all have room

@@ -66,7 +66,7 @@ _FORMATTED: Final = (
 
 
 def fewer(name: str) -> str:
-    """What to write for a function that has more arguments elsewhere.
+    """Say how to call a function that takes more arguments in other systems.
 
     >>> fewer("upper")
     'give as many as it takes'
@@ -75,7 +75,7 @@ def fewer(name: str) -> str:
 
 
 def instead(name: str) -> str | None:
-    """An expression for what a function elsewhere does; None where there is none.  ``name``: in lower case.  O(1)."""
+    """Return an expression that replaces another system's function, or None.  ``name``: in lower case.  O(1)."""
     return _BY_NAME.get(name)
 
 

@@ -57,9 +57,9 @@ class SqlRun:
             frame = Frame(tuple(arrays if self._works else map(load, arrays)), batch.num_rows)
         except FAILURES as error:
             raise ExpressionError(self._asked, str(error), "give smaller batches") from error
-        return aside(partial(self._run, frame)) if self._deep else self._run(frame)
+        return aside(partial(self._run_node, frame)) if self._deep else self._run_node(frame)
 
-    def _run(self, frame: Frame) -> pa.Array:
+    def _run_node(self, frame: Frame) -> pa.Array:
         try:
             return broadcast(self._node.run(frame), frame.rows)
         except pa.ArrowCapacityError as error:
@@ -70,7 +70,7 @@ class SqlRun:
                 known = error.row is not None and error.rows == frame.rows  # else it is a row of some of the rows
                 place = self._place(frame, error.row) if known and error.row is not None else Phrase()
                 raise ExpressionError(self._asked, str(error) + place, _LESS) from error
-            raise self._located(frame, error) from error
+            raise self._locate_failure(frame, error) from error
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         index = batch.schema.get_field_index(field.name)
@@ -84,8 +84,8 @@ class SqlRun:
             )
         return batch.column(index)
 
-    def _located(self, frame: Frame, error: Exception) -> ExpressionError:
-        """The error for the first row that fails. O(rows) twice over, in log2(rows) runs."""
+    def _locate_failure(self, frame: Frame, error: Exception) -> ExpressionError:
+        """Find the first row that fails and return its error. O(rows) twice over, in log2(rows) runs."""
         low, high = 0, frame.rows
         while high - low > 1:
             middle = (low + high) // 2
@@ -124,7 +124,7 @@ class ArrowRun:
         self._expression, shown = expression, cut(str(expression))
         self._asked = f"cannot compute {what} {shown}"
         try:
-            self.type: pa.DataType = self._computed(one_batch(empty(schema))).type
+            self.type: pa.DataType = self._compute(one_batch(empty(schema))).type
         except (pa.ArrowException, KeyError) as error:
             names = ", ".join(map(repr, schema.names))
             found = cut(str(error).partition("\n")[0])
@@ -132,7 +132,7 @@ class ArrowRun:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
         try:
-            result = self._computed(batch)
+            result = self._compute(batch)
         except pa.ArrowException as error:
             raise ExpressionError(
                 self._asked, cut(str(error)), "change the expression, or give batches of its schema"
@@ -145,7 +145,7 @@ class ArrowRun:
             )
         return result
 
-    def _computed(self, batch: pa.RecordBatch) -> pa.Array:
+    def _compute(self, batch: pa.RecordBatch) -> pa.Array:
         from pyarrow import acero  # brings pyarrow.dataset in, half a second that SQL need not pay
 
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))

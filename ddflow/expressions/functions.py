@@ -92,7 +92,7 @@ TABLE = Table()
 
 
 def find(name: str) -> Function:
-    """The function called ``name``, in any case. Raises Refusal when there is none."""
+    """Find the function called ``name``, in any case. Raises Refusal if there is none."""
     lower = name.lower()
     if lower in FUNCTIONS:
         return FUNCTIONS[lower]

@@ -61,7 +61,7 @@ class Interval(NamedTuple):
 
 
 def read(parts: Sequence[Part]) -> Interval:
-    """The interval of a literal.  Raises Refusal for one that mixes months with days, and for what is none."""
+    """Parse an interval literal.  Raises Refusal if it mixes months with days, or is not an interval."""
     months = micros = 0
     units = set[str]()
     for text, unit, until in parts:
@@ -115,7 +115,7 @@ def _span(text: str, first: str | None, last: str) -> list[tuple[Decimal, str]]:
 
 
 def value(interval: Interval) -> Node:
-    """The duration that an interval is.  Raises Refusal for one of months."""
+    """Convert an interval to a duration.  Raises Refusal for an interval of months."""
     if interval.months:
         raise Refusal("an interval of months has no length of its own", "add it to a date or a timestamp")
     return constant(pa.scalar(interval.micros, INT64).cast(DURATION))
@@ -126,10 +126,10 @@ def _no(what: str) -> Refusal:
 
 
 def shifted(node: Node, interval: Interval, sign: int) -> Node:
-    """A date or a timestamp later (``sign`` 1) or earlier (-1) by an interval.  O(rows).
+    """Move a date or a timestamp by an interval, later (``sign`` 1) or earlier (-1).  O(rows).
 
-    Or a duration that is longer or shorter by one.  Raises Refusal for another type; it fails where the result leaves
-    the range of its type.
+    Lengthen or shorten a duration by it.  Raises Refusal for another type.  The node fails if the result leaves the
+    range of its type.
     """
     if is_duration(node.type):
         return arithmetic("+" if sign > 0 else "-", node, value(interval))
@@ -143,7 +143,7 @@ def shifted(node: Node, interval: Interval, sign: int) -> Node:
         node = convert(node, INSTANT)
     if node.type == DATE:
         return apply(on_arrays(partial(_months_on, months=months)), node, fallible=True)
-    return apply(on_arrays(partial(_moved, months=months, micros=micros)), node, fallible=True)
+    return apply(on_arrays(partial(_move_moments, months=months, micros=micros)), node, fallible=True)
 
 
 def _days_on(dates: pa.Array, days: int) -> pa.Array:
@@ -170,7 +170,7 @@ def _months_after(year: Ints, month: Ints, day: Ints, months: int) -> Ints:
     return days
 
 
-def _moved(moments: pa.Array, months: int, micros: int) -> pa.Array:
+def _move_moments(moments: pa.Array, months: int, micros: int) -> pa.Array:
     """Timestamps of other months, then so many microseconds later."""
     scale = 1000 if moments.type.unit == "ns" else 1
     values = moments.cast(INT64)

@@ -63,10 +63,10 @@ def _texts(name: str, values: Sequence[str | None]) -> pa.Array:
 
 @TABLE.function("get_json_object", takes=[text, literal("the path of get_json_object")])
 def get_json_object(node: Node, path: str) -> Node:
-    """What stands at a path: a text as it is, everything else as JSON; null where there is nothing."""
+    """Read the value at a path: a text unchanged, everything else as JSON; null if there is none."""
     steps = _steps(path)
 
-    def found(text: str | None) -> str | None:
+    def find_text(text: str | None) -> str | None:
         value = BAD if text is None else read(text)
         if value is BAD or value is NOTHING:
             return None
@@ -76,13 +76,13 @@ def get_json_object(node: Node, path: str) -> Node:
         return str(value) if isinstance(value, str) and not isinstance(value, JsonNumber) else written(value)
 
     def compute(values: pa.Array) -> pa.Array:
-        return _texts("get_json_object", list(map(found, values.to_pylist())))
+        return _texts("get_json_object", list(map(find_text, values.to_pylist())))
 
     return apply(on_arrays(compute), node, fallible=True)
 
 
 def _steps(path: str) -> list[str | int]:
-    """The steps of a path.  Raises Refusal for what is none."""
+    """Split a path into its steps.  Raises Refusal for an invalid path."""
     found, at = list[str | int](), 1
     while at < len(path) and path[0] == "$":
         step = _STEP.match(path, at)
@@ -97,7 +97,7 @@ def _steps(path: str) -> list[str | int]:
 
 
 def _at(value: Any, steps: Sequence[str | int]) -> Any:
-    """What stands at a path; `BAD` for nothing or null.  Of pairs of one name the first with something there counts."""
+    """Find the value at a path; `BAD` for none or null.  Among pairs of one name the first with a value counts."""
     for place, step in enumerate(steps):
         if isinstance(step, int):
             if isinstance(value, JsonObject) or not isinstance(value, list) or step >= len(value):
@@ -115,7 +115,7 @@ def _at(value: Any, steps: Sequence[str | int]) -> Any:
 
 @TABLE.function("from_json", takes=[text, literal("the shape of from_json")])
 def from_json(node: Node, shape: str) -> Node:
-    """A text as a struct of a shape; of nulls where it is no object, null where it is null or empty."""
+    """Parse a text into a struct of a shape: nulls if it is not an object, null if it is null or empty."""
     kind = _Shape(shape).read()
 
     def compute(values: pa.Array) -> pa.Array:
@@ -144,7 +144,7 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _fields(pairs: JsonObject, kind: pa.DataType) -> dict[str, Any]:
-    """An object by name.  Of pairs of one name the last counts, but for those whose values are of another type."""
+    """Map an object's values by name.  Among pairs of one name the last that fits the field's type counts."""
     found = dict(pairs)
     if len(found) < len(pairs):
         for field in kind:
@@ -155,7 +155,7 @@ def _fields(pairs: JsonObject, kind: pa.DataType) -> dict[str, Any]:
 
 
 def _list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Lists; null where one holds a value of another type."""
+    """Build lists; null if one holds a value of another type."""
     lists = [each if isinstance(each, list) and not isinstance(each, JsonObject) else None for each in values]
     flat = [each for some in lists for each in some or ()]
     elements = _column(flat, kind.value_type)
@@ -180,12 +180,12 @@ def _doubles(values: Sequence[Any]) -> pa.Array:
 
 
 def _strings(values: Sequence[Any]) -> pa.Array:
-    def shown(value: Any) -> str | None:
+    def format_value(value: Any) -> str | None:
         if isinstance(value, JsonNumber):
             return number_text(value).strip('"')
         return value if value is None or isinstance(value, str) else written(value)
 
-    return _texts("from_json", list(map(shown, values)))
+    return _texts("from_json", list(map(format_value, values)))
 
 
 def _text_of(value: Any) -> str | None:
@@ -193,7 +193,7 @@ def _text_of(value: Any) -> str | None:
 
 
 def _words(values: Sequence[Any]) -> pa.Array:
-    """The texts that are no numbers; null for the others."""
+    """Keep the texts that are not numbers; null for the others."""
     return _texts("from_json", [None if isinstance(each, JsonNumber) else _text_of(each) for each in values])
 
 
@@ -234,7 +234,7 @@ class _Shape:
             at = found.end()
 
     def read(self) -> pa.DataType:
-        """The struct.  Raises Refusal for what is none, and for a type that is not supported."""
+        """Parse the shape.  Raises Refusal for an invalid shape and for a type that is not supported."""
         self.words.reverse()
         if [word.upper() for word in self.words[-2:]] == ["<", "STRUCT"]:
             kind = self._kind(0)

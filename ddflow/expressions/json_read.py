@@ -75,25 +75,25 @@ _STRICT: Final = _decoder(True, JsonNumber)
 
 
 def read(text: str, strict: bool = False) -> Any:
-    """The value of a text; `BAD`, or `NOTHING` for one that is empty.  O(text).
+    """Parse a JSON text: its value, `BAD`, or `NOTHING` for an empty text.  O(text).
 
-    ``strict``: control characters in texts are bad, and ``NaN`` is a number, as they are to ``from_json``.  Raises
-    ArrowInvalid for a text longer than `MOST_TEXT`.
+    ``strict``: control characters in texts are bad and ``NaN`` is a number, as in ``from_json``.  Raises ArrowInvalid
+    for a text longer than `MOST_TEXT`.
     """
     if len(text) > MOST_TEXT:
         raise pa.ArrowInvalid(f"a JSON text has {len(text):,} characters, and it may have {MOST_TEXT:,}")
     begin = len(text) - len(text.lstrip(" \t\r\n"))
     if begin == len(text):
         return NOTHING
-    if text.count("[") + text.count("{") > MOST_NESTED and _nested(text) > MOST_NESTED:
+    if text.count("[") + text.count("{") > MOST_NESTED and _count_levels(text) > MOST_NESTED:
         return BAD
     try:
-        return _scanned(text, begin, strict)
+        return _scan_text(text, begin, strict)
     except RecursionError:  # the caller's stack is deep
-        return aside(lambda: _scanned(text, begin, strict))
+        return aside(lambda: _scan_text(text, begin, strict))
 
 
-def _scanned(text: str, begin: int, strict: bool) -> Any:
+def _scan_text(text: str, begin: int, strict: bool) -> Any:
     decoder = _STRICT if strict else _LOOSE
     try:
         value, end = decoder.raw_decode(text, begin)
@@ -109,7 +109,7 @@ def _scanned(text: str, begin: int, strict: bool) -> Any:
 
 
 def _double_quoted(found: re.Match[str]) -> str:
-    """A text in single quotes, in double ones."""
+    """Turn a text in single quotes into one in double quotes."""
     if found[0][0] == '"':
         return found[0]
     marks = {"\\'": "'", '"': '\\"'}
@@ -117,8 +117,8 @@ def _double_quoted(found: re.Match[str]) -> str:
     return f'"{inner}"'
 
 
-def _nested(text: str) -> int:
-    """How many levels of brackets lie within each other, outside of texts."""
+def _count_levels(text: str) -> int:
+    """Count the levels of nested brackets, outside of texts."""
     deepest = level = 0
     for found in _BRACKET.finditer(text):
         mark = found[0]
@@ -131,14 +131,14 @@ def _nested(text: str) -> int:
 
 
 def written(value: Any) -> str:
-    """A value as JSON text without blanks.  O(value)."""
+    """Write a value as JSON text without blanks.  O(value)."""
     try:
-        return _written(value)
+        return _write_value(value)
     except RecursionError:
-        return aside(lambda: _written(value))
+        return aside(lambda: _write_value(value))
 
 
-def _written(value: Any) -> str:
+def _write_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else "true" if value else "false"
     if isinstance(value, JsonNumber):
@@ -146,8 +146,8 @@ def _written(value: Any) -> str:
     if isinstance(value, str):
         return f'"{_ESCAPED.sub(_escape, value)}"'
     if isinstance(value, JsonObject):
-        return f"{{{','.join(f'{_written(name)}:{_written(each)}' for name, each in value)}}}"
-    return f"[{','.join(map(_written, value))}]"
+        return f"{{{','.join(f'{_write_value(name)}:{_write_value(each)}' for name, each in value)}}}"
+    return f"[{','.join(map(_write_value, value))}]"
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -159,7 +159,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def number_text(number: JsonNumber) -> str:
-    """A number as Jackson writes it."""
+    """Format a number as Jackson does."""
     if number.whole:
         return "0" if number == "-0" else str(number)
     value = float(number)
@@ -169,7 +169,7 @@ def number_text(number: JsonNumber) -> str:
 
 
 def double_text(value: float) -> str:
-    """A finite double as Java writes it.
+    """Format a finite double as Java does.
 
     >>> double_text(0.001), double_text(1e7), double_text(-1.25e-9), double_text(-0.0)
     ('0.001', '1.0E7', '-1.25E-9', '-0.0')

@@ -32,7 +32,7 @@ LIST = pa.list_(STRING)
     "split", takes=[text, regex("the pattern of split"), whole("the limit of split")], least=2, of_null=LIST
 )
 def split(text: Node, pattern: str, limit: int = -1) -> Node:
-    """The parts between matches, ends that are "" too; ``limit`` parts at most where it is above 0."""
+    """Split a text at each match; empty ends count. A ``limit`` above 0 is the largest number of parts."""
     if pc.any(pc.match_substring_regex(pa.array([""]), pattern)).as_py():
         raise Refusal(f"the pattern of split, {pattern!r}, matches an empty text", "let it match a character")
     most = None if limit <= 0 else limit - 1
@@ -49,7 +49,7 @@ def split(text: Node, pattern: str, limit: int = -1) -> Node:
 
 @TABLE.function("array", takes=[same], least=0, more=True)
 def array(*nodes: Node) -> Node:
-    """A list of values, in the type that holds all; without any, one that takes the type of a list beside it."""
+    """Build a list of values in their common type; an empty one takes the type of the list that it meets."""
     if not nodes:
         return constant(pa.scalar([], pa.list_(NULL)))
 
@@ -64,13 +64,13 @@ def array(*nodes: Node) -> Node:
 
 @TABLE.function("get", takes=[same, same])
 def get(node: Node, index: Node) -> Node:
-    """The element at an index counted from 0; null outside of the list."""
+    """Return the element at an index counted from 0; null outside of the list."""
     return _element("get", node, index, 0, False)
 
 
 @TABLE.function("element_at", takes=[same, same])
 def element_at(node: Node, index: Node) -> Node:
-    """The element at an index counted from 1, or from the end when negative; it fails outside of the list."""
+    """Return the element at an index counted from 1, or from the end if negative. Fails outside of the list."""
     return _element("element_at", node, index, 1, True)
 
 

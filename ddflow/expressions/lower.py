@@ -69,7 +69,7 @@ class Lowering:
         self._handlers: dict[type[Any], Callable[[Tree], Node]] = {
             exp.Column: self._column,
             exp.Dot: self._dot,
-            exp.Add: lambda tree: self._shifted(self._right(tree), tree.this, 1),
+            exp.Add: lambda tree: self._move_by_interval(self._right(tree), tree.this, 1),
             exp.Paren: lambda tree: self.lower(tree.this),
             exp.Literal: self._literal,
             exp.RawString: lambda tree: constant(pa.scalar(str(tree.this)), literal=True),
@@ -83,10 +83,10 @@ class Lowering:
             exp.Like: self._like,
             exp.ILike: self._like,
             exp.Escape: self._like,
-            exp.RegexpLike: lambda tree: self._negated(tree, matches(*self._pair(tree))),
+            exp.RegexpLike: lambda tree: self._apply_negation(tree, matches(*self._pair(tree))),
             exp.Neg: self._neg,
             exp.BitwiseNot: lambda tree: apply(pc.bit_wise_not, self._integer(self.lower(tree.this), "~")),
-            exp.DPipe: self._piped,
+            exp.DPipe: self._concatenation,
             exp.Case: self._case,
             exp.Cast: self._cast_literal,
             exp.TryCast: self._cast_literal,
@@ -111,7 +111,7 @@ class Lowering:
         }
 
     def lower(self, tree: Tree) -> Node:
-        """The node of ``tree``. Raises Refusal for what is not supported, misspelt or of the wrong type."""
+        """Compile ``tree`` to a node. Raises Refusal for unsupported syntax, misspelt names and wrong types."""
         chain = list[Tree]()
         while type(tree) in self._chained and not _is_cast_literal(tree) and not _begins_with_interval(tree):
             links, base = [tree], tree.this
@@ -124,7 +124,7 @@ class Lowering:
             tree = base
         handler = self._handlers.get(type(tree))
         if handler is None:
-            raise _unsupported(tree)
+            raise _build_refusal(tree)
         node = handler(tree)
         for each in reversed(chain):
             node = self._chained[type(each)](each, node)
@@ -136,7 +136,7 @@ class Lowering:
     def _pair(self, tree: Tree) -> tuple[Node, Node]:
         return self.lower(tree.this), self.lower(tree.expression)
 
-    def _negated(self, tree: Tree, node: Node) -> Node:
+    def _apply_negation(self, tree: Tree, node: Node) -> Node:
         return negation(node) if tree.args.get("negate") else node
 
     def _column(self, tree: Tree) -> Node:
@@ -147,7 +147,7 @@ class Lowering:
     def _dot(self, tree: Tree) -> Node:
         parts = tree.parts
         if not all(isinstance(part, exp.Identifier) for part in parts):
-            raise _unsupported(tree)
+            raise _build_refusal(tree)
         return self.columns.resolve([part.name for part in parts])
 
     def _literal(self, tree: Tree) -> Node:
@@ -158,7 +158,7 @@ class Lowering:
             return number("-" + str(tree.this.this))
         return minus(self.lower(tree.this))
 
-    def _piped(self, tree: Tree) -> Node:
+    def _concatenation(self, tree: Tree) -> Node:
         parts = []
         while isinstance(tree, exp.DPipe):
             parts.append(tree.expression)
@@ -176,21 +176,21 @@ class Lowering:
 
     def _arithmetic(self, tree: Tree, left: Node) -> Node:
         if isinstance(tree, exp.Add | exp.Sub) and _intervals(tree.expression):
-            return self._shifted(left, tree.expression, 1 if isinstance(tree, exp.Add) else -1)
+            return self._move_by_interval(left, tree.expression, 1 if isinstance(tree, exp.Add) else -1)
         return arithmetic(_ARITHMETIC[type(tree)], left, self._right(tree))
 
-    def _shifted(self, node: Node, tree: Tree, sign: int) -> Node:
-        """A date, a timestamp or a duration, moved by an interval literal."""
+    def _move_by_interval(self, node: Node, tree: Tree, sign: int) -> Node:
+        """Move a date, a timestamp or a duration by an interval literal."""
         return intervals.shifted(node, _interval(tree), sign)
 
     def _element(self, tree: Tree, left: Node) -> Node:
         if len(tree.expressions) != 1 or isinstance(tree.expressions[0], exp.Slice):
-            raise _unsupported(tree)
+            raise _build_refusal(tree)
         return lists.element(left, self.lower(tree.expressions[0]))
 
     def _field(self, tree: Tree, left: Node) -> Node:
         if not isinstance(tree.expression, exp.Identifier):
-            raise _unsupported(tree)
+            raise _build_refusal(tree)
         return field_of(left, tree.expression.name)
 
     def _is(self, tree: Tree) -> Node:
@@ -206,7 +206,7 @@ class Lowering:
 
     def _in(self, tree: Tree) -> Node:
         if not tree.expressions:
-            raise _unsupported(tree.args.get("query") or tree)
+            raise _build_refusal(tree.args.get("query") or tree)
         texts, numbers, others = list[str](), list[int](), list[Tree]()
         for item in tree.expressions:  # of which there may be very many
             if isinstance(item, exp.Literal) and item.is_string:
@@ -216,13 +216,13 @@ class Lowering:
             else:
                 others.append(item)
         lists = [pa.array(values, kind) for values, kind in ((texts, STRING), (numbers, INT32)) if values]
-        return self._negated(tree, among(self.lower(tree.this), [self.lower(item) for item in others], lists))
+        return self._apply_negation(tree, among(self.lower(tree.this), [self.lower(item) for item in others], lists))
 
     def _between(self, tree: Tree) -> Node:
         if tree.args.get("symmetric"):
             raise Refusal("BETWEEN SYMMETRIC is not supported", "write the lower bound first")
         node, low, high = self.lower(tree.this), self.lower(tree.args["low"]), self.lower(tree.args["high"])
-        return self._negated(tree, conjunction(compare(">=", node, low), compare("<=", node, high)))
+        return self._apply_negation(tree, conjunction(compare(">=", node, low), compare("<=", node, high)))
 
     def _like(self, tree: Tree) -> Node:
         escape = "\\"
@@ -234,7 +234,7 @@ class Lowering:
         if isinstance(tree.expression, exp.Any | exp.All):
             raise Refusal(f"{written(tree)} is not supported", "write one LIKE for each pattern, with OR or AND")
         node, pattern = self._pair(tree)
-        return self._negated(tree, like(node, pattern, escape, isinstance(tree, exp.ILike)))
+        return self._apply_negation(tree, like(node, pattern, escape, isinstance(tree, exp.ILike)))
 
     def _case(self, tree: Tree) -> Node:
         subject = None if tree.this is None else self.lower(tree.this)
@@ -271,12 +271,12 @@ class Lowering:
         function = find(tree.name)
         for argument in tree.expressions:
             if isinstance(argument, NO_VALUE):
-                raise _unsupported(argument)
+                raise _build_refusal(argument)
         return function.call([self.lower(argument) for argument in tree.expressions])
 
 
 def _interval(tree: Tree) -> intervals.Interval:
-    """What a literal says.  Raises Refusal."""
+    """Read an interval literal.  Raises Refusal."""
     parts = []
     for each in _intervals(tree):
         if not isinstance(each.this, exp.Literal):
@@ -293,7 +293,7 @@ def _begins_with_interval(tree: Tree) -> bool:
 
 
 def _intervals(tree: Tree) -> list[Tree]:
-    """The parts of an interval literal: ``interval 1 day 2 hours`` is parsed as a sum.  Empty for anything else."""
+    """List the parts of an interval literal: ``interval 1 day 2 hours`` parses as a sum.  Empty for anything else."""
     tree, found = tree.unnest(), list[Tree]()
     while isinstance(tree, exp.Add) and isinstance(tree.expression, exp.Interval):
         found.append(tree.expression)
@@ -306,7 +306,7 @@ def _is_cast_literal(tree: Tree) -> bool:
 
 
 def _type(tree: Tree) -> pa.DataType:
-    """The Arrow type of a type's name in CAST."""
+    """Return the Arrow type of a type's name in CAST."""
     name = str(getattr(tree.this, "name", tree.this))
     name = _TYPE_NAMES.get(name, name.lower())
     if name == "decimal":
@@ -339,7 +339,7 @@ _WHY = {
 }
 
 
-def _unsupported(tree: Tree) -> Refusal:
+def _build_refusal(tree: Tree) -> Refusal:
     kind = type(tree).__name__
     found, remedy = _WHY.get(kind, (f"({kind}) is not supported", "docs/expressions.md lists what is"))
     return Refusal(f"{written(tree)} {found}", remedy)

@@ -47,7 +47,7 @@ class Frame(NamedTuple):
     rows: int
 
     def filter(self, mask: pa.BooleanArray) -> Frame:
-        """The rows where ``mask``, which has no nulls, is true. O(rows) a column."""
+        """Keep the rows for which ``mask``, which has no nulls, is true. O(rows) a column."""
         return Frame(tuple(each.filter(mask) for each in self.columns), mask.true_count)
 
     def slice(self, start: int, rows: int) -> Frame:
@@ -70,7 +70,7 @@ class Node:
     literal: bool = False
 
     def run(self, frame: Frame) -> Datum:
-        """The values for a frame.  Parts of parts, however many, take no stack; only what is framed may run others."""
+        """Compute the values for a frame.  Nested parts take no stack, unless a framed node runs others."""
         values: dict[Node, Datum] = {}
         for node, done in self._steps:
             given = map(values.__getitem__, node.parts)
@@ -98,7 +98,7 @@ class Node:
 
 
 def column(index: int, kind: pa.DataType) -> Node:
-    """The column at ``index`` of the frame."""
+    """Build a node that reads the column at ``index`` of the frame."""
     return Node(kind, lambda frame: frame.columns[index], framed=True)
 
 
@@ -108,7 +108,7 @@ def constant(value: pa.Scalar, literal: bool = False) -> Node:
 
 
 def null(kind: pa.DataType) -> Node:
-    """A null of a type."""
+    """Build a null of a type."""
     return constant(pa.scalar(None, kind))
 
 
@@ -146,7 +146,7 @@ def broadcast(value: Datum, rows: int) -> pa.Array:
 
 
 def where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
-    """The values of ``node`` at the rows where ``mask``, which has no nulls, is true; elsewhere anything.
+    """Compute ``node`` at the rows for which ``mask``, which has no nulls, is true; other rows have any value.
 
     Failures at other rows do not count.  One run of the node, or two after a failure.
     """

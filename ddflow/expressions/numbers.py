@@ -67,25 +67,25 @@ def rounded(value: Node, places: Node | None = None) -> Node:
         least = kind.precision - kind.scale + 1
         scale = 0 if count < 0 else min(kind.scale, count)
         precision = min(max(least, 1 - count) if count < 0 else least + scale, 38)
-        return _kept(lambda values: round_decimal(values, count, precision, scale), value)
+        return _check_overflow(lambda values: round_decimal(values, count, precision, scale), value)
     if is_integer(kind):
         if count >= 0:
             return value
         exact = pa.decimal128(19, 0)
-        return convert(_kept(lambda values: round_decimal(values.cast(exact), count, 38, 0), value), kind)
+        return convert(_check_overflow(lambda values: round_decimal(values.cast(exact), count, 38, 0), value), kind)
     return apply(on_arrays(lambda values: round_double(values.cast(DOUBLE), count).cast(kind)), value)
 
 
-def _kept(compute: Compute, value: Node) -> Node:
+def _check_overflow(compute: Compute, value: Node) -> Node:
     """``compute``, which makes null of what overflows, with an error for that."""
 
-    def checked(values: pa.Array) -> pa.Array:
+    def compute_checked(values: pa.Array) -> pa.Array:
         result: pa.Array = compute(values)
         if result.null_count > values.null_count:
             raise pa.ArrowInvalid("overflow: a rounded number does not fit")
         return result
 
-    return apply(on_arrays(checked), value, fallible=True)
+    return apply(on_arrays(compute_checked), value, fallible=True)
 
 
 def _whole(kernel: Compute, value: Node) -> Node:

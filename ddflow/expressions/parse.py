@@ -110,12 +110,12 @@ class Parsed(NamedTuple):
 
 
 def parse(text: str) -> Parsed:
-    """The tree of one expression.  O(text).
+    """Parse one expression.  O(text).
 
-    Raises Refusal for what goes beyond a limit, and where it does not parse, with line, column and a caret.
+    Raises Refusal for a text beyond a limit, and for one that does not parse, with line, column and a caret.
     """
     remedy = "an expression is what goes into WHERE or SELECT, without AS; names that are SQL words go in backquotes"
-    return _parsed(
+    return _parse_text(
         text,
         DdflowSpark(),
         "expressions",
@@ -125,18 +125,18 @@ def parse(text: str) -> Parsed:
 
 
 def parse_query(text: str) -> Tree:
-    """The tree of one query.  As `parse`."""
+    """Parse one query, with the limits and errors of `parse`."""
     remedy = "a query is SELECT, VALUES or WITH, in Spark's dialect; names that are SQL words go in backquotes"
-    return _parsed(text, QuerySpark(), "queries", remedy, lambda parser, tokens: parser.parse(tokens, text)).tree
+    return _parse_text(text, QuerySpark(), "queries", remedy, lambda parser, tokens: parser.parse(tokens, text)).tree
 
 
-def _parsed(text: str, dialect: Tree, several: str, remedy: str, trees: Callable[[Any, Any], Any]) -> Parsed:
+def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Callable[[Any, Any], Any]) -> Parsed:
     _within(len(text), MOST_TEXT, "characters")
     try:
         text.encode()
         tokens = dialect.tokenize(text)
         _within(len(tokens), MOST_TOKENS, "words, signs and literals")
-        nested = _nested(tokens)
+        nested = _count_levels(tokens)
         tree, *others = trees(dialect.parser(), tokens) or [None]
         if any(each is not None for each in others):
             raise Refusal(f"it is several {several}, with ; between", "give one")
@@ -160,7 +160,7 @@ def _parsed(text: str, dialect: Tree, several: str, remedy: str, trees: Callable
 
 
 def too_deep() -> Refusal:
-    """For what is nested deeper than `MOST_NESTED`."""
+    """Describe an expression that is nested deeper than `MOST_NESTED`."""
     found = f"it is nested too deeply: an expression may have {MOST_NESTED} levels of brackets, calls, CASE and NOT"
     return Refusal(found, "split it over several projections; chains of AND, OR, + or || are no levels")
 
@@ -171,7 +171,7 @@ def _within(found: int, most: int, what: str) -> None:
         raise Refusal(f"it has {found:,} {what}, and an expression may have {most:,}", remedy)
 
 
-def _nested(tokens: Sequence[Any]) -> int:
+def _count_levels(tokens: Sequence[Any]) -> int:
     """How many levels lie within each other.  Raises Refusal for too many, of them or of words."""
     outside, deepest, open_, run, words, before, listed = list[int](), 0, 0, 0, 0, None, False
     for token in tokens:
@@ -226,7 +226,7 @@ def _unambiguous(node: Tree) -> None:
 
 
 def written(tree: Tree) -> str:
-    """A part of an expression as SQL, cut where it is long."""
+    """Format a part of an expression as SQL, cut if it is long."""
     try:
         return cut(str(tree.sql("spark")))
     except RecursionError:  # a chain without brackets may be longer than the stack

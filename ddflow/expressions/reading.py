@@ -33,7 +33,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _matching(array: pa.Array, pattern: str) -> pa.Array:
-    """The texts that match; null for the others."""
+    """Keep the texts that match; null for the others."""
     return pc.if_else(pc.match_substring_regex(array, pattern), array, pa.scalar(None, STRING))
 
 
@@ -54,7 +54,7 @@ def within(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def read_integer(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Optional blanks and sign, then digits only."""
+    """Parse integers: optional blanks and sign, then digits only."""
     text = pc.ascii_trim_whitespace(array)
     if _all(pc.match_substring_regex(text, r"^[+-]?[0-9]{1,18}$")):
         return within(pc.utf8_ltrim(text, characters="+").cast(INT64), kind)
@@ -67,14 +67,14 @@ def read_integer(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def read_float(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A number with fraction and exponent, with Java's suffixes d and f; inf, infinity and nan in any case."""
+    """Parse a number with fraction and exponent, with Java's suffixes d and f; inf, infinity and nan in any case."""
     text = pc.ascii_trim_whitespace(array)
     number = pc.utf8_rtrim(_matching(text, _NUMBER + "[dDfF]?$"), characters="dDfF")
     return pc.utf8_ltrim(pc.coalesce(number, _matching(text, _SPECIAL)), characters="+").cast(kind)
 
 
 def read_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
-    """A number, rounded half up to ``scale``."""
+    """Parse a number, rounded half up to ``scale``."""
     text = _matching(pc.ascii_trim_whitespace(array), _NUMBER + "$")
     size = pc.abs(pc.utf8_ltrim(text, characters="+").cast(DOUBLE))
     inside = pc.less(size, pa.scalar(10.0 ** (precision - scale + 1)))
@@ -104,7 +104,7 @@ def civil_days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Any]:
 
 
 def _fields(array: pa.Array, pattern: str) -> tuple[dict[str, pa.Array], pa.Array]:
-    """The named groups of ``pattern``, "" where a group or the whole does not match; and which rows match."""
+    """Extract the named groups of ``pattern`` ("" without a match), and mark the rows that match."""
     found = pc.extract_regex(array, pattern)
     names = [found.type.field(i).name for i in range(found.type.num_fields)]
     return {name: pc.fill_null(pc.struct_field(found, name), "") for name in names}, found.is_valid()
@@ -133,7 +133,7 @@ def read_date(array: pa.Array) -> pa.Array:
 
 
 def read_timestamp(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A date, then an optional time of up to six fraction digits (more are cut) and an optional offset from UTC.
+    """Parse a date, then an optional time of up to six fraction digits (more are cut) and an optional offset from UTC.
 
     The offset moves an instant (a type with a zone); wall-clock times ignore it.
     """

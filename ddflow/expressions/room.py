@@ -33,12 +33,12 @@ class TooBig(pa.ArrowInvalid):
 
 
 def fresh() -> None:
-    """From here on constants are those of another expression."""
+    """Start counting the constants of another expression."""
     _made.set(0)
 
 
 def counted(value: pa.Scalar) -> pa.Scalar:
-    """A constant that was computed, and its text counted.  Raises TooBig for more than `CONSTANTS`."""
+    """Count the text of a computed constant.  Raises TooBig for more than `CONSTANTS`."""
     _made.set(_made.get() + _bytes(value, 1))
     if _made.get() > CONSTANTS:
         raise TooBig(f"the constants in it take more than {CONSTANTS:,} bytes")

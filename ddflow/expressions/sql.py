@@ -42,11 +42,11 @@ class _Made(NamedTuple):
 
 
 def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple[SqlRun, tuple[str, ...]]:
-    """What computes an expression, and the columns that it reads.  See `ddflow.expressions.compile`."""
+    """Compile an expression, and list the columns that it reads.  See `ddflow.expressions.compile`."""
     shown = f"{what} {cut(text)}"
     asked = f"cannot compile {shown}"
     try:
-        made = (_made if len(text) <= _SHORT else _made.__wrapped__)(text, schema, boolean)
+        made = (_compile_text if len(text) <= _SHORT else _compile_text.__wrapped__)(text, schema, boolean)
     except Refusal as refusal:
         raise ExpressionError(asked, cut(refusal.found, _MOST), cut(refusal.fix, 4 * _MOST)) from refusal
     except RecursionError as error:
@@ -58,10 +58,10 @@ def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple
 
 
 @lru_cache(_KEPT)
-def _made(text: str, schema: pa.Schema, boolean: bool) -> _Made:
-    """A text, parsed and lowered.  Nodes hold nothing of their runs, so that all who ask for the text may have one."""
+def _compile_text(text: str, schema: pa.Schema, boolean: bool) -> _Made:
+    """Parse and lower a text.  Nodes hold no state of a run, so equal texts share one."""
 
-    def made() -> _Made:
+    def compile_fresh() -> _Made:
         fresh()
         parsed, columns = parse(text), Columns(schema)
         parsed.check_quoted(schema.names)
@@ -71,4 +71,4 @@ def _made(text: str, schema: pa.Schema, boolean: bool) -> _Made:
         right = convert(node, BOOL) if boolean and node.type == NULL else node
         return _Made(right, tuple(columns.names), bare, parsed.nested)
 
-    return aside(made)
+    return aside(compile_fresh)

@@ -34,7 +34,7 @@ _ODD_UPPER = "[ßŉǰΐΰև\u1e96-\u1e9a\u1f50-\u1f56\u1f80-\u1fff\ufb00-\ufb17]
 _ODD_LOWER = "[İΣ]"
 
 
-def _cased(kernel: Compute, odd: str, python: Callable[[str], str]) -> Compute:
+def _change_case(kernel: Compute, odd: str, python: Callable[[str], str]) -> Compute:
     def compute(array: pa.Array) -> pa.Array:
         result: pa.Array = kernel(array)
         if pc.all(pc.string_is_ascii(array), min_count=0).as_py():
@@ -46,8 +46,8 @@ def _cased(kernel: Compute, odd: str, python: Callable[[str], str]) -> Compute:
     return on_arrays(compute)
 
 
-TABLE.row(_cased(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[text])
-TABLE.row(_cased(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[text])
+TABLE.row(_change_case(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[text])
+TABLE.row(_change_case(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[text])
 TABLE.row(pc.utf8_reverse, "reverse", takes=[text])
 
 
@@ -59,7 +59,7 @@ def length(value: Node) -> Node:
     return apply(lambda value: pc.utf8_length(value).cast(INT32), as_text(value))
 
 
-def _sliced(text: Node, start: int, stop: int | None) -> Node:
+def _slice_text(text: Node, start: int, stop: int | None) -> Node:
     return apply(lambda value: pc.utf8_slice_codeunits(value, start, stop), text)
 
 
@@ -70,23 +70,23 @@ _POSITION, _LENGTH = whole("the position of substring"), whole("the length of su
 def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
     """From a position, counted from 1, or from the end when negative, which may lie before the start."""
     if length <= 0:
-        return _sliced(text, 0, 0)
+        return _slice_text(text, 0, 0)
     if start >= 0:
         start = max(start - 1, 0)
-        return _sliced(text, start, start + length)
-    return _sliced(text, start, start + length if start + length < 0 else None)
+        return _slice_text(text, start, start + length)
+    return _slice_text(text, start, start + length if start + length < 0 else None)
 
 
 @TABLE.function("left", takes=[text, whole("the length of left")])
 def left(text: Node, size: int) -> Node:
-    """The first characters."""
-    return _sliced(text, 0, max(size, 0))
+    """Return the first characters."""
+    return _slice_text(text, 0, max(size, 0))
 
 
 @TABLE.function("right", takes=[text, whole("the length of right")])
 def right(text: Node, size: int) -> Node:
-    """The last characters."""
-    return _sliced(text, -size, None) if size > 0 else _sliced(text, 0, 0)
+    """Return the last characters."""
+    return _slice_text(text, -size, None) if size > 0 else _slice_text(text, 0, 0)
 
 
 @TABLE.function("repeat", takes=[text, whole("the count of repeat")])
@@ -101,7 +101,7 @@ def repeat(text: Node, times: int) -> Node:
     return apply(compute, text, fallible=True)
 
 
-def _padded(kernel: Callable[..., Datum], name: str) -> None:
+def _register_padding(kernel: Callable[..., Datum], name: str) -> None:
     takes = [text, whole(f"the width of {name}"), literal(f"the padding of {name}")]
 
     @TABLE.function(name, takes=takes, least=2)
@@ -109,7 +109,7 @@ def _padded(kernel: Callable[..., Datum], name: str) -> None:
         most = size * len(fill.encode())
         if len(fill) > 1:
             raise Refusal(f"the padding of {name}, {fill!r}, is more than one character", "pad with one character")
-        cut = _sliced(text, 0, max(size, 0))
+        cut = _slice_text(text, 0, max(size, 0))
 
         def compute(value: Datum) -> Datum:
             rows = 1 if isinstance(value, pa.Scalar) else len(value)
@@ -119,8 +119,8 @@ def _padded(kernel: Callable[..., Datum], name: str) -> None:
         return apply(compute, cut, fallible=True) if fill and size > 0 else cut
 
 
-_padded(pc.utf8_lpad, "lpad")
-_padded(pc.utf8_rpad, "rpad")
+_register_padding(pc.utf8_lpad, "lpad")
+_register_padding(pc.utf8_rpad, "rpad")
 
 _TRIMS: dict[str, Compute] = {"BOTH": pc.utf8_trim, "LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}
 
@@ -154,10 +154,10 @@ def concat(*texts: Node) -> Node:
     """One after the other; null if any is."""
     if any(text.type == BINARY for text in texts):
         raise Refusal("concat is given binary values", "cast them to string")
-    return apply(_concatenated, *(as_text(text) for text in texts))
+    return apply(_concatenate, *(as_text(text) for text in texts))
 
 
-def _concatenated(*values: Datum) -> Datum:
+def _concatenate(*values: Datum) -> Datum:
     fits("concat", values, lambda size: size, lambda: reduce(pc.add, map(lengths, values)))
     return pc.binary_join_element_wise(*values, "")
 
@@ -251,7 +251,7 @@ def _rewrite(java: str) -> str:
     least=2,
 )
 def regexp_extract(text: Node, pattern: str, index: int = 1) -> Node:
-    """The group (by default the first; 0 is the whole) of the first match; "" where nothing matches."""
+    """Return a group (by default the first; 0 is the whole) of the first match; "" without a match."""
     # A lazy run before and a greedy one after leave the first match, in a group of its own, and its groups behind it.
     around = f"^(?s:.*?)({pattern})(?s:.*)$"
     try:
@@ -269,5 +269,5 @@ def regexp_extract(text: Node, pattern: str, index: int = 1) -> Node:
 
 
 def joined(*texts: Node) -> Node:
-    """``a || b || c``."""
+    """Concatenate ``a || b || c``."""
     return null(STRING) if any(text.type == NULL for text in texts) else concat(*texts)

@@ -61,7 +61,7 @@ class Function:
         return f"{self.least} argument{'' if self.least == 1 else 's'}"
 
     def call(self, arguments: list[Node]) -> Node:
-        """The node of a call. Raises Refusal for a wrong number of arguments, and what takes and builds them raises."""
+        """Build the node of a call. Raises Refusal for a wrong number of arguments and for one that does not fit."""
         count = len(arguments)
         if count < self.least or (count > len(self.takes) and not self.more):
             raise Refusal(f"{self.name} takes {self.arity()}, and this gives {count}", fewer(self.name))
@@ -99,17 +99,17 @@ class Table:
 
 
 def same(node: Node, _: str) -> Node:
-    """The argument as it is."""
+    """Return the argument unchanged."""
     return node
 
 
 def text(node: Node, _: str) -> Node:
-    """A text; other types as they are written."""
+    """Cast the argument to text."""
     return as_text(node)
 
 
 def number(node: Node, name: str) -> Node:
-    """A number; text and null are doubles."""
+    """Take a number; cast text and null to double."""
     if node.type in (STRING, NULL):
         return convert(node, DOUBLE)
     if not is_number(node.type):
@@ -118,17 +118,17 @@ def number(node: Node, name: str) -> Node:
 
 
 def double(node: Node, name: str) -> Node:
-    """A double, of whatever number."""
+    """Cast any number to double."""
     return convert(number(node, name), DOUBLE)
 
 
 def date(node: Node, name: str) -> Node:
-    """A date, of a timestamp or a text too."""
+    """Cast a timestamp or a text to a date."""
     return convert(_of_time(node, name, "date"), DATE)
 
 
 def moment(node: Node, name: str) -> Node:
-    """A timestamp, of a date or a text too."""
+    """Cast a date or a text to a timestamp."""
     node = _of_time(node, name, "timestamp")
     return node if is_time(node.type) else convert(node, INSTANT)
 
@@ -140,22 +140,22 @@ def _of_time(node: Node, name: str, what: str) -> Node:
 
 
 def whole(place: str) -> Take:
-    """The value of an integer literal; ``place``: what it is, in words."""
+    """Take the value of an integer literal; ``place`` names the argument in errors."""
     return lambda node, _: whole_of(node, place)
 
 
 def literal(place: str) -> Take:
-    """The value of a text literal."""
+    """Take the value of a text literal."""
     return lambda node, _: literal_text(node, place)
 
 
 def regex(place: str) -> Take:
-    """A text literal that is a regular expression."""
+    """Take a text literal that is a regular expression."""
     return lambda node, _: checked_regex(node, place)
 
 
 def whole_of(node: Node, place: str) -> int | None:
-    """The value of a constant integer, None for a null. Raises Refusal when it differs from row to row or is none."""
+    """Return the value of a constant integer, None for a null. Raises Refusal if it varies by row or is no integer."""
     value = None if node.constant is None else node.constant.as_py()
     if node.constant is None or not (value is None or type(value) is int):
         raise Refusal(f"{place} is not an integer literal", "write it as a literal: it is the same for all rows")

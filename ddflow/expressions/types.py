@@ -48,7 +48,7 @@ _NAMES = {
 
 
 def working(kind: pa.DataType) -> pa.DataType:
-    """The type in which values of ``kind`` are computed with; itself where there is nothing to do. O(1)."""
+    """Return the type in which values of ``kind`` are computed; the type itself if it needs no change. O(1)."""
     if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
         return working(kind.value_type)
     if pat.is_large_string(kind) or kind == pa.string_view():
@@ -67,7 +67,7 @@ def working(kind: pa.DataType) -> pa.DataType:
 
 
 def sql_name(kind: pa.DataType) -> str:
-    """What Spark calls a type; Arrow's own name where Spark has none."""
+    """Return Spark's name of a type; Arrow's name if Spark has none."""
     if pat.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     return _NAMES.get(kind, str(kind))
@@ -98,26 +98,26 @@ def is_duration(kind: pa.DataType) -> bool:
 
 
 def decimal_of(kind: pa.DataType) -> pa.DataType:
-    """The decimal that holds every value of an integer or decimal type."""
+    """Return the decimal that holds every value of an integer or decimal type."""
     return kind if is_decimal(kind) else pa.decimal128(DIGITS[kind], 0)
 
 
 def bounded(precision: int, scale: int) -> pa.DataType:
-    """Spark's decimal of these digits; over 38, fraction digits give way, down to six (``adjustPrecisionScale``)."""
+    """Build Spark's decimal of these digits; over 38, fraction digits give way, to six (``adjustPrecisionScale``)."""
     if precision <= MOST_DIGITS:
         return pa.decimal128(precision, scale)
     return pa.decimal128(MOST_DIGITS, max(MOST_DIGITS - (precision - scale), min(scale, 6)))
 
 
 def wider_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    """The decimal holding both, with as many fraction digits as 38 digits leave."""
+    """Return the decimal that holds both, with as many fraction digits as 38 digits leave."""
     scale = max(left.scale, right.scale)
     whole = max(left.precision - left.scale, right.precision - right.scale)
     return pa.decimal128(min(whole + scale, MOST_DIGITS), min(scale, MOST_DIGITS - whole))
 
 
 def meeting(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-    """The type in which values of all ``kinds`` (working types) are compared or chosen from; None when there is none.
+    """Return the type in which values of all ``kinds`` (working types) are compared or chosen from; None without one.
 
     Spark's least common type in ANSI mode.  Strings are met first, whatever their place, as Spark does.  O(n).
     """

@@ -45,7 +45,7 @@ _CYCLE: Final = 146_097 * 86_400_000_000
 
 
 def _zone(node: Node, name: str) -> str | None:
-    """The literal of a zone.  Raises Refusal for one that is not known."""
+    """Read the literal of a zone.  Raises Refusal for an unknown zone."""
     text = literal_text(node, f"the zone of {name}")
     if text is None:
         return None
@@ -85,8 +85,8 @@ def _far(times: Any, zone: str, local: bool) -> Any:
     return np.array(out, np.int64)[places]
 
 
-def _moved(values: pa.Array, name: str, zone: str, near: Callable[[pa.Array], pa.Array], local: bool) -> pa.Array:
-    """Times by ``near``, and by `_far` where Arrow knows no rules.  Raises ArrowInvalid for years that none have."""
+def _move_times(values: pa.Array, name: str, zone: str, near: Callable[[pa.Array], pa.Array], local: bool) -> pa.Array:
+    """Convert times by ``near``, or by `_far` if Arrow knows no rules.  Raises ArrowInvalid for years out of range."""
     plain = wall(values)
     words = plain.cast(INT64)
     least, most = pc.min(words).as_py(), pc.max(words).as_py()
@@ -105,20 +105,20 @@ def _moved(values: pa.Array, name: str, zone: str, near: Callable[[pa.Array], pa
 
 @TABLE.function("from_utc_timestamp", takes=[moment, _zone], of_null=INSTANT)
 def from_utc_timestamp(node: Node, zone: str) -> Node:
-    """What a clock of the zone shows, as if it were UTC."""
+    """Convert UTC to the time that a clock of the zone shows, stored as if it were UTC."""
 
     def near(plain: pa.Array) -> pa.Array:
         return pc.local_timestamp(plain.cast(INSTANT).cast(pa.timestamp("us", zone))).cast(INSTANT)
 
     def compute(values: pa.Array) -> pa.Array:
-        return _moved(values, "from_utc_timestamp", zone, near, False)
+        return _move_times(values, "from_utc_timestamp", zone, near, False)
 
     return apply(on_arrays(compute), convert(node, INSTANT), fallible=True)
 
 
 @TABLE.function("to_utc_timestamp", takes=[moment, _zone], of_null=INSTANT)
 def to_utc_timestamp(node: Node, zone: str) -> Node:
-    """The instant at which a clock of the zone shows a time that is given as if it were UTC."""
+    """Convert a time of the zone's clock, stored as if it were UTC, to its instant."""
 
     def near(plain: pa.Array) -> pa.Array:
         before = pc.assume_timezone(plain, zone, ambiguous="earliest", nonexistent="earliest")
@@ -126,6 +126,6 @@ def to_utc_timestamp(node: Node, zone: str) -> Node:
         return pc.subtract(plain.cast(INT64), moved).cast(WALL).cast(INSTANT)
 
     def compute(values: pa.Array) -> pa.Array:
-        return _moved(values, "to_utc_timestamp", zone, near, True)
+        return _move_times(values, "to_utc_timestamp", zone, near, True)
 
     return apply(on_arrays(compute), convert(node, INSTANT), fallible=True)
