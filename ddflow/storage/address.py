@@ -29,13 +29,14 @@ _BEHIND = re.compile(r"([?#]).*", re.DOTALL)
 
 
 def scheme(given: Any) -> str:
-    """The scheme of an address as it is written, "" for a folder's.  O(length)."""
+    """Return the scheme of an address as the user wrote it, "" for a folder.  O(length)."""
     found = _URL.match(_text(given))
     return found[1] if found else ""
 
 
 def public(given: Any) -> str:
-    """An address for messages.  A key may have any sign in it, so all up to the last "@" is left out.  O(length)."""
+    """Return an address without its secrets, for messages.  A key may have any sign in it, so all up to the last "@" is
+    left out.  O(length)."""
     text = _text(given)
     private = _PRIVATE.match(text)
     if not scheme(text) and private is None and mask_secrets(text) == text:
@@ -75,7 +76,7 @@ def check_encoded(url: str, what: str) -> None:
 
 
 def folder(given: Any, asked: str, error: type[DdflowError] = StateRefused, remedy: str = LOCAL) -> Any:
-    """The same address, where it is a folder's.  Raises ``error`` for one with a scheme.  O(length)."""
+    """Return an address unchanged if it is a folder.  Raises ``error`` for one with a scheme.  O(length)."""
     if found := scheme(given):
         raise error(f"{asked} {public(given)}", f"{found}:// is not supported", remedy)
     return given

@@ -47,7 +47,7 @@ _V5, _SCHEMA, _BATCH = 4, 1, 3
 
 
 def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> list[pa.RecordBatch]:
-    """The record batches of an Arrow file, which refer to its bytes, or to those that `compressed` ones held.
+    """Read the record batches of an Arrow file.  They refer to its bytes, or to the bytes of its decompressed buffers.
 
     ``schema``: of every batch, all of its types `readable`.  ``rows``: of all batches together; None: any.  ``what``:
     the file, for messages.  O(bytes of text and offsets + columns times batches).  Raises `CorruptState`.
@@ -67,7 +67,8 @@ def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: st
 
 
 def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> pa.RecordBatch:
-    """The one record batch of an Arrow file; as `read_batches`.  Raises `CorruptState` for none or several too."""
+    """Read an Arrow file with one record batch, as `read_batches` does.  Also raises `CorruptState` for none or
+    several."""
     batches = read_batches(whole, schema, rows, what)
     if len(batches) != 1:
         raise _odd(what, f"it has {len(batches):,} record batches, and one is expected")
@@ -75,14 +76,14 @@ def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str)
 
 
 def new_file(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.RecordBatchFileWriter:
-    """A writer of files that `read_batches` reads, whatever the environment says of Arrow's formats.  O(columns).
+    """Open a writer of files that `read_batches` reads, whatever the environment says of Arrow's formats.  O(columns).
 
-    ``compresses``: whether what it writes is `compressed`."""
+    ``compresses``: whether it compresses buffers with LZ4."""
     return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else PLAIN)
 
 
 def restored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch read with the types it was written with: Arrow forgets extension types that nobody registered."""
+    """Cast a batch back to the types it was written with.  Arrow forgets extension types that are not registered."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
     columns = [c if c.type.equals(f.type) else c.view(f.type) for c, f in zip(batch.columns, schema, strict=True)]
@@ -91,8 +92,8 @@ def restored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 @cache
 def readable(kind: pa.DataType) -> bool:
-    """Whether a file may have columns of a type: whatever `ddflow.columns.schema.normal_type` leaves as it is, all
-    through."""
+    """Return whether a file may have columns of a type: the types, at every level, that
+    `ddflow.columns.schema.normal_type` does not change."""
     if isinstance(kind, pa.BaseExtensionType):
         return readable(kind.storage_type)
     if pat.is_nested(kind):
@@ -106,7 +107,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
-    """The messages of a file with where their bodies begin and end, each behind the one before."""
+    """Yield each message of a file with the position and the length of its body, in the order of the file."""
     end = len(data) - len(MAGIC) - 4
     if end < 24 or bytes(data[:8]) != MAGIC + b"\0\0" or bytes(data[-len(MAGIC) :]) != MAGIC:
         raise Malformed("it is no Arrow file")
@@ -161,14 +162,14 @@ class _Body:
         self.node = self.buffer = 0
 
     def next_node(self) -> tuple[int, int]:
-        """Length and nulls of the next array."""
+        """Take the next array's length and number of nulls."""
         if self.node == len(self.nodes):
             raise Malformed("a batch has too few arrays")
         self.node += 1
         return self.nodes[self.node - 1]
 
     def next_buffer(self) -> pa.Buffer:
-        """The next buffer's bytes."""
+        """Take the next buffer."""
         if self.buffer == len(self.buffers):
             raise Malformed("a batch has too few buffers")
         self.buffer += 1
@@ -195,7 +196,7 @@ def _batch(whole: pa.Buffer, message: FlatTable, begin: int, size: int, schema: 
 
 
 def _array(body: _Body, kind: pa.DataType) -> pa.Array:
-    """The next array, of any `readable` type; only its sizes are checked."""
+    """Build the next array, of any `readable` type.  Checks only its sizes."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.wrap_array(_array(body, kind.storage_type))
     rows, nulls = body.next_node()
@@ -221,7 +222,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 @cache
 def _physical(kind: pa.DataType) -> pa.DataType:
-    """The type by which an array is validated.
+    """Return the type by which an array is validated.
 
     Arrow would refuse days that are not whole, times past midnight and decimals of too many digits, none of which
     a step refuses; to it they are numbers.

@@ -64,7 +64,7 @@ _DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
 
 
 def found_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.Schema:
-    """The file's schema, metadata left aside: the expected one, or one of narrower types whose hashes are the same.
+    """Return the schema of a file, without metadata: the expected one, or one of narrower types with the same hashes.
 
     Raises `Malformed` for any other.
     """
@@ -87,9 +87,9 @@ def found_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.
 
 
 def _narrower(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
-    """The type of a field, where it is the wanted one or may be widened to it as it is read; else None.
+    """Return the type of a field if it is the wanted one or can be widened to it on reading; else None.
 
-    It walks what is wanted, as `_alike` does.
+    It walks the wanted type, as `_alike` does.
     """
     number, type_ = found.number(2, "B"), found.table(3)
     if type_ is None or found.table(4) is not None or isinstance(wanted, pa.BaseExtensionType):
@@ -111,7 +111,7 @@ def _narrower(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
 
 
 def _narrower_nested(found: FlatTable, number: int, wanted: pa.DataType) -> pa.DataType | None:
-    """That of a list or a struct, part by part."""
+    """Return the type of a list or a struct, as `_narrower` does, part by part."""
     kinds = {_LIST: pat.is_list, _LARGE_LIST: pat.is_large_list, _STRUCT: pat.is_struct}
     if not kinds[number](wanted) or found.count(5) != wanted.num_fields:
         return None
@@ -128,7 +128,8 @@ def _narrower_nested(found: FlatTable, number: int, wanted: pa.DataType) -> pa.D
 
 
 def _alike(found: FlatTable, wanted: FlatTable, slot: int, named: bool) -> bool:
-    """Whether two vectors of fields are the same; it walks what is wanted, so however the found one is knotted."""
+    """Return whether two vectors of fields are the same.  It walks the wanted one, so a hostile file cannot make it
+    loop."""
     if found.count(slot) != wanted.count(slot):
         return False
     for one, other in zip(found.tables(slot), wanted.tables(slot), strict=True):
@@ -141,7 +142,7 @@ def _alike(found: FlatTable, wanted: FlatTable, slot: int, named: bool) -> bool:
 
 
 def _same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) -> bool:
-    """Whether the tables of two types of one kind say the same."""
+    """Return whether the tables of two types of one kind say the same."""
     if found is None or wanted is None:
         return found is wanted
     for slot, part in enumerate(_PARTS[kind] + ("i" if kind == 7 else "")):

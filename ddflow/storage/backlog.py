@@ -64,31 +64,32 @@ class Backlog:
     def after(
         self, parts: tuple[BacklogFile, ...], receipts: tuple[Epoch, ...], keep: int, taken: int
     ) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
-        """The backlog and the receipts of the next version.  Writes O(new receipts); looks at O(log receipts).
+        """Move receipts to the backlog, and return both as the next version has them.  Writes O(new receipts); looks at
+        O(log receipts).
 
-        ``receipts``: those of the manifest, of which the last ``keep`` stay.  ``taken``: the last epoch that needs no
-        others.  Raises what `Blobs.put` does, and `CorruptState`.
+        ``receipts``: of the manifest; its last ``keep`` stay there.  ``taken``: the last epoch that every
+        sink has.  Raises what `Blobs.put` does, and `CorruptState`.
         """
-        kept = self._needed(parts, taken) if parts and receipts else []
+        kept = self._find_parts_after(parts, taken) if parts and receipts else []
         over = max(0, len(receipts) - keep)
         if over and not kept:
             receipts = (*(each for each in receipts[:over] if each.epoch > taken), *receipts[over:])
         while len(receipts) >= keep + FAN:
-            kept.append(self._written(receipts[:FAN], receipts[0].epoch, receipts[FAN - 1].epoch, 1))
+            kept.append(self._write_part(receipts[:FAN], receipts[0].epoch, receipts[FAN - 1].epoch, 1))
             receipts = receipts[FAN:]
             while len(kept) >= FAN and len({each.level for each in kept[-FAN:]}) == 1:
                 below = tuple(kept[-FAN:])
-                kept[-FAN:] = [self._written(below, below[0].first, below[-1].last, below[0].level + 1)]
+                kept[-FAN:] = [self._write_part(below, below[0].first, below[-1].last, below[0].level + 1)]
         return tuple(kept), receipts
 
-    def _needed(self, parts: Sequence[BacklogFile], taken: int) -> list[BacklogFile]:
-        """The parts with receipts after an epoch."""
+    def _find_parts_after(self, parts: Sequence[BacklogFile], taken: int) -> list[BacklogFile]:
+        """Return the parts with receipts after an epoch."""
         kept = [part for part in parts if part.last > taken]
         while kept and kept[0].level > 1 and kept[0].first <= taken:
             kept[:1] = [part for part in self.below(kept[0]) if part.last > taken]
         return kept
 
-    def _written(self, content: tuple[Any, ...], first: int, last: int, level: int) -> BacklogFile:
+    def _write_part(self, content: tuple[Any, ...], first: int, last: int, level: int) -> BacklogFile:
         file = self.store.put("json", lambda sink: sink.write(encoded(content)))
         self._hold(file.name, content)
         return BacklogFile(file, first, last, level)
@@ -99,7 +100,7 @@ class Backlog:
             del self._held[next(iter(self._held))]
 
     def below(self, part: BacklogFile) -> tuple[BacklogFile, ...]:
-        """The parts that one of a level above 1 names.  O(those).  Raises `CorruptState`."""
+        """Read the parts that a part of a level above 1 names.  O(parts read).  Raises `CorruptState`."""
         found: tuple[BacklogFile, ...] = self._content(part, _PARTS)
         try:
             check(found)
@@ -111,7 +112,7 @@ class Backlog:
         return found
 
     def within(self, part: BacklogFile) -> tuple[Epoch, ...]:
-        """The receipts of one of level 1.  O(those).  Raises `CorruptState`."""
+        """Read the receipts of a part of level 1.  O(receipts).  Raises `CorruptState`."""
         found: tuple[Epoch, ...] = self._content(part, _RECEIPTS)
         epochs = [each.epoch for each in found]
         self._check(part, epochs if epochs == list(range(part.first, part.last + 1)) else [])
@@ -134,7 +135,7 @@ class Backlog:
         return f"the file {part.file.name} of {self.store.where}"
 
     def receipts(self, parts: Sequence[BacklogFile], after: int = 0) -> Iterator[Epoch]:
-        """The receipts of epochs after one, ascending.  O(those + parts).  Raises `CorruptState`."""
+        """Yield the receipts after an epoch, ascending.  O(receipts + parts).  Raises `CorruptState`."""
         for part in parts:
             if part.last > after and part.level > 1:
                 yield from self.receipts(self.below(part), after)
@@ -144,22 +145,22 @@ class Backlog:
     def changed(
         self, parts: Sequence[BacklogFile], change: Callable[[Epoch], Epoch], written: list[Blob]
     ) -> tuple[BacklogFile, ...]:
-        """Parts with other receipts of the same epochs; those that ``change`` leaves as they are stay.  O(receipts).
+        """Change receipts, and rewrite the parts that differ; epochs stay the same.  O(receipts).
 
-        ``written``: gets the new files.  Raises what `Blobs.put` does, and `CorruptState`.
+        ``written``: receives the new files.  Raises what `Blobs.put` does, and `CorruptState`.
         """
         out = list[BacklogFile]()
         for part in parts:
             old: tuple[Any, ...] = self.within(part) if part.level == 1 else self.below(part)
             new = tuple(map(change, old)) if part.level == 1 else self.changed(old, change, written)
             if new != old:
-                part = self._written(new, part.first, part.last, part.level)
+                part = self._write_part(new, part.first, part.last, part.level)
                 written.append(part.file)
             out.append(part)
         return tuple(out)
 
     def files(self, parts: Sequence[BacklogFile]) -> Iterator[Blob]:
-        """All files of parts, and those that their receipts name.  O(those).  Raises `CorruptState`."""
+        """Yield all files of parts, and the files that their receipts name.  O(files).  Raises `CorruptState`."""
         for part in parts:
             yield part.file
             if part.level > 1:
@@ -168,8 +169,8 @@ class Backlog:
                 yield from (blob for each in self.within(part) for blob in each.files())
 
     def only(self, parts: Sequence[BacklogFile], others: Sequence[BacklogFile]) -> tuple[set[str], set[str]]:
-        """The names of files that the parts of a version have and others have not; and some of the others' names, all
-        that the version has not among them.  O(where they differ).
+        """Return the names of files that only the parts of a version have.  Also return names that only the others
+        have; none of their other names is in the version.  O(differences).
 
         ``others``: of any versions.  Raises `CorruptState`.
         """

@@ -80,7 +80,7 @@ class Behind(threading.Thread):
         self.files: list[tuple[pa.Buffer, Blob]] = []
 
     def run(self) -> None:
-        """Compare them all, one after the other.  O(bytes)."""
+        """Compare all files, one after the other.  O(bytes)."""
         try:
             for whole, blob in self.files:
                 verified(whole, blob, self.where)
@@ -89,7 +89,8 @@ class Behind(threading.Thread):
 
 
 def bytes_of(batch: pa.RecordBatch) -> int:
-    """Bytes of a batch's rows; of all its buffers where these are small, which Arrow tells in a fiftieth of the time.
+    """Return the bytes of a batch's rows; if its buffers are small, the bytes of those, which Arrow tells in a fiftieth
+    of the time.
 
     >>> bytes_of(pa.record_batch({"n": range(3)}).slice(1))
     24
@@ -116,25 +117,25 @@ class BatchStore(Closing):
         self.store.close()
 
     def write(self, batch: pa.RecordBatch) -> StoredBatch:
-        """Write a batch of any types to a blob of its own, and map it.  O(bytes); no second copy in memory.
+        """Write a batch of any types to a new blob, and map it.  O(bytes); no second copy in memory.
 
         Raises what `Blobs.put` does; nothing is left then.
         """
-        blob = self._put(_released([batch]), batch.schema, False)
+        blob = self._write_blob(_release_after_each([batch]), batch.schema, False)
         with on_failure(self.forget, blob.name):
             whole = self.store.map(blob)
-            return StoredBatch(self, blob, whole, _read(whole, batch.schema)[0], False)
+            return StoredBatch(self, blob, whole, _read_own_file(whole, batch.schema)[0], False)
 
     def mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-        """A table in a file, written batch by batch and mapped; the file loses its name at once.  O(bytes).
+        """Write a table to a file, batch by batch, and map it; the file loses its name at once.  O(bytes).
 
-        The table is the caller's: it stays as it is, whatever becomes of this store.  A batch is a chunk.
+        The table belongs to the caller, and stays valid after this store is closed.  A batch is a chunk.
         ``schema``: of every batch, whose dictionaries must be the same throughout (a file holds one a column).  Raises
         as `write` does.
         """
-        blob = self._put(_released(batches), schema, False)
+        blob = self._write_blob(_release_after_each(batches), schema, False)
         try:
-            mapped = _read(self.store.map(blob), schema)
+            mapped = _read_own_file(self.store.map(blob), schema)
         finally:
             self.forget(blob.name)
         return pa.Table.from_batches(mapped, schema) if mapped else empty(schema)
@@ -145,9 +146,9 @@ class BatchStore(Closing):
 
     def put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
         """Write a table, batch by batch, to a blob that is not read here.  O(bytes).  Raises as `write` does."""
-        return self._put(batches, schema, self.compresses)
+        return self._write_blob(batches, schema, self.compresses)
 
-    def _put(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
+    def _write_blob(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
         # Arrow writes twenty pieces a batch; of a small one they are put together where that costs no Python.
         small = isinstance(batches, list) and sum(map(bytes_of, batches)) <= SMALL
 
@@ -163,9 +164,9 @@ class BatchStore(Closing):
         return self.store.put("arrow", arrow)
 
     def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
-        """A batch that a manifest names: mapped, verified, and read with suspicion.  O(bytes).
+        """Map a batch that a manifest names, verify it, and read it with suspicion.  O(bytes).
 
-        ``schema``, ``rows``: what it must have.  ``compressed``: what is said of it, to be remembered.  Raises
+        ``schema``, ``rows``: what it must have.  ``compressed``: whether its buffers are, which it remembers.  Raises
         `CorruptState`, naming the file.
         """
         self._named[blob.name] = self.commits
@@ -177,19 +178,20 @@ class BatchStore(Closing):
         return StoredBatch(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
 
     def table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
-        """A table that `put` wrote, of so many rows, or any.  O(bytes).  Raises `CorruptState`, naming the file."""
+        """Read a table that `put` wrote, with ``rows`` rows, or any number if None.  O(bytes).  Raises `CorruptState`,
+        naming the file."""
         self._named[blob.name] = self.commits
         what = f"the file {blob.name} of {self.store.where}"
         return pa.Table.from_batches(read_batches(self.store.map(blob), schema, rows, what), schema)
 
     def begin(self) -> None:
-        """Begin to verify, in a thread, what was opened without.  O(1)."""
+        """Begin to verify, in a thread, the files that were opened lazily.  O(1)."""
         self.lazy = False
         if self._behind is not None:
             self._behind.start()
 
     def settle(self) -> None:
-        """Wait until that is done, where there is anything to wait for.  Raises `CorruptState`, naming the file."""
+        """Wait until all opened files are verified.  Raises `CorruptState`, naming the file."""
         if self._behind is not None:
             self._behind.join()
             if self._behind.error is not None:
@@ -214,14 +216,15 @@ class BatchStore(Closing):
                 self.store.delete(name)
 
 
-def _released(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches.  Whoever writes is short of memory, and Arrow's allocator keeps what was given back."""
+def _release_after_each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same batches, and release memory after each.  The writer is short of memory, and Arrow's allocator
+    keeps freed pages."""
     for batch in batches:
         yield batch
         pa.default_memory_pool().release_unused()
 
 
-def _read(whole: pa.Buffer, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """The batches of a file that was just written here, over its bytes."""
+def _read_own_file(whole: pa.Buffer, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Read the batches of a file that this process has just written, over its bytes."""
     reader = pa.ipc.open_file(pa.BufferReader(whole))
     return [restored(reader.get_batch(i), schema) for i in range(reader.num_record_batches)]

@@ -42,13 +42,13 @@ class BlobFolder(Blobs):
         return self.site.disk
 
     def put(self, ending: str, write: Write) -> Blob:
-        """A new blob in a file of its own.  O(bytes); no second copy of them.  See `Blobs.put`."""
+        """Write a new blob to a new file.  O(bytes); no second copy of them.  See `Blobs.put`."""
         name = self._new_name(ending)
         sink = self.site.written(self._blob(name), f"write the file {name}", write)
         return Blob(name, sink.size, sink.state.digest())
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """The bytes where they lie.  O(bytes), for the checksum; no descriptor stays open.  See `Blobs.map`."""
+        """Map the file of a blob.  O(bytes), for the checksum; no descriptor stays open.  See `Blobs.map`."""
         with self.site.reading(f"file {blob.name}", lost(blob.name, self.where), self.remedy):
             whole = self._mapping(blob.name)
             return verified(whole, blob, self.where, self.remedy) if check else sized(whole, blob, self.where)

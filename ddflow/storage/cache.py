@@ -57,7 +57,7 @@ class Cache:
         self._evict()
 
     def map(self, blob: Blob) -> pa.Buffer | None:
-        """The bytes of a blob, mapped and verified; None when it is not here.  O(bytes)."""
+        """Map and verify a blob; return None if it is not here.  O(bytes)."""
         path = os.path.join(self.path, blob.digest.hex())
         try:
             if os.stat(path, follow_symlinks=False).st_size != blob.length:
@@ -94,7 +94,8 @@ class Cache:
         return whole
 
     def written(self, what: str, write: Write) -> tuple[str, FileWriter]:
-        """Path of a new file, which only this user may read, and what was written to it; `keep` or `drop` it.
+        """Write a new file that only this user may read; return its path and its writer.  Call `keep` or `drop` on the
+        path.
 
         O(bytes).  Raises as `Site.written` does, for ``what``; nothing is left then.
         """
@@ -160,7 +161,7 @@ class Cache:
 
 
 def default_place() -> str:
-    """The folder ``ddflow/blobs`` where this user keeps caches: ``$XDG_CACHE_HOME``, or ``~/.cache``."""
+    """Return the folder ``ddflow/blobs`` for this user's caches, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     home = given if os.path.isabs(given) else os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(home, "ddflow", "blobs")

@@ -43,7 +43,7 @@ def known(compression: FlatTable) -> None:
 
 
 def decompressed(buffer: pa.Buffer) -> pa.Buffer:
-    """What a buffer holds.  O(bytes).  Raises `Malformed`."""
+    """Decompress a buffer.  O(bytes).  Raises `Malformed`."""
     if buffer.size == 0:
         return buffer
     if buffer.size < 8:
@@ -63,7 +63,7 @@ def decompressed(buffer: pa.Buffer) -> pa.Buffer:
 
 
 def _overflows(body: pa.Buffer, room: int) -> bool:
-    """Whether more is in it than there is room for."""
+    """Return whether a buffer holds more bytes than ``room``."""
     try:
         _CODEC.decompress(body, decompressed_size=room)
     except OSError:

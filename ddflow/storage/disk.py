@@ -44,26 +44,26 @@ class Disk:
     """The real one.  It has no state: all stores of a process may share one.  Every method raises `OSError`."""
 
     def real(self, path: str) -> str:
-        """The same place as an absolute path without symbolic links.  O(parts)."""
+        """Return a path as an absolute path without symbolic links.  O(parts)."""
         return os.path.realpath(path)
 
     def status(self, path: str, follow: bool = False) -> Status:
-        """What a path is.  O(1)."""
+        """Return the kind, mode, user, size and time of change of a path.  O(1)."""
         found = os.stat(path, follow_symlinks=follow)
         kind = "folder" if stat.S_ISDIR(found.st_mode) else "file" if stat.S_ISREG(found.st_mode) else "other"
         return Status(kind, stat.S_IMODE(found.st_mode), found.st_uid, found.st_size, found.st_mtime)
 
     def mkdir(self, path: str, mode: int) -> None:
-        """A new folder with exactly this mode, whatever the umask.  O(1)."""
+        """Create a folder with exactly this mode, whatever the umask.  O(1)."""
         os.mkdir(path, mode)
         os.chmod(path, mode)
 
     def names(self, path: str) -> list[str]:
-        """The names in a folder, in no order.  O(names)."""
+        """List the names in a folder, in no order.  O(names)."""
         return os.listdir(path)
 
     def scan(self, path: str) -> list[tuple[str, int, float]]:
-        """Name, length and time of change of every regular file in a folder, in no order.  O(names)."""
+        """List name, length and time of change of every regular file in a folder, in no order.  O(names)."""
         found = []
         with os.scandir(path) as entries:
             for entry in entries:
@@ -76,7 +76,7 @@ class Disk:
         return found
 
     def create(self, path: str, mode: int) -> int:
-        """The descriptor of a new file with exactly this mode, to be written.  O(1)."""
+        """Create a file with exactly this mode, and return its descriptor, open for writing.  O(1)."""
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
         try:
             os.fchmod(file, mode)
@@ -86,7 +86,7 @@ class Disk:
         return file
 
     def write(self, file: int, data: Any) -> int:
-        """Append bytes; how many were taken, which may be fewer.  O(bytes)."""
+        """Append bytes, and return how many the system took, which may be fewer.  O(bytes)."""
         return os.write(file, data)
 
     def fsync(self, file: int) -> None:
@@ -102,7 +102,7 @@ class Disk:
         os.link(source, target, follow_symlinks=False)
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name in its folder, instead of its own and of whatever has that one.  O(1)."""
+        """Rename a file within its folder, and replace any file of the new name.  O(1)."""
         os.rename(source, target)
 
     def touch(self, path: str) -> None:
@@ -110,11 +110,11 @@ class Disk:
         os.utime(path, follow_symlinks=False)
 
     def unlink(self, path: str) -> None:
-        """Take a name away; whoever has mapped the file keeps its bytes.  O(1)."""
+        """Take a name away; a process that has mapped the file keeps its bytes.  O(1)."""
         os.unlink(path)
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder durable: those that came and those that went."""
+        """Make the names in a folder durable, both new and removed ones."""
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
         try:
             os.fsync(folder)
@@ -122,7 +122,7 @@ class Disk:
             os.close(folder)
 
     def read(self, path: str, most: int) -> bytes:
-        """The bytes of a file; raises ``EFBIG`` before anything is read when it is longer than ``most``.  O(bytes)."""
+        """Read the bytes of a file; raises ``EFBIG`` before it reads one that is longer than ``most``.  O(bytes)."""
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # opening a pipe would wait for its writer
         try:
             found = os.fstat(file)
@@ -138,24 +138,25 @@ class Disk:
             os.close(file)
 
     def map(self, path: str) -> pa.Buffer:
-        """The bytes of a file, mapped; no descriptor stays open, so thousands may be mapped.  O(1)."""
+        """Map the bytes of a file; no descriptor stays open, so thousands may be mapped.  O(1)."""
         if self.status(path).kind != "file":
             raise OSError(errno.EINVAL, "not a regular file", path)
         with pa.memory_map(path) as source:
             return source.read_buffer()
 
     def free(self, path: str) -> int:
-        """How many bytes there is room for.  O(1)."""
+        """Return how many bytes are free.  O(1)."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     def now(self) -> float:
-        """The clock that `Status.changed` goes by, in seconds."""
+        """Return the time of the clock that sets `Status.changed`, in seconds."""
         return time.time()
 
 
 def no_room(error: OSError, free: Callable[[], int]) -> tuple[str, str]:
-    """What was found where a disk has no room (`NO_ROOM`), and what to do.  ``free``: tells its free bytes.  O(1)."""
+    """Describe a disk without room (`NO_ROOM`): the problem found, and the remedy.  ``free``: returns its free bytes.
+    O(1)."""
     why = f"the disk says {error.strerror or str(error)!r}"
     if error.errno == errno.EFBIG:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]

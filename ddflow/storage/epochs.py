@@ -66,13 +66,13 @@ class Epoch(Strict, frozen=True):
     written: Moment | None = None
 
     def files(self) -> Iterator[Blob]:
-        """The files of all outputs of all calls, in order."""
+        """Yield the files of all outputs of all calls, in order."""
         for call in self.calls:
             for output in call.outputs.values():
                 yield from output.blobs
 
     def size(self, output: str) -> int:
-        """The bytes of what one output gained.  O(calls)."""
+        """Count the bytes that one output gained.  O(calls)."""
         found = [call.outputs[output].blobs for call in self.calls if output in call.outputs]
         return sum(blob.length for blobs in found for blob in blobs)
 
@@ -137,5 +137,5 @@ def check_files(calls: Iterable[Mapping[str, Output]]) -> None:
 
 
 def damaged(what: str, found: str) -> CorruptState:
-    """The error for what was not written by us."""
+    """Build the error for data that ddflow did not write."""
     return CorruptState(what, found, REMEDY)

@@ -88,7 +88,7 @@ class Fed(Strict, frozen=True):
     restated: Natural = 0
 
     def check(self, epoch: int) -> None:
-        """Raise `ValueError` unless calls up to an epoch can have made it.  O(runs)."""
+        """Raise `ValueError` unless calls up to an epoch can have made this record.  O(runs)."""
         gone = self.events + self.full + self.restated
         if (self.until == 0) != (gone == 0):
             raise ValueError(f"it has forgotten {gone:,} calls up to epoch {self.until}")
@@ -125,7 +125,7 @@ class Fed(Strict, frozen=True):
         return self.full + self.restated + sum(run.calls for run in self.runs if run.way != EVENTS)
 
     def after(self, epoch: int, way: Way) -> Fed:
-        """As it is after one more call.  O(runs)."""
+        """Return the record with one more call.  O(runs)."""
         last = self.runs[-1] if self.runs else None
         if last is not None and last.way == way:
             return replace(self, runs=(*self.runs[:-1], FedCalls(last.first, epoch, last.calls + 1, way)))
@@ -136,7 +136,8 @@ class Fed(Strict, frozen=True):
         return self._without(at, runs)
 
     def blind(self) -> Fed:
-        """As it is when no word of a scope or an order may stay: what has such words, and what came before."""
+        """Return the record without the words of scopes and orders: drops each run that has such words, and all before
+        it."""
         worded = [n for n, run in enumerate(self.runs, 1) if run.way.scope is not None or run.way.order is not None]
         return self._without(max(worded, default=0), self.runs)
 
@@ -165,7 +166,7 @@ class Fed(Strict, frozen=True):
 
 
 def fed_by(known: Mapping[str, Fed], names: Iterable[str], way: Way, epoch: int) -> dict[str, Fed]:
-    """How inputs were fed after one more call, which fed the ``names`` in one way.  O(names), as `Fed.after`."""
+    """Return how inputs were fed after one more call, which fed the ``names`` in one way.  O(names), as `Fed.after`."""
     return {**known} | {name: known.get(name, Fed()).after(epoch, way) for name in names}
 
 

@@ -64,12 +64,12 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encoded(record: Any) -> bytes:
-    """A record as JSON text.  O(bytes).  Raises `UnicodeEncodeError` for half of a pair of surrogates."""
+    """Encode a record as JSON text.  O(bytes).  Raises `UnicodeEncodeError` for half of a pair of surrogates."""
     return msgspec.json.encode(record)
 
 
 def decoded(decoder: Decoder[T], data: Any, what: str, remedy: str = MEND) -> T:
-    """The record that JSON text holds.  ``what``: where it stands, for messages.  O(bytes).  Raises `CorruptState`."""
+    """Decode a record from JSON text.  ``what``: its place, for messages.  O(bytes).  Raises `CorruptState`."""
     try:
         return decoder.decode(data)
     except REFUSALS as error:
@@ -77,7 +77,7 @@ def decoded(decoder: Decoder[T], data: Any, what: str, remedy: str = MEND) -> T:
 
 
 def converted(given: Any, kind: type[T], what: str) -> T:
-    """The record that plain values of JSON are.  As `decoded`."""
+    """Convert plain values of JSON to a record.  Raises as `decoded` does."""
     try:
         return msgspec.convert(given, kind)
     except REFUSALS as error:
@@ -85,5 +85,5 @@ def converted(given: Any, kind: type[T], what: str) -> T:
 
 
 def refused(what: str, error: Exception, remedy: str = MEND) -> CorruptState:
-    """The error for what is no record."""
+    """Build the error for data that is no record."""
     return CorruptState(what, f"it is no record of this format: {cut(str(error))}", remedy)

@@ -53,7 +53,7 @@ class FileWriter:
             return whole.nbytes
 
     def finish(self) -> None:
-        """Write what waits.  Twice is harmless."""
+        """Write the bytes that wait.  Twice is harmless."""
         if self._crumbs:
             crumbs, self._crumbs = self._crumbs, bytearray()
             with memoryview(crumbs) as whole:
@@ -70,11 +70,11 @@ class FileWriter:
             raise
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Return the number of bytes so far."""
         return self.size
 
     def flush(self) -> None:
-        """What waits may wait: the caller finishes."""
+        """Do nothing: `finish` writes the bytes that wait."""
 
     def close(self) -> None:
-        """The file is the caller's."""
+        """Do nothing: the caller closes the file."""

@@ -40,38 +40,38 @@ class FlatTable:
         self._fields = size // 2 - 2
 
     def where(self, slot: int) -> int:
-        """Where a field lies, 0 when it is absent."""
+        """Return the position of a field, 0 if it is absent."""
         if slot >= self._fields:
             return 0
         offset = _get(self.data, self._vtable + 4 + 2 * slot, "H")
         return self.at + offset if offset else 0
 
     def number(self, slot: int, kind: str, default: int = 0) -> int:
-        """A number field; ``kind``: of the module ``struct``."""
+        """Read a number field.  ``kind``: its format in the module ``struct``."""
         at = self.where(slot)
         return _get(self.data, at, kind) if at else default
 
     def table(self, slot: int) -> FlatTable | None:
-        """A table field."""
+        """Read a table field; None if it is absent."""
         at = self.where(slot)
         return FlatTable(self.data, self._follow(at)) if at else None
 
     def text(self, slot: int) -> bytes:
-        """A text field, empty when it is absent.  O(bytes)."""
+        """Read a text field, empty if it is absent.  O(bytes)."""
         begin, count = self._vector(slot, 1)
         return bytes(self.data[begin : begin + count])
 
     def numbers(self, slot: int, kind: type[np.int32] | type[np.int64], each: int = 1) -> list[int]:
-        """A vector of numbers, or of structs of ``each`` numbers of one width, one after the other.  O(numbers)."""
+        """Read a vector of numbers, or of structs with ``each`` numbers of one width, as a flat list.  O(numbers)."""
         begin, count = self._vector(slot, each * np.dtype(kind).itemsize)
         return [int(n) for n in np.frombuffer(self.data, kind, each * count, begin).tolist()] if count else []
 
     def count(self, slot: int) -> int:
-        """How many tables a vector of tables has."""
+        """Count the tables of a vector."""
         return self._vector(slot, 4)[1]
 
     def tables(self, slot: int) -> Iterator[FlatTable]:
-        """The tables of a vector.  O(tables)."""
+        """Yield the tables of a vector.  O(tables)."""
         begin, count = self._vector(slot, 4)
         for i in range(count):
             yield FlatTable(self.data, self._follow(begin + 4 * i))
@@ -80,7 +80,7 @@ class FlatTable:
         return at + _get(self.data, at, "I")
 
     def _vector(self, slot: int, wide: int) -> tuple[int, int]:
-        """Where a vector's items begin, and how many they are; all of them lie within the bytes."""
+        """Return the position of a vector's first item and the number of items; all lie within the bytes."""
         at = self.where(slot)
         if not at:
             return 0, 0
@@ -92,7 +92,7 @@ class FlatTable:
 
 
 def root(data: memoryview) -> FlatTable:
-    """The table that a flatbuffer is."""
+    """Return the root table of a flatbuffer."""
     return FlatTable(data, _get(data, 0, "I"))
 
 

@@ -53,12 +53,12 @@ class FolderLock:
             if not stat.S_ISDIR(found.st_mode):
                 raise NotADirectoryError
         except (OSError, TypeError, ValueError) as error:
-            raise _refused(given, error) from None
+            raise _folder_error(given, error) from None
         self.path = os.path.realpath(os.fsdecode(given))
         self._name = os.path.join(self.path, LOCK)
         _check_folder(self.path, found)
         try:
-            self._file = self._locked()
+            self._file = self._open_lock_file()
             self.held = True
             _locks.add(self)
             self._clear()
@@ -68,10 +68,10 @@ class FolderLock:
                 raise
             if error.errno in NO_ROOM:
                 raise failure(self.path, "open an engine", error, 1) from None
-            raise _refused(self.path, error) from None
+            raise _folder_error(self.path, error) from None
 
     def must_hold(self) -> None:
-        """Raise `EngineClosed` once it was released."""
+        """Raise `EngineClosed` if the lock was released."""
         if not self.held:
             raise EngineClosed(f"spill to {self.path}", "the folder was closed", "open a new engine")
 
@@ -88,16 +88,16 @@ class FolderLock:
                 os.rmdir(self.path)
 
     def disown(self) -> None:
-        """Let go without touching the folder: what a forked child does, whose parent goes on."""
+        """Let go without touching the folder, in a forked child whose parent goes on."""
         if self.held:
             self.held = False
             os.close(self._file)
 
-    def _locked(self) -> int:
-        """The descriptor of the lock file, locked.  Raises `SpillInUse`.
+    def _open_lock_file(self) -> int:
+        """Open the lock file and lock it; return its descriptor.  Raises `SpillInUse`.
 
-        Our process number is written to it, which also tells whether the disk takes anything: permissions do not tell
-        of a file system that is read-only or full.
+        Writes our process number to it.  This also tests the disk: permissions do not show that a file system is
+        read-only or full.
         """
         while True:
             file = os.open(self._name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
@@ -122,7 +122,7 @@ class FolderLock:
             os.close(file)
 
     def _unlock(self, file: int) -> None:
-        """Remove the lock file while it is still locked, then let go of it."""
+        """Remove the lock file while it is still locked, then close it."""
         with suppress(OSError):
             if self._is_current(file):
                 os.unlink(self._name)
@@ -143,7 +143,7 @@ class FolderLock:
 
 
 def _check_folder(path: str, state: os.stat_result) -> None:
-    """Raise `SpillRefused` unless the folder is this user's, closed to others' writing, and open to ours."""
+    """Raise `SpillRefused` unless the folder belongs to this user, we can write to it, and others cannot."""
     mode, own = stat.S_IMODE(state.st_mode), "give a folder of your own"
     if state.st_uid != os.geteuid():
         raise SpillRefused(f"spill to {path}", f"it belongs to user {state.st_uid}, not to {os.geteuid()}", own)
@@ -159,7 +159,7 @@ def _check_folder(path: str, state: os.stat_result) -> None:
 
 
 def failure(path: str, what: str, error: OSError, wanted: int) -> DdflowError:
-    """What to raise when the disk refuses; ``wanted``: bytes."""
+    """Build the error for a disk that refuses.  ``wanted``: bytes."""
     asked, why = f"{what} in the spill folder {path}", f"the disk says {error.strerror or str(error)!r}"
     after = "and call again; nothing was changed, the state before stays readable"
     if error.errno not in NO_ROOM:
@@ -168,8 +168,8 @@ def failure(path: str, what: str, error: OSError, wanted: int) -> DdflowError:
     return SpillFull(asked, f"{wanted:,} bytes were wanted, {found}", f"{remedy} {after}")
 
 
-def _refused(given: Any, error: Exception) -> SpillRefused:
-    """The refusal of a folder that cannot be opened, or not written."""
+def _folder_error(given: Any, error: Exception) -> SpillRefused:
+    """Build the error for a folder that cannot be opened or written."""
     asked = f"spill to {given!r}" if not isinstance(given, str) else f"spill to {given}"
     if isinstance(error, FileNotFoundError):
         return SpillRefused(asked, "there is no such folder", "create it first, as mkdir -m 700 does")

@@ -78,7 +78,7 @@ class LocalStore(BlobFolder, Store):
                     sweep(self.site.below("spill"))
 
     def sync(self) -> None:
-        """One sync of the folder of blobs."""
+        """Sync the folder of blobs, once."""
         self._must_write()
         try:
             with self.site.guarded("sync its files"):
@@ -88,20 +88,20 @@ class LocalStore(BlobFolder, Store):
             raise
 
     def ahead(self, names: Iterable[str]) -> None:
-        """Map them now, look at their bytes later.  O(blobs)."""
+        """Map blobs now; `map` checks their bytes later.  O(blobs)."""
         for name in names:
             with contextlib.suppress(OSError):
                 self._held[name] = self.disk.map(self._blob(name))
 
     def list(self) -> builtins.list[Entry]:
-        """All blobs, with their ages by this machine's clock.  O(blobs), a call each."""
+        """List all blobs, with their ages by this machine's clock.  O(blobs), a call each."""
         now, found = self.disk.now(), []
         with self.site.guarded("list its files"), contextlib.suppress(FileNotFoundError):
             found = self.disk.scan(self.site.below("blobs"))
         return [Entry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
 
     def sizes(self, names: builtins.list[str]) -> dict[str, int]:
-        """As `Store.sizes`; a call for each name."""
+        """Return lengths as `Store.sizes` does; one call for each name."""
         out: dict[str, int] = {}
         with self.site.guarded("look for its files"):
             for name in names:
@@ -111,7 +111,7 @@ class LocalStore(BlobFolder, Store):
         return out
 
     def discard(self, names: Iterable[str]) -> None:
-        """Unlink blobs.  O(names); some file systems take 3 ms for one and no more for eight at once."""
+        """Unlink blobs.  O(names); some file systems take 3 ms for one, and the same time for eight at once."""
         few = [*names]
         if len(few) < FEW:
             super().discard(few)
@@ -121,16 +121,16 @@ class LocalStore(BlobFolder, Store):
                 pass
 
     def numbers(self) -> builtins.list[int]:
-        """The numbers of all manifests, ascending.  O(manifests)."""
-        return self._numbered("manifests")
+        """List the numbers of all manifests, ascending.  O(manifests)."""
+        return self._list_numbers("manifests")
 
     def published(self, number: int) -> bool:
-        """Whether a manifest has this number.  O(1)."""
+        """Return whether a manifest has this number.  O(1)."""
         with self.site.guarded(f"look for manifest {number}"):
             return self.site.is_there(self._path("manifests", number))
 
     def manifest(self, number: int) -> bytes:
-        """The bytes of a manifest.  O(bytes).  See `Store.manifest`."""
+        """Read the bytes of a manifest.  O(bytes).  See `Store.manifest`."""
         what = f"manifest {number}"
         missing = CorruptState(
             f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
@@ -146,7 +146,7 @@ class LocalStore(BlobFolder, Store):
         self.site.written(temporary, what, lambda sink: sink.write(data))
         self._broken = f"it is unknown whether manifest {number} was published"
         try:
-            won = self._linked(temporary, target, data)
+            won = self._link_manifest(temporary, target, data)
             self.site.tidy(temporary)
             if won:
                 self.disk.sync_dir(self.site.below("manifests"))
@@ -167,7 +167,7 @@ class LocalStore(BlobFolder, Store):
         self.site.unlink(self._path("manifests", number), f"delete manifest {number}")
 
     def mark(self, number: int) -> None:
-        """An empty file of that number, instead of those before.  O(1); not synced."""
+        """Create an empty file of that number, in the place of the marks before it.  O(1); not synced."""
         self._must_write()
         before, self._marked = self._marked, number
         with self.site.guarded(f"mark {number}"):
@@ -177,16 +177,17 @@ class LocalStore(BlobFolder, Store):
                     return
             with contextlib.suppress(FileExistsError):
                 self.disk.close(self.disk.create(self._path("marks", number), self.site.file_mode))
-            for other in self._numbered("marks"):
+            for other in self._list_numbers("marks"):
                 if other < number:
                     self.site.unlink(self._path("marks", other), f"mark {number}")
 
     def marked(self) -> int:
-        """The greatest number marked, or -1.  O(marks), of which there is one as a rule."""
-        return max(self._numbered("marks"), default=-1)
+        """Return the greatest number marked, or -1.  O(marks); there is one as a rule."""
+        return max(self._list_numbers("marks"), default=-1)
 
     def scratch(self) -> ScratchStore:
-        """As `Store.scratch`, below ``spill/``.  O(1).  Raises `StorageFull`, `StorageFailed` too."""
+        """Open a scratch store as `Store.scratch` does, below ``spill/``.  O(1).  Raises `StorageFull`, `StorageFailed`
+        too."""
         self._must_write()
         with self.site.guarded("make a folder to spill to"):
             with contextlib.suppress(FileExistsError):
@@ -199,7 +200,7 @@ class LocalStore(BlobFolder, Store):
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """As `Blobs.close`."""
+        """Close the store, as `Blobs.close` does."""
         super().close()
         self._held.clear()
 
@@ -213,9 +214,9 @@ class LocalStore(BlobFolder, Store):
                 "open it again in this process",
             )
 
-    def _linked(self, temporary: str, target: str, data: bytes) -> bool:
-        """Whether the manifest has its number now.  If it is taken, it may be by ourselves: a file server may forget
-        that it has answered, and try again."""
+    def _link_manifest(self, temporary: str, target: str, data: bytes) -> bool:
+        """Link a manifest to its number, and return whether it has it.  The number may be taken by ourselves: a file
+        server may forget that it has answered, and try again."""
         try:
             self.disk.link(temporary, target)
             return True
@@ -227,8 +228,8 @@ class LocalStore(BlobFolder, Store):
                     return False
                 raise
 
-    def _numbered(self, folder: str) -> builtins.list[int]:
-        """The numbers that are names in a folder, ascending."""
+    def _list_numbers(self, folder: str) -> builtins.list[int]:
+        """List the numbers that are names in a folder, ascending."""
         names: builtins.list[str] = []
         with self.site.guarded(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
             names = self.disk.names(self.site.below(folder))

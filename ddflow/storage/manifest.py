@@ -131,7 +131,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
     retain: Natural
 
     def outputs(self) -> list[Blob]:
-        """The files of all outputs of its own receipts, in order."""
+        """Return the files of all outputs of the manifest's receipts, in order."""
         calls = [call for receipt in self.receipts for call in receipt.calls]
         return [blob for call in calls for output in call.outputs.values() for blob in output.blobs]
 
@@ -141,12 +141,13 @@ class Manifest(Strict, frozen=True, kw_only=True):
         return self.backlog[0].first if self.backlog else self.receipts[0].epoch if self.receipts else None
 
     def encode(self) -> bytes:
-        """Header and body.  O(bytes).  Raises `StateRefused` for what `decode` would refuse, or read as another."""
+        """Encode header and body.  O(bytes).  Raises `StateRefused` for a manifest that `decode` would refuse, or
+        decode differently."""
         asked = f"write manifest {self.number}"
         try:
             body = encoded(self)
             # A struct checks its fields when it is read, not when it is made; and NaN would be read as null.
-            if _read(body) != self:
+            if _decode_body(body) != self:
                 raise ValueError("its plan has a value that JSON has not")
         except REFUSALS as error:
             raise _unreadable(asked, cut(str(error))) from None
@@ -157,9 +158,9 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, data: bytes, number: int, where: str) -> Manifest:
-        """The manifest that these bytes are.  ``number``: what it was asked for by; ``where``: the state.  O(bytes).
+        """Decode a manifest.  ``number``: the number it was found under; ``where``: the state.  O(bytes).
 
-        Raises `CorruptState` for anything else than what `encode` returns.
+        Raises `CorruptState` for bytes that `encode` does not return.
         """
         what = f"manifest {number} of {where}"
         header = _HEADER.match(data[:80])
@@ -183,7 +184,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
             )
         try:
             # How deep a plan may be nested must not depend on who calls.
-            manifest = aside(lambda: _read(body))
+            manifest = aside(lambda: _decode_body(body))
         except REFUSALS as error:
             raise damaged(what, f"its body is no manifest: {cut(str(error))}") from None
         if manifest.number != number:
@@ -202,10 +203,10 @@ _DECODER: Final = Decoder(Manifest)
 
 
 def newest(store: Store) -> Manifest | None:
-    """The manifest with the greatest number; None where nothing was ever published.  O(manifests + bytes).
+    """Load the manifest with the greatest number; return None if none was ever published.  O(manifests + bytes).
 
-    Raises `CorruptState` when that one is damaged, or is missing though its writer was told that it was published;
-    what `Store` raises.
+    Raises `CorruptState` if it is damaged, or if it is marked as published and missing; also raises
+    as `Store` does.
     """
     while True:
         # The mark first: it follows its manifest, so that whoever commits meanwhile does not look like a loss.
@@ -228,7 +229,7 @@ def newest(store: Store) -> Manifest | None:
 
 
 def at(store: Store, number: int) -> Manifest:
-    """The manifest with a number.  O(bytes).  Raises `CorruptState` when it is damaged or missing."""
+    """Load the manifest with a number.  O(bytes).  Raises `CorruptState` if it is damaged or missing."""
     return Manifest.decode(store.manifest(number), number, store.where)
 
 
@@ -241,12 +242,12 @@ def _unreadable(asked: str, found: str) -> StateRefused:
 
 
 def _checksum(body: bytes, format_: int) -> str:
-    """Of a body and its format, which is in the header: one flipped bit must not make it another format."""
+    """Hash a body with its format, which the header has: one flipped bit must not make it another format."""
     return xxhash.xxh3_128_hexdigest(body, format_)
 
 
-def _read(body: bytes) -> Manifest:
-    """The manifest of a body.  Raises one of `REFUSALS`."""
+def _decode_body(body: bytes) -> Manifest:
+    """Decode and check the body of a manifest.  Raises one of `REFUSALS`."""
     manifest = _DECODER.decode(body)
     check(manifest.backlog)
     first = manifest.receipts[0].epoch if manifest.receipts else None

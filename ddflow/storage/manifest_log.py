@@ -80,10 +80,10 @@ class ManifestLog:
         grace: float = GRACE,
         partitions: int = 1,
     ) -> Self:
-        """The manifest log of a new state: its manifest 0, of which there is one whoever else creates it at the same
-        time.
+        """Create the manifest log of a new state with its manifest 0.  If another process creates it at the same time,
+        both get the one that is published.
 
-        ``partitions``: how many.  Raises what `Store.publish` raises.
+        ``partitions``: how many.  Raises as `Store.publish` does.
         """
         first = Manifest(
             id=os.urandom(16).hex(),
@@ -128,12 +128,12 @@ class ManifestLog:
         return self.manifest.number
 
     def check_newest(self) -> None:
-        """Raise `Fenced` when another writer has committed since.  O(manifests)."""
+        """Raise `Fenced` if another writer has committed since.  O(manifests)."""
         if self.store.published(self.number + 1):
-            raise self._fenced()
+            raise self._fenced_error()
 
     def commit(self, manifest: Manifest, inventories: tuple[Blob, ...], names: set[str], note: str) -> Manifest:
-        """Publish a manifest as the next one; its number, writer and date are set here.  O(files that changed).
+        """Publish a manifest as the next one, with a new number, writer and date.  O(files that changed).
 
         ``names``: of the files that ``inventories`` and the manifest name.  All of them were put before.  Raises
         `Fenced`, and what `Store.sync` and `Store.publish` raise; after `OutcomeUnknown` it may have happened.
@@ -152,7 +152,7 @@ class ManifestLog:
         )
         mine = published(self.store, new)
         if mine is None:
-            raise self._fenced()
+            raise self._fenced_error()
         self._past.append(Past(self.number, self._since, self.names, self.manifest.backlog))
         self.manifest, self.names, self.digest, self._since = new, names, mine, monotonic()
         with suppress(DdflowError):  # it has happened, with a mark or without
@@ -160,7 +160,7 @@ class ManifestLog:
         return new
 
     def signed(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
-        """Receipts as the next manifest has them: that of the newest epoch with digest and date of its manifest."""
+        """Add digest and date of the current manifest to the receipt of its epoch."""
         last = self.manifest.epoch
         for number, each in enumerate(receipts):
             if each.epoch == last and not each.digest:
@@ -172,10 +172,10 @@ class ManifestLog:
         return receipts
 
     def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
-        """Take over the manifests that others left, to be swept when their time is over.  O(those).
+        """Take over the manifests that others left, to sweep them when their time is over.  O(manifests).
 
-        ``names_of``: what a manifest names, without its backlog.  Raises `CorruptState` for one that cannot be read;
-        none is swept then.
+        ``names_of``: returns the files that a manifest names, without its backlog.  Raises `CorruptState` for one that
+        cannot be read; none is swept then.
         """
         now, past = time(), list[Past]()
         for number in self.store.numbers():
@@ -186,7 +186,7 @@ class ManifestLog:
         self._past = [*past, *self._past]
 
     def sweep(self, apart: float = math.inf) -> None:
-        """Delete manifests whose time is over, and then what they alone named.  O(files deleted), amortised.
+        """Delete manifests whose time is over, and then the files that only they named.  O(files deleted), amortised.
 
         ``apart``: of more files than that, a thread deletes them, for which `settle` waits.  Never fails: what stays is
         garbage that a later collection finds.
@@ -206,13 +206,13 @@ class ManifestLog:
             self._sweeping.start()
 
     def settle(self) -> None:
-        """Wait for a thread that deletes, where there is one."""
+        """Wait for the thread that deletes, if there is one."""
         if self._sweeping is not None:
             self._sweeping.join()
             self._sweeping = None
 
     def _drop(self, at: int) -> tuple[int, set[str]]:
-        """A manifest that goes, and the files that neither of its neighbours names: then nobody does."""
+        """Remove a manifest from the past; return its number and the files that neither of its neighbours names."""
         number, _, gone, backlog = self._past.pop(at)
         now = Past(self.number, self._since, self.names, self.manifest.backlog)
         beside = [*self._past[max(at - 1, 0) : at], self._past[at] if at < len(self._past) else now]
@@ -229,7 +229,7 @@ class ManifestLog:
                 self.store.expire(number)
                 self.store.discard(names)
 
-    def _fenced(self) -> Fenced:
+    def _fenced_error(self) -> Fenced:
         return Fenced(
             f"write to {self.store.where}",
             f"another writer has committed since this engine read manifest {self.number}",
@@ -238,12 +238,12 @@ class ManifestLog:
 
 
 def digest(data: bytes) -> str:
-    """32 hex digits of a manifest's bytes."""
+    """Hash the bytes of a manifest, as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def published(store: Store, new: Manifest) -> str | None:
-    """Publish a manifest as the one with its number: its digest; None where another writer was first.  O(bytes).
+    """Publish a manifest under its number, and return its digest; None if another writer was first.  O(bytes).
 
     All that it names was synced before.  Raises what `Store.publish` raises; after `OutcomeUnknown` it may have
     happened.
@@ -254,7 +254,7 @@ def published(store: Store, new: Manifest) -> str | None:
     mine = digest(data)
     try:
         # The number may have been free again since others had gone on: what is there is void then.
-        void = max(store.numbers(), default=-1) > new.number and not _followed(store, new.number, mine)
+        void = max(store.numbers(), default=-1) > new.number and not _is_followed(store, new.number, mine)
     except DdflowError as error:
         raise OutcomeUnknown(
             f"publish manifest {new.number}, in the state {store.where}",
@@ -267,8 +267,9 @@ def published(store: Store, new: Manifest) -> str | None:
     return None if void else mine
 
 
-def _followed(store: Store, number: int, mine: str) -> bool:
-    """Whether the next manifest was made from the one with this digest; not if it is gone: that was long ago."""
+def _is_followed(store: Store, number: int, mine: str) -> bool:
+    """Return whether the next manifest was made from the one with this digest.  If it is gone, it was published long
+    ago: no."""
     try:
         return at(store, number + 1).previous == mine
     except CorruptState:

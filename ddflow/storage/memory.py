@@ -44,11 +44,11 @@ class MemoryStore(Store):
         self.shared = shared or Shared()
 
     def writer(self) -> MemoryStore:
-        """Another opener of the same state.  O(1)."""
+        """Open the same state once more.  O(1)."""
         return MemoryStore(self.shared)
 
     def put(self, ending: str, write: Write) -> Blob:
-        """A new blob.  O(bytes).  See `Store.put`."""
+        """Write a new blob.  O(bytes).  See `Store.put`."""
         name = self._new_name(ending)
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a blob")
@@ -65,23 +65,23 @@ class MemoryStore(Store):
         return Blob(name, sink.size, sink.state.digest())
 
     def sync(self) -> None:
-        """Nothing is durable here."""
+        """Do nothing: nothing is durable in memory."""
         self._must_write()
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """The bytes that were put.  O(bytes), for the checksum.  See `Store.map`."""
+        """Return the bytes of a blob.  O(bytes), for the checksum.  See `Store.map`."""
         if blob.name not in self.shared.blobs:
             raise lost(blob.name, self.where)
         whole = pa.py_buffer(self.shared.blobs[blob.name][0])
         return verified(whole, blob, self.where) if check else sized(whole, blob, self.where)
 
     def list(self) -> builtins.list[Entry]:
-        """All blobs.  O(blobs)."""
+        """List all blobs.  O(blobs)."""
         now = time.time()
         return [Entry(name, len(data), max(0.0, now - put)) for name, (data, put) in self.shared.blobs.items()]
 
     def sizes(self, names: builtins.list[str]) -> dict[str, int]:
-        """As `Store.sizes`.  O(names)."""
+        """Return lengths as `Store.sizes` does.  O(names)."""
         there = self.shared.blobs
         return {name: len(there[name][0]) for name in names if name in there}
 
@@ -91,11 +91,11 @@ class MemoryStore(Store):
         self.shared.blobs.pop(name, None)
 
     def numbers(self) -> builtins.list[int]:
-        """The numbers of all manifests, ascending.  O(manifests)."""
+        """List the numbers of all manifests, ascending.  O(manifests)."""
         return sorted(self.shared.manifests)
 
     def manifest(self, number: int) -> bytes:
-        """The bytes of a manifest.  O(1).  See `Store.manifest`."""
+        """Return the bytes of a manifest.  O(1).  See `Store.manifest`."""
         if number not in self.shared.manifests:
             raise CorruptState(
                 f"manifest {number} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
@@ -103,7 +103,7 @@ class MemoryStore(Store):
         return self.shared.manifests[number]
 
     def publish(self, number: int, data: bytes) -> bool:
-        """Whether the number was free.  O(1).  See `Store.publish`."""
+        """Publish a manifest if its number is free, and return whether it was.  O(1).  See `Store.publish`."""
         self._must_write()
         return self.shared.manifests.setdefault(number, data) is data
 
@@ -113,15 +113,15 @@ class MemoryStore(Store):
         self.shared.manifests.pop(number, None)
 
     def mark(self, number: int) -> None:
-        """Keep the greatest.  O(1)."""
+        """Keep the greatest number.  O(1)."""
         self._must_write()
         self.shared.marked = max(self.shared.marked, number)
 
     def marked(self) -> int:
-        """The greatest number marked, or -1.  O(1)."""
+        """Return the greatest number marked, or -1.  O(1)."""
         return self.shared.marked
 
     def scratch(self) -> ScratchStore:
-        """As `Store.scratch`, among the system's temporary folders."""
+        """Open a scratch store as `Store.scratch` does, among the system's temporary folders."""
         self._must_write()
         return ScratchStore(tempfile.mkdtemp(prefix="ddflow-"), whole=True)

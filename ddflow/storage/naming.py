@@ -30,25 +30,25 @@ _BLOB: Final = Decoder(Blob)
 
 
 def names_in(inventory: Any) -> set[str]:
-    """The names of all files in an inventory; of none other, or of such as never are.  O(bytes)."""
+    """Return the names of all files in an inventory, and no other text.  O(bytes)."""
     return {name.decode() for name in _NAME.findall(inventory)}
 
 
 def files_in(inventory: Any) -> list[Blob]:
-    """All files in an inventory, in their order.  O(bytes)."""
+    """Return all files in an inventory, in their order.  O(bytes)."""
     return [_BLOB.decode(found[0]) for found in _FILE.finditer(inventory)]
 
 
 def renamed(inventory: Any, files: Mapping[str, Blob]) -> bytes:
-    """An inventory that names other files in the place of its own.  ``files``: by the names of those.  O(bytes)."""
+    """Replace the files that an inventory names.  ``files``: new files, by the names of the old ones.  O(bytes)."""
     return _FILE.sub(lambda found: encoded(files[found[1].decode()]), inventory)
 
 
 def inside(blob: Blob) -> bool:
-    """Whether a file is one of the state's, and not in a folder of outputs."""
+    """Return whether a file belongs to the state, and not to a folder of outputs."""
     return not blob.name.endswith(PARQUET)
 
 
 def names_inside(blobs: Iterable[Blob]) -> set[str]:
-    """The names of those that are.  O(blobs)."""
+    """Return the names of the files that belong to the state.  O(blobs)."""
     return {blob.name for blob in blobs if not blob.name.endswith(PARQUET)}

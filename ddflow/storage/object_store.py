@@ -102,7 +102,8 @@ class Bucket:
         self._patience = retry["retry_timeout"].total_seconds()
 
     def create(self, key: str, data: bytes) -> bool:
-        """Put an object if there is none of that key; whether the one there is ours.  O(bytes), two requests or more.
+        """Put an object if its key is free, and return whether the object there is ours.  O(bytes), two requests or
+        more.
 
         ``data`` must be nobody else's.  Tried again while there is nothing, as often as any request.  Raises
         `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have, or may yet.
@@ -157,7 +158,7 @@ class Bucket:
         raise self.failed("prove the conditional put", why)
 
     def put(self, key: str, data: bytes) -> None:
-        """Put an object, whatever was there."""
+        """Put an object, and replace any object of its key."""
         self._ask(f"put {key}", self._api.put, self._many, key, data)
 
     def upload(self, key: str, path: str, length: int) -> None:
@@ -178,22 +179,22 @@ class Bucket:
             raise self.failed(f"put {key}", error) from None
 
     def open(self, key: str) -> tuple[int, Iterator[bytes]]:
-        """Length and pieces of an object; the pieces come when asked for.  `FileNotFoundError`, there too."""
+        """Open an object: return its length and an iterator of its pieces.  Both raise `FileNotFoundError`."""
         result = self._ask(f"read {key}", self._api.get, self._many, key)
         length: int = result.meta["size"]
         return length, self._pieces(key, result, length)
 
     def read(self, key: str, begin: int, end: int) -> bytes:
-        """The bytes of an object from one place to before another.  Raises `FileNotFoundError`."""
+        """Read the bytes of an object from ``begin`` to before ``end``.  Raises `FileNotFoundError`."""
         return bytes(self._ask(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end))
 
     def look(self, key: str) -> Found:
-        """How an object looks.  Raises `FileNotFoundError`."""
+        """Look at an object, without its bytes.  Raises `FileNotFoundError`."""
         found = self._ask(f"look at {key}", self._api.head, self._many, key)
         return Found(key, found["size"], found["last_modified"].timestamp())
 
     def lengths(self, keys: builtins.list[str]) -> dict[str, int]:
-        """The lengths of those objects that are there.  A request for each, `LOOKS` at a time."""
+        """Return the lengths of the objects that exist.  A request for each, `LOOKS` at a time."""
 
         def length(key: str) -> tuple[str, int | None]:
             with suppress(FileNotFoundError):
@@ -215,9 +216,9 @@ class Bucket:
                 pass
 
     def list(self, folder: str | None = None, all: bool = True) -> builtins.list[Found]:
-        """The objects of a folder; ``all=False``: the first 1,000.  A request for each 1,000.
+        """List the objects of a folder; ``all=False``: the first 1,000.  A request for each 1,000.
 
-        Raises `FileNotFoundError` when there is no such bucket.
+        Raises `FileNotFoundError` if the bucket does not exist.
         """
 
         def chunks() -> builtins.list[Found]:
@@ -232,11 +233,11 @@ class Bucket:
         return found
 
     def refused(self, found: str, remedy: str) -> StateRefused:
-        """The error for a bucket that cannot be used."""
+        """Build the error for a bucket that cannot be used."""
         return StateRefused(f"open the state {public(self.url)}", found, remedy)
 
     def failed(self, what: str, error: Exception | str) -> StorageFailed | StorageFull:
-        """The error for what the bucket did not do."""
+        """Build the error for a request that the bucket did not carry out."""
         found = line(error)
         if _FULL.search(found):
             return StorageFull(f"{what} of {self.url}", found, "free space and open the state again")
@@ -245,7 +246,7 @@ class Bucket:
         )
 
     def _pieces(self, key: str, result: Any, length: int) -> Iterator[bytes]:
-        """The bytes of an object whose first answer is ``result``; a large one is asked for anew, in ranges."""
+        """Yield the bytes of an object whose first answer is ``result``; requests a large one again, in ranges."""
         if length <= PIECE:
             yield self._ask(f"read {key}", result.bytes)
             return
@@ -268,14 +269,14 @@ class Bucket:
             )
 
     def _holds(self, key: str, data: bytes) -> bool | None:
-        """Whether an object has these bytes; None: it is missing, or cannot be read."""
+        """Return whether an object has these bytes; None if it is missing or cannot be read."""
         with suppress(*self._failures):
             result = self._api.get(self._once, key)
             return bool(result.meta["size"] == len(data) and bytes(result.bytes()) == data)
         return None
 
     def _ask(self, what: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """What a call returns; its failures typed, but for `FileNotFoundError`."""
+        """Call a function of obstore, and raise its failures as errors of ddflow, except `FileNotFoundError`."""
         self._check()
         try:
             return call(*given, **named)
@@ -288,25 +289,25 @@ class Bucket:
 
 
 def parsed(url: str) -> bool:
-    """Whether this is a URL of a bucket, with a plain prefix or none."""
+    """Return whether this is a URL of a bucket, with a plain prefix or none."""
     found = _URL.fullmatch(url)
     return found is not None and found[1] in CLOUDS and not {".", ".."} & set(url.split("/"))
 
 
 def line(error: Exception | str) -> str:
-    """What an error says, on one line, without the debug output that obstore appends and an endpoint's password."""
+    """Return an error's text on one line, without obstore's debug output and the password of an endpoint."""
     said = " ".join(str(error).split("\n\nDebug source")[0].split()) or type(error).__name__
     said = mask_secrets(said)
     return said if len(said) <= 400 else f"{said[:397]}..."
 
 
 def _is_plain(options: Mapping[str, Any]) -> bool:
-    """Whether the endpoint, of the options or else of the environment, asks for http."""
+    """Return whether the endpoint, of the options or else of the environment, uses http."""
     given = [str(options[name]) for name in options if name.lower().endswith(("endpoint", "endpoint_url"))]
     named = given or [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")]
     return any(each.lower().startswith("http://") for each in named)
 
 
 def library() -> Any:
-    """obstore.  Raises `MissingExtra`."""
+    """Import obstore.  Raises `MissingExtra`."""
     return import_extra("keep a state in S3", "s3", "obstore", "obstore.store")

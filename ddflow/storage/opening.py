@@ -30,7 +30,8 @@ Trust = Literal["owner", "group"]
 
 
 def located(given: Any) -> str | os.PathLike[str]:
-    """The address of a state, as it was given; nothing is opened.  Raises `StateRefused` for what is none.  O(1)."""
+    """Return the address of a state unchanged, without opening it.  Raises `StateRefused` for any other value.
+    O(1)."""
     if not isinstance(given, str | os.PathLike):
         # What else it is may hold a password, and is not shown.
         raise StateRefused("open a state", f"{type(given).__name__} is no address", address.EITHER)
@@ -51,9 +52,9 @@ def _in_a_bucket(given: str | os.PathLike[str]) -> bool:
 
 
 def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonly: bool = False) -> Store:
-    """The store at an address.  ``create``: make one where there is none.  ``trust``: see `LocalStore`.
+    """Open the store at an address.  ``create``: make one if there is none.  ``trust``: see `LocalStore`.
 
-    Raises `StateRefused` for what is no address, and what the stores raise; `MissingExtra` without the S3 client.
+    Raises `StateRefused` for a value that is no address, `MissingExtra` without the S3 client, and as the stores do.
     """
     if isinstance(given, Store):
         return given
@@ -67,7 +68,7 @@ def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonl
 
 @contextmanager
 def opened_store(given: Any, *, trust: str = "owner", readonly: bool = True) -> Iterator[Store]:
-    """As `open_store`, of a state that there is; closed at the end, but for a store that was given open."""
+    """Open the store of an existing state, as `open_store` does; closes it at the end unless it was given open."""
     store = open_store(given, trust=trust, create=False, readonly=readonly)
     try:
         yield store

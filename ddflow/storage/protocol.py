@@ -82,14 +82,14 @@ class Blobs(ABC):
 
     @abstractmethod
     def put(self, ending: str, write: Write) -> Blob:
-        """A new blob with the bytes that ``write`` wrote, hashed on the way.  ``ending``: "arrow" or "json".
+        """Write a new blob with the bytes that ``write`` writes, hashed on the way.  ``ending``: "arrow" or "json".
 
         Raises `StorageFull`, and whatever ``write`` raises; nothing is left then.
         """
 
     @abstractmethod
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """The bytes of a blob, mapped where that can be; length and digest are compared before they are given.
+        """Map the bytes of a blob, or load them; compares length and digest first.
 
         ``check``: without, the digest need not be, and the caller does it.  O(bytes).  Raises `CorruptState` when the
         blob is missing or not what was put, naming it.
@@ -97,18 +97,18 @@ class Blobs(ABC):
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete a blob; one that is not there is as good as deleted.  Whoever has mapped it keeps its bytes."""
+        """Delete a blob; a missing one counts as deleted.  A process that has mapped it keeps its bytes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what was opened: nothing can be put any more, what is mapped stays.  Twice is harmless."""
+        """Release what was opened: nothing can be put any more, mapped bytes stay.  Twice is harmless."""
 
     @abstractmethod
     def _must_write(self) -> None:
         """Raise unless this store may still change what is there."""
 
     def _new_name(self, ending: str) -> str:
-        """A name that no blob has or had."""
+        """Return a name that no blob has or had."""
         self._must_write()
         return f"{self.prefix}{self.nonce}-{next(self._numbers)}.{ending}"
 
@@ -127,40 +127,40 @@ class Store(Blobs):
         """Make the names of all blobs durable that were put before."""
 
     def ahead(self, names: Iterable[str]) -> None:
-        """Take hold of blobs that will be mapped, so that their being deleted meanwhile does no harm where that can be.
+        """Hold blobs that will be mapped, so that deleting them meanwhile does no harm, if the store can.
 
         O(blobs); no byte is read.  Never fails: `map` does, for one that is gone.
         """
 
     @abstractmethod
     def list(self) -> list[Entry]:
-        """All blobs there are: named like `NAME`; other files are not ours and are not listed.  O(blobs)."""
+        """List all blobs: files named like `NAME`; other files are not ours and are left out.  O(blobs)."""
 
     def sizes(self, names: builtins.list[str]) -> dict[str, int]:
-        """The lengths in bytes of those blobs that are there, by name.  O(names), or O(blobs) where that is cheaper."""
+        """Return the lengths in bytes of the blobs that exist, by name.  O(names), or O(blobs) if that is cheaper."""
         there = {entry.name: entry.length for entry in self.list()}
         return {name: there[name] for name in names if name in there}
 
     def discard(self, names: Iterable[str]) -> None:
-        """Delete blobs, many at a time where that is faster, and from any thread.  O(names)."""
+        """Delete blobs, many at a time if that is faster, and from any thread.  O(names)."""
         for name in names:
             self.delete(name)
 
     @abstractmethod
     def numbers(self) -> builtins.list[int]:
-        """The numbers of all manifests there are, ascending."""
+        """List the numbers of all manifests, ascending."""
 
     def published(self, number: int) -> bool:
-        """Whether a manifest has this number."""
+        """Return whether a manifest has this number."""
         return number in self.numbers()
 
     @abstractmethod
     def manifest(self, number: int) -> bytes:
-        """The bytes of a manifest, at most `MANIFEST`.  Raises `CorruptState` when it is missing or larger."""
+        """Read the bytes of a manifest, at most `MANIFEST`.  Raises `CorruptState` if it is missing or larger."""
 
     @abstractmethod
     def publish(self, number: int, data: bytes) -> bool:
-        """Put a manifest if its number is free: whether it was.  It is durable when this returns True.
+        """Publish a manifest if its number is free, and return whether it was.  It is durable when this returns True.
 
         ``data`` holds this writer's nonce, so that a store that lost the answer to its own put can read back and tell.
         Raises `StorageFull`, `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
@@ -168,28 +168,28 @@ class Store(Blobs):
 
     @abstractmethod
     def expire(self, number: int) -> None:
-        """Delete a manifest; one that is not there is as good as deleted."""
+        """Delete a manifest; a missing one counts as deleted."""
 
     @abstractmethod
     def mark(self, number: int) -> None:
-        """Note that a manifest was published and its writer told so; marks of smaller numbers may go.
+        """Note that a manifest was published and that its writer knows; marks of smaller numbers may go.
 
         Need not be durable.  A mark whose manifest is missing tells that the newest manifest was lost.
         """
 
     @abstractmethod
     def marked(self) -> int:
-        """The greatest number marked, -1 for none."""
+        """Return the greatest number marked, -1 for none."""
 
     @abstractmethod
     def scratch(self) -> Blobs:
-        """A new scratch store in a private folder on this machine, which goes when that is closed.
+        """Open a new scratch store in a private folder on this machine; closing it removes the folder.
 
         Raises `SpillFull`, `SpillFailed`.
         """
 
     def close(self) -> None:
-        """As `Blobs.close`."""
+        """Close the store, as `Blobs.close` does."""
         self._closed = True
 
     def _must_write(self) -> None:
@@ -206,7 +206,8 @@ Bytes = TypeVar("Bytes", pa.Buffer, bytes)
 
 
 def verified(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) -> Bytes:
-    """The same bytes.  Raises `CorruptState`, naming the blob, unless they are what was put.  O(bytes)."""
+    """Return the same bytes.  Raises `CorruptState`, naming the blob, unless they are the bytes that were put.
+    O(bytes)."""
     size = len(whole) if isinstance(whole, bytes) else whole.size
     found = xxhash.xxh3_128(whole).digest()
     if size != blob.length or found != blob.digest:
@@ -220,12 +221,12 @@ def verified(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) -> Byt
 
 
 def sized(whole: pa.Buffer, blob: Blob, where: str) -> pa.Buffer:
-    """The same bytes, whose digest is still to be compared.  O(1).  Raises `CorruptState` for another length."""
+    """Return the same bytes, before their digest is compared.  O(1).  Raises `CorruptState` for another length."""
     return whole if whole.size == blob.length else verified(whole, blob, where)
 
 
 def lost(name: str, where: str) -> CorruptState:
-    """The error for a file that a manifest names and that is not there."""
+    """Build the error for a missing file that a manifest names."""
     return CorruptState(
         f"the file {name} of {where}",
         "it is missing, and the manifest names it",
@@ -234,7 +235,7 @@ def lost(name: str, where: str) -> CorruptState:
 
 
 def numbered(folder: str, names: Iterable[str], where: str) -> list[int]:
-    """The numbers that the names of manifests, or of marks, are, ascending; other names are not ours.  O(names).
+    """Parse the names of manifests, or of marks, as ascending numbers; leaves out other names.  O(names).
 
     Raises `CorruptState` for one that no manifest can have.
     """

@@ -66,7 +66,7 @@ class S3Store(Store):
         self.cache = cache if isinstance(cache, Cache) else Cache(cache)
 
     def put(self, ending: str, write: Write) -> Blob:
-        """As `Store.put`: written to the cache's disk, then uploaded.  O(bytes); memory for a few pieces."""
+        """Write a blob to the cache's disk, then upload it, as `Store.put`.  O(bytes); memory for a few pieces."""
         name = self._new_name(ending)
         what = f"write the file {name} of {self.where}"
         path, sink = self.cache.written(what, write)
@@ -78,21 +78,22 @@ class S3Store(Store):
         return blob
 
     def sync(self) -> None:
-        """Nothing to do: a name is as durable as its bytes."""
+        """Do nothing: a name is as durable as its bytes."""
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """As `Store.map`: from the cache, else fetched to it; always compared.  O(bytes); memory for a few pieces."""
+        """Map a blob from the cache, or fetch it to the cache; always compares the digest.  O(bytes); memory for a few
+        pieces."""
         found = self.cache.map(blob)
         return found if found is not None else self.fetch(blob)
 
     def fetch(self, blob: Blob) -> pa.Buffer:
-        """As `map`, but from the bucket whatever the cache has: for those who check what is there."""
+        """Fetch a blob from the bucket even if the cache has it, for checks of the bucket."""
         return self.cache.fill(blob, self._pieces(blob), self.where)
 
     def list(self) -> builtins.list[Entry]:
-        """As `Store.list`; O(blobs), a request for each 1,000.
+        """List all blobs, as `Store.list`; O(blobs), a request for each 1,000.
 
-        Ages are never above the true ones, by the server's own clock; a reader, who may not set it a mark, takes his.
+        Ages are at most the true ones, by the server's clock; a reader, which may not write, uses its own clock.
         """
         if self.readonly:
             now = time.time()
@@ -103,28 +104,28 @@ class S3Store(Store):
         return [Entry(name, each.length, max(0.0, now - each.written)) for name, each in found if NAME.fullmatch(name)]
 
     def sizes(self, names: builtins.list[str]) -> dict[str, int]:
-        """As `Store.sizes`; a request for each name, many at a time, or for each 1,000 blobs."""
+        """Return lengths as `Store.sizes` does; a request for each name, many at a time, or for each 1,000 blobs."""
         if len(names) > MANY:
             return super().sizes(names)
         found = self._bucket.lengths([_blob(name) for name in names])
         return {name: found[_blob(name)] for name in names if _blob(name) in found}
 
     def delete(self, name: str) -> None:
-        """As `Store.delete`; one request."""
+        """Delete a blob, as `Store.delete`; one request."""
         self._must_write()
         self._bucket.delete(_blob(name))
 
     def discard(self, names: Iterable[str]) -> None:
-        """As `Store.discard`; a request for each, many at a time."""
+        """Delete blobs, as `Store.discard`; a request for each, many at a time."""
         self._must_write()
         self._bucket.drop([_blob(name) for name in names])
 
     def numbers(self) -> builtins.list[int]:
-        """As `Store.numbers`; O(manifests), a request for each 1,000."""
-        return self._numbered("manifests")
+        """List numbers as `Store.numbers` does; O(manifests), a request for each 1,000."""
+        return self._list_numbers("manifests")
 
     def published(self, number: int) -> bool:
-        """As `Store.published`; one request."""
+        """Return whether a manifest has this number; one request."""
         try:
             self._bucket.look(_key("manifests", number))
         except FileNotFoundError:
@@ -132,7 +133,7 @@ class S3Store(Store):
         return True
 
     def manifest(self, number: int) -> bytes:
-        """As `Store.manifest`."""
+        """Read a manifest, as `Store.manifest` does."""
         key = _key("manifests", number)
         try:
             length, pieces = self._bucket.open(key)
@@ -147,7 +148,7 @@ class S3Store(Store):
             raise lost(key, self.where) from None
 
     def publish(self, number: int, data: bytes) -> bool:
-        """As `Store.publish`: a conditional put; after anything but a plain yes, what is there is compared."""
+        """Publish a manifest by a conditional put; compares the object there after any answer but a plain yes."""
         self._must_write()
         try:
             return self._bucket.create(_key("manifests", number), data)
@@ -156,12 +157,12 @@ class S3Store(Store):
             raise
 
     def expire(self, number: int) -> None:
-        """As `Store.expire`."""
+        """Delete a manifest, as `Store.expire` does."""
         self._must_write()
         self._bucket.delete(_key("manifests", number))
 
     def mark(self, number: int) -> None:
-        """As `Store.mark`; smaller marks that this writer knows of go."""
+        """Mark a number, as `Store.mark` does; removes smaller marks that this writer knows of."""
         self._must_write()
         self._bucket.put(_key("marks", number), b"")
         for smaller in [each for each in self._marks if each < number]:
@@ -171,12 +172,12 @@ class S3Store(Store):
         self._marks.add(number)
 
     def marked(self) -> int:
-        """As `Store.marked`; O(marks)."""
-        self._marks = set(self._numbered("marks"))
+        """Return the greatest number marked, as `Store.marked` does; O(marks)."""
+        self._marks = set(self._list_numbers("marks"))
         return max(self._marks, default=-1)
 
     def scratch(self) -> ScratchStore:
-        """As `Store.scratch`: below the cache.  Raises `StorageFull`, `StorageFailed` too."""
+        """Open a scratch store below the cache, as `Store.scratch` does.  Raises `StorageFull`, `StorageFailed` too."""
         self._must_write()
         with self.cache.site.guarded("make a folder to spill to"):
             spill = os.path.join(self.cache.path, "spill")
@@ -185,7 +186,7 @@ class S3Store(Store):
             return ScratchStore.within(spill)
 
     def _look(self, create: bool) -> None:
-        """Raise `StateRefused` unless there is a state, or, to make one, nothing else."""
+        """Raise `StateRefused` unless the prefix has a state, or, to create one, is empty."""
         try:
             if self.numbers() or self.marked() >= 0:
                 return
@@ -199,7 +200,7 @@ class S3Store(Store):
                 raise self._bucket.refused(f"it has no state and is not empty ({each.key!r})", "give a new prefix")
 
     def _pieces(self, blob: Blob) -> Iterator[bytes]:
-        """The pieces of a blob whose length is right, asked for when they are needed."""
+        """Yield the pieces of a blob whose length is right, each requested when it is needed."""
         try:
             length, pieces = self._bucket.open(_blob(blob.name))
             if length != blob.length:
@@ -212,7 +213,7 @@ class S3Store(Store):
         except FileNotFoundError:
             raise lost(blob.name, self.where) from None
 
-    def _numbered(self, folder: str) -> builtins.list[int]:
+    def _list_numbers(self, folder: str) -> builtins.list[int]:
         return numbered(folder, (each.key.removeprefix(f"{folder}/") for each in self._bucket.list(folder)), self.where)
 
 

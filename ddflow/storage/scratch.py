@@ -58,7 +58,7 @@ class ScratchStore(BlobFolder):
 
     @classmethod
     def within(cls, spill: str) -> Self:
-        """One in a new private folder below ``spill``, which goes with it.  O(1).  Raises `OSError` too."""
+        """Open a store in a new private folder below ``spill``, which goes with it.  O(1).  Raises `OSError` too."""
         for left in reversed(range(TRIES)):
             path = os.path.join(spill, os.urandom(8).hex())
             _DISK.mkdir(path, 0o700)
@@ -78,7 +78,7 @@ class ScratchStore(BlobFolder):
 
 
 def sweep(spill: str) -> None:
-    """Remove the scratch folders of stores that are gone.  Never fails: what stays is tried again.  O(files)."""
+    """Remove the scratch folders of stores that are gone.  Never fails: a later call tries again.  O(files)."""
     for name in os.listdir(spill):
         if _FOLDER.fullmatch(name):
             with suppress(OSError):  # held by a store that is open, or another user's

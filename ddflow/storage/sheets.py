@@ -74,7 +74,7 @@ Fetch = Callable[[Blob], Any]
 
 
 def read(store: Store, blob: Blob) -> Text:
-    """The text of a file and of its sheets.  O(bytes).  Raises `CorruptState`, naming the file."""
+    """Read the text of a file and of its sheets.  O(bytes).  Raises `CorruptState`, naming the file."""
 
     def fetch(sheet: Blob) -> Any:
         store.ahead([sheet.name])
@@ -84,7 +84,7 @@ def read(store: Store, blob: Blob) -> Text:
 
 
 def unfolded(data: Any, what: str, fetch: Fetch) -> Text:
-    """The text that begins with these bytes.  ``what``: where they stand, for messages.  As `read`."""
+    """Put the text together that begins with ``data``.  ``what``: its place, for messages.  Raises as `read` does."""
     sheets: dict[str, Blob] = {}
 
     def pieces(data: bytes, depth: int) -> Iterator[bytes]:
@@ -92,7 +92,7 @@ def unfolded(data: Any, what: str, fetch: Fetch) -> Text:
             if number % 2 == 0:
                 yield piece
                 continue
-            sheet = _named(piece, what)
+            sheet = _decode_sheet(piece, what)
             if sheet.name in sheets:
                 raise CorruptState(what, f"it names the sheet {sheet.name} twice", MEND)
             if depth == DEEPEST:
@@ -103,8 +103,8 @@ def unfolded(data: Any, what: str, fetch: Fetch) -> Text:
     return Text(b"".join(pieces(bytes(data), 0)), tuple(sheets.values()))
 
 
-def _named(line: bytes, what: str) -> Blob:
-    """The sheet that a line names."""
+def _decode_sheet(line: bytes, what: str) -> Blob:
+    """Decode the sheet that a line names."""
     try:
         blob = _BLOB.decode(line)
     except REFUSALS as error:
@@ -126,20 +126,20 @@ class Sheets:
     def resume(self, text: Text) -> None:
         """Go on from a version that was read.  O(bytes)."""
         self.blobs = [*text.sheets]
-        self._folded(text.data, 0)
+        self._replace_pieces(text.data, 0)
 
     def put(self, data: bytes) -> Blob:
-        """Write a text, and the sheets that are new; the file that it begins with.  O(bytes) to look at them.
+        """Write a text and its new sheets; return the file that it begins with.  Looks at O(bytes).
 
         Writes O(changes + log files) bytes.  Raises what `Blobs.put` does: no more may be put then.
         """
-        return self._put(self._folded(data, FRESH))
+        return self._write_text(self._replace_pieces(data, FRESH))
 
-    def _put(self, text: bytes) -> Blob:
+    def _write_text(self, text: bytes) -> Blob:
         return self.store.put("json", lambda sink: sink.write(text))
 
-    def _folded(self, data: bytes, fresh: int) -> bytes:
-        """The text with names of sheets, of which ``fresh`` may be new."""
+    def _replace_pieces(self, data: bytes, fresh: int) -> bytes:
+        """Replace pieces of a text by the names of sheets, of which ``fresh`` may be new."""
         if data.count(_FILE) < INLINE:
             self.blobs, self.names, self._seen = [], names_in(data), {}
             return data
@@ -154,7 +154,7 @@ class Sheets:
                 before, sheet = self._seen.get(digest), known.get(digest)
                 seen[digest] = names_in(text) if before is None else before
                 if sheet is None and fresh and before is not None and len(piece) >= FEWEST:
-                    sheet, fresh = self._put(text), fresh - 1
+                    sheet, fresh = self._write_text(text), fresh - 1
                 if sheet is None:
                     out += piece
                 else:
@@ -169,7 +169,7 @@ class Sheets:
 
 
 def _pieces(lines: list[bytes], level: int) -> Iterator[list[bytes]]:
-    """Lines in groups, each of which ends with a line whose name says so.  O(lines).
+    """Yield lines in groups; the hash of a line's name ends a group.  O(lines).
 
     ``level``: of the tree, so that what ended a group does not end one above it."""
     begin, hashed = 0, xxhash.xxh32_intdigest

@@ -57,7 +57,7 @@ class Guarded:
         self.site, self.what, self.opening = site, what, opening
 
     def __enter__(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if not isinstance(error, OSError) or isinstance(error, DdflowError):
@@ -85,19 +85,20 @@ class Site:
         self.folder_mode, self.file_mode = (0o770, 0o660) if trust == "group" else (0o700, 0o600)
 
     def below(self, *names: str) -> str:
-        """The path of something in it."""
+        """Return the path of something in the folder."""
         return "/".join((self.path, *names))
 
     def refused(self, found: str, remedy: str) -> StateRefused:
-        """The refusal to open it."""
+        """Build the error for a folder that cannot be opened."""
         return StateRefused(f"open {self.what} {self.path}", found, remedy)
 
     def guarded(self, what: str, opening: bool = False) -> Guarded:
-        """For a ``with``: whatever the disk refuses inside gets its error; others are as they are."""
+        """Return a block for ``with`` that raises ddflow's error for what the disk refuses inside; others pass
+        through."""
         return Guarded(self, what, opening)
 
     def failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
-        """What to raise when the disk refuses ``what``, which needs so many bytes."""
+        """Build the error for a disk that refuses ``what``, which needs ``wanted`` bytes."""
         asked = f"{what}, in {self.what} {self.path}"
         if error.errno not in NO_ROOM:
             why = error.strerror or str(error)
@@ -107,7 +108,8 @@ class Site:
 
     @contextmanager
     def reading(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
-        """A file that is not there, or no file, is `CorruptState`; what the disk fails to give is `StorageFailed`."""
+        """Raise `CorruptState` for a file that is missing or no file, and `StorageFailed` if the disk cannot read
+        it."""
         with self.guarded(f"read {what}"):
             try:
                 yield
@@ -123,9 +125,10 @@ class Site:
                 ) from None
 
     def written(self, path: str, what: str, write: Callable[[Any], Any]) -> FileWriter:
-        """What was written to a new file, which is durable but for its name; there is no file if anything fails.
+        """Write a new file and return its writer.  It is durable except for its name; nothing is left if anything
+        fails.
 
-        O(bytes), and a sync where the site is ``durable``.  Raises what `failure` gives, and what ``write`` raises.
+        O(bytes), and a sync if the site is ``durable``.  Raises `failure` and the errors of ``write``.
         """
         try:
             file = self.disk.create(path, self.file_mode)
@@ -159,7 +162,7 @@ class Site:
         return sink
 
     def unlink(self, path: str, what: str) -> None:
-        """Unlink a file; one that is not there is as good as unlinked.  O(1)."""
+        """Unlink a file; a missing one counts as unlinked.  O(1)."""
         try:
             self.disk.unlink(path)
         except FileNotFoundError:
@@ -168,7 +171,7 @@ class Site:
             raise self.failure(what, error) from None
 
     def tidy(self, path: str) -> None:
-        """Unlink what is worth nothing; if it stays, it is garbage."""
+        """Unlink a file that is worth nothing; if it stays, it is garbage."""
         with contextlib.suppress(OSError):
             self.disk.unlink(path)
 
@@ -181,7 +184,7 @@ class Site:
                         self.disk.unlink(f"{folder}/{name}")
 
     def make(self) -> None:
-        """Make the folder and those above it that are missing, each durable before the next; not the last.
+        """Create the folder and its missing parents, each durable before the next, except the last.
 
         O(parts).  Raises `OSError`, as `look` and `sync_above` do.
         """
@@ -195,7 +198,7 @@ class Site:
                 self.disk.mkdir(path, self.folder_mode)
 
     def is_there(self, path: str) -> bool:
-        """Whether there is anything of that name.  O(1)."""
+        """Return whether a path exists.  O(1)."""
         try:
             self.disk.status(path)
         except FileNotFoundError:
@@ -203,7 +206,7 @@ class Site:
         return True
 
     def sync_above(self, path: str) -> None:
-        """Sync the folder that holds this one, where that can be done: it may be another's, on another disk."""
+        """Sync the parent folder if that is possible: it may belong to another user, on another disk."""
         try:
             self.disk.sync_dir(os.path.dirname(path))
         except OSError as error:
@@ -211,7 +214,7 @@ class Site:
                 raise
 
     def look(self, path: str) -> None:
-        """Raise `StateRefused` unless this is a folder, of this user, that nobody else can write to.  O(1)."""
+        """Raise `StateRefused` unless this is a folder of this user that others cannot write to.  O(1)."""
         found = self.disk.status(path)
         if found.kind != "folder":
             raise self.refused(f"{path} is no folder, or a link to one", "give a folder of its own")

@@ -32,9 +32,9 @@ class StateFolder(Site):
         super().__init__(disk, path, trust, "the state")
 
     def enter(self, create: bool, readonly: bool) -> None:
-        """Make what is missing of the folder if ``create``, and check it.  O(its names); a few syncs when it is new.
+        """Check the folder, and create the missing parts if ``create``.  O(its names); a few syncs when it is new.
 
-        Raises `StateRefused` when there is no state or it is not to be trusted, `StorageFull`, `StorageFailed`.
+        Raises `StateRefused` if there is no state or it cannot be trusted, `StorageFull`, `StorageFailed`.
         """
         with self.guarded("open it", opening=True):
             self.path = self.disk.real(self.path)
@@ -53,10 +53,10 @@ class StateFolder(Site):
                 self._furnish(names)
 
     def prove(self, nonce: str) -> None:
-        """Publish twice under one name, which must fail, so that of two writers only one can win.  O(1).
+        """Publish twice under one name, which must fail, so that only one of two writers can win.  O(1).
 
-        What was published before is durable afterwards, even if who did it died before his sync.
-        Raises `StateRefused` where it cannot be done, `StorageFull`, `StorageFailed`.
+        Earlier manifests are durable afterwards, even if their writer died before its sync.
+        Raises `StateRefused` if it cannot be done, `StorageFull`, `StorageFailed`.
         """
         folder = self.below("manifests")
         first, second, target = (f"{folder}/.{nonce}-{i}.part" for i in range(3))
@@ -86,7 +86,7 @@ class StateFolder(Site):
             raise self.refused("there is no state", "give the folder of one, or create it first")
 
     def _must_be_empty(self, names: list[str]) -> None:
-        """Raise `StateRefused` unless there is nothing here, or what somebody left who died while making it."""
+        """Raise `StateRefused` unless the folder is empty, or holds what a crash left while it was made."""
         full = [name for name in names if name not in INSIDE or self.disk.names(self.below(name))]
         if full and "manifests" not in self.disk.names(self.path):  # unless another has just made it
             raise self.refused(
@@ -95,9 +95,9 @@ class StateFolder(Site):
             )
 
     def _furnish(self, names: list[str]) -> None:
-        """Make the folders inside, that of the manifests last, so that nobody takes it for a state before.
+        """Create the folders inside, and the folder of manifests last: it makes this folder a state.
 
-        All is synced by everybody until there is a manifest, as whoever made it may have died before he did.
+        Every writer syncs all until there is a manifest, because the one that made it may have died before its sync.
         """
         missing = [name for name in INSIDE if name not in names]
         for name in missing:

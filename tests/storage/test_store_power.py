@@ -251,7 +251,7 @@ class SameNames(LocalStore):
 class Renames(LocalStore):
     """A manifest gets its number by renaming, which takes it away from another."""
 
-    def _linked(self, temporary: str, target: str, data: bytes) -> bool:
+    def _link_manifest(self, temporary: str, target: str, data: bytes) -> bool:
         disk: Any = self.disk
         disk.rename(temporary, target)
         return True
@@ -260,9 +260,9 @@ class Renames(LocalStore):
 class Replaces(LocalStore):
     """A number that is taken is taken over."""
 
-    def _linked(self, temporary: str, target: str, data: bytes) -> bool:
+    def _link_manifest(self, temporary: str, target: str, data: bytes) -> bool:
         self.site.tidy(target)
-        return super()._linked(temporary, target, data)
+        return super()._link_manifest(temporary, target, data)
 
 
 class LinksFirst(LocalStore):
@@ -271,7 +271,7 @@ class LinksFirst(LocalStore):
     def publish(self, number: int, data: bytes) -> bool:
         temporary, target = self.site.below("manifests", f".{self.nonce}-1.part"), self._path("manifests", number)
         file = self.disk.create(temporary, 0o600)
-        won = self._linked(temporary, target, data)
+        won = self._link_manifest(temporary, target, data)
         if won:
             self.disk.write(file, data)
             self.disk.fsync(file)
