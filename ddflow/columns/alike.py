@@ -24,7 +24,7 @@ class Alike(NamedTuple):
     secret: Secret
 
     def numbers(self, *parts: tuple[pa.Table, Sequence[str]]) -> list[Ints]:
-        """A number for each row of each table: equal where the columns that are named are equal.  O(n log n)."""
+        """Assign a number to each row of each table: equal if the named columns are equal.  O(n log n)."""
         every = [self._words(table, names) for table, names in parts]
         found = np.unique(np.concatenate(every), axis=0, return_inverse=True)[1].reshape(-1)
         ends = np.cumsum([len(words) for words in every])
@@ -43,7 +43,7 @@ class Alike(NamedTuple):
         return out
 
     def _words(self, table: pa.Table, names: Sequence[str]) -> Any:
-        """The identities of rows by some columns, (n, 2) words.  O(n)."""
+        """Compute the identities of rows by some columns, (n, 2) words.  O(n)."""
         words = np.zeros((table.num_rows, 2), np.uint64)
         if names:
             fields = [table.schema.field(name).with_nullable(True) for name in names]
@@ -54,5 +54,5 @@ class Alike(NamedTuple):
         return words
 
     def rows(self, rows: pa.Table, wanted: pa.Table, names: Mapping[str, str] | Iterable[str]) -> pa.Table:
-        """The rows that are like a wanted one."""
+        """Return the rows that match a row of `wanted`."""
         return rows.take(pa.array(np.flatnonzero(self.which(rows, wanted, names))))

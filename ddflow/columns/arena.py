@@ -50,11 +50,11 @@ class Arena:
         self.used = 0
 
     def room(self, n: int) -> Callable[..., Any]:
-        """What makes arrays of about ``n``: `empty`, or where they are too short to be carved numpy itself."""
+        """Return a function that makes arrays of about ``n``: `empty`, or numpy's if they are too short to carve."""
         return np.empty if n < SMALL else self.empty
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """An array of unspecified content, contiguous; one from the block is aligned to a cache line.  O(1)."""
+        """Carve a contiguous array of unspecified content; one from the block is aligned to a cache line.  O(1)."""
         if shape.__class__ is int and shape < SMALL:
             return np.empty(shape, dtype)
         kind = np.dtype(dtype)

@@ -84,7 +84,7 @@ def floats_of(cells: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _number(text: str, kind: pa.DataType) -> Decimal:
-    """The number of a text, without the zeros at its end, which Arrow's own conversion would keep."""
+    """Parse a number without the zeros at its end, which Arrow's own conversion would keep."""
     if _DECIMAL.fullmatch(text) and (number := _DIGITS.create_decimal(text).normalize(_DIGITS)).is_finite():
         fits = int(number.as_tuple().exponent) >= -kind.scale and number.adjusted() < kind.precision - kind.scale
         if fits or not number:
@@ -110,7 +110,7 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def exact(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """The same values in another type; None where one has no equal there.  O(values); both types are normal ones."""
+    """Cast to another type; None if a value has no equal there.  O(values); both types are normal ones."""
     if array.type == kind:
         return array
     if pat.is_null(array.type):
@@ -124,7 +124,7 @@ def exact(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def first_misfit(array: pa.Array, kind: pa.DataType) -> int:
-    """The first row whose value has no equal in ``kind``; the number of rows where all have.  O(values)."""
+    """Find the first row whose value has no equal in ``kind``; the number of rows if all have.  O(values)."""
     low, high = 0, len(array)  # all rows before ``low`` fit, and one of those before ``high`` does not
     if exact(array, kind) is not None:
         return high
@@ -138,7 +138,7 @@ def first_misfit(array: pa.Array, kind: pa.DataType) -> int:
 
 
 def fitting(source: pa.DataType, target: pa.DataType) -> pa.DataType:
-    """A type for values of both types, as messages name it: that of the values where nothing better is known."""
+    """Choose a type for values of both types, as messages name it: the source's if no better one is known."""
     if pat.is_integer(source) and pat.is_integer(target):
         wide = max(kind.bit_width * (1 + pat.is_unsigned_integer(kind)) for kind in (source, target))
         return next((kind for kind in _WHOLE if kind.bit_width >= wide), _WHOLE[-1])
@@ -227,7 +227,7 @@ def build_lists(kind: pa.DataType, ends: Any, values: pa.Array, gone: pa.Array) 
 
 
 def _child(array: pa.Array, field: pa.Field, gone: pa.Array | None = None) -> pa.Array | None:
-    """The values of a level below; None where one does not fit, or is null and may not be (but where the parent is)."""
+    """Cast a child; None if a value does not fit, or is a forbidden null while its parent is not null."""
     if not field.nullable and array.null_count:
         present = array if gone is None else array.filter(pc.invert(gone))
         if present.null_count:

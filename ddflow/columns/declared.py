@@ -69,7 +69,7 @@ _INDEX: Final = re.compile(r"__index_level_\d+__")
 
 
 def to_schema(given: Any, what: str = "schema") -> pa.Schema:
-    """The declared schema of a source, in normal types.
+    """Convert the declared schema of a source to Arrow's, in normal types.
 
     ``given``: a ``pa.Schema``; a ``pl.Schema``; Spark's ``StructType``; a frame of pandas, Polars, DuckDB or Spark, or
     anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, see `to_type`.  Text of a frame is
@@ -114,13 +114,13 @@ def _schema(given: Any, what: str) -> pa.Schema:
 
 
 def without_index(schema: pa.Schema, frame: Any) -> pa.Schema:
-    """The columns of a frame of pandas without those that Arrow makes of an index that has no name."""
+    """Drop the columns that Arrow makes of a pandas index without a name."""
     names = [] if not hasattr(frame, "columns") else [str(name) for name in frame.columns]
     return pa.schema([field for field in schema if field.name in names or not _INDEX.fullmatch(field.name)])
 
 
 def to_type(kind: Any, what: str) -> pa.DataType:
-    """A declared type as Arrow's.
+    """Convert a declared type to Arrow's.
 
     ``kind``: Arrow's; a text, as `parse_type` reads it; Polars' or Spark's; or Python's: bool, int, float, str, bytes,
     date, datetime, time, timedelta, ``list[int]``.  Raises `SpecError` for a text that names none, `NotArrow`.
@@ -160,9 +160,9 @@ def _of_spark(record: Any, what: str) -> pa.Schema:
 
 
 def spark_type(record: Any) -> pa.DataType | None:
-    """What Spark sends values of a type as, all inside it nullable; None where that loses what they are.  Pure.
+    """Return the type in which Spark sends values, all inside it nullable; None if that loses information.  Pure.
 
-    ``record``: what ``DataType.jsonValue`` gives.
+    ``record``: the result of ``DataType.jsonValue``.
     """
     if isinstance(record, str):
         if (decimal := re.fullmatch(r"decimal\((\d+),(-?\d+)\)", record)) is not None:

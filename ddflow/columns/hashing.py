@@ -121,7 +121,7 @@ def words(column: pa.Array) -> Words:
 
 
 def word_reader(kind: pa.DataType) -> Read:
-    """What reads `words` of columns of a word type."""
+    """Return a function that reads `words` of columns of a word type."""
     if pat.is_boolean(kind):
         return lambda column: flags(column).astype(np.uint64)
     signed = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
@@ -139,7 +139,7 @@ def _canonical(floats: Words) -> Words:
 
 
 def view(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The values of a column of a fixed width as they lie.  Not to be written to."""
+    """View the values of a column of a fixed width without a copy.  Not to be written to."""
     if not len(column):
         return np.empty(0, dtype)
     found: np.ndarray[Any, Any] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
@@ -157,9 +157,9 @@ def ordered_words(column: pa.Array) -> Ints:
 
 
 def identities(table: pa.Table | pa.RecordBatch, secret: Secret, rows: int | None = None) -> tuple[Words, Words]:
-    """The identities of all rows by all columns: see `RowHashes.identities`.
+    """Compute the identities of all rows by all columns: see `RowHashes.identities`.
 
-    ``rows``: how many there are, where there may be no column to tell.
+    ``rows``: the number of rows, if there may be no columns.
     """
     return RowHashes(table.schema, secret).identities(arrays(table), table.num_rows if rows is None else rows)
 
@@ -182,11 +182,11 @@ class RowHashes:
         self.absorb = [absorber(field.type, secret) for field in schema]
 
     def of(self, rows: Any) -> tuple[Words, Words]:
-        """The identities of a table, batch or view, whose columns these are among others, in whichever order."""
+        """Compute the identities of a table, batch or view that has these columns, in any order."""
         return self.identities(arrays(rows, self.names), rows.num_rows)
 
     def identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
-        """The identities of n rows: (high, low), uint64[n] each, low of size 0 when one word is enough.
+        """Compute the identities of n rows: (high, low), uint64[n] each, low of size 0 if one word is enough.
 
         O(n) a column; about 1 ns a row for one word, 15 for a short text.
         """
@@ -249,7 +249,7 @@ def part(columns: Sequence[pa.Array], begin: int, end: int) -> Sequence[pa.Array
 
 
 def absorber(kind: pa.DataType, secret: Secret) -> Absorb:
-    """What absorbs columns of a type, any, into the states of rows."""
+    """Return a function that absorbs columns of any type into the states of rows."""
     if isinstance(kind, pa.BaseExtensionType):
         inner = absorber(normal_type(kind.storage_type), secret)
         return lambda state, column, present: inner(state, plain(column.storage), present)
@@ -305,7 +305,7 @@ def _list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
 
 
 def _elements(kind: pa.DataType, secret: Secret) -> Read:
-    """What hashes an array of a type, a word a value."""
+    """Return a function that hashes an array of a type, a word per value."""
     hashes = RowHashes(pa.schema([pa.field("", kind)]), secret)
     return lambda column: hashes.values([column], len(column))
 

@@ -67,9 +67,9 @@ class _Memory:
 
 
 def plainly(array: Array) -> Array:
-    """The same memory as an array that kernels take for any other: numba would compile them anew for a read-only one.
+    """Make a writable array over the same memory, since numba would compile kernels again for a read-only one.
 
-    It is not to be written to.  O(1).
+    Callers must not write to it.  O(1).
     """
     return array if array.flags.writeable else np.asarray(_Memory(array))
 
@@ -83,7 +83,7 @@ class Layouts(NamedTuple):
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Layouts:
-        """The columns of a schema.  O(columns)."""
+        """Find the layouts of a schema's columns.  O(columns)."""
         return cls(schema, schema.names, [layout(field.type) for field in schema])
 
 

@@ -29,7 +29,7 @@ _QUOTED: Final = r'"(?:[^"]|"")+"'
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it, whatever is in it.
+    """Quote a name for SQL, whatever is in it.
 
     >>> quoted('a"b')
     '"a""b"'
@@ -66,7 +66,7 @@ def column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
 
 
 def column_name(given: Any, asked: str, option: str) -> str:
-    """The column that an option names.  Raises `SpecError`."""
+    """Check that an option names one column.  Raises `SpecError`."""
     if not isinstance(given, str) or not given:
         raise SpecError(asked, Option(option) + f" is {given!r:.200}", "name one column, as text")
     return given
@@ -108,7 +108,7 @@ def check_apart(left: Sequence[str], right: Sequence[str], there: Sequence[str],
 
 
 def near(name: str, known: Iterable[str]) -> str | None:
-    """The known name that another one is near to; None where none is.
+    """Find the nearest known name; None if none is near.
 
     >>> near("weight", ["id", "weight_kg"]), near("note", ["id", "weight_kg"])
     ('weight_kg', None)
@@ -122,7 +122,7 @@ def near(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name: the nearest one, and all of them.
+    """Write the remedy for an unknown name: the nearest name, and all of them.
 
     >>> did_you_mean("Za\\u0308hler", ["Z\\u00e4hler"])
     "its letters are composed otherwise in 'Zähler' (unicodedata.normalize); copy the name from: ['Zähler']"

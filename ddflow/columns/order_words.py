@@ -122,7 +122,7 @@ def word_count(kind: pa.DataType, name: str) -> int:
 
 
 def order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> Words:
-    """The words that rows are ordered by.
+    """Compute the words that rows are ordered by.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _write(values: pa.Array, column: OrderColumn, out: Words) -> None:
 
 
 def _write_decimals(values: pa.Array, out: Words) -> None:
-    """The two's complement, its most significant word first, as far as the precision has any: with its sign flipped."""
+    """Write the two's complement with its sign flipped, the most significant word first."""
     n, wide = len(values), values.type.bit_width // 8
     if wide <= 8:
         out[:, 0] = view(values, np.dtype(f"i{wide}")).astype(np.int64).view(np.uint64)
@@ -194,7 +194,7 @@ def _write_decimals(values: pa.Array, out: Words) -> None:
 
 
 def _write_prefixes(values: pa.Array, out: Words) -> None:
-    """The first 15 bytes, zeros where there are fewer, then one more than the length: never 0 and never 255."""
+    """Write the first 15 bytes, padded with zeros, then the length plus one: never 0 and never 255."""
     _, offsets, data = values.buffers()
     wide = offset_width(values.type)
     ends = np.frombuffer(offsets, f"i{wide}", len(values) + 1, values.offset * wide)

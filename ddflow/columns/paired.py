@@ -52,19 +52,19 @@ class Paired:
         return self.chosen([name])[0]
 
     def chosen(self, names: Sequence[str]) -> list[pa.Array]:
-        """Some columns.  O(n) each, once."""
+        """Gather some columns.  O(n) each, once."""
         read = [[of for side, of in map(self.at.__getitem__, names) if side == each] for each in range(len(self.sides))]
         found = [iter(view.chosen(some)) for view, some in zip(self.sides, read, strict=True)]
         return [next(found[self.at[name][0]]) for name in names]
 
     def take(self, places: pa.Array) -> Paired:
-        """The rows at some places: nothing is gathered for it but what was before.  O(places)."""
+        """Take the rows at some places; only columns gathered before are gathered again.  O(places)."""
         return Paired([view.take(places) for view in self.sides], self.given)
 
     def slice(self, begin: int, size: int) -> Paired:
-        """The rows [begin, begin + size)."""
+        """Slice the rows [begin, begin + size)."""
         return self.take(pa.array(np.arange(begin, begin + size)))
 
     def select(self, names: Sequence[str]) -> pa.Table:
-        """Some columns as a table."""
+        """Build a table of some columns."""
         return pa.table(self.chosen(names), schema=pa.schema([self.schema.field(name) for name in names]))

@@ -18,7 +18,7 @@ from ddflow.columns.layout import Array
 
 
 def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
-    """The dense rank of every row by its columns, left to right: null smallest, NaN largest.
+    """Compute the dense rank of every row by its columns, left to right: null smallest, NaN largest.
 
     ``table``: n rows of flat types.  ``equal``: uint64[n], a word that is equal for equal rows (a hash of them).
     Returns int64[n]; equal rows share a rank.  O(n log n).  (Order: docs/semantics.md, ties.)

@@ -134,7 +134,7 @@ class RowPool:
         return out
 
     def beside(self, events: Rows) -> RowPool:
-        """These, as they are now, with the rows of a step as number 0.  O(columns * batches)."""
+        """Copy the pool, with the rows of a step as batch 0.  O(columns * batches)."""
         out = self.copy()
         out.put(0, events)
         return out
@@ -177,7 +177,7 @@ class View:
         return self.chosen([name])[0]
 
     def chosen(self, names: Sequence[str]) -> list[pa.Array]:
-        """Some columns.  O(n) each, once."""
+        """Gather some columns.  O(n) each, once."""
         made, near = self._made, self.near
         missing: list[pa.Field] = []
         for name in names:
@@ -193,31 +193,31 @@ class View:
         return [made[name] for name in names]
 
     def take(self, places: pa.Array) -> View:
-        """The rows at some places: nothing is gathered for it but what was before.  O(places)."""
+        """Take the rows at some places; only columns gathered before are gathered again.  O(places)."""
         out = View(self.pool, self.references.take(np.asarray(places)), self.schema)
         out._made = {name: column.take(places) for name, column in self._made.items()}
         return out
 
     def slice(self, begin: int, size: int) -> View:
-        """The rows [begin, begin + size)."""
+        """Slice the rows [begin, begin + size)."""
         return self.take(pa.array(np.arange(begin, begin + size)))
 
     def select(self, names: Sequence[str]) -> pa.Table:
-        """Some columns as a table."""
+        """Build a table of some columns."""
         return pa.table(self.chosen(names), schema=pa.schema([self.schema.field(n) for n in names]))
 
 
 def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
-    """The rows that ``references`` name, in their order.
+    """Gather the rows at ``references``, in their order.
 
-    ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored.
-    ``schema``: the columns wanted.  Raises `TooLarge` when a 32-bit text column would pass 2 GiB.  O(n) a column.
+    ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored. ``schema``:
+    the columns wanted.  Raises `TooLarge` when a 32-bit text column would pass 2 GiB.  O(n) a column.
     """
     return pa.Table.from_arrays(gathered(pool, references, schema), schema=schema)
 
 
 def gathered(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
-    """The columns of `gather`: of a schema, or of some fields."""
+    """Gather columns as `gather` does, of a schema or of some fields."""
     return arrayed(laid(pool, references, fields))
 
 
@@ -227,7 +227,7 @@ def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array
 
 
 def laid(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
-    """The columns of `gather`, for `Rows`."""
+    """Gather columns as `gather` does, for `Rows`."""
     columns: list[Column] = []
     plan: list[tuple[int, int, int, int]] = []
     read: list[pa.Buffer] = []

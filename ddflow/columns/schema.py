@@ -37,7 +37,7 @@ _DAY: Final = 86_400_000_000_000
 
 
 def normal_type(kind: pa.DataType) -> pa.DataType:
-    """The type whose values ``kind`` encodes: dictionaries, run ends and views are encodings, not types."""
+    """Return the type whose values ``kind`` encodes: dictionaries, run ends and views are encodings, not types."""
     if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
         return normal_type(kind.value_type)
     if kind == pa.string_view():
@@ -58,7 +58,9 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
 
 
 def usual_type(kind: pa.DataType) -> pa.DataType:
-    """What frames have as ``large_string`` or another encoding, as a declaration has it: without wide offsets.
+    """Return the type that a declaration uses for a frame's ``large_string`` and other encodings.
+
+    It has no wide offsets.
 
     >>> usual_type(pa.large_list(pa.large_string()))
     ListType(list<item: string>)
@@ -79,14 +81,14 @@ def usual_type(kind: pa.DataType) -> pa.DataType:
 
 
 def normal_field(field: pa.Field) -> pa.Field:
-    """The same column in its `normal_type`."""
+    """Return the column in its `normal_type`."""
     return field.with_type(normal_type(field.type))
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The same values in their `normal_type`; no copy where that is their type.  O(values).
+    """Convert values to their `normal_type`; no copy if they have it.  O(values).
 
-    Level by level, since Arrow's own casts know no nested run ends, and lose values of list views.
+    It works level by level, since Arrow's own casts know no nested run ends, and lose values of list views.
     """
     kind, normal = array.type, normal_type(array.type)
     if kind == normal:
@@ -179,7 +181,7 @@ _EACH: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def first_unreal(array: pa.Array) -> int:
-    """The first row with a time outside a day, or a moment outside the years 1 to 9999; -1 if there is none.  O(n)."""
+    """Find the first row with a time outside a day, or a moment outside the years 1 to 9999; -1 for none.  O(n)."""
     kind = array.type
     if pat.is_time(kind):
         least, most = 0, 86_400 * _EACH[kind.unit]
@@ -227,9 +229,9 @@ def check_sound(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[in
 
 
 def _first_unsound(array: pa.Array) -> tuple[pa.Array, int] | None:
-    """The first value that is unreal, with the array of its level.  Raises Arrow's errors for broken buffers.
+    """Find the first unreal value, with the array of its level.  Raises Arrow's errors for broken buffers.
 
-    Level by level, since Arrow looks at all children of a slice.
+    It works level by level, since Arrow looks at all children of a slice.
     """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -314,7 +316,7 @@ def conform(
 
 
 def _in_days(table: pa.Table) -> pa.Table:
-    """The same table, with all whole days of an interval counted as days: 24 hours are 1 day, and equal to it."""
+    """Count the whole days of an interval as days: 24 hours are 1 day, and equal to it."""
     for index, field in enumerate(table.schema):
         if field.type == INTERVAL:
             table = table.set_column(index, field, days_of_intervals(one_chunk(table.column(index))))
@@ -343,7 +345,7 @@ def days_of_intervals(array: pa.Array) -> pa.Array:
 
 
 def _without_nulls(table: pa.Table, what: str) -> pa.Table:
-    """The same table.  Raises `SchemaMismatch` for nulls that its schema forbids."""
+    """Refuse nulls that the schema forbids, or return the table.  Raises `SchemaMismatch`."""
     if bad := [f.name for i, f in enumerate(table.schema) if not f.nullable and table.column(i).null_count]:
         raise SchemaMismatch(
             f"rows for {what}",
@@ -384,7 +386,7 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[
 
 
 def _value(array: pa.Array, row: int) -> str:
-    """A value as messages show it: Python's way, or Arrow's where Python has no such value, cut short."""
+    """Format a value for messages: Python's way, or Arrow's if Python has no such value, cut short."""
     try:
         return cut(repr(array[row].as_py()), 60)
     except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
@@ -392,7 +394,7 @@ def _value(array: pa.Array, row: int) -> str:
 
 
 def updates_schema(schema: pa.Schema, time_type: pa.DataType) -> pa.Schema:
-    """The columns of an output's table: the collection's, then ``_time``, then ``_diff``."""
+    """Return the columns of an output's table: the collection's, then ``_time``, then ``_diff``."""
     return pa.schema([*schema, pa.field(TIME, time_type, nullable=False), pa.field(DIFF, pa.int64(), nullable=False)])
 
 
@@ -402,12 +404,12 @@ def empty(schema: pa.Schema) -> pa.Table:
 
 
 def one_batch(table: Any) -> pa.RecordBatch:
-    """A table, or a view, as a record batch; no copy where each column is in one chunk."""
+    """Convert a table or a view to a record batch; no copy if each column is in one chunk."""
     return pa.RecordBatch.from_arrays(arrays(table), schema=table.schema.remove_metadata())
 
 
 def arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
-    """The columns of a table, batch or view, or some of them, each as one array; no copy where it is one already."""
+    """Return all or some columns of a table, batch or view, each as one array; no copy if it is one already."""
     columns: Any
     if isinstance(rows, pa.Table | pa.RecordBatch):
         columns = rows.columns if names is None else map(rows.column, names)
@@ -417,7 +419,7 @@ def arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """A chunked column as one array; no copy where there is one chunk already."""
+    """Convert a chunked column to one array; no copy if there is one chunk already."""
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)

@@ -36,7 +36,7 @@ class Sorted(NamedTuple):
 
 
 def shards(by: Sorted, threads: Threads) -> list[tuple[int, int]]:
-    """The keys cut by equal ranges of identities, one for each thread; all of them where they are few.  O(log n)."""
+    """Cut the keys into equal ranges of identities, one per thread; one range if keys are few.  O(log n)."""
     keys = by.starts.size - 1
     if threads.size == 1 or len(threads.spans(keys, RESOLVED)) < threads.size:
         return [(0, keys)]

@@ -84,7 +84,7 @@ _FIXED = re.compile(r"fixed_size_binary\[(\d+)\]")
 
 
 def parse_type(text: str) -> pa.DataType:
-    """The type that a text names.  Raises `SpecError`, naming the nearest name.  O(length)."""
+    """Parse the name of a type.  Raises `SpecError`, naming the nearest name.  O(length)."""
     given = text.strip()
     lower = given.lower()
     if lower in _SQL:
@@ -100,7 +100,7 @@ def parse_type(text: str) -> pa.DataType:
 
 
 def spelled_type(kind: pa.DataType) -> str:
-    """A short text that names the type, as `parse_type` reads it.  O(1).
+    """Write a short text that names the type, as `parse_type` reads it.  O(1).
 
     >>> spelled_type(pa.timestamp("us", "UTC")), spelled_type(pa.decimal128(38, 2)), spelled_type(pa.int64())
     ('timestamptz', 'decimal(38,2)', 'int64')
@@ -171,7 +171,7 @@ def _split(text: str) -> list[str]:
 
 
 def parse_types(texts: Iterable[str]) -> dict[str, pa.DataType]:
-    """The types by column of ``column=type`` texts, several to one with commas between.  Raises `SpecError`."""
+    """Parse ``column=type`` texts, separated by commas, to types by column.  Raises `SpecError`."""
     out: dict[str, pa.DataType] = {}
     for part in (part for text in texts for part in _split(text)):
         column, equals, kind = part.partition("=")

@@ -33,9 +33,9 @@ class Inexact(ValueError):
 
 
 def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column in a type that `widening` allows, or in its own; fields that a struct lacks are null.
+    """Convert a column to a type that `widening` allows, or to its own; missing fields of a struct become null.
 
-    O(values).  Raises `Inexact` for one that the type does not hold.
+    O(values).  Raises `Inexact` for a value that the type does not hold.
     """
     old = column.type
     if old == kind:
@@ -80,7 +80,7 @@ def _as_text(column: pa.Array) -> pa.Array:
 
 
 def _first(column: pa.Array, kind: pa.DataType) -> str:
-    """The first value that does not fit.  O(log n) casts."""
+    """Find the first value that does not fit.  O(log n) casts."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -93,7 +93,7 @@ def _first(column: pa.Array, kind: pa.DataType) -> str:
 
 
 def filled(table: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """A table or batch in the columns of a schema: wider where they are, null where it has none; fields of structs too.
+    """Convert a table or batch to the columns of a schema: wider types, and nulls for missing columns and fields.
 
     O(rows) a column that changes.  Raises `Inexact`.
     """
@@ -111,9 +111,9 @@ def filled(table: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def narrowed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table as it was before it was `filled`: in narrower types where that loses nothing, without columns of nulls.
+    """Undo `filled`: return to narrower types if that loses nothing, and drop columns of nulls.
 
-    What cannot be narrowed stays as it is.  O(rows) a column that changes.
+    A column that cannot be narrowed keeps its type.  O(rows) a column that changes.
 
     >>> narrowed(pa.table({"n": [1.0, 2.0], "new": pa.nulls(2)}), pa.schema({"n": pa.int32()})).to_pydict()
     {'n': [1, 2]}

@@ -68,7 +68,7 @@ def _finer(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def _nested(old: pa.DataType, new: pa.DataType) -> Widening | None:
-    """That of lists and structs, part by part."""
+    """Find the widening of lists and structs, part by part."""
     if old.id != new.id or not (pat.is_list(old) or pat.is_large_list(old) or pat.is_struct(old)):
         return None
     parts = [[kind.field(i) for i in range(kind.num_fields)] for kind in (old, new)]
@@ -94,7 +94,7 @@ def keeps_order(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
-    """The columns of both whose types differ.  O(columns)."""
+    """List the columns of both schemas whose types differ.  O(columns)."""
     return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
 
 
@@ -123,7 +123,7 @@ def evolve_column(name: str, was: pa.DataType, to: pa.DataType) -> Evolve:
 
 
 def holding(kind: pa.DataType, value: str) -> pa.DataType | None:
-    """The type that a column is widened to for a value, which is written as in JSON; None where it may not be.
+    """Return the type that a column is widened to for a value, written as in JSON; None if it may not be.
 
     >>> holding(pa.int32(), "3000000000"), holding(pa.int32(), "1.5"), holding(pa.decimal128(4, 2), "123.5")
     (DataType(int64), DataType(double), Decimal128Type(decimal128(5, 2)))
