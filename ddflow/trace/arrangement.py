@@ -69,7 +69,7 @@ class Arrangement:
         self.is_searched, self.found = True, cast("Ints | None", None)
 
     def like(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
-        """An empty arrangement whose versions are identified as here.  ``words``: where they are others."""
+        """Build an empty arrangement with the same kind of identities.  ``words``: if they are others."""
         words = self.words if words is None else words
         return Arrangement(schema or self.schema, self.index.wide, words, self.keeps, self.ordered)
 
@@ -81,10 +81,10 @@ class Arrangement:
     def seek(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
     ) -> Prior:
-        """What the keys that begin at ``starts`` of the sorted identities hold now, carved from ``arena``.
+        """Look up the keys that begin at ``starts`` of the sorted identities; arrays come from ``arena``.
 
-        ``order``: words of identities beyond two.  O(keys) expected; in memory but for those that are on disk, about
-        40 ns for each and run there.
+        ``order``: words of identities beyond two.  O(keys) expected in memory; about 40 ns more for each key and run on
+        disk.
         """
         prior = self.index.seek(high, low, starts, arena, order)
         if self.lower:
@@ -119,7 +119,10 @@ class Arrangement:
             wanted = wanted[prior.reference.take(wanted) == 0]
 
     def pool(self, events: Rows | None = None) -> RowPool:
-        """What references point into: the batches, and at 0 the step's own rows, until `apply` or the next ones."""
+        """Return the pool that references point into: the batches, and the step's rows at 0.
+
+        The step's rows stay there until `apply` or the next ones.
+        """
         if events is not None:
             self.slots.pool.put(0, events)
         return self.slots.pool
@@ -168,7 +171,7 @@ class Arrangement:
         return parts
 
     def stored(self, change: Change, batch_store: BatchStore) -> Change:
-        """The same change in files, to go on disk at once; `spill` with no share must have come before the step.
+        """Write the change to files, for disk at once; a `spill` with no share must precede the step.
 
         O(versions).  Raises `SpillFull`, `SpillFailed`.
         """
@@ -289,7 +292,7 @@ class Arrangement:
             )
 
     def read(self, as_of: int | None = None, what: str = "a read") -> pa.Table:
-        """The live rows as of a time, by default the last closed one, in hash order.
+        """Return the live rows as of a time, by default the last closed one, in hash order.
 
         O(keys) now; O(versions) at an older time.  Raises `NotReadable` outside [since, upper), `CorruptState` when a
         key has two values at one time.
@@ -298,12 +301,12 @@ class Arrangement:
         return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
     def pieces(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
-        """What `read` gives, range by range of identities; it must not change meanwhile."""
+        """Yield the rows of `read`, range by range of identities; it must not change meanwhile."""
         for references in self.live(as_of, what):
             yield gather(self.slots.pool, references, self.schema)
 
     def live(self, as_of: int | None = None, what: str = "a read") -> Iterator[Ints]:
-        """References to the rows of `pieces`, in the order of identities.  O(versions)."""
+        """Yield references to the rows of `pieces`, in the order of identities.  O(versions)."""
         self.check_readable(as_of, what)
         if self.found is not None:
             yield self.found
@@ -317,7 +320,7 @@ class Arrangement:
             yield self._live_at(parts, as_of)
 
     def within(self, ends: Iterable[int]) -> Iterator[pa.Table]:
-        """The live rows now, of each of the ranges that end at such identities (their first words), ascending.
+        """Yield the live rows of each range.  ``ends``: the last first words of the ranges, ascending.
 
         O(versions).
         """
@@ -339,7 +342,7 @@ class Arrangement:
             yield [part for run in whole for part in run.bite(self.slots, last)]
 
     def _live_at(self, parts: list[Part], as_of: int) -> Ints:
-        """References to the rows that were live at a time, of all versions of a range, which may be none."""
+        """Find the rows of a range that were live at a time; the range may have no versions."""
         if not parts:
             return np.empty(0, np.int64)
         picked = by_sorting(self.slots, parts, NEVER, droppable=False)

@@ -29,7 +29,7 @@ from ddflow.errors import CorruptState
 
 
 def same(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
-    """A column of n times one value, in the memory of one."""
+    """Build a column of n times one value, in the memory of one."""
     return np.ndarray(n, kind, np.array([value], kind), 0, (0,))
 
 
@@ -61,7 +61,7 @@ class Batch:
 
     @classmethod
     def of(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Self:
-        """A small batch from lists, without orders: for examples and tests."""
+        """Build a small batch from lists, without orders: for examples and tests."""
         n = len(high)
         return cls(
             np.array(high, np.uint64),

@@ -67,7 +67,7 @@ class Layout(Strict, frozen=True):
             raise ValueError(f"a file cannot have the columns {own} beside time {self.time} and live {self.live}")
 
     def schema(self, payload: pa.Schema) -> pa.Schema:
-        """The columns of the file.  ``payload``: its own last ones."""
+        """Return the columns of the file.  ``payload``: its last columns."""
         fields = [pa.field(f"_{name}", pa.from_numpy_dtype(KINDS[name])) for name in self.own]
         if self.words:
             fields.append(pa.field("_order", pa.list_(pa.int64(), self.words)))
@@ -75,7 +75,7 @@ class Layout(Strict, frozen=True):
 
 
 def filed(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layout]:
-    """The columns to write, without a copy unless they are ``compressed``, and what they are.  O(columns), or O(n)."""
+    """Return the columns to write, and their layout, without a copy unless ``compressed``.  O(columns), or O(n)."""
     kept = {name: column for name in KINDS if (column := getattr(batch, name)).size and all(column.strides)}
     time = None if "time" in kept else int(batch.time[0])
     live = None if "live" in kept else int(batch.live[0])
@@ -91,8 +91,10 @@ def filed(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layou
 
 
 def unfiled(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch:
-    """The batch again, over the same memory; a compressed one is to be made `whole`.  ``mapped``: the file that it is
-    in, to be remembered.  O(columns)."""
+    """Build the batch over the memory of a file's record; a compressed one needs `whole`.
+
+    ``mapped``: the file, which the batch remembers.  O(columns).
+    """
     n, schema = record.num_rows, record.schema
     own = {name: view(record.column(i), np.dtype(KINDS[name])) for i, name in enumerate(layout.own)}
     at = len(own)
@@ -108,7 +110,7 @@ def unfiled(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch
 
 
 def whole(batch: Batch, made: Sequence[Words]) -> Batch:
-    """A compressed batch with the identities and hashes that were made of its rows, where these are live.  O(n)."""
+    """Fill in the identities and hashes of a compressed batch's live rows, computed from the rows.  O(n)."""
     live = batch.live != 0
     high, low, value = (
         np.where(live, each, was) if was.size else was

@@ -103,7 +103,7 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
 
 
 def _batch(slots: Slots, slot: int, batch_store: BatchStore) -> Raw:
-    """A batch as the JSON of its record, which stays as it is; written to a file where it is in none."""
+    """Encode a batch's record as JSON once; write the batch to a file if it has none."""
     batch = slots[slot]
     file: BatchFiles | Written | None = batch.mapped or slots.files.get(slot)
     if file is None:
@@ -186,7 +186,7 @@ class _Items:
         self.versions = 0
 
     def item(self, record: RunRecord | MergeRecord) -> Run | RunMerge:
-        """A run, or a merge under way."""
+        """Build a run, or a merge under way."""
         if isinstance(record, RunRecord):
             return self._run(record)
         inputs, output = [self._run(each) for each in record.inputs], self._run(record.output)
@@ -243,7 +243,7 @@ class _Items:
 
 
 def _fields(names: list[str], schema: pa.Schema, what: str) -> list[pa.Field]:
-    """The columns of a payload by name."""
+    """Select the columns of a payload by name."""
     if names != [name for name in schema.names if name in names]:
         raise _wrong(what, f"its files have the columns {cut(str(names))}, which the plan has not")
     return [schema.field(name) for name in names]
@@ -259,7 +259,7 @@ def _load(
     home: BatchStore | None,
     what: str,
 ) -> tuple[Batch, Any]:
-    """A batch from its file, and the file where the batch does not hold it."""
+    """Load a batch from its file, and return the file if the batch does not hold it."""
     if record.shape >= len(shapes):
         raise _wrong(what, f"it has no shape {record.shape}")
     layout, fields, rows = record.layout, shapes[record.shape], record.rows
@@ -297,7 +297,7 @@ def _load(
 
 
 def _widened(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
-    """A batch with null in the columns that it was written without, and the hashes that its rows have with them."""
+    """Add null columns that a batch was written without, and compute the hashes of its rows again."""
     if len(batch.rows.columns) == len(schema):
         return batch
     payload = _payload(batch, schema)
@@ -305,7 +305,7 @@ def _widened(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
 
 
 def _payload(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch's rows, with null in the columns that it was written without."""
+    """Return a batch's rows, with null in the columns that it was written without."""
     there = dict(zip(batch.rows.table.schema.names, batch.rows.columns, strict=True))
     columns = [there[f.name] if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -56,12 +56,13 @@ def group_rows(
     words: bool = False,
     back: bool = False,
 ) -> RowsByGroup:
-    """The live rows of groups, given by ascending prefixes of identities; at most so many of each.
+    """Find the live rows of groups by ascending prefixes of identities, at most ``most`` of each.
 
     ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``, ``tied``, ``words``, ``back``: as of
     `OrderedIndex.group`.
-    O(groups log entries + rows) in memory; on disk, O(log rows + rows asked for) for each group and run there, and what
-    was deleted before them.
+
+    O(groups log entries + rows) in memory; on disk, O(log rows + rows read) for each group and run, plus the deletions
+    before these rows.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
@@ -91,9 +92,9 @@ def group_rows(
 
 
 def rows_around(arranged: Arrangement, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
-    """The rows of the windows of places, and which window each place is in: see `OrderedIndex.around`.
+    """Find the rows of the windows of places, and the window of each place: see `OrderedIndex.around`.
 
-    Where there are rows on disk, the windows are the groups.
+    If there are rows on disk, the windows are the groups.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
@@ -104,7 +105,7 @@ def rows_around(arranged: Arrangement, high: Words, low: Words, order: Ints) -> 
 
 
 def _resident(arranged: Arrangement, found: RowsByGroup, room: Ints) -> Layer:
-    """What the index holds of the groups, deletions too."""
+    """Return the index's entries of the groups, deletions too."""
     sizes = np.diff(found.begins)
     there = np.flatnonzero((found.references >> SLOT) & SLOTS)
     references, values = found.references[there], found.values[there]
@@ -114,7 +115,7 @@ def _resident(arranged: Arrangement, found: RowsByGroup, room: Ints) -> Layer:
 
 
 def identified(arranged: Arrangement, references: Ints) -> tuple[Words, Words, Ints]:
-    """The identities of rows: two words, and the others, int64[n, w].  O(n), and a little for each batch."""
+    """Gather the identities of rows: two words, and the others, int64[n, w].  O(n), and a little for each batch."""
     slots, rows = (references >> SLOT) & SLOTS, references & ROWS
     high, low = np.empty(slots.size, np.uint64), np.empty(slots.size, np.uint64)
     order = np.empty((slots.size, arranged.words), np.int64)
@@ -125,7 +126,7 @@ def identified(arranged: Arrangement, references: Ints) -> tuple[Words, Words, I
 
 
 def _stored(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints, back: bool) -> Layer:
-    """The last versions among the first rows of ranges of a batch on disk; ``back``: the last rows, from the end."""
+    """Read the last versions among the first rows of ranges of a batch on disk; ``back``: from the end."""
     sizes = np.minimum(last - first, room)
     begin = last - sizes if back else first
     rows = np.repeat(begin - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
@@ -141,10 +142,10 @@ def _stored(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints, back: 
 
 
 def _known(every: Layer, layers: Sequence[Layer], back: bool) -> Ints:
-    """The newest versions of what all layers tell of, in order, where they live.
+    """Find the newest versions across layers, in order, if they live.
 
-    The last that is told of a group may have a later version where its layer was left.  ``back``: groups from
-    their ends.
+    If a layer was left early, the last version that was read of a group may have a later one. So the result ends before
+    it. ``back``: groups from their ends.
     """
     by = in_order(every.high, every.low, every.order)
     number, bound, begin = np.empty(every.group.size, np.int64), np.full(layers[0].left.size, every.group.size), 0
@@ -165,7 +166,7 @@ def _known(every: Layer, layers: Sequence[Layer], back: bool) -> Ints:
 
 
 def _turned(group: Ints) -> Ints:
-    """The rows of ascending groups, each group turned round."""
+    """Reverse the rows of each ascending group."""
     turned: Ints = group.size - 1 - np.argsort(group[::-1], kind="stable")
     return turned
 

@@ -89,9 +89,9 @@ class Index:
     def seek(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
     ) -> Prior:
-        """What the keys at ``starts`` of the sorted identities hold.  O(keys) expected.
+        """Look up the keys at ``starts`` of the sorted identities.  O(keys) expected.
 
-        ``order``: words of identities beyond two, which none has here.
+        ``order``: words of identities beyond two, always None here.
         """
         del order
         n, arena = starts.size, arena or Arena()
@@ -177,7 +177,7 @@ class Index:
         return np.where(there, prior.place[groups], -1)
 
     def walk(self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1) -> tuple[Ints, Ints]:
-        """The references and places of all entries, or the live ones, of a range, in the order of identities.
+        """Return the references and places of a range's entries, or of the live ones, in the order of identities.
 
         ``members``: only those that point into these batches.  O(slots of the range).
         """
@@ -190,7 +190,7 @@ class Index:
         return np.concatenate([one[0] for one in found]), np.concatenate([one[1] for one in found])
 
     def _walk(self, mask: np.uint64, members: Flags, first: int, last: int) -> tuple[Ints, Ints]:
-        """The references and places of a range."""
+        """Return the references and places of a range."""
         room = min(self.used, ((last - first) * self.table.shape[0] >> 64) + 2 * self.spare) + 2
         while True:
             references, places = np.empty(room, np.int64), np.empty(room, np.int64)
@@ -201,7 +201,7 @@ class Index:
             room = self.used + 2
 
     def entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
-        """The identities (high, low), value hashes and orders of the entries at ``places``.  O(places)."""
+        """Return the identities (high, low), value hashes and orders of the entries at ``places``.  O(places)."""
         m = places.size
         out = (
             np.empty(m, np.uint64),

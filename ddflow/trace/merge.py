@@ -90,7 +90,7 @@ class Picked(NamedTuple):
         return self.only(~out)
 
     def only(self, rows: Any) -> Picked:
-        """Some of them, by place or by bool[m].  O(m)."""
+        """Select versions by place or by bool[m].  O(m)."""
         low = self.low[rows] if self.low.size else self.low
         value = self.value[rows] if self.value.size else self.value
         return Picked(
@@ -116,10 +116,10 @@ class Picked(NamedTuple):
 def by_index(
     index: Index, slots: Slots, parts: list[Part], first: int, last: int, time: int, deletions: bool
 ) -> Picked:
-    """What stays of ``parts``, the range [first, last] of some runs, when all versions are at or before since.
+    """Pick the versions of ``parts`` that stay, in the range [first, last], if all are at or before since.
 
-    ``time``: what all of them are stamped with now: history before since is one.  ``deletions``: whether they stay.
-    O(slots of the range).
+    ``time``: the new time of all of them, since history before since is one.  ``deletions``: whether they stay. O(slots
+    of the range).
     """
     references, places = index.walk(not deletions, slots.members(parts), first, last)
     high, low, value, order = index.entries(places)
@@ -136,10 +136,10 @@ def by_sorting(
     droppable: bool,
     index: Index | None = None,
 ) -> Picked:
-    """What stays of ``parts``, some runs' versions of one range, sorted together.  O(versions).
+    """Sort some runs' versions of one range, ``parts``, and pick those that stay.  O(versions).
 
-    ``droppable``: whether a lone deletion may go.  ``index``: names their values' hashes and says which are current.
-    Raises `CorruptState` where a key has two versions of one time.
+    ``droppable``: whether a lone deletion may go.  ``index``: finds their values' hashes and the current versions.
+    Raises `CorruptState` if a key has two versions of one time.
     """
     cuts = [(slots[part.slot], part) for part in parts]
 
@@ -278,7 +278,7 @@ class RunMerge:
                 file.verify()
 
     def _until(self, rows: int, slots: Slots) -> int:
-        """The greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""
+        """Find the greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""
         owed = self.owed
         if owed <= rows + rows // 4:
             return END

@@ -83,7 +83,7 @@ class OrderedIndex(Index):
     def seek(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
     ) -> Prior:
-        """What the identities at ``starts`` hold; ``order``: their words beyond two.  O(keys log entries)."""
+        """Look up the identities at ``starts``; ``order``: their words beyond two.  O(keys log entries)."""
         assert order is not None
         n, empty, more = starts.size, (arena or Arena()).room(starts.size), words_of(order)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), np.empty((n, 0), np.int64))
@@ -101,12 +101,12 @@ class OrderedIndex(Index):
         words: bool = False,
         back: bool = False,
     ) -> RowsByGroup:
-        """The rows of groups, given by ascending prefixes, each in order; at most so many of each.
+        """Find the rows of groups by ascending prefixes, each in order, at most ``most`` of each.
 
         ``low`` of size 0, ``order`` None: prefixes are shorter.  ``most``: one number, or one a group.  ``tied``: also
-        the rows whose first so many words beyond two are those of the last.  ``live``: without deletions; where these
-        are wanted, references have their flags.  ``words``: with those beyond two.  ``back``: each from its end.
-        O(groups log entries + rows).
+        the rows that share this many words beyond two with the last one.  ``live``: without deletions; else references
+        have their flags. ``words``: return the words beyond two.  ``back``: each group from its end.  O(groups log
+        entries + rows).
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
         keys = Identities.of(high, low, more if order is None else (more := words_of(order)))
@@ -125,10 +125,10 @@ class OrderedIndex(Index):
         return RowsByGroup(references, values[:n].view(np.int64), begins, beyond[:n].view(np.int64))
 
     def around(self, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
-        """The rows of the windows of places, given by ascending prefixes; and which window each place is in.
+        """Find the rows of the windows of places by ascending prefixes, and the window of each place.
 
-        A window is all that can change with what changes at its places, where a row's content is the word behind those
-        of ``order``, and runs of equal content are one: see `ddflow.kernels.around`.  O(places log entries + rows).
+        A window is the range that a change at its places can affect. A row's content is the word after those of
+        ``order``, and runs of equal content are one: see `ddflow.kernels.around`.  O(places log entries + rows).
         """
         keys, room = Identities.of(high, low, more := words_of(order)), 8 * high.size + 16
         segments, begins = np.empty(high.size, np.int64), np.empty(high.size + 1, np.int64)

@@ -57,10 +57,10 @@ def rekeys(old: pa.Schema, new: pa.Schema) -> bool:
 
 
 def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows) -> Batch:
-    """A batch in the columns of a schema.  O(n), and O(n log n) where it ``rekeys``.
+    """Cast a batch to the columns of a schema.  O(n), and O(n log n) if it ``rekeys``.
 
-    ``batch``: all versions of its keys.  ``made``: hashes of rows of that schema.  ``rekeys``: whether identities
-    change with the columns.  ``cast``: makes its rows of theirs.  Raises `Inexact`.
+    ``batch``: all versions of its keys.  ``made``: hashes rows of that schema.  ``rekeys``: whether identities change
+    with the columns.  ``cast``: casts its rows.  Raises `Inexact`.
     """
     live, there = batch.live != 0, batch.rows.table
     if not live.all():

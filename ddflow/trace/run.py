@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 def lasts(batch: Batch, part: Part) -> Iterator[Ints]:
-    """The rows that are the last of their keys in a part, some at a time.  O(rows)."""
+    """Yield the rows that are the last of their keys in a part, some at a time.  O(rows)."""
     for begin in range(part.begin, part.end, LASTS):
         end = min(begin + LASTS, part.end)
         to = min(end + 1, part.end)

@@ -54,7 +54,7 @@ class BloomFilter(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, words: pa.RecordBatch) -> Self:
-        """The one over a batch's identities whose words were written.  Raises `CorruptState` where they are not its."""
+        """Build the filter over a batch's identities from its words.  Raises `CorruptState` if they do not match."""
         over = cls.room(int(batch.high[0]), int(batch.high[-1]), len(batch))
         column = words.column(0)
         if len(column) != over[2]:
@@ -64,7 +64,7 @@ class BloomFilter(NamedTuple):
 
     @staticmethod
     def room(first: int, last: int, n: int) -> tuple[np.uint64, np.uint64, int]:
-        """Base, shift, and how many words, for n identities from ``first`` to ``last``."""
+        """Compute base, shift, and the number of words, for n identities from ``first`` to ``last``."""
         reach = last - first
         shift = 64 - max(reach.bit_length(), 1)
         # Part of the shifted range may be empty: as many more blocks keep ten bits for each key.
@@ -96,7 +96,7 @@ class BatchFiles:
 
 
 def spilled(batch: Batch, batch_store: BatchStore) -> Batch:
-    """The same batch in files.  O(bytes).  Raises what the place raises; no file is left then."""
+    """Write the batch to files.  O(bytes).  Raises the errors of the store; no file is left then."""
     record, layout = filed(batch)
     columns = batch_store.write(record)
     with on_failure(columns.drop):
@@ -104,7 +104,7 @@ def spilled(batch: Batch, batch_store: BatchStore) -> Batch:
 
 
 def filtered(columns: StoredBatch, layout: Layout, batch_store: BatchStore) -> Batch:
-    """A batch that is in a file already, with a Bloom filter in another.  O(n).  Raises what the place raises."""
+    """Add a Bloom filter, in another file, to a batch in a file.  O(n).  Raises the errors of the store."""
     batch = unfiled(columns.batch, layout)
     words = batch_store.write(
         pa.RecordBatch.from_arrays([pa.array(BloomFilter.over(batch.high, batch.low).words)], [WORDS])

@@ -40,12 +40,12 @@ GARBAGE = 2
 
 
 def choose(sizes: Sequence[int], needed: int | None, fan: int) -> int | None:
-    """The first run of the newest ones that should be merged into one, or None.
+    """Choose the first of the newest runs that should be merged into one, or None.
 
-    ``sizes``: versions a run, oldest first.  ``needed``: how many versions a merge of all would leave, about; None
-    where that cannot be chosen.  All are merged when too much is garbage; else the newest ones when there are ``fan``
-    of about one size (the largest is a small part of all), so a version is copied about once for each power of
-    ``fan``.  Pure; O(runs).
+    ``sizes``: versions a run, oldest first.  ``needed``: about the versions that a merge of all would leave; None if
+    that merge is not allowed.  All are merged if too much is garbage. Otherwise the newest ones are merged if there are
+    ``fan`` of about one size (the largest is a small part of all). So a version is copied about once for each power of
+    ``fan``. Pure; O(runs).
     """
     if needed is not None and len(sizes) > 1 and sum(sizes) > GARBAGE * needed + 64:
         return 0
