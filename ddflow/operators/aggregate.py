@@ -69,7 +69,7 @@ class Agg(GroupOperator):
         self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The groups and the aggregates."""
+        """Write the groups and the aggregates as JSON."""
         aggregates = [{"name": e.call.name, "sql": e.call.text} | e.told(formulas) for e in self.aggregates]
         return {"by": self.by, "aggregates": aggregates}
 
@@ -94,12 +94,12 @@ class Agg(GroupOperator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The groups and the aggregates."""
+        """Render the groups and the aggregates as text."""
         texts = [f"{each.text('name')}={_written(each)}" for each in record.records("aggregates")]
         return ", ".join([f"by={record.texts('by')}", *texts])
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
-        """The groups, and what is read by aggregates."""
+        """Return the columns that are read: the groups and the arguments of aggregates."""
         read = set(self.by)
         for aggregate in self.aggregates:
             for each in aggregate.arguments.values():
@@ -112,7 +112,7 @@ class Agg(GroupOperator):
 
 
 def _aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
-    """An aggregate of a plan, as a text or of the user's own."""
+    """Bind an aggregate of a plan, written as text or defined by the user."""
     own = isinstance(given, AppliedAggregate)
     return OwnAggregate(name, given, schema) if own else aggregate_of(name, given, schema)
 
@@ -123,7 +123,7 @@ def _written(record: Record) -> str:
 
 
 def shown(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]) -> pa.Schema:
-    """The columns of groups and results."""
+    """Return the columns of groups and results."""
     return pa.schema([*groups, *(pa.field(e.call.name, e.type, nullable=e.nullable) for e in aggregates)])
 
 
@@ -172,7 +172,7 @@ class RunningAggregate(Running):
         return out, self._change(step, states, since)
 
     def _stepped(self, updates: Updates) -> GroupedStep:
-        """The groups of some updates, in the order of identities, and their cells."""
+        """Group the updates of a step by identity, and cut each group into cells."""
         n, arena = updates.diffs.size, self.arena
         columns = arrays(updates.rows, self.groups.names)
         self.given.put(0, Rows.of(columns, self.given.shape, n))
@@ -197,7 +197,7 @@ class RunningAggregate(Running):
         return GroupedStep(updates, by, prior, Folding(cells, updates.diffs, lived, m, of, None), ranks[:c], before)
 
     def _folded(self, step: GroupedStep, held: Sequence[pa.Array]) -> list[pa.Array]:
-        """The states that groups had, then those after each cell, a column for each part."""
+        """Fold each part, and return its states as a column: the prior ones of groups, then one after each cell."""
         rows = step.updates.rows
         read = set[str]().union(*(each.columns or () for each in self.arguments.values()))
         names = [name for name in rows.schema.names if name in read] or rows.schema.names[:1]
@@ -226,7 +226,7 @@ class RunningAggregate(Running):
         return there, out, None
 
     def _updates(self, step: GroupedStep, states: Sequence[pa.Array]) -> Updates:
-        """The updates of the output, in the order of times."""
+        """Compute the updates of the output, in the order of times."""
         there, results, refused = self._made(states)
         lived, c = step.folding.lived.size, step.folding.of.size
         if refused is not None:
@@ -245,11 +245,14 @@ class RunningAggregate(Running):
         return Updates(rows, ranks[:made].copy(), diffs[:made].copy(), step.updates.times)
 
     def _groups(self, rows: Ints) -> list[Column]:
-        """The groups of some updates."""
+        """Gather the group columns of some updates."""
         return laid(self.given, rows, self.fields)
 
     def _change(self, step: GroupedStep, states: Sequence[pa.Array], since: int) -> Change:
-        """The versions, by identities and times: states after cells that differ from those before."""
+        """Build the versions to store, in the order of identities and times.
+
+        A cell makes a version if its state differs from the one before.
+        """
         by, cells, prior, lived = step.by, step.folding.cells, step.prior, step.folding.lived.size
         # Of times that need not be kept apart, the last one of each group.
         since_rank = np.searchsorted(step.updates.times, since, side="right") - 1
@@ -315,7 +318,7 @@ class RunningAggregate(Running):
         return once_each(pa.Table.from_arrays(columns, schema=self.shown)).picked(np.flatnonzero(there))
 
     def _overflow(self, step: GroupedStep, cell: int, what: str) -> AggregateOverflow:
-        """The error for a group's value after a cell that leaves its type."""
+        """Build the error for a group's value that leaves its type after a cell."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
         table = pa.Table.from_arrays(arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))
         found = f"{what} leaves its type for the group {shown_row(table, row)}"

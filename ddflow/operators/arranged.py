@@ -41,7 +41,7 @@ class Arrange(SameRows):
         self.unique, self.positive = of.unique, of.positive or bool(refuses)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The columns, and what refuses."""
+        """Write the columns, and the verb that refuses negative counts, as JSON."""
         return {"by": list(self.by), "refuses": self.refuses}
 
     @classmethod
@@ -51,11 +51,11 @@ class Arrange(SameRows):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The columns."""
+        """Render the columns as text."""
         return f"by={record.texts('by')}"
 
     def exchange(self) -> list[Columns | None]:
-        """The columns."""
+        """Return the columns of the arrangement."""
         return [self.by]
 
     def commuting(self, at: int) -> dict[str, str]:

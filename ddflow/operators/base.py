@@ -86,15 +86,15 @@ class Readable:
         return sum(each.nbytes for each in self.arrangements)
 
     def pieces(self, as_of: int | None) -> Iterable[Updates]:
-        """What it holds of its own output as of a time, by default now, piece by piece.  O(rows)."""
+        """Yield the rows of its output as of a time, by default now, piece by piece.  O(rows)."""
         return (self.held(table) for table in self.arranged.pieces(as_of))
 
     def held(self, arranged: pa.Table) -> Updates:
-        """What rows of its arrangement stand for: rows of its output, among others their columns.  O(rows)."""
+        """Convert rows of its arrangement to rows of its output; more columns may come along.  O(rows)."""
         return once_each(arranged)
 
     def look(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
-        """The rows of groups, given by the words of the columns they are identified by, ascending.
+        """Look up the rows of groups by the words of their identities, ascending.
 
         References point into the arrangement.  ``most``: of each group, at most.  O(groups) expected.
         """
@@ -108,7 +108,7 @@ class Readable:
         return RowsByGroup(references, np.ones(references.size, np.int64), begins)
 
     def find_group(self, columns: Sequence[pa.Array], as_of: int | None) -> Iterable[Updates]:
-        """What it holds of its own output as of a time, of one key, or of the group that it is found by.
+        """Yield the rows of its output as of a time for one key, or for the group that the key is found by.
 
         ``columns``: one value each, those of `keys`.  O(rows of the group) now; O(runs log rows) at an older time.
         """
@@ -129,14 +129,14 @@ class Readable:
         self.arrangements = tuple(fresh)
 
     def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """What the rows of its arrangement say of themselves, as it keeps it beside them.  O(rows).
+        """Compute the hashes that its arrangement keeps with these rows.  O(rows).
 
         For a live version all three are those it keeps; for a deletion, whose row may be filler, they may be any.
         """
         raise NotImplementedError
 
     def output(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
-        """What `read` gave, as the table of an output.  O(rows)."""
+        """Convert the result of `read` to the table of an output.  O(rows)."""
         return consolidated(made, secret).to_table(schema, time_type)
 
 
@@ -145,7 +145,7 @@ class Running(Readable):
 
     @abstractmethod
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
-        """The updates of its output, and the change to apply, None for none; nothing changes.
+        """Compute the updates of its output, and the change to apply, None for none; nothing changes.
 
         ``inputs``: updates of each input, of one list of times; all of a step, or all of some identities of the columns
         that `Collection.exchange` names.  ``since``: what it will be after the step.
@@ -157,7 +157,7 @@ class Running(Readable):
             each.apply(changes, upper, since)
 
     def outlives(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
-        """A change that outlives its piece of a step.  ``keep``: brings one of an arrangement to files."""
+        """Return a change that outlives its piece of a step.  ``keep``: moves an arrangement's change to files."""
         return keep(self.arrangements[0], change)
 
     def recast(self, narrow: Any, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
@@ -168,7 +168,7 @@ class Running(Readable):
         return filled(rows, schema)
 
     def filling(self, inputs: Sequence[Updates], since: int) -> Any:
-        """The change that makes state that no file has, of what the ``inputs`` held at the last time.  O(rows)."""
+        """Compute the change that fills state without files from the ``inputs`` at the last time.  O(rows)."""
         return self.compute(inputs, since)[1]
 
     def from_nothing(self, inputs: Sequence[Updates]) -> Updates:
@@ -224,7 +224,7 @@ class SteppedRows(Running):
     def _change(
         self, updates: Updates, by: Sorted, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
     ) -> Change:
-        """The versions, in the order of identities, then times, and which are the last of theirs.
+        """Build the versions, in the order of identities, then times, and mark the last one of each.
 
         ``order``: the other words of identities, None where they have none.  ``place``: by number, where it is in
         ``by``.
@@ -249,7 +249,7 @@ class SteppedRows(Running):
         return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
 
     def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """Some rows of the step, and their numbers."""
+        """Gather some rows of the step, and append their numbers."""
         column = Laid(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
         return [*laid(self.given, rows, self.fields), column]
 

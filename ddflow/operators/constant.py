@@ -53,7 +53,7 @@ class Constant(Operator):
         super().__init__(inputs[0].flow, self.table.schema, inputs, True)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The columns, and the rows."""
+        """Write the columns and the rows as JSON."""
         return {"columns": self.columns, "rows": [{"cells": row} for row in self.rows]}
 
     @classmethod
@@ -63,7 +63,7 @@ class Constant(Operator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The rows."""
+        """Render the rows as text."""
         return ", ".join(f"({', '.join(each.texts('cells'))})" for each in record.records("rows"))
 
     def needs(self, wanted: set[str]) -> list[set[str]]:

@@ -61,7 +61,7 @@ class Count(GroupOperator):
         self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The groups, and the name."""
+        """Write the groups and the name as JSON."""
         return {"by": self.by, "name": self.name}
 
     @classmethod
@@ -71,12 +71,12 @@ class Count(GroupOperator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The groups, and the name where it is another than usual."""
+        """Render the groups as text, and the name unless it is the usual one."""
         named = "" if record.text("name") == "count" else f", name={record.text('name')!r}"
         return f"by={record.texts('by')}{named}"
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
-        """The groups."""
+        """Return the groups."""
         return [set(self.by)]
 
     def found_by(self) -> Columns | None:

@@ -51,7 +51,7 @@ class TakenIn:
     seen: Seen = field(default_factory=Seen)
 
     def updates(self, schema: pa.Schema) -> Updates:
-        """The differences, in the order of their times."""
+        """Return the differences, in the order of their times."""
         return self.made._replace(rows=self.made.rows.select(schema.names))
 
     @property

@@ -41,7 +41,7 @@ class Filter(SameRows):
         self.equal, self.fallible = of.equal, tuple(self.read.names) if self.predicate.fallible else ()
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The condition."""
+        """Write the condition as JSON."""
         return {"predicate": formulas.add(self.predicate)}
 
     @classmethod
@@ -59,11 +59,11 @@ class Filter(SameRows):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The condition."""
+        """Render the condition as text."""
         return shown_formula(record.record("predicate"))
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
-        """What is wanted, and what the condition reads."""
+        """Return the wanted columns and the columns of the condition."""
         return [wanted | set(self.read.names)]
 
     def unique_by(self) -> list[Columns]:
@@ -76,7 +76,7 @@ class Filter(SameRows):
 
 
 def passing(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array], read: pa.Schema) -> Updates:
-    """The updates whose row passes; null does not.  ``read``: the columns that are shown to ``predicate``.  O(n)."""
+    """Select the updates whose row passes; null does not.  ``read``: the columns that ``predicate`` gets.  O(n)."""
     if not updates.diffs.size:
         return updates
     shown = pa.RecordBatch.from_arrays(arrays(updates.rows, read.names), schema=read)

@@ -62,7 +62,7 @@ def first_rows(
     most: int | np.int64,
     back: bool = False,
 ) -> FirstRows:
-    """The rows that are among the first ``most`` of their group at some time of the step, or before it.
+    """Find the rows that are among the first ``most`` of their group before the step or at one of its times.
 
     ``first``: where the groups of the step's rows begin.  ``pool``: what references point into.  ``back``: groups are
     read from their ends.  O(m + groups log rows + rows read).
@@ -102,7 +102,7 @@ def first_rows(
 def _merged(
     step: StepRows, found: RowsByGroup, many: Ints, tied: int, back: bool
 ) -> tuple[Ints, Ints, Flags, Ints, Ints]:
-    """The rows of the step among those that were found: references, multiplicities, ties, places, ends of groups."""
+    """Merge the rows of the step into the found ones: references, multiplicities, ties, places, ends of groups."""
     order, words = (np.ascontiguousarray(each) for each in (step.order, ~found.order if back else found.order))
     m, n = step.prior.size, step.prior.size + found.values.size
     merged, held, place = (np.empty(size, np.int64) for size in (n, n, m))

@@ -76,7 +76,7 @@ class HeldChange(NamedTuple):
     low: Words
 
     def own(self) -> Self:
-        """The same, of its own memory: the arena that it was made in may be carved anew.  O(candidates)."""
+        """Copy the change out of the arena, which the next step reuses.  O(candidates)."""
         first, cell, counts, hashed = (each.copy() for each in self[:4])
         keys = self.keys._replace(heads=self.keys.heads.copy(), place=self.keys.place.copy())
         return self._replace(first=first, cell=cell, counts=counts, hashed=hashed, keys=keys)
@@ -103,7 +103,7 @@ class HeldRows:
         self.pool = self._pool(pa.schema([field.with_nullable(True) for field in row]))
 
     def seek(self, by: Sorted, arena: Arena | None = None) -> Keys:
-        """What the keys of sorted rows hold.  O(keys) expected."""
+        """Find the cells of the keys of sorted rows.  O(keys) expected."""
         held = self.index.seek(by.high, by.low, by.starts[:-1], arena)
         heads = np.where(held.reference & LIVE != 0, held.value.view(np.int64), -1)
         return Keys(heads, held.place, self.index.built)
@@ -130,7 +130,7 @@ class HeldRows:
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
     def change(self, found: Candidates, pool: RowPool, by: Sorted, keys: Keys) -> HeldChange:
-        """What `keep` will do so that the candidates' counts are held.  Nothing changes.
+        """Compute the change that makes `keep` hold the candidates' counts.  Nothing changes.
 
         ``pool``: these with the step's rows beside.  O(candidates).
         """

@@ -27,6 +27,6 @@ KINDS: Final[dict[type, Any]] = {Bound: RunningUpsert, BoundDifferences: Running
 
 
 def opened_input(bound: Bound | BoundDifferences, secret: Secret, threads: Threads = ALONE) -> RunningInput:
-    """The state of an input, new, and its step."""
+    """Open an input with empty state."""
     made: RunningInput = KINDS[type(bound)](bound, secret, threads)
     return made

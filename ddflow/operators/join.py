@@ -81,7 +81,7 @@ class Join(Operator):
         self.grows = any(self.inputs[side].grows for side in self.whole)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """What meets, and the columns."""
+        """Write the pairs of join columns, and the columns, as JSON."""
         columns = written_columns(self.columns, self.whole, self.inputs)
         return {"on": [list(each) for each in self.on], "columns": columns, "whole": self.whole, "nulls": self.nulls}
 
@@ -99,17 +99,17 @@ class Join(Operator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The other side, and what meets."""
+        """Render the other side and the join columns as text."""
         on = {str(one): str(other) for one, other in record.list("on")}
         return ", ".join([*inputs, f"on={on}"])
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
-        """What is wanted of each side, and what meets."""
+        """Return the wanted columns of each side and its join columns."""
         chosen = [{of for name, at, of in self.columns if at == side and name in wanted} for side in (0, 1)]
         return [each | {one[side] for one in self.on} for side, each in enumerate(chosen)]
 
     def exchange(self) -> list[Columns | None]:
-        """What meets."""
+        """Return the join columns of each side."""
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
     def carried(self, by: Columns | None) -> Columns | None:
@@ -183,7 +183,7 @@ def written_columns(columns: Sequence[Chosen], whole: Sequence[int], inputs: Seq
 
 
 def read_columns(written: Sequence[Any], inputs: Sequence[Collection]) -> list[Chosen]:
-    """The columns of a join of some inputs that were written so."""
+    """Parse the columns of a join as `written_columns` writes them."""
     out: list[Chosen] = []
     for each in written:
         if isinstance(each, Mapping):
@@ -264,7 +264,7 @@ class RunningJoin(Running):
         return self.read(inputs, None, self.wanted)
 
     def _met(self, inputs: Sequence[Updates]) -> tuple[list[MetUpdates], Words, Words]:
-        """The updates of both sides by group, and the words of the groups, ascending."""
+        """Group the updates of both sides, and return the words of the groups, ascending."""
         words, some = [], []
         for keys, each in zip(self.key_hashes, inputs, strict=True):
             columns, n = arrays(each.rows, keys.names), each.diffs.size
@@ -292,7 +292,7 @@ class RunningJoin(Running):
         return made, by.high.copy(), by.low.copy()
 
     def _held(self, side: Readable, other: MetUpdates, high: Words, low: Words) -> RowsByGroup:
-        """What a side held before the step of the groups that the other's updates are of."""
+        """Look up the rows that a side held before the step, of the groups that the other side updates."""
         which = np.flatnonzero(np.diff(other.begins))
         found = side.look(high.take(which), low.take(which))
         sizes = np.zeros(high.size + 1, np.int64)
@@ -300,7 +300,7 @@ class RunningJoin(Running):
         return found._replace(begins=np.cumsum(sizes))
 
     def _pairs(self, mine: MetUpdates, begins: Ints, references: Ints, times: Ints, theirs: Narrow) -> Pairs:
-        """The updates of a side with the rows of their groups on the other."""
+        """Pair the updates of a side with the rows of their groups on the other."""
         n = int(np.diff(begins).take(mine.number).sum())
         out = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         given = mine.number, mine.updates.ranks, mine.updates.diffs, begins, references, times, theirs
@@ -314,7 +314,7 @@ class RunningJoin(Running):
 
     @staticmethod
     def _turned(pairs: Pairs) -> Pairs:
-        """The same, of which mine are the right."""
+        """Swap the left and the right of pairs."""
         return pairs._replace(left=pairs.right, right=pairs.left)
 
     def _updates(

@@ -79,7 +79,7 @@ class LookUp(Operator):
         self.unique, self.positive = self.inputs[0].unique, True
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """What meets, the columns of the right, and the kind."""
+        """Write the join columns, the columns of the right, and the kind as JSON."""
         columns = {"without": self.without} if self.shown is None else {"columns": dict(self.shown)}
         return {"on": [list(each) for each in self.on], "how": self.how} | columns
 
@@ -96,7 +96,7 @@ class LookUp(Operator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The other side, what meets, and the kind where it is another than usual."""
+        """Render the other side and the join columns as text, and the kind unless it is the usual one."""
         on = {str(one): str(other) for one, other in record.list("on")}
         how = [] if record.text("how") == "left" else [f"how={record.text('how')!r}"]
         return ", ".join([*inputs, f"on={on}", *how])
@@ -106,7 +106,7 @@ class LookUp(Operator):
         return [set(self.inputs[0].schema.names), {other for _, other in self.on} | {of for _, of in self.columns}]
 
     def exchange(self) -> list[Columns | None]:
-        """What meets."""
+        """Return the join columns of each side."""
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
     def commuting(self, at: int) -> dict[str, str]:
@@ -203,7 +203,7 @@ class RunningLookup(OrderedRows):
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 
     def _given(self, folded: Folded, left: Updates, right: Updates) -> GivenRows:
-        """What changes are given: what is kept, or what is found where a row comes to be there."""
+        """Return the values for each change: stored ones, or values looked up if the change adds a new row."""
         c = folded.numbers.size
         order = np.empty(c, np.int64)
         order_by_rank(folded.numbers.astype(np.int32), NONE.view(np.int64), np.int64(folded.prior.size), order)
@@ -235,7 +235,7 @@ class RunningLookup(OrderedRows):
         return GivenRows(order, counts - before, every.take(pa.array(place)))
 
     def _found(self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints) -> pa.Table:
-        """What the right holds of keys, ascending, at the times of some ranks.  ``rows``: of the left, for an error."""
+        """Look up keys, ascending, on the right at the times of some ranks.  ``rows``: of the left, for an error."""
         n, heads = high.size, starts(high, low)
         group, size = np.cumsum(heads) - 1, int(heads.sum())
         held = self.sides[1].look(high[heads], low[heads])
@@ -280,7 +280,7 @@ class RunningLookup(OrderedRows):
         return out
 
     def _with_found(self, folded: Folded, left: Updates, given: GivenRows) -> Change:
-        """The change, whose versions have what their rows were given."""
+        """Add to each version of the change the values that its row was given."""
         change, batch = folded.change, folded.change.batch
         there = np.flatnonzero(change.last >= 0)
         numbers = there[np.searchsorted(change.last[there], np.arange(len(batch)))]

@@ -16,7 +16,7 @@ class Negate(SameRows):
         self.unique = self.positive = False
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
-        """What is wanted."""
+        """Return the wanted columns."""
         return [wanted]
 
     def open(self, context: Context) -> Running:

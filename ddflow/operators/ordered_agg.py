@@ -98,7 +98,7 @@ class OrderedAgg(GroupOperator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The groups, the order, and the results."""
+        """Render the groups, the order, and the results as text."""
         told = [f"by={record.texts('by')}", f"order={record.texts('order')}"]
         return ", ".join([*told, *(f"{name}={way} {column}" for name, way, column in record.list("results"))])
 
@@ -151,7 +151,7 @@ class RunningOrderedAgg(OrderedGroups):
             pool.put(0, None)
 
     def _moved(self, folded: Folded, updates: Updates, pool: RowPool) -> Updates:
-        """The updates of the output."""
+        """Compute the updates of the output."""
         by = folded.by
         first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
         ends = {way: self._end(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
@@ -183,7 +183,7 @@ class RunningOrderedAgg(OrderedGroups):
         return Updates(table, out_ranks[:n], diffs[:n], updates.times)
 
     def _end(self, way: str, folded: Folded, first: Ints, pool: RowPool) -> FirstRows:
-        """The rows of groups that a result may be of."""
+        """Find the rows of groups that a result may read."""
         few = 2 if self.skips else 1
         return first_rows(self, self.ways, folded, first, pool, few if way != "all" else ALL >> 1, way == "last")
 
@@ -222,7 +222,7 @@ class RunningOrderedAgg(OrderedGroups):
         return there[order], columns
 
     def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
-        """The results of rows in the order of identities, all of some groups."""
+        """Compute the results of rows in the order of identities, all of some groups."""
         pool = arranged.slots.pool
         high, low, order = identified(arranged, references)
         heads, tied = starts(high, low), starts(high, low, order[:, : self.ways.tied])

@@ -102,11 +102,11 @@ class OrderedRows(SteppedRows):
         words: bool = False,
         back: bool = False,
     ) -> RowsByGroup:
-        """The rows that groups hold, given by ascending words; at most so many of each.  See `group_rows`."""
+        """Look up the rows of groups by ascending words, at most ``most`` of each.  See `group_rows`."""
         return group_rows(self.arranged, high, low, most=most, tied=tied, words=words, back=back)
 
     def gathered(self, references: Ints) -> pa.Table:
-        """The rows that references name.  O(n)."""
+        """Gather the rows at some references.  O(n)."""
         return gather(self.arranged.slots.pool, references, self.row)
 
     def fold(self, updates: Updates, since: int) -> Folded:
@@ -191,11 +191,11 @@ class OrderedGroups(OrderedRows):
 
     @abstractmethod
     def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
-        """What is shown of rows in the order of identities, all of some groups."""
+        """Compute the output of rows in the order of identities, all of some groups."""
 
 
 def numbered(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
-    """The dense number of each of equal identities, and the first row of each number.  O(n) expected."""
+    """Count off distinct identities: return each row's number and the first row of each number.  O(n) expected."""
     n = high.size
     bits, empty = max(n.bit_length() + 1, 2), arena.room(n)
     table, number, first = empty(1 << bits, np.int32), empty(n, np.int32), empty(n, np.int64)
@@ -205,7 +205,7 @@ def numbered(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
 
 
 def stepped_pool(pool: RowPool, updates: Updates) -> RowPool:
-    """What is held, and the updates of a step as number 0, with nulls in columns that they have not.  O(columns)."""
+    """Extend the pool by a step's updates, as batch 0, with nulls for missing columns.  O(columns)."""
     there, n = set(updates.rows.schema.names), updates.diffs.size
     columns = [
         arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
@@ -215,7 +215,7 @@ def stepped_pool(pool: RowPool, updates: Updates) -> RowPool:
 
 
 def ordered_type(kind: pa.DataType) -> pa.DataType:
-    """The type whose words order values: of integers that may get wider, the widest, so that words stay.
+    """Return the type whose words order values: int64 for narrower integers, so that widening keeps the words.
 
     >>> ordered_type(pa.int32()), ordered_type(pa.float32())
     (DataType(int64), DataType(float))

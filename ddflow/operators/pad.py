@@ -50,12 +50,12 @@ class Pad(Operator):
         self.positive, self.grows = mine.positive, any(self.inputs[at].grows for at in self.whole)
 
     def _own(self) -> dict[str, str]:
-        """The columns that are not null, and what they are called in the rows."""
+        """Map the columns that are not null to their names in the rows."""
         mine = {name: of for name, at, of in self.columns if at == self.side}
         return mine | {name: name for name in self.keys}
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The side, the columns and the keys."""
+        """Write the side, the columns and the keys as JSON."""
         columns = written_columns(self.columns, self.whole, self.inputs)
         return {"side": str(self.side), "columns": columns, "keys": self.keys, "whole": self.whole}
 
@@ -115,7 +115,7 @@ class Padding(Linear):
         return self._padded(inputs[self.node.side], list(self.node.schema))
 
     def _padded(self, of: Updates, fields: Sequence[pa.Field]) -> Updates:
-        """The rows with nulls beside.  O(n)."""
+        """Add null columns to the rows.  O(n)."""
         n, own = of.diffs.size, self.own
         columns = [of.rows.column(own[f.name]) if f.name in own else pa.nulls(n, f.type) for f in fields]
         return of._replace(rows=pa.Table.from_arrays(columns, schema=pa.schema(fields)))

@@ -69,7 +69,7 @@ class Project(Operator):
         self.equal, self.grows = named_equal(of.equal, kept), bool(rests)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The columns."""
+        """Write the columns as JSON."""
         columns = dict(zip(self.schema.names, self.columns, strict=True))
         written = [
             {"name": name} | ({"column": column} if isinstance(column := columns[name], str) else formulas.add(column))
@@ -98,7 +98,7 @@ class Project(Operator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The columns."""
+        """Render the columns as text."""
         columns = {each.text("name"): shown_formula(each) for each in record.records("columns")}
         plain = all(repr(name) == formula for name, formula in columns.items())
         shown = [formula if plain else f"{name!r}: {formula}" for name, formula in columns.items()]
@@ -107,7 +107,7 @@ class Project(Operator):
         return f"[{', '.join(shown)}]" if plain else f"{{{', '.join(shown)}}}"
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
-        """What is read for the columns that are wanted."""
+        """Return the columns that the wanted ones are computed from."""
         out = set[str]()
         for field, column in zip(self.schema, self.columns, strict=True):
             if field.name in wanted:
@@ -175,7 +175,7 @@ def _attempt(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
 def mapped(
     updates: Updates, schema: pa.Schema, columns: Sequence[str | Callable[[pa.RecordBatch], pa.Array]]
 ) -> Updates:
-    """The rows mapped to ``schema``, a column name or expression each.  O(n) for expressions, O(1) for names."""
+    """Map the rows to ``schema``, a column name or expression each.  O(n) for expressions, O(1) for names."""
     batch: Any = one_batch(updates.rows) if any(map(callable, columns)) else None
     out = [c(batch) if callable(c) else updates.rows.column(c) for c in columns]
     return updates._replace(rows=pa.Table.from_arrays(out, schema=schema))

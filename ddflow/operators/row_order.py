@@ -109,7 +109,7 @@ class RowOrder:
         return bool(self.words) and not self.values
 
     def sorted(self, rows: pa.Table, classes: Ints) -> Ints:
-        """The order of rows by values.  ``classes``: int64[n], ascending, equal for those that tie.  O(n log n)."""
+        """Sort rows by values.  ``classes``: int64[n], ascending, equal for those that tie.  O(n log n)."""
         keys: list[Any] = [classes]
         for each in self.values:
             column, kind = plain(one_chunk(rows.column(each.name))), normal_type(self.row.field(each.name).type)
@@ -126,7 +126,7 @@ class RowOrder:
         return np.lexsort([key for key in reversed(keys) if key.size])
 
     def settled(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
-        """The order of rows by values where words leave it open; None where they do not.  O(those that tie).
+        """Sort rows by values if their words tie; return None if no words tie.  O(tied rows).
 
         ``ties``: uint8[n], 1 where the words of a row are those of the one before."""
         again = np.flatnonzero(ties)
@@ -159,7 +159,7 @@ def in_order(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
 
 
 def reordered(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """The columns, and their types, whose values stand in another order than in narrower types."""
+    """Yield the columns, and their types, whose values sort differently in narrower types."""
     for name in differing(narrow, row):
         was, now = narrow.field(name).type, row.field(name).type
         hashed = not is_flat(normal_type(now)) and widening(was, now) != "read"

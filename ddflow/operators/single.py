@@ -51,7 +51,7 @@ class Single(SameRows):
         self.equal = named_equal(of.equal, {name: name for name in self.schema.names})
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The column of counts, and the keys."""
+        """Write the column of counts and the keys as JSON."""
         return {"count": self.counts, "keys": self.keys}
 
     @classmethod
@@ -61,11 +61,11 @@ class Single(SameRows):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The column of counts, and the keys."""
+        """Render the column of counts and the keys as text."""
         return f"{record.text('count')!r}, {record.texts('keys')}"
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
-        """What is wanted, the counts, and the keys."""
+        """Return the wanted columns, the counts and the keys."""
         return [{*wanted, self.counts, *self.keys}]
 
     def carried(self, by: Columns | None) -> Columns | None:
@@ -82,7 +82,7 @@ class Single(SameRows):
 
 
 def checked(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:
-    """The updates without the counts.  O(n).  Raises `NotSingle`, naming the key of the first row of several."""
+    """Drop the counts from the updates.  O(n).  Raises `NotSingle` with the first key that has several rows."""
     counts = np.asarray(pc.fill_null(arrays(updates.rows, [count])[0], 0))
     several = np.flatnonzero(counts > 1)
     if several.size:

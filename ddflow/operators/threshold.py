@@ -57,7 +57,7 @@ class Threshold(SameRows):
         self.positive = self.formula.text == POSITIVE
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The function."""
+        """Write the function as JSON."""
         return {"formula": formulas.add(self.formula)}
 
     @classmethod
@@ -71,7 +71,7 @@ class Threshold(SameRows):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The function."""
+        """Render the function as text."""
         return shown_formula(record.record("formula"))
 
     def exchange(self) -> list[Columns | None]:
@@ -123,7 +123,7 @@ def _once(batch: pa.RecordBatch) -> Ints:
 
 
 def _compiled(formula: Formula) -> Expression:
-    """The function of a threshold.  Raises `ExpressionError` unless it gives integers, and 0 for 0."""
+    """Compile the function of a threshold.  Raises `ExpressionError` unless it gives integers, and 0 for 0."""
     made = compile_expression(formula, GIVEN, what="threshold")
     if not pat.is_integer(made.type):
         raise ExpressionError(
@@ -158,7 +158,7 @@ class RunningThreshold(RunningCount):
         return super().held(arranged)._replace(diffs=times).picked(np.flatnonzero(times))
 
     def _times(self, rows: pa.Table) -> Ints:
-        """What the function makes of multiplicities."""
+        """Apply the function to multiplicities."""
         (times,) = arrays(rows, [TIMES])
         made = self.formula(pa.RecordBatch.from_arrays([times], schema=GIVEN))
         if made.null_count:

@@ -63,7 +63,7 @@ class AsUpserts(Operator):
         super().__init__(of.flow, pa.schema(shown), [of], True)
 
     def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
-        """The columns of its upserts, which are of the flow's type of time anyway."""
+        """Return the columns of its upserts, which use the flow's type of time."""
         return self._out
 
     def operand(self, *_: Any, **__: Any) -> NoReturn:
@@ -79,7 +79,7 @@ class AsUpserts(Operator):
         return [] if self.on_conflict == "all" else [tuple(self.key)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The key, and the rule."""
+        """Write the key and the rule as JSON."""
         return {"key": list(self.key), "on_conflict": self.on_conflict}
 
     @classmethod
@@ -97,11 +97,11 @@ class AsUpserts(Operator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The key, and the rule."""
+        """Render the key and the rule as text."""
         return f"{record.texts('key')}, on_conflict={record.text('on_conflict')!r}"
 
     def exchange(self) -> list[Columns | None]:
-        """The key."""
+        """Return the key."""
         return [self.key]
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
@@ -124,7 +124,7 @@ class RunningToUpserts(OrderedRows):
         super().__init__(self.told.schema.row, node.key, [], secret)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change | None]:
-        """The upserts, as rows of what is shown and ``_deleted``, and the change to apply.
+        """Compute the upserts, as shown rows with ``_deleted``, and the change to apply.
 
         O(updates, and the rows that their keys hold) expected.  Raises `NotUnique`, `NotHeld`, `CountOverflow`.
         """
@@ -143,7 +143,7 @@ class RunningToUpserts(OrderedRows):
         return told.resolve(updates)[0], self.fold(updates, since).change
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """What keys show when the input holds this; nothing is held of it.  O(rows).  Raises as `compute`."""
+        """Compute the rows that keys show if the input holds these; store nothing.  O(rows).  Raises as `compute`."""
         told = copy(self.told)
         told.held_rows = self._none()
         return told.resolve(self._rows(inputs[0]))[0]
@@ -167,7 +167,7 @@ class RunningToUpserts(OrderedRows):
         return HeldRows(self.row, is_wide(pa.schema([self.row.field(name) for name in self.by])))
 
     def _rows(self, updates: Updates) -> Updates:
-        """The same with the columns declared: what may be null differs from piece to piece, encodings may."""
+        """Conform the columns to the declared ones: nullability, and perhaps the encoding, differ between pieces."""
         columns = arrays(updates.rows, self.row.names)
         if all(column.type == field.type for column, field in zip(columns, self.row, strict=True)):
             return updates._replace(rows=pa.Table.from_arrays(columns, schema=self.row))

@@ -109,7 +109,7 @@ class Top(Operator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """What it was told, as far as it is not the default."""
+        """Render the options that differ from their defaults as text."""
         told = [str(record.whole("k")), f"by={record.texts('by')}"]
         told += [f"partition_by={groups}"] if (groups := record.texts("partition_by")) else []
         told += [f"offset={offset}"] if (offset := record.whole("offset")) else []
@@ -117,7 +117,7 @@ class Top(Operator):
         return ", ".join(told)
 
     def exchange(self) -> list[Columns | None]:
-        """The groups."""
+        """Return the groups."""
         return [self.partition_by]
 
     def unique_by(self) -> list[Columns]:
@@ -140,7 +140,7 @@ class Top(Operator):
         return [self._before(given[0], wanted, alike) if self.rank_name or self.offset or cut else same]
 
     def _before(self, rows: pa.Table, wanted: pa.Table, alike: Alike) -> pa.Table:
-        """The rows of the wanted ones' groups up to the last of these.  O(rows)."""
+        """Select the rows of the wanted ones' groups, up to the last wanted row of each.  O(rows)."""
         every = copy(self)
         every.k, every.offset, every.rank_name = self.k + self.offset, 0, self.rank_name or TIMES
         mine = alike.rows(rows, wanted, self.partition_by)
@@ -162,7 +162,7 @@ class Top(Operator):
 
 
 def _whole(value: Any, name: str, least: int, most: int) -> int:
-    """A number of places.  Raises `SpecError`."""
+    """Check a number of places.  Raises `SpecError`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise SpecError("top", Option(name) + f" is {value!r:.99}", f"give a whole number from {least:,} to {most:,}")
     return value
@@ -194,7 +194,7 @@ class RunningTop(OrderedGroups):
             pool.put(0, None)
 
     def _moved(self, folded: Folded, times: Ints, pool: RowPool) -> Updates:
-        """The updates of the output."""
+        """Compute the updates of the output."""
         by, changes = folded.by, folded.numbers.size
         first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
         found = first_rows(self, self.ways, folded, first, pool, self.limit)

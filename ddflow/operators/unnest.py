@@ -53,7 +53,7 @@ class Unnest(Operator):
         super().__init__(of.flow, pa.schema(fields), [of], False)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """The column."""
+        """Write the column as JSON."""
         return {"column": self.column}
 
     @classmethod
@@ -63,7 +63,7 @@ class Unnest(Operator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """The column."""
+        """Render the column as text."""
         return repr(record.text("column"))
 
     def carried(self, by: Columns | None) -> Columns | None:
@@ -85,7 +85,7 @@ class Unnest(Operator):
 
 
 def unnested(updates: Updates, schema: pa.Schema, column: str) -> Updates:
-    """A row for each element of a column of lists, in the columns of ``schema``.  O(elements) a column."""
+    """Make a row for each element of a column of lists, in the columns of ``schema``.  O(elements) a column."""
     (lists,) = arrays(updates.rows, [column])
     sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
     parent, elements = np.repeat(np.arange(updates.diffs.size), sizes), lists.flatten()

@@ -33,12 +33,12 @@ INT64, DIFFS = pa.int64(), pa.field(DIFF, pa.int64(), nullable=False)
 
 
 def ints(*values: int) -> Ints:
-    """A short int64 array."""
+    """Build a short int64 array."""
     return np.array(values, np.int64)
 
 
 def few(*values: int) -> Narrow:
-    """A short int32 array."""
+    """Build a short int32 array."""
     return np.array(values, np.int32)
 
 
@@ -56,7 +56,7 @@ class Updates(NamedTuple):
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Updates:
-        """The updates of a table with ``_time`` and ``_diff``, whose times may come in any order.  O(n log n)."""
+        """Read updates from a table with ``_time`` and ``_diff``, with times in any order.  O(n log n)."""
         column = one_chunk(table.column(TIME))
         if column.type != pa.int64():
             column = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
@@ -71,9 +71,9 @@ class Updates(NamedTuple):
         return cls(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
 
     def to_table(self, schema: pa.Schema, time_type: pa.DataType | None, shown: pa.Schema | None = None) -> pa.Table:
-        """The rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; the rows are not copied.
+        """Build a table of the rows, then ``_time`` (unless None) and ``_diff``.  O(n) for the two; no copy of rows.
 
-        ``shown``: the schema of the table, where that is known.
+        ``shown``: the schema of the table, if it is known.
         """
         names = schema.names
         columns = self.rows.chosen(names) if isinstance(self.rows, View) else list(map(self.rows.column, names))
@@ -91,11 +91,11 @@ class Updates(NamedTuple):
         return pa.Table.from_arrays(columns, schema=shown)
 
     def between(self, begin: int, end: int) -> Updates:
-        """The updates [begin, end), without a copy.  They need not be in the order of times."""
+        """Slice the updates [begin, end), without a copy.  They need not be in the order of times."""
         return Updates(self.rows.slice(begin, end - begin), self.ranks[begin:end], self.diffs[begin:end], self.times)
 
     def picked(self, places: Ints) -> Updates:
-        """The updates at ``places``."""
+        """Take the updates at ``places``."""
         return Updates(self.rows.take(pa.array(places)), self.ranks.take(places), self.diffs.take(places), self.times)
 
 
@@ -106,7 +106,7 @@ def time_column(times: Ints, kind: pa.DataType) -> pa.Array:
 
 
 def consolidated(updates: Updates, secret: Secret) -> Updates:
-    """The same collection with no (row, time) twice and no diff 0; within a time, retractions first.
+    """Add up equal updates: no (row, time) twice and no diff 0; within a time, retractions first.
 
     O(n).  Raises `CountOverflow` when a sum leaves int64.
     """
@@ -132,14 +132,14 @@ def netted(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
 
 
 def retracting_first(ranks: Narrow, diffs: Ints, times: int) -> Ints:
-    """The order of times in which, within each, retractions are first; else as they are.  O(n)."""
+    """Sort by time, retractions first within a time, and keep the order otherwise.  O(n)."""
     order = np.empty(ranks.size, np.int64)
     order_by_rank(ranks, (diffs > 0).astype(np.int64), np.int64(times), order)
     return order
 
 
 def overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
-    """The error for a sum of diffs that leaves int64, naming the row."""
+    """Build the error for a sum of diffs that leaves int64, naming the row."""
     return CountOverflow(
         "adding up diffs",
         f"the sum for {shown_row(rows, row)} leaves int64",
@@ -148,7 +148,7 @@ def overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
 
 
 def negate(updates: Updates) -> Updates:
-    """The same rows with every diff's sign turned; within a time, what is a retraction now comes first.  O(n).
+    """Turn the sign of every diff; within a time, the new retractions come first.  O(n).
 
     Raises `CountOverflow` for the one diff that has no opposite.
     """

@@ -47,7 +47,7 @@ NO_SECRET = Secret(0, 0)
 def to_upserts(
     diffs: Any, key: str | Sequence[str], on_conflict: Conflicts = "error", *, secret: Secret | None = None
 ) -> pa.Table:
-    """What `ToUpserts` makes of all steps.
+    """Turn the updates of all steps into upserts.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class ToUpserts:
         return self.held_rows.rows if self.opened else 0
 
     def step(self, diffs: Any) -> pa.Table:
-        """The upserts of some updates, by ascending time; within a time in the order in which keys come in ``diffs``.
+        """Turn some updates into upserts, by ascending time; within a time, keys keep their order in ``diffs``.
 
         Parameters
         ----------
@@ -175,11 +175,11 @@ class ToUpserts:
         self._open(bound(given, self.key, self.on_conflict))
 
     def resolve(self, updates: Updates) -> tuple[Updates, HeldChange | None]:
-        """The upserts of some updates, and what `keep` will hold then; nothing changes.  Raises as `step`.
+        """Compute the upserts of some updates, and the change for `keep`; nothing changes.  Raises as `step`.
 
-        ``updates``: of the columns declared, ranks ascending within a key; all of a time, those of some keys at least.
-        Returns rows of the columns that are shown and ``_deleted``, each with diff 1, by ascending ranks; no change
-        where there are no updates. The change is good until the next is resolved, its `HeldChange.own` until it is
+        ``updates``: with the declared columns, ranks ascending within a key; of each time, all updates of some keys at
+        least. Returns rows of the shown columns and ``_deleted``, each with diff 1, by ascending ranks; the change is
+        None if there are no updates. The change is good until the next is resolved, its `HeldChange.own` until it is
         kept.
         """
         if not updates.diffs.size:
@@ -200,7 +200,7 @@ class ToUpserts:
         self.held_rows.keep(*changes)
 
     def told(self, upserts: Updates) -> pa.Table:
-        """What was resolved as a table: the columns that are shown, ``_time``, ``_deleted``.  O(upserts)."""
+        """Build a table of resolved upserts: the shown columns, ``_time``, ``_deleted``.  O(upserts)."""
         return upserts.to_table(self.schema.shown, self.schema.time_type).select(self.schema.out.names)
 
     def _open(self, declared: pa.Schema) -> None:
@@ -220,9 +220,9 @@ class ToUpserts:
             )
 
     def _ranked(self, found: Candidates, pool: RowPool) -> Candidates:
-        """The same with each key's candidates in ascending order of their rows.
+        """Sort each key's candidates by their rows, ascending.
 
-        Columns without an order decide last, by a hash that is the same for everybody.
+        Columns without an order decide last, by a hash that is the same in every process.
         """
         n = found.cell.size
         rows = gather(pool, self.held_rows.references(found, np.arange(n)), self.schema.beside)
@@ -240,9 +240,9 @@ class ToUpserts:
     def _settled(
         self, found: Candidates, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[Candidates, Ints, Any]:
-        """The candidates with their counts afterwards, the first update of each upsert, and what it shows.
+        """Compute the candidates with their new counts, the first update of each upsert, and the row that it shows.
 
-        That is a reference, or -1 for none; under "all" the lists: sizes, references and multiplicities.
+        The row is a reference, or -1 for none; under "all" it is the lists: sizes, references and multiplicities.
         """
         n = diffs.size
         given = by.permutation, by.starts, ranks, diffs
@@ -311,7 +311,7 @@ class ToUpserts:
         return found, row[order], (sizes, self.held_rows.references(found, listed[at]), counted[at])
 
     def _in_order(self, row: Ints, n: int) -> Ints:
-        """The order of upserts by the first update of each: by time, then as keys came.  O(n)."""
+        """Sort upserts by the first update of each: by time, then in the order of keys.  O(n)."""
         place = np.full(n, -1)
         place[row] = np.arange(row.size)
         return place[place >= 0]
@@ -319,7 +319,7 @@ class ToUpserts:
     def _refusal(
         self, why: int, group: int, row: int, found: Candidates, pool: RowPool, times: Ints, ranks: Narrow
     ) -> DdflowError:
-        """The error for the first update that cannot be."""
+        """Build the error for the first update that is refused."""
         updates = pool.rows[STEP]
         assert updates is not None
         time = time_shown(int(times[ranks[row]]), self.schema.time_type)

@@ -29,7 +29,7 @@ Conflicts = Literal["error", "greatest", "all"]
 
 
 def bound(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> pa.Schema:
-    """What the updates of every step must look like.  Raises `SchemaMismatch`, `SpecError`."""
+    """Check the schema of updates, and return that of every step.  Raises `SchemaMismatch`, `SpecError`."""
     asked = f"updates to turn into upserts by {list(key)}"
     for name in (*key, TIME, DIFF):
         if name not in given.names or (name in (TIME, DIFF) and name in key):
@@ -80,10 +80,10 @@ class UpsertsSchema:
         self.out = pa.schema([*fields, pa.field(TIME, self.time_type, False), deleted])
 
     def rows(self, upserts: Ints, shown: Any, pool: RowPool) -> pa.Table:
-        """What keys show, and ``_deleted``.  O(upserts).
+        """Gather the rows that keys show, and ``_deleted``.  O(upserts).
 
-        ``upserts``: the first update of each.  ``shown``: references of rows, -1 for none; under "all" the lists, that
-        is sizes, references and multiplicities.
+        ``upserts``: the first update of each.  ``shown``: references to rows, -1 for none; under "all" the lists:
+        sizes, references and multiplicities.
         """
         columns = {name: gather_column(pool, upserts, self.row.field(name)) for name in self.key}
         if self.on_conflict == "all":
@@ -98,7 +98,7 @@ class UpsertsSchema:
         return pa.Table.from_arrays([columns[name] for name in self.shown.names], schema=self.shown)
 
     def _lists(self, sizes: Ints, references: Ints, counted: Ints, pool: RowPool) -> pa.Array:
-        """The column of all rows of each key; null where there is none."""
+        """Build the column of all rows of each key; null if a key has none."""
         kind = self.out.field(ROWS).type
         columns = [gather_column(pool, references, self.row.field(name)) for name in self.beside.names]
         values = pa.StructArray.from_arrays([*columns, pa.array(counted)], fields=list(kind.value_type))

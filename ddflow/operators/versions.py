@@ -166,7 +166,7 @@ class AsVersions(Operator):
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """What it was told, as far as it is not the default."""
+        """Render the options that differ from their defaults as text."""
         told = [str(record.texts("key")), repr(_order(record))]
         told += [f"delete={shown_formula(record.record('delete'))}"] if "delete" in record else []
         if "tombstone" in record:
@@ -176,7 +176,7 @@ class AsVersions(Operator):
         return ", ".join(told)
 
     def exchange(self) -> list[Columns | None]:
-        """The key."""
+        """Return the key."""
         return [self.key]
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
@@ -228,7 +228,7 @@ def _check_history(of: Collection, made: AsVersions, *, ends: bool) -> str | Non
 
 
 def _condition(tombstone: Tombstone, row: pa.Schema) -> str:
-    """What a tombstone says, as SQL.  Raises `SpecError`."""
+    """Write the condition of a tombstone as SQL.  Raises `SpecError`."""
     column, value = "`" + tombstone.column.replace("`", "``") + "`", tombstone.value
     if tombstone_value("versions", row, tombstone) is not None:
         if isinstance(value, str):
@@ -306,7 +306,7 @@ class RunningVersions(OrderedGroups):
         return np.ascontiguousarray(np.insert(words, words.shape[1] - 2, content.view(np.int64), axis=1))
 
     def _moved(self, folded: Folded, updates: Updates) -> Updates:
-        """The updates of the output."""
+        """Compute the updates of the output."""
         touched, first, number = np.unique(folded.numbers, return_index=True, return_inverse=True)
         mine, by = folded.rows[first], folded.by
         pool = stepped_pool(self.arranged.slots.pool, updates)

@@ -64,7 +64,7 @@ class OwnPart(StatePart):
         return pa.Array.from_buffers(self.kind, starts.size - 1, [None, pa.py_buffer(out)])
 
     def results(self, states: pa.Array, wanted: Any) -> Any:
-        """The results of the states that are wanted."""
+        """Compute the results of the states that `wanted` marks."""
         words, kind = self.numbers(states), self.aggregate.type
         out = np.zeros(wanted.size, np.float64 if pat.is_floating(kind) else np.int64)
         self._called(self.loops.results, words, words.view(np.float64), wanted.view(np.uint8), out)
@@ -102,7 +102,7 @@ class OwnAggregate(FoldedAggregate):
         self.parts[f"own {id(given.of)}", given.sql] = self.part
 
     def told(self, formulas: Any) -> dict[str, Any]:
-        """The functions, by name, and what is left of ``zero`` and the type."""
+        """Write the functions by name, then the type and the text of ``zero``."""
         of = self.given.of
         return {**formulas.functions(of.functions), "type": str(of.type), "zero": repr(of.zero)}
 

@@ -65,7 +65,7 @@ class StatePart:
 
     @abstractmethod
     def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
-        """The states after each cell.  ``held``: those of the groups that had one.  O(updates).  Raises `Beyond`."""
+        """Return the states after each cell.  ``held``: prior states of live groups.  O(updates).  Raises `Beyond`."""
 
     @abstractmethod
     def something(self, states: pa.Array) -> Any:
@@ -169,7 +169,7 @@ class Exact(StatePart):
 
 
 def _before(folding: Folding, held: pa.Array) -> tuple[Ints, Any]:
-    """The states that all groups had, one after the other: where they end, and their address."""
+    """Lay out the prior states of all groups one after the other: return their ends, and their address."""
     ends, at = spelt(held)
     sizes = np.zeros(folding.groups + 1, np.int64)
     sizes[folding.lived + 1] = ends[1:] - ends[:-1]
@@ -191,7 +191,7 @@ def whole(states: pa.Array) -> list[int | None]:
 
 
 def spelled(number: int) -> bytes:
-    """The state that is a number of its unit; see `kernels.exact`."""
+    """Encode a number of units as a state; see `kernels.exact`."""
     if not number:
         return b""
     place = ((number & -number).bit_length() - 1) // 32

@@ -64,11 +64,11 @@ class FoldedAggregate:
         return "count", text
 
     def told(self, formulas: Any) -> dict[str, Any]:
-        """What a plan writes beside its text.  ``formulas``: see `Collection.to_json`."""
+        """Return the entries that a plan writes next to its text.  ``formulas``: see `Collection.to_json`."""
         return {}
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """The results of states of its parts.  ``there``: bool[n], which of them are asked for.  Raises `Beyond`."""
+        """Compute results from the states of its parts.  ``there``: bool[n], the wanted ones.  Raises `Beyond`."""
         raise NotImplementedError
 
     def unlike(self, narrow: Any) -> Iterator[str]:
@@ -252,7 +252,7 @@ FUNCTIONS: Final[dict[str, type[FoldedAggregate]]] = {
 
 
 def aggregate_of(name: str, text: Any, schema: pa.Schema) -> FoldedAggregate:
-    """The aggregate that a text says, one that adds up, over some columns.  O(text).  Raises `ExpressionError`."""
+    """Bind the aggregate that a text names, with these columns.  O(text).  Raises `ExpressionError`."""
     call = written_aggregate(name, text, schema.names)
     return FUNCTIONS[call.function](call, schema)
 
@@ -285,7 +285,7 @@ def _quotients(states: pa.Array, counts: Ints, unit: int) -> Any:
 
 
 def _double(over: int, under: int) -> float:
-    """The double nearest to a quotient; infinite beyond the largest."""
+    """Round a quotient to the nearest double; infinite beyond the largest."""
     try:
         return over / under
     except OverflowError:
@@ -293,7 +293,10 @@ def _double(over: int, under: int) -> float:
 
 
 def _root(over: int, under: int) -> float:
-    """The double nearest to a quotient's root: of 64 bits or more, the last says whether anything was cut off."""
+    """Round the root of a quotient to the nearest double.
+
+    The integer root has at least 64 bits, and its last bit says whether a remainder was cut off.
+    """
     if over < 0:
         return math.nan
     shift = max(128 - over.bit_length() + under.bit_length(), 0) + 1 & ~1

@@ -49,19 +49,19 @@ class Events(NamedTuple):
         return (2 if self.original is self.times else 3) * self.times.nbytes
 
     def cut(self, begin: int, end: int) -> Events:
-        """The events [begin, end), without a copy."""
+        """Slice the events [begin, end), without a copy."""
         times = self.times[begin:end]
         original = times if self.original is self.times else self.original[begin:end]
         return Events(self.rows.slice(begin, end - begin), times, original, self.arrival[begin:end])
 
     def copied(self) -> Events:
-        """The same events in memory of their own, which refers to nothing else.  O(n)."""
+        """Copy the events, so that they refer to no other memory.  O(n)."""
         times = self.times.copy()
         original = times if self.original is self.times else self.original.copy()
         return Events(pa.concat_batches([self.rows]), times, original, self.arrival.copy())
 
     def in_order(self) -> Events:
-        """The same events sorted by time, arrival kept within a time.  O(n), or O(n log n) when they were not."""
+        """Sort the events by time, arrival kept within a time.  O(n), or O(n log n) if they were not sorted."""
         order = by_time(self.times)
         return self if order is None else self._picked(order)
 
@@ -72,7 +72,7 @@ class Events(NamedTuple):
 
 
 def by_time(times: Ints) -> Ints | None:
-    """The order that sorts ``times``, equal ones as they stand; None when they are sorted.  O(n log n)."""
+    """Compute the order that sorts ``times`` stably; None if they are sorted.  O(n log n)."""
     n = times.size
     if n < 2 or bool((times[1:] >= times[:-1]).all()):
         return None

@@ -67,7 +67,7 @@ class Expiring:
         return self.horizons.lapsed(self.arranged.seek(high, low, np.arange(high.size, dtype=np.int32)))
 
     def due(self) -> tuple[Words, Words]:
-        """The identities of live keys that are forgotten now, ascending.  O(those), amortised; nothing changes."""
+        """Find the identities of live keys that expire now, ascending.  O(those), amortised; nothing changes."""
         rows, tombstones = self.horizons.rows, self.horizons.tombstones
         if tombstones is None:
             return NONE, NONE
@@ -131,9 +131,9 @@ class Expiring:
     def woven(
         self, pieces: Iterable[Events], due: tuple[Words, Words], time: int, most: int | None
     ) -> Iterator[Events]:
-        """A step's pieces with an event for each key that is due, that nobody gave and that deletes it.
+        """Add to the pieces of a step an event for each key that is due, which deletes the key.
 
-        ``pieces``: ranges of identities, ascending.  ``most``: how many such events a piece may have, None for any.
+        ``pieces``: ranges of identities, ascending.  ``most``: the limit of such events in a piece, None for no limit.
         O(events + keys due).
         """
         high, low = due
@@ -230,7 +230,7 @@ def _beyond(horizon: int | None, until: int | None) -> bool:
 
 
 def _picked(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words, Words]:
-    """Some versions' orders and identities; ``key``: the orders of the versions from ``begin`` on."""
+    """Take the orders and identities of some versions; ``key``: the orders of the versions from ``begin`` on."""
     return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
 
 

@@ -60,7 +60,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, walked: Walked, action: Flags, column: pa.Array, held: pa.Array) -> Self:
-        """What makes each key's list.  O(places + (key, time) groups)."""
+        """Find the parts of each key's list.  O(places + (key, time) groups)."""
         m, most = walked.key_times.size - 1, walked.permutation.size + len(held)
         parts, stretches = np.empty(most, np.int64), np.empty(most + 1, np.int64)
         begins, stops = np.empty(m, np.int64), np.empty(m, np.int64)
@@ -75,11 +75,12 @@ class Parts(NamedTuple):
         return np.equal(self.begins, self.stops)
 
     def ranges(self, ends: Ints) -> tuple[Ints, Ints | None]:
-        """The lists of the (key, time) groups as ranges of elements, of which those before each part are counted by
-        ``ends``, q + 1.
+        """Convert the lists of the (key, time) groups to ranges of elements.
 
-        Returns int64[m + 1], where each begins in the result, and which element is at each place of that; None where
-        that is all of them as they are.  O(m + the result).
+        ``ends``: q + 1, the elements before each part.
+
+        Returns int64[m + 1], the begin of each list in the result, and the element at each place of the result. The
+        second is None if the result is all elements in their order. O(m + the result).
         """
         first = ends[self.begins]
         offsets = np.zeros(self.begins.size + 1, np.int64)
@@ -209,7 +210,7 @@ def _taken(values: pa.Array, places: Ints, name: str) -> pa.Array:
 
 
 def _arrow(name: str, function: Callable[[Any], pa.Array], argument: Any) -> pa.Array:
-    """What Arrow makes of values that are sound; it can only find them too many for their offsets."""
+    """Call an Arrow function on sound values; it can fail only if they are too many for its offsets."""
     try:
         return function(argument)
     except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:

@@ -81,7 +81,7 @@ def added(
 
 
 def set_nulls(kind: pa.DataType, values: Array, there: Flags) -> pa.Array:
-    """An array of a fixed-width type, null where ``there`` is 0.  O(m)."""
+    """Build an array of a fixed-width type, null where ``there`` is 0.  O(m)."""
     bits = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(kind, there.size, [bits, pa.py_buffer(np.ascontiguousarray(values))])
 

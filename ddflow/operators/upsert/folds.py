@@ -59,7 +59,7 @@ class Cells:
         self._values: pa.Array | None = None
 
     def values(self) -> pa.Array:
-        """The cells, gathered when first asked for.  O(g), once."""
+        """Gather the cells on the first call.  O(g), once."""
         if self._values is None:
             self._values = self._gather()
         return self._values
@@ -77,16 +77,16 @@ def fold(
     named: Callable[[int], str],
     name: str,
 ) -> Ints | pa.Array:
-    """What each key shows of a column after each of its times.
+    """Fold a column: compute its cell for each key after each of the key's times.
 
-    ``kind``: the type of the result, which is that of ``column``, but for a list of it under ``collect``.  ``action``:
-    uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`).  ``column``: the events' n cells, by row.
-    ``given``: uint8[n], by row, 1 where the batch had the column; of size 0: all had.  ``named``: a group's key as
-    text, ``name``: the column's, for errors.
+    ``kind``: the type of the result: the type of ``column``, or a list of it under ``collect``.  ``action``: uint8[p],
+    by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`).  ``column``: the events' n cells, by row.  ``given``:
+    uint8[n], by row, 1 if the batch had the column; of size 0: all had.  ``named``: formats a group's key, ``name``: of
+    the column, for errors.
 
-    Returns, where the result is a choice of cell, int64[m] references: an event's row, a held reference, or NOTHING;
-    the cell that is named may be null.  Else m cells of ``kind``.  Raises `MergeOverflow`, `ListTooLong`, `TooLarge`.
-    O(p + n + g), for lists and texts and what comes out, for `max` and `min` of text a sort.
+    Returns int64[m] references if the result is a choice of cell: an event's row, a held reference, or NOTHING; the
+    chosen cell may be null.  Else m cells of ``kind``.  Raises `MergeOverflow`, `ListTooLong`, `TooLarge`.  O(p + n +
+    g), plus the result for lists and texts, plus a sort for `max` and `min` of text.
     """
     if strategy.name in RULES:
         return _chosen(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
@@ -94,14 +94,14 @@ def fold(
 
 
 def _values(held: Cells, kind: pa.DataType) -> pa.Array:
-    """The held cells; nothing is gathered where no key is live."""
+    """Return the held cells; gather nothing if no key is live."""
     if (held.references == NOTHING).all():
         return pa.nulls(held.references.size, kind)
     return held.values()
 
 
 def _chosen(strategy: Strategy, walked: Walked, action: Flags, column: pa.Array, counts: Flags, held: Cells) -> Ints:
-    """References to the chosen cells.  ``counts``: which events take part in ``last`` and ``first``, null or not."""
+    """Return references to the chosen cells.  ``counts``: marks the events of ``last`` and ``first``, null or not."""
     name, rule = strategy.name, RULES[strategy.name]
     references, words, before = held.references, NO_WORDS, NO_WORDS
     had = (references != NOTHING).view(np.uint8)
@@ -146,7 +146,7 @@ def _made(
     named: Callable[[int], str],
     name: str,
 ) -> pa.Array:
-    """The m cells of a strategy that makes values."""
+    """Compute the m cells of a strategy that makes values."""
     if strategy.name == "fields":
         return _fields(strategy, kind, walked, action, column, held, secret, named, name)
     if strategy.name == "sum":
@@ -160,7 +160,7 @@ def _made(
 
 
 def _group(walked: Walked, part: int, rows: int) -> int:
-    """The group of a part (see `Parts`).  O(places)."""
+    """Find the group of a part (see `Parts`).  O(places)."""
     if part >= rows:
         return part - rows
     place = int(np.flatnonzero(walked.permutation == part)[0])
@@ -183,7 +183,7 @@ def _fields(
     named: Callable[[int], str],
     name: str,
 ) -> pa.Array:
-    """A struct field by field: a null struct, given or held, is not there for any of them."""
+    """Fold a struct field by field; a null struct, new or held, adds to no field."""
     n, counts = len(column), present(column)
     there = np.asarray(held.is_valid())
     references = np.where(there, np.arange(n, n + len(held)), NOTHING)

@@ -111,7 +111,7 @@ class FullRows:
             prior.order[groups] = old
 
     def _by_order(self) -> Narrow:
-        """The permutation with each key and time's events in the order of their base words: ties stand side by side."""
+        """Sort the events of each key and time by their base words, so that ties are neighbours."""
         groups = np.repeat(np.arange(self.by.starts.size - 1), np.diff(self.by.starts))
         at = self.by.permutation
         base = [self.words[at, w] for w in range(self.rules.base)]

@@ -71,7 +71,7 @@ class Horizons:
         return max(self.moved(horizon, share), LEAST + 1)
 
     def moved(self, word: int, by: int | float) -> int:
-        """The word of an order that is so much greater, as far as words go."""
+        """Return the word of an order that is greater by ``by``, within the range of words."""
         if not self.floats:
             return min(max(word + int(by), LEAST), GREATEST)
         value = value_of([np.array([word])], FLOAT).to_numpy()[0] + by
@@ -82,7 +82,7 @@ class Horizons:
         return np.stack(column_words(events.column(self.field.name), self.field, self.flagged), axis=1)
 
     def values(self, order: Ints) -> pa.Array:
-        """The orders of keys as values again.  O(m)."""
+        """Convert the orders of keys to values.  O(m)."""
         m, keys = order.shape[0], np.stack([self._key(order, part) for part in self.parts])
         at, own = np.array(self.parts)[np.argmax(keys, axis=0)], np.arange(m)
         words = [np.ascontiguousarray(order[own, at + i]) for i in range(1 + self.flagged)]
@@ -117,7 +117,7 @@ class Horizons:
         return out
 
     def most(self, own: Ints) -> int | None:
-        """The word of the greatest of some events' orders, of those that are points in time; None without any."""
+        """Return the word of the greatest order of some events; None if none of them is a point in time."""
         word, aside = self._split(own, 0)
         if self.floats:
             least, greatest = column_words(pa.array([-math.inf, math.inf]), FLOAT)[0]

@@ -20,7 +20,7 @@ from ddflow.trace.merge import by_sorting
 
 
 def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
-    """The identities of all live keys (high, low) and references to their rows, range by range, ascending.
+    """Yield the identities of all live keys (high, low) and references to their rows, range by range, ascending.
 
     O(keys) in memory, O(versions) on disk; it must not change meanwhile.
     """

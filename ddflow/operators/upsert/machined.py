@@ -31,7 +31,7 @@ from ddflow.plan.merge.rounds import picked
 
 
 def columns(of: Walking) -> dict[str, pa.Array]:
-    """The column of what keys hold, by key and time; which of them hold anything is written to ``of.taken.live``.
+    """Run the machine, and return its column by key and time; write to ``of.taken.live`` which keys hold a value.
 
     O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.
     """

@@ -117,7 +117,7 @@ class MergedRows(Walking):
         return bool(gone.size)
 
     def _orders(self) -> dict[str, pa.Array]:
-        """The order columns of the row, and those that are kept beside it."""
+        """Compute the order columns of the row, and the hidden ones."""
         out: dict[str, pa.Array] = {}
         places, row = pa.array(self.places), self.upsert.bound.row_schema
         kept = {name: (each, part) for each in self.order.ranks for part, (_, name) in enumerate(each.hidden)}
@@ -152,7 +152,7 @@ class MergedRows(Walking):
         return pc.if_else(pa.array(ours), mine, self.gathered(np.where(ours, NOTHING, made), kept))
 
     def _set_by(self, group: int, part: int, name: str) -> Ints:
-        """References to the rows whose order a group runs by; under versions of cells: its part.  ``name``: held as."""
+        """Find the rows that set a group's order, or its part's under versions of cells.  ``name``: the column's."""
         action = self.taken.action[group if not self.merging.cells else max(part - 1, 0)]
         if self.merging.cells and part < 2:
             gone = self.gone.take(self.steps.permutation) != 0
@@ -182,7 +182,7 @@ class MergedRows(Walking):
         return np.where((self.own[steps.permutation, span] == runs).all(axis=1), TAKE, SKIP)
 
     def _cell(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
-        """A column of the made rows, which are in the order of times."""
+        """Gather a column of the made rows, in the order of times."""
         if isinstance(made, np.ndarray):
             return self.gathered(made[self.places], field)
         return made if self.times.size < 2 else made.take(pa.array(self.places))
@@ -257,5 +257,5 @@ class MergedRows(Walking):
 
 
 def derived_column(values: pa.Array, field: pa.Field) -> pa.Array:
-    """What a formula gave, as the column that it is for."""
+    """Cast the result of a formula to the type of its column."""
     return values if values.type == field.type else values.cast(field.type)

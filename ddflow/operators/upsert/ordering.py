@@ -53,7 +53,7 @@ def column_words(column: pa.Array, field: pa.Field, flagged: bool | None = None)
 
 
 def value_of(words: list[Ints], field: pa.Field) -> pa.Array:
-    """The values that `column_words` made words of."""
+    """Convert words of `column_words` to values."""
     null = (words[0] != 1) if len(words) == 2 else (words[0] == LEAST) if field.nullable else None
     word, kind = words[-1], field.type
     if pat.is_boolean(kind):
@@ -154,7 +154,7 @@ class Order:
         return dense_ranks(table, value_hashes(table, secret))
 
     def values(self, words: Ints, hidden: pa.Table | None) -> Sequence[pa.Array | pa.ChunkedArray]:
-        """The order columns' values again: from kept words int64[m, >= base], or from the kept columns."""
+        """Convert orders to values: from kept words int64[m, >= base], or from the kept columns."""
         if self.ranks_base:
             assert hidden is not None, "ranked order columns are kept beside the payload"
             return [hidden.column(f.name) for f in self.hidden]

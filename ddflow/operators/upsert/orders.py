@@ -167,9 +167,9 @@ class MergeOrders:
         return any(events.column(field.name).null_count for field in self.merging.groups[0].order)
 
     def column(self, name: str, running: Ints) -> pa.Array | None:
-        """An order column of the row, as running orders say: int64[m, words] of `kernels.walk`.  O(m).
+        """Convert running orders, int64[m, words] of `kernels.walk`, to an order column of the row.  O(m).
 
-        None for one that is ranked, and so kept beside the payload.
+        None for a ranked column, which is kept next to the payload.
         """
         begin, end, field = self._at[name]
         if not is_word(field.type):
@@ -182,7 +182,7 @@ class MergeOrders:
         return list(self.merging.groups[0].order)
 
     def values(self, words: Ints, hidden: pa.Table | None) -> list[pa.Array | pa.ChunkedArray]:
-        """The values of the row's order columns again: from kept words int64[m, words], or from the kept columns."""
+        """Return the values of the row's order columns: from kept words int64[m, words], or from the kept columns."""
         out = []
         for field in self.fields:
             made: pa.Array | pa.ChunkedArray | None = self.column(field.name, words)
@@ -194,7 +194,7 @@ class MergeOrders:
 
 
 def orders(bound: Bound) -> Order | MergeOrders:
-    """The order of an input's events: one, or one for each group of columns.  O(columns)."""
+    """Build the order of an input's events: one, or one for each group of columns.  O(columns)."""
     return Order(bound) if bound.merging is None else MergeOrders(bound)
 
 

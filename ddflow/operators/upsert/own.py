@@ -46,7 +46,7 @@ from ddflow.plan.merge.strategy import first, last_non_null
 
 
 def columns(of: Walking) -> dict[str, Ints | pa.Array]:
-    """The merged columns by key and time: references, or cells, as `merging.folds.fold` gives them.
+    """Compute the merged columns by key and time: references, or cells, as `merging.folds.fold` returns them.
 
     O(events) and what the function takes.  Raises `MergerFailed`, with nothing changed.
     """
@@ -75,20 +75,20 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
 
 
 def _fixed(of: Walking) -> list[str]:
-    """The columns that no function may change: those of the key, and of the order as far as it is in the row."""
+    """List the columns that no function may change: those of the key, and the order columns of the row."""
     names = [*of.upsert.bound.spec.key, *(field.name for field in of.merging.groups[0].order)]
     return [name for name in of.upsert.bound.row_schema.names if name in names]
 
 
 def _held(of: Walking, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
-    """The rows that some keys hold; null for those that hold none."""
+    """Gather the rows that some keys hold; null for keys that hold none."""
     derived = {field.name for field, _ in of.merging.derived}
     found = [pa.nulls(keys.size, f.type) if f.name in derived else of.gathered(of.cells[keys], f) for f in schema]
     return pa.RecordBatch.from_arrays(found, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
 def _given(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
-    """The events as rows."""
+    """Build the rows of the events."""
     rows, derived = of.events.rows, {field.name for field, _ in of.merging.derived}
     orders = {field.name: field for field in of.merging.groups[0].order}
     out = []
@@ -103,7 +103,7 @@ def _given(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def inherited(of: Walking, field: pa.Field) -> pa.Array:
-    """An order column of the events; where it is null, what their key ran by before.  O(n), nothing without one."""
+    """Fill the nulls in an order column of the events with the prior order of their key.  O(n), O(1) without nulls."""
     column, steps, n = of.events.rows.column(field.name), of.steps, of.events.times.size
     if not column.null_count:
         return column
@@ -133,7 +133,7 @@ def inherited(of: Walking, field: pa.Field) -> pa.Array:
 
 
 def first_order(of: Walking, field: pa.Field) -> pa.Array:
-    """An order column of rows of which the first event made all: that event's own, or what it inherited.  O(events)."""
+    """Return an order column of rows that the first event made: its order, or the inherited one.  O(events)."""
     made = of.folded(Column(field.name, first(), field, 0))
     assert isinstance(made, np.ndarray)
     at = made[of.places]

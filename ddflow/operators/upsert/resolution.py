@@ -60,16 +60,16 @@ class Weighed(Protocol):
     rules: Rules
 
     def column(self, name: str) -> pa.Array:
-        """A column of the full rows."""
+        """Return a column of the full rows."""
 
     def payload(self) -> Rows:
-        """The full rows as the arrangement stores them."""
+        """Return the full rows as the arrangement stores them."""
 
     def hidden(self, name: str) -> pa.Array:
-        """A column that is kept beside the payload."""
+        """Return a column that is kept next to the payload."""
 
     def tie(self, row: int) -> DdflowError:
-        """The error for a tie that ``tie="error"`` refuses."""
+        """Build the error for a tie that ``tie="error"`` refuses."""
 
     def verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
         """int64[8] events by verdict, and the verdict of each event; None where the rows are the events."""
@@ -189,9 +189,9 @@ class Resolution:
         return self.weighed.winner_orders(self.resolved.out, rows)
 
     def near(self, name: str) -> pa.Array | None:
-        """A column of the updates from the events that caused them, where these hold the very same values.
+        """Build a column of the updates from the events that caused them, if these hold the very same values.
 
-        None for few, where they need not, or for a type of another width than 64 bits.  O(events).
+        None for few updates, if the values may differ, or if the type is not 64 bits wide.  O(events).
         """
         state, hashes = self.upsert, NONE
         # A few are gathered with the other columns, all in one kernel.
@@ -223,7 +223,7 @@ class Resolution:
         return self.upsert.arranged.pool(self.weighed.payload())
 
     def updates(self, schema: pa.Schema) -> Updates:
-        """The differences, in the order of their times; a column is gathered when somebody reads it.  O(updates)."""
+        """Return the differences, in the order of their times; a column is gathered on its first read.  O(updates)."""
         about, diffs, ranks, *_ = self.emitted
         return Updates(View(self.pool, about, schema, self.near), ranks, diffs, self.keyed.times)
 
@@ -234,7 +234,7 @@ class Resolution:
         return self.upsert.threads.each(self._change, [(*span, *done[1::2], done[4]) for span, done in both])
 
     def _stored(self, out: Outcomes) -> list[Column]:
-        """The rows of versions: words from their hashes, in order, where these give them, the rest by reference."""
+        """Build the rows of versions: words from their hashes if these can be reversed, the rest by reference."""
         state, words = self.upsert, dict[str, Column]()
         if out.row.size >= SMALL:
             for name, hashes, keep in ((state.identity, out.high, ALL), (state.hashed, out.value, out.live)):
@@ -247,7 +247,7 @@ class Resolution:
         return [words[field.name] if field.name in words else next(rest) for field in state.stored]
 
     def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
-        """What a span of keys brings."""
+        """Build the change of a span of keys."""
         at = int(self.weighed.by.starts[begin])
         out, whole = self.resolved.out, len(self.resolved.spans) == 1 and versions == self.resolved.out.high.size
         out = out if whole else out.span(at, at + versions, begin, end)

@@ -79,7 +79,7 @@ class UpsertState(Readable):
 
     @staticmethod
     def _word(row: pa.Schema, names: Sequence[str]) -> str | None:
-        """The column of some, where it is one of words of 64 bits, which equal values have the same of; else None."""
+        """Return the name of a single column whose 64-bit words are equal if its values are; else None."""
         kinds = [row.field(name).type for name in names]
         return names[0] if [is_word(k) and width(k) == 8 and not pat.is_floating(k) for k in kinds] == [True] else None
 

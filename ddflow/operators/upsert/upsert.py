@@ -36,7 +36,7 @@ class RunningUpsert(UpsertState):
     """The upsert operator of one input of an opened plan."""
 
     def keyed_for(self, asked: str, error: type[DdflowError] = SpecError) -> Self:
-        """This input, for what is asked of keys: it has some."""
+        """Return this input, because it has keys."""
         return self
 
     def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> Resolution:

@@ -63,7 +63,7 @@ class Walking:
         """What folds see: the walk's, without the events that were skipped."""
 
     def _steps(self, order: MergeOrders) -> Walked:
-        """The events by key and time, in the order in which they are folded."""
+        """Sort the events by key and time, in the order of the fold."""
         by, n = self.keyed.by, self.events.times.size
         self.own = order.of(self.events.rows, self.events.original, self.gone)
         if order.ranks:
@@ -83,7 +83,7 @@ class Walking:
         return Walked(permutation, key_times, keys)
 
     def _in_effect(self, order: MergeOrders, permutation: Narrow, key_times: Narrow) -> Narrow:
-        """The events of each (key, time) in effective order: base words, sequence, arrival."""
+        """Sort the events of each (key, time) in effective order: base words, sequence, arrival."""
         at = permutation
         columns = [self.own[at, w] for w in range(order.base)]
         if order.seq is not None:
@@ -184,7 +184,7 @@ class Walking:
         return out
 
     def _values(self) -> Values:
-        """The cells as words, where a tie is decided by them."""
+        """Convert the cells to words if cells decide ties."""
         cells, n, g = len(self.merging.columns), self.events.times.size, self.status.size
         if self.order.tie != GREATEST:
             nothing = np.empty((cells, 0), np.int64), np.empty((cells, 0), np.uint8)
@@ -204,7 +204,7 @@ class Walking:
         return out
 
     def cells_of(self, column: Column) -> Cells:
-        """What keys hold of a column when the step begins."""
+        """Return the cells that keys hold of a column when the step begins."""
         return Cells(self.cells, lambda: self.gathered(self.cells, column.field))
 
     def folded(self, column: Column) -> Ints | pa.Array:
@@ -225,15 +225,15 @@ class Walking:
         )
 
     def plain_name(self, name: str) -> str:
-        """The column of events that a hidden column keeps."""
+        """Return the event column that a hidden column keeps."""
         return next((each.field.name for each in self.order.ranks if name in [n for _, n in each.hidden]), name)
 
     def held_references(self) -> Ints:
-        """References to what keys hold, tombstones included."""
+        """Return references to the rows that keys hold, tombstones included."""
         return self.prior.reference & ~np.int64(OCCUPIED | LIVE)
 
     def held_table(self) -> pa.Table | None:
-        """The hidden columns of all keys; null for those that hold nothing."""
+        """Gather the hidden columns of all keys; null for keys that hold nothing."""
         if not self.order.hidden:
             return None
         references = np.where(self.status != NONE, self.held_references(), NOTHING)
@@ -260,12 +260,12 @@ class Walking:
         return gather_column(pool, np.where(references == NOTHING, none << 40, references), field)
 
     def key_of(self, group: int) -> str:
-        """A key for a message."""
+        """Format a group's key for a message."""
         row = int(self.steps.permutation[self.steps.key_times[self.steps.keys[group]]])
         return str(shown_row(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
 
     def tie(self, row: int) -> TieRefused:
-        """The error for a tie that ``tie="error"`` refuses."""
+        """Build the error for a tie that ``tie="error"`` refuses."""
         bound, rows = self.upsert.bound, self.events.rows
         names = [field.name for group in self.merging.groups for field in group.order]
         key, order = (shown_row(rows.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
