@@ -26,7 +26,7 @@ _SEVERAL: Final = ("null", "dates")
 
 
 def cut(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
-    """A file and its options, each with all its values; that of ``full`` is "".  Raises `SpecError`.  O(text).
+    """Split an address into a file and its options, each with all its values.  Raises `SpecError`.  O(text).
 
     ``known``: the options that have a value.  ``kind``: what stands in front of the text in messages.
     """

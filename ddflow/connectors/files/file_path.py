@@ -118,7 +118,7 @@ def dialect_of(given: Any) -> Dialect:
 
 
 def delimited(path: str, dialect: Dialect, between: str) -> Phrase:
-    """What to do about a file whose values another character separates, for the remedy of an error.
+    """Suggest the call for a file with another delimiter, for the remedy of an error.
 
     >>> delimited("days/1.csv", PLAIN, ";")
     "is the delimiter ';'? give dd.FilePath('days/1.csv', delimiter=';')"
@@ -127,21 +127,21 @@ def delimited(path: str, dialect: Dialect, between: str) -> Phrase:
 
 
 def written(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
-    """A file with how it is written, as a call.  ``now``: how it is read, since what differs is shown, too.
+    """Show the call that reads a file in a dialect.  ``now``: the current dialect, so differences from it show.
 
     >>> str(written("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
     "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
     """
     options = {
-        name: _given(value)
+        name: _convert_to_argument(value)
         for name, value, usual, was in zip(WRITING, dialect, PLAIN, now, strict=True)
         if value != usual or (value != was and value is not None)
     }
     return FileFix(path, options)
 
 
-def _given(value: Any) -> Any:
-    """Return what a path is given for one of them."""
+def _convert_to_argument(value: Any) -> Any:
+    """Convert a value of a dialect to the argument of `FilePath` that means it."""
     if isinstance(value, Kind):
         return ending_of(value)
     if isinstance(value, tuple) and any(isinstance(each, tuple) for each in value):
@@ -151,7 +151,7 @@ def _given(value: Any) -> Any:
 
 
 def as_null(path: str, dialect: Dialect, text: str) -> Phrase:
-    """What to do about a text that means null, for the remedy of an error.
+    """Suggest the call that reads a text as null, for the remedy of an error.
 
     >>> as_null("1.csv", Dialect(nulls=("NA",)), "-")
     "give dd.FilePath('1.csv', null=['NA', '-']) if it means null"
@@ -160,7 +160,7 @@ def as_null(path: str, dialect: Dialect, text: str) -> Phrase:
 
 
 def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> Phrase:
-    """The calls by which a text would be a value of a type, where it is one in another form.
+    """Suggest the calls that read a text as a value of a type in another form.
 
     >>> reformed("1.csv", PLAIN, "12,50", pa.float64()), reformed("1.csv", PLAIN, "3.1.2024", pa.date32())
     ("dd.FilePath('1.csv', decimal=',')", "dd.FilePath('1.csv', dates='%d.%m.%Y')")
@@ -179,14 +179,14 @@ def others(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Di
     between = None if dialect.thousands == other else dialect.thousands
     found = [dialect._replace(decimal=other, thousands=between)] if any(map(mark.fullmatch, texts)) else []
     if is_number(kind):
-        found += _grouped(dialect, given, kind)
+        found += _list_grouped_dialects(dialect, given, kind)
     if pat.is_date(kind) or pat.is_timestamp(kind):
         found = [dialect._replace(dates=(*dialect.dates, form)) for form in likely(texts)]
     return [each for each in found if fits(given, kind, forms=each.forms)]
 
 
-def _grouped(dialect: Dialect, texts: pa.Array, kind: pa.DataType) -> Iterator[Dialect]:
-    """The same of groups of three digits, by what stands between, with another decimal only where it must be."""
+def _list_grouped_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType) -> Iterator[Dialect]:
+    """List the dialects with groups of three digits that fit; each changes the decimal only if it must."""
     for between in GROUPS:
         each = dialect._replace(thousands=between[0])
         for way in (each, each._replace(decimal=",")):

@@ -93,7 +93,7 @@ class Forms(NamedTuple):
     def usual(self, texts: pa.Array, kind: pa.DataType) -> pa.Array:
         """Texts of a column of a type, as they are usually written.  O(n)."""
         if is_number(kind):
-            texts = texts if self.thousands is None else self._ungrouped(texts)
+            texts = texts if self.thousands is None else self._remove_groups(texts)
             if self.decimal == ",":
                 texts = pc.if_else(pc.match_substring(texts, "."), "", pc.replace_substring(texts, ",", "."))
             return texts
@@ -108,8 +108,8 @@ class Forms(NamedTuple):
         fraction = re.escape(self.decimal)
         return pc.match_substring_regex(texts, rf"^[+-]?[1-9]\d{{0,2}}({self._between}\d{{3}})+({fraction}\d+)?$")
 
-    def _ungrouped(self, texts: pa.Array) -> pa.Array:
-        """Numbers without what stands between groups; the empty text for what has it elsewhere."""
+    def _remove_groups(self, texts: pa.Array) -> pa.Array:
+        """Remove the separators between groups of digits; a misplaced one gives the empty text."""
         odd = pc.and_not(pc.match_substring_regex(texts, self._between), self.grouped(texts))
         return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._between, ""))
 
@@ -119,7 +119,7 @@ class Forms(NamedTuple):
         return f"[{next(each for each in GROUPS if (self.thousands or '.') in each)}]"
 
     def checked(self) -> "Forms":
-        """The same.  Raises `SpecError` for what says no form."""
+        """Check the forms and return them.  Raises `SpecError` for an invalid form."""
         if self.decimal not in (".", ","):
             raise SpecError(Option("decimal", self.decimal), "it is neither a point nor a comma", "give '.' or ','")
         if self.thousands is not None and self.thousands not in [*"".join(GROUPS)]:
@@ -143,7 +143,7 @@ USUAL: Final = Forms()
 
 @cache
 def _pattern(form: str) -> str:
-    """The regular expression of a form of dates, with a group for each part.  Raises `SpecError`."""
+    """Build the regular expression of a form of dates, with a group for each part.  Raises `SpecError`."""
     asked, tokens = Option("dates", form), [(each[1], each[2]) for each in _TOKEN.finditer(form)]
     parts = [part for part, between in tokens if not between and part != "%"]
     remedy = "write it as '%d.%m.%Y' or '%m/%d/%Y %H:%M', or 'iso'"
@@ -169,7 +169,7 @@ def _pattern(form: str) -> str:
 
 
 def _in_iso(texts: pa.Array, form: str) -> pa.Array:
-    """The texts that are of a form as ISO's, null where they are not.  O(n)."""
+    """Convert the texts of a form to ISO 8601; others become null.  O(n)."""
     if form == ISO:
         return pc.if_else(pc.match_substring_regex(texts, _ISO), texts, None)
     found = pc.extract_regex(texts, _pattern(form))
@@ -208,7 +208,7 @@ def _hour(parts: Mapping[str, pa.Array]) -> pa.Array:
 
 
 def likely(texts: Sequence[str]) -> list[str]:
-    """The usual forms of dates that all of some texts have.  O(texts).
+    """List the usual forms of dates that fit all texts.  O(texts).
 
     >>> likely(["03.01.2024"]), likely(["1/3/2024 2:05 PM"]), likely(["1/3/2024", "1/13/2024"]), likely(["1.2.3"])
     (['%d.%m.%Y'], ['%d/%m/%Y %I:%M %p', '%m/%d/%Y %I:%M %p'], ['%m/%d/%Y'], [])

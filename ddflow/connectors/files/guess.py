@@ -43,13 +43,13 @@ ANY: Final[Possible] = frozenset(LADDER)
 
 
 def guess(heads: Iterable[Possible]) -> pa.DataType | None:
-    """The type of a column, of what it could be in each head; None where no type fits all.  O(heads)."""
+    """Choose the type of a column from its possible types in each head; None if no type fits all.  O(heads)."""
     told = [head for head in heads if head != ANY]
     if not told:
         return pa.string()
     left = frozenset.intersection(*told)
     if not left:
-        return _joined(told)
+        return _join_types(told)
     return next((kind for kind in LADDER if kind in left), None) or settled(next(iter(left)))
 
 
@@ -73,9 +73,9 @@ def possible(
 
 
 def fitting(kind: pa.DataType, text: str, forms: Forms = USUAL) -> pa.DataType:
-    """The type to declare for a column that was taken for a ``kind``, and then has a text that is none.
+    """Return the type to declare for a column of a guessed ``kind`` that has a text of another type.
 
-    It holds both what was found and what came before: text does always.
+    It fits this text and all earlier values; text always does.
 
     >>> fitting(pa.int64(), "1.5"), fitting(pa.int64(), "007"), fitting(pa.date32(), "2024-02-29 10:00")
     (DataType(double), DataType(string), TimestampType(timestamp[us]))
@@ -91,7 +91,7 @@ def fitting(kind: pa.DataType, text: str, forms: Forms = USUAL) -> pa.DataType:
 
 
 def _scales(texts: pa.Array) -> Sequence[pa.DataType]:
-    """The decimals with a fraction that hold all texts: those of scales from the longest fraction on."""
+    """List the decimals with a fraction that hold all texts; the longest fraction is the least scale."""
     if not pc.all(pc.match_substring_regex(texts, r"^-?(0|[1-9]\d*)(\.\d+)?$")).as_py():
         return ()
     point, length = pc.find_substring(texts, "."), pc.binary_length(texts)
@@ -102,8 +102,10 @@ def _scales(texts: pa.Array) -> Sequence[pa.DataType]:
 
 
 def settled(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
-    """What Arrow's JSON reader inferred, without what the next lines may contradict: times as text, nulls as ``null``
-    (text)."""
+    """Make a type of Arrow's JSON reader safe for later lines.
+
+    Times become text, and the null type becomes ``null``, by default text.
+    """
     if pat.is_struct(kind):
         return pa.struct([field.with_type(settled(field.type, null)) for field in kind])
     if pat.is_list(kind):
@@ -111,8 +113,8 @@ def settled(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
     return (null or pa.string()) if pat.is_null(kind) else pa.string() if pat.is_timestamp(kind) else kind
 
 
-def _joined(heads: Sequence[Possible]) -> pa.DataType | None:
-    """The type that holds lists or objects of several types: with the members of all, whole numbers as doubles."""
+def _join_types(heads: Sequence[Possible]) -> pa.DataType | None:
+    """Join the types of lists or objects into one with all members; mixed numbers become doubles."""
     kinds = [kind for head in heads for kind in head]
     if len(kinds) != len(heads) or not all(map(pat.is_nested, kinds)):
         return None

@@ -27,7 +27,7 @@ _BEYOND: Final = [("^inf$", "Infinity"), ("^-inf$", "-Infinity"), ("^-?nan$", "N
 
 
 def json_lines(batch: pa.RecordBatch) -> Any:
-    """The rows as JSON lines: a buffer of UTF-8 that ends with a newline.  O(bytes).
+    """Format the rows as JSON lines: a buffer of UTF-8 that ends with a newline.  O(bytes).
 
     The text of a batch must stay below 2 GiB; `Output` cuts tables to batches of 64 Ki rows.
     """
@@ -39,10 +39,9 @@ def json_lines(batch: pa.RecordBatch) -> Any:
 
 
 def json_objects(batch: pa.RecordBatch, strict: bool = False) -> pa.Array:
-    """The rows as JSON text, one each.
+    """Format each row as a JSON object.  O(bytes).
 
-    ``strict``: as other readers of JSON take them: a UUID with hyphens, and
-    what is no number for JSON as a string.  O(bytes).
+    ``strict``: follow other readers of JSON: a UUID has hyphens, and NaN or infinity is a string.
 
     >>> json_objects(pa.record_batch({"x": [1.5, float("nan")]}), strict=True).to_pylist()
     ['{"x":1.5}', '{"x":"NaN"}']
@@ -51,7 +50,7 @@ def json_objects(batch: pa.RecordBatch, strict: bool = False) -> pa.Array:
 
 
 def _values(column: pa.Array, strict: bool) -> pa.Array:
-    """The JSON text of each value; null is a value, too."""
+    """Format each value of a column as JSON text, nulls included."""
     if strict and column.type == pa.uuid():
         column = pa.array([None if each is None else str(each) for each in column.to_pylist()], pa.string())
     if isinstance(column.type, pa.BaseExtensionType):

@@ -81,7 +81,7 @@ class Dialect(NamedTuple):
         return Forms(self.decimal, self.dates, self.thousands)
 
     def checked(self) -> "Dialect":
-        """The same, with ``\\t`` and ``tab`` as a tab.  Raises `SpecError` for what no reader takes."""
+        """Check the dialect and read ``\\t`` and ``tab`` as a tab.  Raises `SpecError` for an invalid value."""
         delimiter = {r"\t": "\t", "tab": "\t"}.get(self.delimiter or "", self.delimiter)
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0'):
             raise SpecError(f"the delimiter {delimiter!r}", "it is not one ASCII character", "give one, such as ';'")
@@ -118,7 +118,7 @@ def is_utf8(encoding: str) -> bool:
 
 
 def kind_of(name: str | PurePath, given: Kind | None = None) -> Kind:
-    """The kind that is given for a file, or what its name says.  Raises `UnreadableInput` for an unknown extension."""
+    """Return the given kind, or the kind in a file's name.  Raises `UnreadableInput` for an unknown extension."""
     path = PurePath(name)
     if given is not None:
         wrapped = given.wrapped or (WRAPS.get(path.suffix.lower()) if is_text_kind(given.name) else None)
@@ -133,7 +133,7 @@ def kind_of(name: str | PurePath, given: Kind | None = None) -> Kind:
 
 
 def named(ending: str) -> Kind:
-    """The kind of a name's ending, with or without its dot.  Raises `SpecError`."""
+    """Return the kind for an extension, with or without its dot.  Raises `SpecError`."""
     kind = KINDS.get(f".{ending.lower().removeprefix('.')}")
     if kind is None:
         raise SpecError(f"the format {ending!r}", "there is no such kind of file", USE)
@@ -141,7 +141,7 @@ def named(ending: str) -> Kind:
 
 
 def ending_of(kind: Kind) -> str:
-    """What `named` takes for a kind.
+    """Return the extension of a kind, an argument of `named`.
 
     >>> ending_of(named("csv.gz"))
     'csv.gz'
@@ -150,7 +150,7 @@ def ending_of(kind: Kind) -> str:
 
 
 def sniffed(begin: bytes) -> Kind:
-    """The kind that the first bytes of a file look like; CSV where they look like nothing else.  O(1).
+    """Guess the kind of a file from its first bytes; CSV if they match no other kind.  O(1).
 
     >>> sniffed(b'[{"id": 1}]').name, sniffed(b"id\\tcity\\n1\\tBern, BE").name
     ('JSON', 'TSV')

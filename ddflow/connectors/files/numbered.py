@@ -32,7 +32,7 @@ N = TypeVar("N", bound=HasName)
 
 
 def in_order(files: Sequence[N]) -> Sequence[N]:
-    """The same files.  Warns where the numbers in their names would give another order than the names.  O(files)."""
+    """Return the files unchanged, and warn if numeric order differs from name order.  O(files)."""
     warn_of_numbers([each.name for each in files])
     return files
 

@@ -59,14 +59,14 @@ class FileOutput:
     def write(self, table: pa.Table) -> None:
         """Append rows of the output's columns.  O(rows).  Raises `UnwritableOutput`, such as for a full disk."""
         assert self._writer is not None, "an output is written to in its with block"
-        with self._worded():
+        with self._describe_errors():
             self._writer.write(table.cast(self.schema))
         self.written += table.num_rows
 
     def __enter__(self) -> Self:
         # An interrupt may come before the with block has begun; then the object goes, and its file with it.
         weakref.finalize(self, _unlink, self._aside)
-        with self._worded(), on_failure(self._remove):
+        with self._describe_errors(), on_failure(self._remove):
             self._file = open(self._aside, "xb")
             self._writer = writer(self._file, self.kind, self.schema)
         return self
@@ -88,7 +88,7 @@ class FileOutput:
 
     def _commit(self) -> None:
         assert self._writer is not None and self._file is not None
-        with self._worded():
+        with self._describe_errors():
             self._writer.close()
             self._writer = None
             self._file.flush()
@@ -123,7 +123,7 @@ class FileOutput:
         )
 
     @contextlib.contextmanager
-    def _worded(self) -> Any:
+    def _describe_errors(self) -> Any:
         try:
             yield
         except DdflowError:
@@ -138,9 +138,9 @@ def _unlink(path: Path) -> None:
 
 
 def open_output(path: Path | str, schema: pa.Schema, overwrite: bool = False) -> FileOutput:
-    """An output file, of the kind that its extension says, to be used in a ``with``.
+    """Open an output file of the kind that its extension names, for use in a ``with``.  O(columns).
 
-    Raises `OutputExists` for a file that is there unless ``overwrite``; `UnwritableOutput` for an unknown extension, a
-    folder that is not there, or columns that the kind cannot hold (lists in CSV).  Nothing is written yet.  O(columns).
+    Raises `OutputExists` if the file exists, unless ``overwrite``; `UnwritableOutput` for an unknown extension, a
+    missing folder, or columns that the kind cannot hold (lists in CSV).  Writes nothing yet.
     """
     return FileOutput(Path(path), schema, overwrite)

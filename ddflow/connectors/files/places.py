@@ -86,7 +86,7 @@ class Local(Place):
         return size
 
     def open(self) -> pa.NativeFile:
-        """The file."""
+        """Open the file."""
         return pa.OSFile(self.name)
 
 
@@ -120,20 +120,20 @@ class Stdin(Place):
         return None if self._beginning() else 0
 
     def open(self) -> pa.NativeFile:
-        """What was kept of its beginning, then the rest; once."""
+        """Open standard input from its beginning; once."""
         begin = self._beginning()
         if self.kind.name in (PARQUET, ARROW, STREAM):
-            return self._copied(begin)
+            return self._copy_to_file(begin)
         if self._input is None:
             raise UnreadableInput(STDIN, "standard input can be read only once", "write it to a file, and give that")
         rest, self._input = self._input, None
         return pa.PythonFile(io.BufferedReader(_Joined(begin, rest), HEAD), mode="r")
 
     def head(self) -> pa.NativeFile:
-        """What is kept of its beginning."""
+        """Open the buffered beginning of standard input."""
         return pa.BufferReader(self._beginning())
 
-    def _copied(self, begin: bytes) -> pa.NativeFile:
+    def _copy_to_file(self, begin: bytes) -> pa.NativeFile:
         if self._copy is None:
             self._copy = tempfile.NamedTemporaryFile(prefix="ddflow-stdin-")  # noqa: SIM115 - closed with this place
             self._copy.write(begin)
@@ -160,7 +160,7 @@ class _Joined(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int:
-        """What comes next of either."""
+        """Read the next bytes of the beginning, then of the rest."""
         got = self._begin.read(len(into)) or self._rest.read(len(into))
         into[: len(got)] = got
         return len(got)
@@ -182,14 +182,14 @@ class InBucket(Place):
     ) -> None:
         super().__init__(f"{bucket.url}/{key}", kind)
         self._bucket, self._key, self._length = bucket, key, length
-        self._asks = ask or partial(_asked, self.name)
+        self._asks = ask or partial(_call_bucket, self.name)
 
     def size(self) -> int | None:
         """As the bucket says."""
         return self._length
 
     def open(self) -> pa.NativeFile:
-        """The object."""
+        """Open the object."""
         ranges = _Ranges(lambda begin, end: self._asks(self._bucket.read, self._key, begin, end), self._length)
         return pa.PythonFile(io.BufferedReader(ranges, PIECE), mode="r")
 
@@ -214,7 +214,7 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, into: Any) -> int:
-        """What comes next, asked for."""
+        """Fetch the next bytes."""
         end = min(self._at + len(into), self._length)
         if end <= self._at:
             return 0
@@ -225,10 +225,10 @@ class _Ranges(io.RawIOBase):
 
 
 def listed(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]:
-    """The places that some files, folders, patterns, addresses and ``-`` stand for.  ``kind``: of all of them.
+    """List the places of some files, folders, patterns, addresses and ``-``.  ``kind``: of all of them.  O(files).
 
-    Raises `UnreadableInput` for what is not there, for an address that is not read, for an unknown kind, for a folder
-    that has no file or has a folder in it, for a pattern that matches nothing, and when nothing is given.  O(files).
+    Raises `UnreadableInput` for a missing file, an address of an unknown scheme, an unknown kind, a folder that has no
+    file or has a folder in it, a pattern that matches nothing, and an empty list.
     """
     found: list[Place] = []
     for given in map(str, paths):
@@ -302,16 +302,16 @@ def _check_flat(folder: str, inner: list[str]) -> None:
 
 
 def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
-    """The objects that an address stands for: one, those of a folder, or those that match a pattern."""
+    """List the objects at an address: one object, or all in a folder or of a pattern."""
     name, _, key = given.removeprefix("s3://").partition("/")
     address = f"s3://{name.rpartition('@')[2]}/{re.split('[?#]', key)[0]}"
-    bucket = _asked(address, Bucket, f"s3://{name}")
+    bucket = _call_bucket(address, Bucket, f"s3://{name}")
     if not key.endswith("/") and not _WILD.search(key):
-        length = _asked(address, bucket.lengths, [key]).get(key)
+        length = _call_bucket(address, bucket.lengths, [key]).get(key)
         if length is not None:
             return [InBucket(bucket, key, length, kind)]
     folder = "/".join(key[: match.start()].split("/")[:-1]) if (match := _WILD.search(key)) else key.rstrip("/")
-    there = {each.key: each.length for each in _asked(address, bucket.list, folder or None)}
+    there = {each.key: each.length for each in _call_bucket(address, bucket.list, folder or None)}
     if match:
         pattern = f"/{key}"
         found = [each for each in there if PurePosixPath(f"/{each}").match(pattern) and not _hidden(each, pattern)]
@@ -326,8 +326,8 @@ def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
     return [InBucket(bucket, each, there[each], kind) for each in sorted(found)]
 
 
-def _asked(address: str, ask: Callable[..., Any], *given: Any) -> Any:
-    """What a bucket answers; its errors speak of a state, and here there is none."""
+def _call_bucket(address: str, ask: Callable[..., Any], *given: Any) -> Any:
+    """Call a bucket, and make its errors name the input instead of a state."""
     try:
         return ask(*given)
     except MissingExtra as error:

@@ -42,7 +42,7 @@ class Columnar(File):
         """The stored schema."""
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """The stored types."""
+        """Return the stored types by name."""
         check_width(self.place, len(self.own))
         return {field.name: field.type for field in self.own}
 
@@ -53,7 +53,7 @@ class ParquetFile(Columnar):
     @cached_property
     def _metadata(self) -> tuple[pq.FileMetaData, pa.Schema]:
         with reading(self.place), self.place.open() as bytes, pq.ParquetFile(bytes) as file:
-            return file.metadata, _spelled(file.schema_arrow)
+            return file.metadata, _check_names(file.schema_arrow)
 
     @property
     def own(self) -> pa.Schema:
@@ -83,7 +83,7 @@ class ArrowFile(Columnar):
     """An Arrow IPC file, of the file or the stream format."""
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[pa.NativeFile, Any]]:
+    def _open_reader(self) -> Iterator[tuple[pa.NativeFile, Any]]:
         with reading(self.place), self.place.open() as file:
             yield file, pa.ipc.open_stream(file) if self._streams else pa.ipc.open_file(file)
 
@@ -95,8 +95,8 @@ class ArrowFile(Columnar):
     @cached_property
     def own(self) -> pa.Schema:
         """The stored schema."""
-        with self._opened() as (_, reader):
-            return _spelled(reader.schema)
+        with self._open_reader() as (_, reader):
+            return _check_names(reader.schema)
 
     def rows(self) -> int | None:
         """From the batches' headers, where they are at hand; unknown for a stream."""
@@ -106,7 +106,7 @@ class ArrowFile(Columnar):
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """As stored, cut where they are long, validated."""
-        with self._opened() as (file, reader):
+        with self._open_reader() as (file, reader):
             for batch in reader if self._streams else map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
                 yield from (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS))
@@ -126,8 +126,8 @@ class ArrowFile(Columnar):
             )
 
 
-def _spelled(schema: pa.Schema) -> pa.Schema:
-    """The schema, once its names are known to be text: a damaged one is found out here, while errors are worded."""
+def _check_names(schema: pa.Schema) -> pa.Schema:
+    """Check that all names of a schema are valid UTF-8, while errors are still described; return it."""
     fields = list(schema)
     while fields:
         field = fields.pop()

@@ -51,12 +51,12 @@ class CsvFile(TextFile):
         return self.dialect.delimiter or self.place.kind.delimiter
 
     def columns(self) -> Mapping[str, None]:
-        """The names in the header."""
+        """Return the names in the header."""
         return self._names
 
     @cached_property
     def _names(self) -> dict[str, None]:
-        with self._opened([], head=True) as (reader, _):
+        with self._open_reader([], head=True) as (reader, _):
             names = list(reader.schema.names)
         check_width(self.place, len(names))
         self._check_first(names)
@@ -70,14 +70,14 @@ class CsvFile(TextFile):
         return dict.fromkeys(names)
 
     def delimiter(self) -> str | None:
-        """What stands between values, where it looks as if it were not what was said: in the only column's name."""
+        """Return the likely delimiter if the header has only one column, with another delimiter in its name."""
         name = next(iter(self._names))
         return next((each for each in ";\t|," if each in name), None) if len(self._names) == 1 else None
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
         """Block by block; ``names`` are those of the header.  None: of the beginning alone."""
         own, row = list(self._names), 0
-        with self._opened(own, head=names is None) as (reader, end):
+        with self._open_reader(own, head=names is None) as (reader, end):
             last = None
             for batch in reader:
                 columns = {
@@ -97,8 +97,8 @@ class CsvFile(TextFile):
             )
 
     @contextmanager
-    def _opened(self, names: list[str], head: bool) -> Iterator[tuple[Any, "_Bytes"]]:
-        """A reader of batches of texts, whose errors are worded, and what it reads."""
+    def _open_reader(self, names: list[str], head: bool) -> Iterator[tuple[Any, "_Bytes"]]:
+        """Open a reader of batches of texts that describes errors, and the bytes under it."""
         options = (
             csv.ReadOptions(use_threads=False, block_size=SAMPLE),
             csv.ParseOptions(newlines_in_values=True, delimiter=self._between),
@@ -118,9 +118,9 @@ class CsvFile(TextFile):
                     finally:
                         bytes.stop(reader)
             except pa.ArrowInvalid as error:
-                raise self._worded(described(error), names) from None
+                raise self._build_error(described(error), names) from None
 
-    def _worded(self, message: str, names: list[str]) -> DdflowError:
+    def _build_error(self, message: str, names: list[str]) -> DdflowError:
         where, shape, value = self.place.name, _SHAPE.fullmatch(message), _VALUE.fullmatch(message)
         if (error := packed(self.place)) is not None:
             return error
@@ -162,7 +162,7 @@ class CsvFile(TextFile):
             raise error
 
     def _excels(self, header: str) -> UnreadableInput | None:
-        """The error of a file that begins with what Excel alone reads: ``sep=;``."""
+        """Return an error if the first line is ``sep=;``, which only Excel reads."""
         if (found := _SEPARATED.fullmatch(header.rstrip("\r\n"))) is None:
             return None
         remedy = Phrase("delete that line")
@@ -194,7 +194,7 @@ class _Bytes:
         self._lock, self._stopped = Lock(), False
 
     def read(self, size: int) -> bytes:
-        """What comes next, ``size`` bytes or fewer; none at the end."""
+        """Read the next ``size`` bytes or fewer; none at the end."""
         with self._lock:
             return b"" if self._stopped else self._next(size)
 
@@ -224,7 +224,7 @@ class _Bytes:
         """Nothing; see `Place.open`."""
 
     def opened(self, value: str | None, delimiter: str) -> int | None:
-        """The line in which the quote was opened that the file ends in, given its last value; None where none was."""
+        """Return the line of the quote that the file never closes, given its last value; None if there is none."""
         if value is None:
             return None
         inner, end = value.replace('"', '""').encode(), b"".join(self._pieces)
@@ -236,7 +236,7 @@ class _Bytes:
 
 
 def _conflict(where: str) -> UnreadableInput:
-    """The error of a file that git could not merge."""
+    """Build the error of a file with git's conflict markers."""
     return UnreadableInput(
         where, "it holds git's conflict markers (<<<<<<<)", "resolve the conflict, or leave the file out"
     )
@@ -247,7 +247,7 @@ def _row(number: str | int) -> str:
 
 
 def lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
-    """The error of a file without a column that it must have: perhaps its columns were not told apart."""
+    """Build the error of a file without a required column; perhaps it has another delimiter."""
     if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
         found = f"the header is one column, {next(iter(there))!r}"
         return SchemaMismatch(reader.place.name, found, delimited(reader.place.name, reader.dialect, between))

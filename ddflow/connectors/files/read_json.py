@@ -53,7 +53,7 @@ class JsonFile(TextFile):
     """A JSON lines file, or one of an array."""
 
     def columns(self) -> Mapping[str, None]:
-        """The members of the rows of its beginning, in the order in which they first come."""
+        """Return the members of the first rows, in order of first appearance."""
         block = self.looked_at()
         names = dict.fromkeys(() if block is None else block.columns)
         check_width(self.place, len(names))
@@ -63,7 +63,7 @@ class JsonFile(TextFile):
     def is_whole(self) -> bool:
         """Whether the beginning was all of it."""
         with reading(self.place, self.dialect), self.bytes(head=True) as stream:
-            return len(_filled(stream)) < SAMPLE
+            return len(_read_sample(stream)) < SAMPLE
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
         """Block by block.  ``names``: of columns, or of them those that the file has, where it is whole."""
@@ -80,7 +80,7 @@ class JsonFile(TextFile):
         stream, elements, rest, done, last = self.bytes(head), None, b"", 0, False
         with reading(self.place):
             while not last:
-                chunk = _filled(stream)
+                chunk = _read_sample(stream)
                 last = len(chunk) < SAMPLE
                 if elements is None and not done and not rest:
                     chunk = chunk.removeprefix(codecs.BOM_UTF8)
@@ -98,7 +98,7 @@ class JsonFile(TextFile):
                 done, rest = done + rest.count(b"\n"), rest[end:]
 
     def _rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
-        """The objects in some lines, one in each that is not blank; and the text that they were taken from."""
+        """Parse the objects in some lines, blank lines left out; return them with their text."""
         for given in _ways(text):
             with suppress(*_FAULTS):
                 rows = _DECODER.decode_lines(given)
@@ -107,7 +107,7 @@ class JsonFile(TextFile):
         raise self._fault(text, line)
 
     def _fault(self, text: bytes, line: int) -> DdflowError:
-        """The error of the first line that is no object."""
+        """Build the error of the first line that is not an object."""
         for number, one in enumerate(text.split(b"\n"), line + 1):
             try:
                 rows = _DECODER.decode_lines([*_ways(one)][-1])
@@ -130,12 +130,12 @@ class JsonFile(TextFile):
         return self.unreadable(line + 1, "it is no object a line")
 
     def unreadable(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
-        """The error of a line."""
+        """Build the error of a line."""
         remedy = remedy or f"mend it: is it a whole {self.place.kind.name} file, an object a line?"
         return UnreadableInput(f"{self.place.name}, {self.called(number)}", found, remedy)
 
     def called(self, number: int) -> str:
-        """What a line is called."""
+        """Name a line for messages: "line 7", or "element 7" of an array."""
         return f"{'element' if self.place.kind.name == ARRAY else 'line'} {number:,}"
 
     def unknown(self, number: int, row: Sequence[tuple[str, Any]], names: Collection[str]) -> None:
@@ -152,8 +152,8 @@ class JsonFile(TextFile):
                 raise SchemaMismatch(where, found, remedy)
 
 
-def _filled(stream: pa.NativeFile) -> bytes:
-    """The next `SAMPLE` bytes, fewer at the end alone."""
+def _read_sample(stream: pa.NativeFile) -> bytes:
+    """Read the next `SAMPLE` bytes, fewer only at the end."""
     parts, missing = list[bytes](), SAMPLE
     while missing and (part := stream.read(missing)):
         parts.append(part)
@@ -162,7 +162,7 @@ def _filled(stream: pa.NativeFile) -> bytes:
 
 
 def _ways(text: bytes) -> Iterator[bytes]:
-    """Some text as it is, and with stand-ins for what JSON does not have."""
+    """Yield some text unchanged, then with stand-ins for NaN and infinities."""
     yield text
     if not any(each in text for each in _STAND_INS.values()):
         yield _BARE.sub(lambda found: _STAND_INS.get(found[0], found[0]), text)
@@ -178,7 +178,7 @@ class _Lines:
         self._file, self._text, self._line, self._bare = file, text, line, bare
 
     def where(self, row: int) -> str:
-        """The line of an object."""
+        """Name the line of an object."""
         return self._file.called(self._number(row))
 
     def _number(self, row: int) -> int:
@@ -186,7 +186,7 @@ class _Lines:
         return next(number for place, number in enumerate(full) if place == row)
 
     def columns(self, rows: list[Row], names: Collection[str] | None) -> dict[str, TextColumn]:
-        """The columns of some names, or of all; every byte is accounted for."""
+        """Build the columns of some names, or of all; account for every byte."""
         there = dict.fromkeys(name for row in rows for name in row) if names is None else names
         columns, seen = {}, 0
         for name in there:
@@ -221,7 +221,7 @@ class _Lines:
         texts = pa.Array.from_buffers(pa.string(), len(ends), buffers)
         null, quoted, nested = first == ord("n"), first == ord('"'), (first == ord("[")) | (first == ord("{"))
         self._check(texts, data, nested)
-        texts = pc.if_else(pa.array(null), None, _unquoted(texts, quoted))
+        texts = pc.if_else(pa.array(null), None, _remove_quotes(texts, quoted))
         among = pa.array(nested) if nested.any() else None
         # A number of JSON has a point, and no groups.
         forms = self._file.dialect.forms._replace(decimal=".", thousands=None)
@@ -247,8 +247,8 @@ class _Lines:
                 raise self._file.unreadable(self._number(data.count(b"\n", 0, int(deep[0]))), _DEEP)
 
 
-def _unquoted(texts: pa.Array, quoted: Any) -> pa.Array:
-    """The texts without their quotes and escapes."""
+def _remove_quotes(texts: pa.Array, quoted: Any) -> pa.Array:
+    """Remove the quotes and escapes of texts."""
     if not quoted.any():
         return texts
     inner = pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())

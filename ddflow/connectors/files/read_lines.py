@@ -29,7 +29,7 @@ class LinesFile(File):
     """A file of messages, a line each."""
 
     def columns(self) -> Mapping[str, pa.DataType]:
-        """The message, and its line."""
+        """Return the message, and its line."""
         return {VALUE: pa.binary(), LINE: pa.int64()}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
@@ -40,7 +40,7 @@ class LinesFile(File):
                 yield pa.record_batch({VALUE: values, LINE: pa.array(places + (number + 1))})
 
     def first(self) -> pa.Array:
-        """The lines of its beginning, but for the last of them where there are more."""
+        """Return the first lines; without the last one if it may be cut."""
         with reading(self.place), self._stream(self.place.head()) as stream:
             text = stream.read(SAMPLE)
             whole = text[: text.rfind(b"\n") + 1] or text
@@ -55,7 +55,7 @@ class LinesFile(File):
 
 
 def blocks(stream: pa.NativeFile) -> Iterator[tuple[int, pa.Array]]:
-    """The lines of a stream, some at a time, each time with the number of the first.  O(bytes)."""
+    """Yield blocks of a stream's lines, each with the number of its first line.  O(bytes)."""
     rest, number = io.BytesIO(), 0
     while True:
         block = stream.read(BLOCK)
@@ -75,6 +75,6 @@ def blocks(stream: pa.NativeFile) -> Iterator[tuple[int, pa.Array]]:
 
 
 def filled(lines: pa.Array) -> tuple[pa.Array, Ints]:
-    """The lines that are not blank, and their places among all.  O(bytes)."""
+    """Return the lines that are not blank, and their places among all.  O(bytes)."""
     there = np.flatnonzero(np.asarray(pc.match_substring_regex(lines, r"\S")))
     return lines.take(pa.array(there)), there

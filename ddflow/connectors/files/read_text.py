@@ -52,10 +52,10 @@ class TextColumn(NamedTuple):
     forms: Forms = USUAL
 
     def possible(self) -> Possible:
-        """The types that it could be; those of lists and objects are inferred by Arrow.  O(n)."""
+        """Return the types that fit all texts; Arrow infers the types of lists and objects.  O(n)."""
         if self.nested is not None:
             whole = pc.all(pc.or_kleene(self.nested, pc.is_null(self.texts))).as_py()
-            return frozenset([settled(_parsed(self.texts, None).type, null=pa.null())]) if whole else frozenset()
+            return frozenset([settled(_parse_json(self.texts, None).type, null=pa.null())]) if whole else frozenset()
         if self.quoted is None or self.texts.null_count == len(self.texts):
             return possible(self.texts, forms=self.forms)
         if pc.all(self.quoted).as_py():
@@ -70,7 +70,7 @@ class TextColumn(NamedTuple):
         if others is not None and (row := pc.index(others, True).as_py()) >= 0:
             raise Misspelled(row)
         if structured:
-            return self._structured(kind)
+            return self._parse_nested(kind)
         if is_text(kind) or convert:
             return converted(self.texts, kind, self.forms)
         if self.quoted is not None and not pat.is_decimal(kind):
@@ -79,11 +79,11 @@ class TextColumn(NamedTuple):
                 raise Misspelled(row)
         return values(self.texts, kind, self.quoted is not None, self.forms)
 
-    def _structured(self, kind: pa.DataType) -> pa.Array:
-        """O(n), also where a row is refused: the first such one is found by halves."""
+    def _parse_nested(self, kind: pa.DataType) -> pa.Array:
+        """Parse lists or objects.  O(n), also if a row is refused: a binary search finds the first such row."""
         try:
             _check_digits(self.texts, digits_within(kind))
-            return restored(_parsed(self.texts, wire(kind)), kind)
+            return restored(_parse_json(self.texts, wire(kind)), kind)
         except (pa.ArrowException, ValueError):
             n = len(self.texts)
             if n == 1:
@@ -91,13 +91,13 @@ class TextColumn(NamedTuple):
         half = n // 2
         for begin, size in ((0, half), (half, n - half)):
             try:
-                TextColumn(self.texts.slice(begin, size))._structured(kind)
+                TextColumn(self.texts.slice(begin, size))._parse_nested(kind)
             except Misspelled as error:
                 raise Misspelled(begin + error.row) from None
         raise ValueError(f"values are no {kind}")
 
     def shown(self, row: int) -> str:
-        """A value for messages."""
+        """Format a value for messages."""
         text = self.texts[row].as_py()
         if self.quoted is None:
             return brief(text)
@@ -113,8 +113,8 @@ def _check_digits(texts: pa.Array, most: int) -> None:
             raise ValueError("a number has too many digits")
 
 
-def _parsed(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
-    """JSON texts, of the ``kind`` or as Arrow infers it.  Raises Arrow's errors."""
+def _parse_json(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
+    """Parse JSON texts as the ``kind``, or as the type that Arrow infers.  Raises Arrow's errors."""
     lines = pc.binary_join_element_wise('{"":', texts.fill_null("null"), "}\n", "")
     data = "".join(lines.to_pylist()).encode()
     schema = None if kind is None else pa.schema([("", kind)])
@@ -188,17 +188,17 @@ class TextFile(File):
             yield pa.RecordBatch.from_arrays(arrays, names=list(block.columns))
 
     def bytes(self, head: bool = False) -> pa.NativeFile:
-        """What it holds, unwrapped, in UTF-8.  ``head``: at least its beginning.  Not closed, see `Place.open`."""
+        """Open the content, unwrapped, in UTF-8.  ``head``: at least its beginning.  Not closed, see `Place.open`."""
         stream = self.place.head() if head else self.place.open()
         if self.place.kind.wrapped is not None:
             stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
-        if not is_utf8(self.dialect.encoding) and not self._marked:
+        if not is_utf8(self.dialect.encoding) and not self._has_utf8_mark:
             stream = pa.transcoding_input_stream(stream, self.dialect.encoding, "utf-8")
         return stream
 
     @cached_property
-    def _marked(self) -> bool:
-        """Whether it begins with the mark of UTF-8, which says more than an option for all files."""
+    def _has_utf8_mark(self) -> bool:
+        """Whether it begins with the mark of UTF-8, which overrides the encoding that is given for all files."""
         with self.place.head() as stream:
             if self.place.kind.wrapped is not None:
                 stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
@@ -206,7 +206,7 @@ class TextFile(File):
 
     @staticmethod
     def _fitting(column: TextColumn, text: str, kind: pa.DataType) -> pa.DataType:
-        """The type for a text that is none of a kind, and for those beside it, because text comes after no other."""
+        """Return a wider type that fits a text and the column's other texts; text if none does."""
         fit = fitting(kind, text, column.forms)
         try:
             column.typed(fit, False)
@@ -215,7 +215,7 @@ class TextFile(File):
         return fit
 
     def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, Phrase]:
-        """What is wrong with a value that is none of its column's type, and what to type."""
+        """Describe a value that does not fit its column's type, and what to type."""
         text, shown, dialect = str(column.texts[row]), column.shown(row), self.dialect
         form = Phrase()
         if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):

@@ -61,7 +61,7 @@ class File(ABC):
         return True
 
     def head(self, names: Collection[str]) -> Mapping[str, Possible]:
-        """What these of its columns could be, where it has no types.  O(`SAMPLE`)."""
+        """Return the possible types of some columns, if the file does not store types.  O(`SAMPLE`)."""
         return dict.fromkeys(names, ANY)
 
     @abstractmethod
@@ -152,7 +152,7 @@ def reading(place: Place, dialect: Dialect | None = None) -> Iterator[None]:
 
 
 def packed(place: Place) -> UnreadableInput | None:
-    """The error of text that is packed, and whose name does not say so; None of other files.  O(1)."""
+    """Return an error if text is compressed and its name does not say so; None for other files.  O(1)."""
     if place.kind.wrapped is not None or not is_text_kind(place.kind.name):
         return None
     try:
@@ -166,7 +166,7 @@ def packed(place: Place) -> UnreadableInput | None:
 
 
 def encoded(place: Place, dialect: Dialect) -> Phrase:
-    """What to do about text that is not in the encoding that is given for it."""
+    """Suggest a remedy for text that is not in the given encoding."""
     if not is_utf8(dialect.encoding):
         return Phrase("give the encoding that it is in, or write it in UTF-8")
     given = written(place.name, dialect._replace(encoding="cp1252"))
@@ -174,7 +174,7 @@ def encoded(place: Place, dialect: Dialect) -> Phrase:
 
 
 def described(error: BaseException) -> str:
-    """The first line of a library's message, without its last dot."""
+    """Return the first line of a library's message, without its last dot."""
     code = getattr(error, "errno", None)
     if code in (errno.EACCES, errno.EPERM):
         return "it may not be read"
@@ -183,12 +183,12 @@ def described(error: BaseException) -> str:
 
 
 def brief(text: str) -> str:
-    """The beginning of a text, in quotes."""
+    """Quote the beginning of a text."""
     return repr(text) if len(text) <= 40 else repr(text[:40]) + "..."
 
 
 def check_width(place: Place, columns: int) -> None:
-    """Raises `UnreadableInput` for a file of more columns than ``WIDEST``."""
+    """Raise `UnreadableInput` for a file with more columns than ``WIDEST``."""
     if columns > WIDEST:
         found = f"it has {columns:,} columns, more than {WIDEST:,}"
         raise UnreadableInput(place.name, found, "make rows of them: a name and a value each", file=place.name)

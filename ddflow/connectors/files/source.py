@@ -128,7 +128,7 @@ class FilesSource:
                     raise
                 how.skip(place.name, error)
         self.files = [reader.place.name for reader in self._readers]
-        self._of_file = dict(zip(self.files, self._looked(), strict=True))
+        self._of_file = dict(zip(self.files, self._pair_readers(), strict=True))
         self.schema = self._union()
         if not len(self.schema) and not (how.skip and not self.files):
             raise UnreadableInput([*self.files, "an input"][0], "it has no columns", "give a file with columns first")
@@ -139,7 +139,7 @@ class FilesSource:
         self.rows = None if None in counts else sum(filter(None, counts))
 
     def _add(self, place: Place) -> None:
-        """A reader for a file, which is looked at."""
+        """Add a reader for a file, and look at its columns."""
         if is_empty(place):
             if not self._how.empty:
                 raise UnreadableInput(
@@ -186,23 +186,23 @@ class FilesSource:
         types |= {**known, **self._declared}
         self._of = {name: file for name, file in self._of.items() if name not in known}
         untold = [name for name in columns if name not in types]
-        heads = [reader.head([name for name in untold if name in there]) for reader, there in self._looked()]
+        heads = [reader.head([name for name in untold if name in there]) for reader, there in self._pair_readers()]
         self.blank = {name for name in untold if all(head.get(name, ANY) == ANY for head in heads)}
-        schema = pa.schema([(name, types.get(name) or self._guessed(name, heads)) for name in columns])
+        schema = pa.schema([(name, types.get(name) or self._guess_type(name, heads)) for name in columns])
         self.doubts = doubts(untold, schema, self._readers)  # which became text by few values
         schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
-        for reader, there in self._looked():
+        for reader, there in self._pair_readers():
             for name, kind in there.items():
                 self._check(reader, schema.field(name), kind)
         return schema
 
-    def _looked(self) -> Iterator[tuple[File, Mapping[str, pa.DataType | None]]]:
+    def _pair_readers(self) -> Iterator[tuple[File, Mapping[str, pa.DataType | None]]]:
         return zip(self._readers, self._there, strict=True)
 
     def _note(self, known: Iterable[str]) -> None:
         """Which columns come up, and which go, from file to file."""
         seen = dict.fromkeys(known or (self._there[0] if self._there else ()))
-        for reader, there in self._looked():
+        for reader, there in self._pair_readers():
             for name in there:
                 if name not in seen:
                     self.changes.new[name] = reader.place.name
@@ -211,7 +211,7 @@ class FilesSource:
                     self.changes.missing.setdefault(name, []).append(reader.place.name)
             seen |= dict.fromkeys(there)
 
-    def _guessed(self, name: str, heads: Sequence[Mapping[str, Possible]]) -> pa.DataType:
+    def _guess_type(self, name: str, heads: Sequence[Mapping[str, Possible]]) -> pa.DataType:
         told = [(file, head[name]) for file, head in zip(self.files, heads, strict=True) if head.get(name, ANY) != ANY]
         if (kind := guess(head for _, head in told)) is not None:
             return kind
@@ -229,16 +229,16 @@ class FilesSource:
         )
 
     def columns(self, file: str) -> pa.Schema:
-        """The columns that a file itself has; all, where it has neither columns nor rows."""
+        """Return the columns that a file has; all columns if it has neither columns nor rows."""
         reader, there = self._of_file[file]
         some = there and reader.is_whole
         return pa.schema([f for f in self.schema if f.name in there]) if some else self.schema
 
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
-        """The rows of the files, one after the other; behind the last of each a batch without rows, which finishes it.
+        """Yield the rows of the files in order; after each file a batch without rows, which finishes it.
 
-        Each comes with the position after it.  O(rows); memory for a few batches (of Parquet: for a row group of each
-        column).  Rows before ``after`` in its file are read and left out.
+        Each batch comes with the position after it.  O(rows); memory for a few batches (of Parquet: for a row group of
+        each column).  Rows before ``after`` in its file are read and left out.
         """
         after = after or FilePosition(self.files[0])
         if after.file not in self.files:
@@ -254,19 +254,19 @@ class FilesSource:
             yield pa.RecordBatch.from_pylist([], self.schema), FilePosition(file, rows, finished=True)
 
     def messages(self) -> pa.Array:
-        """The first messages of each file of such.  O(files), and 2 MiB of each."""
+        """Return the first messages of each file of messages.  O(files), and 2 MiB of each."""
         return pa.concat_arrays([each.first() for each in self._readers if isinstance(each, LinesFile)])
 
     def place(self, position: FilePosition) -> str:
-        """The file, and the row that is next, where that is not the first."""
+        """Name the file of a position, and its next row unless that is the first."""
         return f"{position.file}, from row {position.rows:,}" if position.rows else position.file
 
     def row(self, position: FilePosition, row: int) -> str:
-        """A row behind a position, counted from 0 there, as its file's reader calls it: from 1, a header too."""
+        """Name a row, counted from 0 after a position, by its file's count: from 1, a header too."""
         return f"row {self.number(position) + row:,}"
 
     def number(self, position: FilePosition) -> int:
-        """The row that is next, as its file's reader counts it."""
+        """Return the number of the next row, by its file's count."""
         return position.rows + 1 + isinstance(self._of_file[position.file][0].plain, CsvFile)
 
     def close(self) -> None:
@@ -281,7 +281,7 @@ class FilesSource:
                 yield from conform(table, self.schema, reader.place.name).to_batches()
 
     def _check(self, reader: File, column: pa.Field, kind: pa.DataType | None) -> None:
-        """Raises if a file's type of a column does not fit, or its text cannot hold what it is."""
+        """Raise if a file's type of a column does not fit, or if text cannot hold the column's type."""
         name, file = column.name, reader.place.name
         if kind is None:
             if not holds(column.type, reader.place.kind.name):
@@ -302,7 +302,7 @@ class FilesSource:
         raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words, column=name)
 
     def _cast(self, file: str, table: pa.Table) -> pa.Table:
-        """The table with declared columns in their types: what was asked for may be more than is safe unasked."""
+        """Cast declared columns to their types, also if that cast is not safe without a declaration."""
         for name in self._declared:
             place, kind = table.schema.get_field_index(name), self._declared[name]
             if place >= 0 and table.schema.field(place).type != kind:

@@ -51,7 +51,7 @@ class Misspelled(Exception):
 
 
 def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Forms = USUAL) -> pa.Array:
-    """The values of a type that texts spell; null is null.  Raises `Misspelled` for a text that spells none.  O(n).
+    """Convert texts to values of a type; null is null.  Raises `Misspelled` for an invalid text.  O(n).
 
     ``shortest``: a double of more digits may have the shortest text that is its own, as programs write it.
     """
@@ -74,10 +74,10 @@ def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Fo
 
 
 def converted(texts: pa.Array, kind: pa.DataType, forms: Forms = USUAL) -> pa.Array:
-    """The values of a type that somebody declared: what Arrow can convert, without spaces around.  O(n).
+    """Convert texts to a declared type by Arrow's rules, without the spaces around them.  O(n).
 
-    A number may have a sign, zeros before and behind, and an exponent, if the type holds it; floats are the nearest.
-    Raises `Misspelled` for a text of which it can make no value.
+    A number may have a sign, leading and trailing zeros, and an exponent, if the type holds it; floats are rounded to
+    the nearest. Raises `Misspelled` for a text that cannot be converted.
     """
     if is_text(kind):
         return _cast(texts, kind)
@@ -89,9 +89,9 @@ def converted(texts: pa.Array, kind: pa.DataType, forms: Forms = USUAL) -> pa.Ar
 
 
 def _pattern(kind: pa.DataType) -> str | None:
-    """The regular expression that every value of a type matches, where it does not suffice that Arrow casts it.
+    """Return a regular expression that every value of a type matches; None if Arrow's cast is strict enough.
 
-    Of dates and timestamps Arrow takes one form only: ISO 8601, without spaces around. `Forms` makes others of it.
+    Arrow reads one form of dates and timestamps: ISO 8601, without spaces around. `Forms` converts others to it.
     """
     if pat.is_floating(kind):
         return _NUMBER
@@ -158,5 +158,5 @@ def _check_exact(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
 
 
 def _digits(texts: pa.Array) -> pa.Array:
-    """The significant digits of numbers, and zeros behind them."""
+    """Return the significant digits of numbers, with trailing zeros."""
     return pc.utf8_ltrim(pc.replace_substring_regex(texts, "[eE].*|[-.]", ""), "0")

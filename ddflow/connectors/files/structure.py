@@ -46,7 +46,7 @@ class ArrayElements:
         self._where, self._depth, self._quoted, self._rest, self._ended = where, 0, False, b"", False
 
     def lines(self, text: bytes) -> bytes:
-        """What comes next of the file.  O(n).  Raises `UnreadableInput` for what is no array."""
+        """Convert the next piece of the file to lines.  O(n).  Raises `UnreadableInput` if it is not an array."""
         text = self._rest + text
         kept = len(text) - len(text.rstrip(b"\\"))  # half an escape waits for the other half
         text, self._rest = text[: len(text) - kept], text[len(text) - kept :]
@@ -69,7 +69,7 @@ class ArrayElements:
         return out.tobytes()
 
     def end(self) -> bytes:
-        """The end of the last line.  Raises `UnreadableInput` where the array is not closed."""
+        """End the last line.  Raises `UnreadableInput` if the array is not closed."""
         if self._depth or self._rest or not self._ended:
             raise UnreadableInput(self._where, "its array is not closed", "is it a whole JSON file?")
         return b"\n"

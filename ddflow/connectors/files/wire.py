@@ -36,7 +36,7 @@ def is_listed(kind: pa.DataType) -> bool:
 
 
 def element(kind: pa.DataType) -> pa.DataType:
-    """The type of a list's elements; a map's are structs of key and value."""
+    """Return the type of a list's elements; a map's are structs of key and value."""
     return pa.struct([("key", kind.key_type), ("value", kind.item_type)]) if pat.is_map(kind) else kind.value_type
 
 
@@ -50,7 +50,7 @@ def holds(kind: pa.DataType, form: str) -> bool:
 
 
 def wire(kind: pa.DataType) -> pa.DataType:
-    """The type as which Arrow's reader of JSON must parse what is meant to be ``kind``, within lists and objects."""
+    """Return the type for Arrow's JSON reader that can be cast to ``kind``, within lists and objects."""
     if pat.is_struct(kind):
         return pa.struct([field.with_type(wire(field.type)).with_nullable(True) for field in kind])
     if is_listed(kind):
@@ -71,9 +71,9 @@ def digits_within(kind: pa.DataType) -> int:
 
 
 def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column of texts, or one parsed as ``wire(kind)``, as ``kind``.  O(n).
+    """Cast a column of texts, or one parsed as ``wire(kind)``, to ``kind``.  O(n).
 
-    Raises `ValueError` or an Arrow error where a value does not fit.
+    Raises `ValueError` or an Arrow error if a value does not fit.
     """
     if column.type == kind:
         return column
@@ -82,7 +82,7 @@ def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
         children = [restored(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
     if is_listed(kind) and is_listed(column.type):
-        return _relisted(column, kind)
+        return _restore_lists(column, kind)
     if is_text(column.type):
         if is_bytes(kind):
             return pa.array([_bytes(text) for text in column.to_pylist()], kind)
@@ -107,7 +107,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def as_list(column: pa.Array) -> pa.Array:
-    """A list column; a map as the list of its entries, on the same buffers."""
+    """Convert a map to the list of its entries, on the same buffers; return a list unchanged."""
     if not pat.is_map(column.type):
         return column
     entries = pa.StructArray.from_arrays([column.keys, column.items], fields=list(element(column.type)))
@@ -122,13 +122,13 @@ def ends_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return out
 
 
-def _relisted(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A list column with other elements, as another kind of list."""
+def _restore_lists(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert a list column to another kind of list, with its elements restored."""
     return build_lists(kind, ends_of(column), restored(column.flatten(), element(kind)), column.is_null())
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """A flat column as one that CSV has: encodings undone, instants in UTC, bytes as base64.  O(n)."""
+    """Convert a flat column to a type of CSV: no encodings, instants in UTC, bytes as base64.  O(n)."""
     if column.type != normal_type(column.type):
         column = column.cast(normal_type(column.type))
     kind = column.type

@@ -149,7 +149,7 @@ class _Open:
 
 
 def writer(file: IO[bytes] | Any, kind: Kind, schema: pa.Schema) -> Writer:
-    """The writer of a kind of file.  O(1)."""
+    """Return the writer for a kind of file.  O(1)."""
     if kind.wrapped is not None:
         return Wrapped(file, kind, schema)
     if kind.name in (CSV, TSV):
